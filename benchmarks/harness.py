@@ -105,6 +105,11 @@ class Side:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """The PID of the side's first process."""
+        return self._process.pid
+
     def start(self, request: Message) -> dict[str, str]:
         """Send the request, wait until the side is ready, stop it, and return its versions.
 

@@ -49,6 +49,7 @@ if _TYPE_CHECKING:
     from cloudload.export import ExportReport as ExportReport
     from cloudload.export import export_rows as export_rows
     from cloudload.loader import CloudLoader as CloudLoader
+    from cloudload.row_dataset import Rows as Rows
     from cloudload.run.state import merge_state_dicts as merge_state_dicts
     from cloudload.stats import Stats as Stats
     from cloudload.storage.base import Retry as Retry
@@ -67,6 +68,7 @@ _HOMES = {
     "Finding": "check.findings",
     "FromStart": "evaluation",
     "Retry": "storage.base",
+    "Rows": "row_dataset",
     "Stats": "stats",
     "Stream": "config",
     "Text": "config.transform",
@@ -89,6 +91,7 @@ __all__ = [
     "Finding",
     "FromStart",
     "Retry",
+    "Rows",
     "Stats",
     "Stream",
     "Text",

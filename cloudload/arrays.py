@@ -16,6 +16,7 @@ import numpy as np
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Tokens = np.ndarray[Any, np.dtype[np.int32]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 Ids = np.ndarray[Any, np.dtype[Any]]
 

@@ -34,21 +34,17 @@ class Batch(dict[str, torch.Tensor]):
         self,
         tensors: Mapping[str, torch.Tensor],
         spans: Ints | SpanParts | None = None,
-        first_row: int = UNKNOWN,
-        row_step: int = UNKNOWN,
+        rows: range | Ints = range(0),
     ) -> None:
         super().__init__(tensors)
-        self._spans = spans
-        self.first_row, self.row_step = first_row, row_step
-        """The index in the run of the batch's first row, and the step from one row to the next.
-        Both are -1 in a copy of the tensors."""
+        self._spans, self._rows = spans, rows
 
     def to(self, device: Any, non_blocking: bool = False) -> Batch:
         """Return a batch with the tensors moved to `device`, as `torch.Tensor.to` does."""
         moved = {
             name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()
         }
-        return Batch(moved, self._spans, self.first_row, self.row_step)
+        return Batch(moved, self._spans, self._rows)
 
     @property
     def rows(self) -> Ints:
@@ -58,7 +54,21 @@ class Batch(dict[str, torch.Tensor]):
         """
         if self._spans is None:
             raise _copied("rows")
-        return self.first_row + np.arange(len(self["input_ids"])) * self.row_step
+        return np.asarray(self._rows, np.int64)
+
+    @property
+    def first_row(self) -> int:
+        """The index in the run of the batch's first row; -1 in a copy of the tensors."""
+        return int(self._rows[0]) if len(self._rows) else UNKNOWN
+
+    @property
+    def row_step(self) -> int:
+        """The step from one row of the batch to the next in the run.
+
+        It is -1 in a copy of the tensors, and if the steps differ, because the world size does not
+        divide the number of lanes.
+        """
+        return self._rows.step if isinstance(self._rows, range) and self._rows else UNKNOWN
 
     @property
     def spans(self) -> Ints:

@@ -42,7 +42,8 @@ from cloudload.delivery.agreement import check_can_end, list_facts
 from cloudload.delivery.description import Description, describe
 from cloudload.delivery.environment import current_environment
 from cloudload.delivery.exchange import Exchange
-from cloudload.delivery.iteration import Iteration, join_ranges
+from cloudload.delivery.iteration import Iteration
+from cloudload.delivery.known_lanes import KnownLanes
 from cloudload.delivery.passes import WORKING, Pass, count_passes, reason_to_refuse_caller
 from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
@@ -68,7 +69,7 @@ from cloudload.option_names import suggests_names
 from cloudload.packing.tables import SPAN_ROW
 from cloudload.packing.tail import next_stages
 from cloudload.run.appended import describe_left_out, keep_beginning
-from cloudload.run.position import Position
+from cloudload.run.position import Position, join_ranges
 from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.run.resume import keep_framing, resume_mixture, resume_position
 from cloudload.run.state import State, build_state, mask_lanes, read_state
@@ -78,7 +79,7 @@ from cloudload.storage.base import Retry
 from cloudload.streaming_arguments.objects import adopt_streaming
 from cloudload.system.activity import Wait
 from cloudload.tokenization.backend import choose_backend
-from cloudload.workers.plan import Measuring, Plan, Steady
+from cloudload.workers.plan import Foreseen, Measuring, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
 
 logger = logging.getLogger(__name__)
@@ -184,10 +185,7 @@ class CloudLoader:
         self._environment = current_environment()
         self._is_first = self._environment.is_first_process(self._delivery)
         self._start_log = StartLog(created_at, is_shown=self._is_first)
-        if num_lanes is not None:
-            check_world(num_lanes, self._find_world().size)
         self._opened = self._recipe = open_recipe(self._asked, tokenizer, self._delivery.retry)
-        check_world(self.num_lanes, self._find_world().size)
         local = self._delivery.local
         self._cache_root = Path(local).expanduser() if local else default_cache()
         asked_backend = self._delivery.tokenizer_backend
@@ -203,10 +201,12 @@ class CloudLoader:
         self._kept: Iteration | None = None
         self._tracer: Tracer | None = None
         self._run_lengths: RunLengths | None = None
+        self._has_jumped = False
         self._log = RunLog(Position.start(self._recipe))
         self._opened_lengths = self._found_lengths = find_lengths(
             self._recipe, os.fspath(self._delivery.lengths), self._delivery.retry
         )
+        self._check_world(self.num_lanes)
 
     # ------------------------------------------------------------ iterating
 
@@ -295,13 +295,36 @@ class CloudLoader:
         rows = None if self._delivery.stop_every is not None else self._count_all_rows()
         if rows is None:
             raise TypeError(
-                f"{_NO_DATASET}. Its number of batches is known only with stop_every=N; or with "
-                "epochs=N and token lengths, which cloudload count makes; or if every document is "
+                f"{_NO_DATASET}. Its number of batches is known only with stop_every=N (see "
+                "count_batches for an epoch); or with epochs=N and token lengths, which cloudload "
+                "count makes; or if every document is "
                 "one row: packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no "
                 "transform, stop_every, or min_tokens above 1"
             )
         global_batch = self._delivery.batch_size * self._find_world().size
         return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
+
+    def count_batches(self, epochs: int = 1) -> int:
+        """Return the number of global batches that hold `epochs` epochs of the data.
+
+        It makes an epoch of the data an epoch of a training framework, as `stop_every` or as a
+        number of steps. The last batch may not be full. Needs token lengths (see `lengths`), or
+        that every document becomes exactly one row. Raises `ValueError` if the number is unknown,
+        as with `best_fit` and for mixed streams, and unless `epochs` is at least 1.
+        """
+        if epochs < 1:
+            raise ValueError(f"epochs is {epochs}. It must be at least 1")
+        lengths = self._open_run_lengths()
+        rows = None if lengths is None else lengths.count_rows_of_epochs(epochs)
+        if self._recipe.has_row_per_document:
+            rows = epochs * self._recipe.components[0].lanes.num_positions
+        if rows is None:
+            raise ValueError(
+                "the number of batches of an epoch is not known, because there are no token "
+                "lengths, the packing is best_fit, or the streams are mixed. Run cloudload count, "
+                "or choose a number of batches"
+            )
+        return -(-rows // (self._delivery.batch_size * self._find_world().size))
 
     def _count_all_rows(self) -> int | None:
         """The number of rows of a finite run, at its current `seq_len`; None if it is unknown."""
@@ -326,7 +349,7 @@ class CloudLoader:
         Also creates the cache folder and builds the orders of the current epochs. Raises
         `CacheError` if the cache folder cannot be used, if an order cannot be written, or if
         `cache_limit` is below the working set. Raises `ValueError` if the world size does not
-        divide `num_lanes`.
+        divide `num_lanes`, and there are no token lengths with which it need not.
         """
         plan, world = self._plan(), self._find_world()
         asked = self._delivery.num_workers
@@ -360,8 +383,8 @@ class CloudLoader:
         world, position = self._find_world(), self._log.position
         if position.table_rows < position.rows:
             position = self._advance(position, position.rows) or position
-        check_world(self.num_lanes, world.size)
-        lanes_of_rank = self.num_lanes // world.size
+        self._check_world(self.num_lanes)
+        lanes_of_rank = max(1, self.num_lanes // world.size)
         num_workers = self._delivery.num_workers
         if num_workers is None:
             num_workers = default_num_workers(world.ranks_per_node, *count_cores())
@@ -372,10 +395,12 @@ class CloudLoader:
             cache_root=self._cache_root,
             world_index=world.index,
             world_size=world.size,
+            hosts=world.hosts,
             num_workers=min(max(1, num_workers), lanes_of_rank),
             position=position,
             phase=Steady() if position.tail is None else Measuring(position.table_rows),
             lengths=self._lengths,
+            has_jumped=self._has_jumped and self._is_first,
         )
 
     @functools.cached_property
@@ -391,7 +416,9 @@ class CloudLoader:
     def _advance(self, position: Position, row: int) -> Position | None:
         """The position at a later row, from the lengths; None if they do not say."""
         lengths = self._open_run_lengths()
-        return None if lengths is None else lengths.advance(position, row)
+        found = None if lengths is None else lengths.advance(position, row)
+        self._has_jumped |= found is not None and row > position.table_rows
+        return found
 
     def _open_run_lengths(self) -> RunLengths | None:
         """The lengths of the current recipe's run, or None if there are none."""
@@ -405,15 +432,49 @@ class CloudLoader:
         self._stop_iteration("another was started")
         self._start_log.begin_iteration()
         open_blocks = self._environment.open_blocks
-        iteration = Iteration(self.plan(), self._connect(), self._log, self._start_log, open_blocks)
+        plan, exchange = self.plan(), self._connect()
+        plan = self._foresee(plan, exchange)
+        known = self._find_known(plan)
+        self._check_alone(exchange, known)
+        iteration = Iteration(plan, exchange, self._log, self._start_log, open_blocks, known=known)
         self._iteration = weakref.ref(iteration)
+        self._has_jumped = False
         return iteration
 
     def _connect(self) -> Exchange:
         world = self._find_world()
         if self._exchange is None:
             self._exchange = self._environment.open_exchange(self._delivery)
-        if world.size > 1 and self._exchange.is_alone:
+        facts = list_facts(self._recipe, self._delivery, world, self._log.position)
+        facts["lengths"] = self._lengths.digest if self._lengths else None
+        self._exchange.compare(facts, world)
+        return self._exchange
+
+    def _foresee(self, plan: Plan, exchange: Exchange) -> Plan:
+        """Add the end of a finite run to its plan, if the lengths say it."""
+        lengths = self._open_run_lengths()
+        if lengths is None or self._asked.epochs is None:
+            return plan
+        is_needed = (exchange.is_alone and plan.world_size > 1) or not plan.is_even
+        if not lengths.can_foresee(plan.position, is_needed=is_needed):
+            return plan
+        return replace(plan, phase=Foreseen(lengths.find_ending(plan.position)))
+
+    def _find_known(self, plan: Plan) -> KnownLanes | None:
+        """The lanes of all ranks, if there are several, and the lengths say where lanes are."""
+        lengths = self._open_run_lengths()
+        if plan.world_size == 1 or lengths is None:
+            return None
+        is_endless = self._asked.epochs is None and lengths.locates_rows
+        is_known = isinstance(plan.phase, Foreseen) or is_endless
+        return KnownLanes(lengths, plan.position) if is_known else None
+
+    def _check_alone(self, exchange: Exchange, known: KnownLanes | None) -> None:
+        """Warn ranks that cannot communicate, and refuse a run that they cannot end together."""
+        world = self._find_world()
+        if world.size == 1 or not exchange.is_alone:
+            return
+        if known is None:
             check_can_end(self._recipe, self._delivery, world)
             if self._knows_all_lanes and self._delivery.dp_rank is None:
                 logger.warning(
@@ -422,11 +483,12 @@ class CloudLoader:
                     "init_process_group before iterating, or save local_state_dict() on every rank",
                     world.size,
                 )
-            self._knows_all_lanes = False
-        facts = list_facts(self._recipe, self._delivery, world, self._log.position)
-        facts["lengths"] = self._lengths.digest if self._lengths else None
-        self._exchange.compare(facts, world)
-        return self._exchange
+        self._knows_all_lanes = known is not None
+
+    def _check_world(self, num_lanes: int) -> None:
+        """Raise `ValueError` if the ranks cannot share `num_lanes` lanes."""
+        has_lengths = self._found_lengths is not None and not self._recipe.packing.has_residue
+        check_world(num_lanes, self._find_world().size, has_lengths=has_lengths)
 
     def _find_world(self) -> World:
         return self._environment.find_world(self._delivery)
@@ -444,9 +506,9 @@ class CloudLoader:
 
         It is the same on every rank after the same batch, and requires no communication. `lag` is
         for loops that fetch batches ahead. Raises `RanksDisagreeError` if ranks that cannot
-        communicate have read batches. Then use `local_state_dict`. Raises `ValueError` for a `lag`
-        that is out of range, or exceeds the number of batches since the loader was created, loaded
-        a state, or was moved by `seek`.
+        communicate have read batches without token lengths. Then use `local_state_dict`. Raises
+        `ValueError` for a `lag` that is out of range, or exceeds the number of batches since the
+        loader was created, loaded a state, or was moved by `seek`.
         """
         position = self._log.past(lag)
         if not self._knows_all_lanes and self._log.has_read:
@@ -459,6 +521,8 @@ class CloudLoader:
 
     def local_state_dict(self, lag: int = 0) -> State:
         """Return this rank's part of the state, for ranks that cannot communicate.
+
+        With token lengths, `state_dict` is whole on such ranks, too (not with `best_fit`).
 
         `merge_state_dicts` merges the parts of all ranks. Raises `ValueError` for an invalid `lag`,
         as `state_dict` does.
@@ -478,6 +542,7 @@ class CloudLoader:
     ) -> None:
         """Continue from the position of a saved state, with any world size that divides its lanes.
 
+        With token lengths (not with `best_fit`), the world size may be any.
         All options of `DeliveryConfig` may change, too, and so may `seq_len` if the state was saved
         at an exchange. For mixed streams, new proportions, a new schedule, and streams added at the
         end take effect with the next row. Any other change that could affect the rows is refused.
@@ -494,10 +559,10 @@ class CloudLoader:
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
-        a world size that does not divide the lanes.
+        a world size that cannot share the lanes.
         """
         saved = read_state(state)
-        check_world(saved.layout.num_lanes, self._find_world().size)
+        self._check_world(saved.layout.num_lanes)
         opened = keep_beginning(saved, self._opened)
         recipe = keep_framing(saved, opened.settle(saved.layout))
         position = resume_position(saved, recipe, on_change or {})
@@ -545,10 +610,10 @@ class CloudLoader:
         the canonical nodes come from the state. Rows and statistics count from 0.
 
         Raises `StreamChangedError` if the state is damaged or cannot be continued, and `ValueError`
-        if the world size does not divide the lanes.
+        if the ranks cannot share the lanes.
         """
         recipe, position = start_from_streaming(self._opened, state)
-        check_world(recipe.num_lanes, self._find_world().size)
+        self._check_world(recipe.num_lanes)
         self._use_recipe(recipe)
         self._opened = recipe
         self._stop_iteration("a state was loaded")
@@ -628,8 +693,8 @@ class CloudLoader:
         """Return the statistics of the run up to the last batch handed out or skipped.
 
         With `exchange_every` above 1, the counts of tokens and documents cover the run only up to
-        the last exchange. Ranks that cannot communicate add only their own rows to these counts.
-        `delivery` covers this rank since this loader was created.
+        the last exchange. Ranks that cannot communicate add only their own rows to these counts,
+        unless they have token lengths. `delivery` covers this rank since this loader was created.
         """
         return self._log.stats(self._recipe, self._backend)
 

@@ -1,8 +1,9 @@
 """Statistics of a run so far: exact, and the same on every rank and for every world size.
 
 A token is counted with its row, and a document with the row after which its lane is past it. With
-`exchange_every` above 1, the counts are those of the last exchange. Ranks that cannot communicate
-count only their own rows. `Stats.delivery` covers one rank and one loader, and is not exact.
+`exchange_every` above 1, the counts are those of the last exchange. Without
+token lengths, ranks that cannot communicate count only their own rows. `Stats.delivery` covers one
+rank and one loader, and is not exact.
 """
 
 from __future__ import annotations

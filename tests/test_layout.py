@@ -28,7 +28,7 @@ lengths
 workers
 delivery count
 loader convert
-evaluation export
+evaluation export row_dataset
 integrations provenance testing
 cli
 __main__

@@ -79,8 +79,8 @@ INTEGRATIONS = {
     "transformers": ["CloudloadCallback", "CloudloadTrainer"],
 }
 ADDED = [
-    *("CheckReport", "ConvertReport", "CountReport", "ExportReport", "Finding", "Stats", "Text"),
-    *("TracedSpan", "check_dataset", "config_from_yaml", "count_tokens", "export_rows"),
+    *("CheckReport", "ConvertReport", "CountReport", "ExportReport", "Finding", "Rows", "Stats"),
+    *("Text", "TracedSpan", "check_dataset", "config_from_yaml", "count_tokens", "export_rows"),
 ]
 PATHS = [(module, name) for module, names in FIRST_RELEASE.items() for name in names]
 

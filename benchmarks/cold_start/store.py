@@ -79,6 +79,10 @@ class Store:
         """Bytes of objects that a node has downloaded through its proxy."""
         return sum(request.body_bytes for request in self.proxies[node].requests("^GET"))
 
+    def requested(self, node: int) -> int:
+        """Number of requests that a node has made through its proxy."""
+        return len(self.proxies[node].requests(""))
+
 
 @contextlib.contextmanager
 def cache_folder(work: Path) -> Iterator[Path]:

@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol
 
 from cloudload.arrays import Ints
 from cloudload.cache.counters import TrafficCounter
@@ -49,21 +48,6 @@ _CLOSE_S = 2.0
 
 def _report_wait(waited_s: float, what: str) -> None:
     logger.warning("waited %.0f s for a shard: %s", waited_s, what)
-
-
-class Shards(Protocol):
-    """The shards of a corpus, by index."""
-
-    def shard(self, number: int) -> Shard:
-        """Return the shard with index `number`, and fetch it if necessary.
-
-        Raises `StoreError` if the download fails, and `DatasetError` if the shard is invalid.
-        """
-        ...
-
-    def prefetch(self, numbers: Iterable[int]) -> None:
-        """Start fetching shards in this order. If that fails for one, `shard` raises the error."""
-        ...
 
 
 class ShardCache:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
+from concurrent.futures import Executor
 
-from cloudload.check.findings import CheckReport, Finding, Findings, find
+from cloudload.check.findings import CheckReport, Findings, find
+from cloudload.check.groups import check_shards
 from cloudload.check.index import check_index
 from cloudload.check.objects import check_files, check_others, check_url, list_folder
-from cloudload.check.shards import check_shard
+from cloudload.check.shards import check_codecs
 from cloudload.config.stream import Stream
+from cloudload.engines.shares import Share
 from cloudload.errors import DatasetError, FailureKind, StoreError
 from cloudload.mds.dataset import read_index
 from cloudload.mds.index import INDEX_NAME, ShardInfo
@@ -19,11 +21,7 @@ from cloudload.option_names import suggests_names
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
-from cloudload.system.daemon_threads import DaemonThreadPool
-from cloudload.system.ordered_results import run_in_order
 from cloudload.system.progress_bar import open_progress_bar
-
-_NUM_THREADS = 8
 
 
 @suggests_names
@@ -33,14 +31,18 @@ def check_dataset(
     split: str | None = None,
     text_key: str = "text",
     sample: int | None = None,
+    processes: int | None = None,
+    executor: Executor | None = None,
+    worker: str | None = None,
     retry: Retry | None = None,
     progress: bool = True,
 ) -> CheckReport:
     """Check a dataset as cloudload and StreamingDataset would read it.
 
-    The report lists the problems that either would have. Nothing is written to the dataset or to a
-    cache. Shards are read by 8 threads. Each holds one shard in memory while it is decompressed,
-    and keeps it as a temporary file while it is checked.
+    The report lists the problems that either would have. It is the same for any number of processes
+    or machines. Nothing is written to the dataset or to a cache. Each process reads 4 shards at a
+    time, or 8 if it is the only one. A shard is in memory while it is decompressed, and a temporary
+    file while it is checked.
 
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
@@ -48,6 +50,14 @@ def check_dataset(
         text_key: the column that holds the document.
         sample: number of shards to read, spread evenly over the dataset. By default all. 0
             checks only the index, and the names and sizes of the objects.
+        processes: number of worker processes, one per available core by default, and at most one
+            per 512 MiB of raw shards. With 1, all work is done in this process.
+        executor: check the shards on this `concurrent.futures.Executor` instead, such as a
+            `cloudload.engines.ray.RayExecutor`. Its workers must have access to the dataset.
+        worker: check only one share of the shards, as one of several jobs: `I/N`, with I from 0 to
+            N - 1, or `auto` in a job of a Slurm array, a Kubernetes Indexed Job, or AWS Batch. The
+            reports of all workers have together the findings of a whole check. Only that of worker
+            0 has those of the index, and of the names and sizes of the objects.
         retry: how long to retry a request to the store.
         progress: show a progress bar on stderr.
 
@@ -55,45 +65,71 @@ def check_dataset(
         ValueError: an argument is invalid.
         StoreError: the store cannot be reached, or denies access. A missing index or shard is a
             finding.
+        WorkerError: a worker process failed or died.
     """
     if sample is not None and sample < 0:
         raise ValueError(f"sample is {sample}. Use at least 0, or None for all shards")
+    processes = len(os.sched_getaffinity(0)) if processes is None else processes
+    if processes < 1:
+        raise ValueError(f"processes is {processes}. Use at least 1")
+    share = Share.parse(worker) if worker is not None else Share(0, 1)
     began, retry, findings = time.monotonic(), retry or Retry(), Findings()
     stream = Stream(os.fspath(dataset), split=split)
-    given = stream.url
-    url = str(local_path(given)) if is_local(given) else given
-    shards: list[ShardInfo] = []
-    chosen: Sequence[ShardInfo] = ()
-    try:
-        data, _ = read_index(stream, retry)
-    except DatasetError as error:
-        what, _, advice = str(error).partition(". ")
-        findings.add([find("index-missing", INDEX_NAME, what, advice=advice)])
-    except StoreError as error:
-        if not error.is_missing:
-            raise
-        findings.add([find("index-missing", INDEX_NAME, str(error))])
-    else:
-        shards, is_complete = check_index(data, text_key, findings)
-        findings.add(check_url(given, shards))
-        chosen = _spread(_check_folder(url, shards, is_complete, retry, findings), sample)
-        check = partial(check_shard, url, text_key=text_key, retry=retry)
-        total_bytes = sum(info.stored.bytes for info in chosen)
-        with open_progress_bar("check", total_bytes, shown=progress and bool(chosen)) as bar:
-            for info, found in _check_shards(check, chosen):
-                findings.add(found)
-                bar.update(info.stored.bytes)
+    url = str(local_path(stream.url)) if is_local(stream.url) else stream.url
+    shards, readable = _check_dataset(stream, text_key, retry, findings)
+    if share.index > 0:
+        findings = Findings()  # worker 0 reports these
+    mine = share.take(_spread(readable, sample))
+    total_bytes = sum(info.stored.bytes for info in mine)
+    with open_progress_bar("check", total_bytes, shown=progress and bool(mine)) as bar:
+        for found in check_shards(
+            url,
+            text_key,
+            retry,
+            mine,
+            processes=processes,
+            executor=executor,
+            on_bytes=bar.update,
+        ):
+            findings.merge(found)
     return CheckReport(
         dataset=redact(url),
         findings=findings.sorted(),
         counts=findings.counts(),
         shards=len(shards),
-        shards_read=len(chosen),
+        shards_read=len(mine),
         samples=sum(shard.samples for shard in shards),
         raw_bytes=sum(shard.raw.bytes for shard in shards),
         stored_bytes=sum(shard.stored.bytes for shard in shards),
         seconds=round(time.monotonic() - began, 3),
     )
+
+
+def _check_dataset(
+    stream: Stream, text_key: str, retry: Retry, findings: Findings
+) -> tuple[Sequence[ShardInfo], Sequence[ShardInfo]]:
+    """Check the index and the folder's objects, and return all shards, and those to read.
+
+    Shards whose codec is not installed are not read.
+    """
+    try:
+        data, _ = read_index(stream, retry)
+    except DatasetError as error:
+        what, _, advice = str(error).partition(". ")
+        findings.add([find("index-missing", INDEX_NAME, what, advice=advice)])
+        return [], []
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        findings.add([find("index-missing", INDEX_NAME, str(error))])
+        return [], []
+    shards, is_complete = check_index(data, text_key, findings)
+    findings.add(check_url(stream.url, shards))
+    url = str(local_path(stream.url)) if is_local(stream.url) else stream.url
+    found = _check_folder(url, shards, is_complete, retry, findings)
+    compressions = {shard.compression for shard in shards}
+    readable = {each for each in compressions if not check_codecs([each])}
+    return shards, [shard for shard in found if shard.compression in readable]
 
 
 def _check_folder(
@@ -122,14 +158,3 @@ def _spread(shards: Sequence[ShardInfo], number: int | None) -> Sequence[ShardIn
     if number is None or number >= len(shards):
         return shards
     return [shards[place * len(shards) // number] for place in range(number)]
-
-
-def _check_shards(
-    check: Callable[[ShardInfo], list[Finding]], shards: Iterable[ShardInfo]
-) -> Iterator[tuple[ShardInfo, list[Finding]]]:
-    """Yield each shard and its findings, in order, from threads with few shards ahead."""
-    threads = DaemonThreadPool(_NUM_THREADS, "cloudload-check")
-    try:
-        yield from run_in_order(partial(threads.submit, check), shards, 2 * _NUM_THREADS)
-    finally:
-        threads.close(timeout_s=1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from cloudload.check.rules import ERROR, RULES, SEVERITIES
 
@@ -55,12 +55,12 @@ def _escape(text: str) -> str:
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
+@dataclass
 class Findings:
     """Collects findings in bounded memory: it keeps the first 20 of each kind."""
 
-    def __init__(self) -> None:
-        self._kept: dict[str, list[Finding]] = {}
-        self._counts: Counter[str] = Counter()
+    _kept: dict[str, list[Finding]] = field(default_factory=dict)
+    _counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, findings: Iterable[Finding]) -> None:
         """Add findings in order."""
@@ -69,6 +69,13 @@ class Findings:
             kept = self._kept.setdefault(finding.kind, [])
             if len(kept) < MOST_LISTED:
                 kept.append(finding)
+
+    def merge(self, later: Findings) -> None:
+        """Add findings that were collected after these."""
+        for kind, found in later._kept.items():
+            kept = self._kept.setdefault(kind, [])
+            kept += found[: MOST_LISTED - len(kept)]
+        self._counts.update(later._counts)
 
     def sorted(self) -> tuple[Finding, ...]:
         """The findings that were kept: errors first, each kind together, in the order found."""

@@ -14,8 +14,7 @@ from typing import Any
 from cloudload.check import streaming_format as streaming
 from cloudload.check.findings import Finding, Findings, find
 from cloudload.check.rules import BOTH, CLOUDLOAD
-from cloudload.errors import DatasetError
-from cloudload.mds.codecs import check_codec
+from cloudload.check.shards import check_codecs
 from cloudload.mds.document_columns import is_token_array
 from cloudload.mds.hashes import fastest_hash
 from cloudload.mds.index import (
@@ -68,8 +67,9 @@ def check_index(data: bytes, text_key: str, findings: Findings) -> tuple[list[Sh
         return [], False
     if not num_refused:
         findings.add(_check_samples(shards))
-    for check in (_check_shard_names, _check_hashes, _check_codecs):
+    for check in (_check_shard_names, _check_hashes):
         findings.add(check(shards))
+    findings.add(check_codecs(shard.compression for shard in shards))
     findings.add(_check_columns(shards, text_key))
     return shards, not num_refused
 
@@ -197,15 +197,6 @@ def _check_hashes(shards: list[ShardInfo]) -> Iterator[Finding]:
         elif count < len(shards):
             what = f"{count:,} of {len(shards):,} shards have the hash {name!r}"
             yield find("hash-partial", "", f"{what}. Streaming's validate_hash fails on the others")
-
-
-def _check_codecs(shards: list[ShardInfo]) -> Iterator[Finding]:
-    for compression in sorted({shard.compression for shard in shards if shard.compression}):
-        try:
-            check_codec(compression)
-        except DatasetError as error:
-            what, _, advice = str(error).rpartition(". ")
-            yield find("codec-missing", "", what, advice=advice)
 
 
 def _check_columns(shards: list[ShardInfo], text_key: str) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -44,12 +44,10 @@ def check_shard(url: str, info: ShardInfo, text_key: str, retry: Retry) -> list[
     """Read a shard of the dataset at `url`, and return its findings.
 
     At most one value is reported for each column. Values of encodings that are not text are only
-    checked for their size. A shard whose codec is not installed is not read.
+    checked for their size. If the shard's codec is not installed here, that is the finding.
     """
-    try:
-        check_codec(info.compression or "")
-    except DatasetError:
-        return []
+    if found := check_codecs([info.compression], info.stored.name):
+        return found
     try:
         if is_local(url) and info.zipped is None:
             return list(_check_in_place(local_path(join_url(url, info.raw.name)), info, text_key))
@@ -62,6 +60,18 @@ def check_shard(url: str, info: ShardInfo, text_key: str, retry: Retry) -> list[
     except StoreError as error:
         kind = "shard-missing" if error.is_missing else "shard-unreachable"
         return [find(kind, info.stored.name, str(error))]
+
+
+def check_codecs(compressions: Iterable[str | None], where: str = "") -> list[Finding]:
+    """A finding for each compression whose codec is not installed here."""
+    findings = []
+    for compression in sorted(filter(None, set(compressions))):
+        try:
+            check_codec(compression)
+        except DatasetError as error:
+            what, _, advice = str(error).rpartition(". ")
+            findings.append(find("codec-missing", where, what, advice=advice))
+    return findings
 
 
 def _check_in_place(path: Path, info: ShardInfo, text_key: str) -> Iterator[Finding]:

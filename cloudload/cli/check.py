@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
+from cloudload.cli.engine import add_engine_options, open_engine
 
 if TYPE_CHECKING:
     from cloudload.check.findings import CheckReport, Finding
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
 _CHECK_EXAMPLE = """\
 The exit status is 1 if there is an error. Warnings and notes do not count.
 
-example:
+examples:
   cloudload check s3://bucket/mds --split train
+  cloudload check s3://bucket/mds --engine ray --address auto
+  cloudload check s3://bucket/mds --worker 3/64     one job of an array of 64
 """
 
 
@@ -36,6 +39,10 @@ def add_check(commands: Commands) -> None:
     add("--text-key", default="text", metavar="COLUMN", help=text)
     sample = "shards to read, evenly spread, or all. 0 checks only the index and the objects' sizes"
     add("--sample", type=_sample, default="all", metavar="N", help=f"{sample} (default: all)")
+    add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
+    share = "check a share of the shards: I/N, from 0/N to N-1/N; or auto, in an array of jobs"
+    add("--worker", metavar="I/N", help=share)
+    add_engine_options(add, "groups of shards")
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
@@ -51,13 +58,17 @@ def _sample(text: str) -> int | None:
 def _check(options: argparse.Namespace) -> int:
     from cloudload.check import check_dataset
 
-    report = check_dataset(
-        options.dataset,
-        split=options.split,
-        text_key=options.text_key,
-        sample=options.sample,
-        progress=not options.quiet,
-    )
+    with open_engine(options) as executor:
+        report = check_dataset(
+            options.dataset,
+            split=options.split,
+            text_key=options.text_key,
+            sample=options.sample,
+            processes=options.processes,
+            executor=executor,
+            worker=options.worker,
+            progress=not options.quiet,
+        )
     print(report.to_json() if options.json else _summary(report))
     return 0 if report.is_sound else 1
 

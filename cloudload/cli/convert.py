@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
-from cloudload.cli.engine import add_engine, open_engine
+from cloudload.cli.engine import add_engine_options, open_engine
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -79,7 +79,7 @@ def add_convert(commands: Commands) -> None:
     add("--worker", metavar="I/N", help=share)
     join = "convert nothing; write the index if all segments are finished, or list the others"
     add("--finish", action="store_true", help=join)
-    add_engine(parser, "segments")
+    add_engine_options(add, "segments")
     show = "print the files found, the segments, and an estimate, and write nothing"
     add("--plan", action="store_true", help=show)
     skip = "leave out and count bad records instead of stopping"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
-from cloudload.cli.engine import add_engine, open_engine
+from cloudload.cli.engine import add_engine_options, open_engine
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -62,7 +62,7 @@ def add_count(commands: Commands) -> None:
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     worker = "count every N-th group, as job I of N (from 0), or take both from the environment"
     add("--worker", metavar="I/N|auto", help=worker)
-    add_engine(parser, "groups of shards")
+    add_engine_options(add, "groups of shards")
     sample = "estimate from this share of the documents, such as 1%%, and write nothing"
     add("--sample", type=parse_share, metavar="SHARE", help=sample)
     png = "also draw the histogram of lengths to FILE (extra: plot)"

@@ -1,33 +1,27 @@
-"""The options that say where a command's units of work run: on this machine or on a Ray cluster."""
+"""The options that choose where the units of a command run: `--engine`, `--address`, and others."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from cloudload.cli.command import CommandParser
 
 
-def add_engine(parser: CommandParser | argparse.ArgumentParser, units: str) -> None:
-    """Add the options of an engine. `units` names what it runs, such as `segments`."""
-    where = f"run the {units} in processes of this machine or on a Ray cluster (default: local)"
-    parser.add_argument("--engine", default="local", choices=["local", "ray"], help=where)
+def add_engine_options(add: Callable[..., object], units: str) -> None:
+    """Add the options to a command. `units` names the units of its work, such as `segments`."""
+    engine = f"run the {units} in processes of this machine or on a Ray cluster (default: local)"
+    add("--engine", default="local", choices=["local", "ray"], help=engine)
     cluster = "the Ray cluster: auto, or ray://HOST:PORT (default: one on this machine)"
-    parser.add_argument("--address", metavar="URL", help=cluster)
-    resources = (
-        f"resources of each of the {units} on Ray, such as cpus=1,memory=2g (default: cpus=1)"
-    )
-    parser.add_argument("--task-resources", metavar="NAME=N,...", help=resources)
+    add("--address", metavar="URL", help=cluster)
+    resources = "resources of each task on Ray, such as cpus=1,memory=2g (default: cpus=1)"
+    add("--task-resources", metavar="NAME=N,...", help=resources)
 
 
 def open_engine(options: argparse.Namespace) -> AbstractContextManager[Executor | None]:
-    """The executor that the options ask for, None for processes of this machine.
+    """The executor that the options name, or None for local processes.
 
-    Raises `ValueError` for options that do not go together, and `WorkerError` if Ray is not
-    installed or cannot be reached.
+    Raises `ValueError` for options that need a different engine, and `WorkerError`.
     """
     if options.engine != "ray":
         if options.address or options.task_resources:

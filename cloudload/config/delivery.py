@@ -72,10 +72,10 @@ class DeliveryConfig:
     """Maximum size of the node's shard cache, in bytes or as text such as `200gb`. None means no
     limit."""
     lengths: str | os.PathLike[str] = "auto"
-    """Whether to use token lengths, which `cloudload count` makes. They save reading when the
-    loader seeks, and never change a row. `auto`: if all streams have them. `require`: an error if
-    one has none. `off`: do not use lengths. A URL or folder: use the lengths there instead of those
-    in the folder `lengths` of each dataset."""
+    """Whether to use token lengths, which `cloudload count` makes. They save work, such as reading
+    when the loader seeks, and never change a row. `auto`: if all streams have them. `require`: an
+    error if one has none. `off`: do not use lengths. A URL or folder: use the lengths there instead
+    of those in the folder `lengths` of each dataset."""
     verify: Verification = "once"
     """When to check a shard against its hash in the index. `once`: when it is downloaded, and again
     only if its file was modified. `always`: also whenever a process maps it, even from a local
@@ -87,8 +87,9 @@ class DeliveryConfig:
     """When a pass over the loader ends. A number N: after every N batches, counted from the start
     of the run. `epoch`: at the end of each epoch of the data. None: only at the end of the run."""
     exchange_every: int = 1
-    """Number of batches between exchanges of cursors among the ranks. On resume, at most
-    exchange_every - 1 batches are read again. Always 1 with `epochs` or stop_every="epoch"."""
+    """Number of batches between exchanges of cursors among the ranks, or, with token lengths,
+    between checks that they are in step. On resume, at most exchange_every - 1 batches are read
+    again, unless there are token lengths. Always 1 with `epochs` or stop_every="epoch"."""
     exchange_timeout_s: float = 1800.0
     """Seconds that a rank waits for the others in an exchange before it raises an error."""
     start_method: StartMethod | None = None

@@ -92,11 +92,11 @@ class RowsConfig:
     seed: int = 17
     """Seed of the shuffle, from 0 to 2^32 - 1. Each epoch is shuffled differently."""
     num_lanes: int | None = None
-    """Number of logical shards that are packed separately. Every world size must divide it. By
-    default, 12 to 3,840, depending on the number of documents. If `num_canonical_nodes` is set, the
-    default is a multiple of it, which may be larger. 3,840 is divisible by every power of two up to
-    256, and by 3, 5 and 15 times these. For 512 or 1,024 ranks, set it, for example to 4,096, when
-    the run starts."""
+    """Number of logical shards that are packed separately. Without token lengths, every world
+    size must divide it. By default, 12 to 3,840, depending on the number of documents. If
+    `num_canonical_nodes` is set, the default is a multiple of it, which may be larger. 3,840 is
+    divisible by every power of two up to 256, and by 3, 5 and 15 times these. For 512 or 1,024
+    ranks, count token lengths, or set it, for example to 4,096, when the run starts."""
     epochs: int | None = None
     """Number of passes over the data. None repeats the data forever."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None

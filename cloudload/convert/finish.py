@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from cloudload.convert.output import segment_folder
@@ -24,6 +23,7 @@ from cloudload.errors import StoreError
 from cloudload.mds.survey import JOURNAL_FOLDER
 from cloudload.storage.objects import list_objects
 from cloudload.storage.urls import join_url
+from cloudload.system.ordered_results import run_in_order
 
 _NUM_THREADS = 16
 
@@ -122,10 +122,16 @@ def _base(name: str) -> str:
 def read_notes(
     location: str, numbers: Sequence[int], plan: str
 ) -> Iterator[tuple[int, Note | None]]:
-    """Yield (number, note) of each segment, in order; None for one that is not finished."""
+    """Yield (number, note) of each segment, in order; None for one that is not finished.
+
+    Few notes are in memory at a time.
+    """
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        read = partial(read_note, location, plan=plan)
-        yield from zip(numbers, threads.map(read, numbers), strict=True)
+        yield from run_in_order(
+            lambda number: threads.submit(read_note, location, number, plan),
+            numbers,
+            4 * _NUM_THREADS,
+        )
 
 
 def join_notes(

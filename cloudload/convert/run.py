@@ -224,12 +224,8 @@ def _run_segments(
         open_progress_bar("convert", total, done_bytes=total - left, shown=run.progress) as bar,
         _open_executor(run, len(waiting)) as executor,
     ):
-        if executor is None:
-            for item in waiting:
-                convert_segment(work, item, bar.update)
-            return
-        for _, size in run_units(partial(convert_segment, work), waiting, executor):
-            bar.update(size)
+        for _ in run_units(partial(convert_segment, work), waiting, executor, on_bytes=bar.update):
+            pass
 
 
 @contextmanager

@@ -96,8 +96,8 @@ def convert_segment(
     work: SegmentWork,
     numbered: tuple[int, Segment],
     on_bytes: Callable[[int], object] = lambda _: None,
-) -> int:
-    """Convert a segment unless its note is there, and return its stored input bytes.
+) -> None:
+    """Convert a segment unless its note is there.
 
     `numbered` is (number, parts). `on_bytes` is called with the stored bytes of each block that was
     converted. Raises the errors of `convert_units`, and `ConvertError` if this process has
@@ -105,11 +105,10 @@ def convert_segment(
     """
     number, parts = numbered
     home = work.output.home
-    size = sum(map(count_bytes, parts))
     check_versions(work.versions)
     if is_finished(home, number, work.plan, with_rejects=work.keeps_rejects):
-        on_bytes(size)
-        return size
+        on_bytes(sum(map(count_bytes, parts)))
+        return
     claim = {"recipe": {}, "inputs": {"plan": work.plan}}
     journal = Journal(work.output.of_segment(number), claim, {})
     units = list(group_units(parts, work.config.block_bytes))
@@ -131,7 +130,6 @@ def convert_segment(
         note["lengths"] = done.lengths
     write_object(join_url(home, note_name(number)), json.dumps(note).encode())
     journal.remove_entries()
-    return size
 
 
 def is_finished(location: str, number: int, plan: str, *, with_rejects: bool) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.cache.memory_shards import MemoryShards
-from cloudload.cache.shard_cache import ShardCache, Shards
+from cloudload.cache.shard_cache import ShardCache
 from cloudload.config.choices import ONCE
 from cloudload.count.tally import Tally
 from cloudload.errors import DatasetError, StoreError
@@ -30,7 +30,7 @@ from cloudload.storage.objects import list_objects, read_object, write_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
 from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
-from cloudload.workers.document_reader import DocumentReader
+from cloudload.workers.document_reader import DocumentReader, ShardSource
 
 BYTES_AT_ONCE = 1 << 19
 """Stored bytes that are tokenized at once, so that texts and IDs stay in the CPU's cache."""
@@ -190,7 +190,7 @@ def _tally(meter: LengthMeter, corpus: Corpus, lengths: Ints, tally: Tally | Non
 class LengthMeter:
     """Reads and tokenizes samples of a corpus to find their lengths."""
 
-    def __init__(self, recipe: Recipe, backend: str, shards: Shards) -> None:
+    def __init__(self, recipe: Recipe, backend: str, shards: ShardSource) -> None:
         self._shards, self._corpus = shards, recipe.corpus
         self.reader = DocumentReader(recipe, shards)
         has_text, config = recipe.has_text, recipe.config

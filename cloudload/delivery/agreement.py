@@ -52,7 +52,8 @@ def advise_on_difference(names: Sequence[str]) -> str:
 def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:
     """Raise `RanksDisagreeError` if ranks without communication must end on the same step.
 
-    This is the case with `epochs` or stop_every="epoch".
+    This is the case with `epochs` or stop_every="epoch". Do not call it if the ranks know that step
+    from token lengths.
     """
     epochs = recipe.config.epochs
     if epochs is None and delivery.stop_every != EPOCH:
@@ -60,6 +61,6 @@ def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> Non
     end = f"epochs={epochs}" if epochs else "stop_every='epoch'"
     raise RanksDisagreeError(
         f"{end} on {world.size} ranks: they must communicate to end on the same step. "
-        f"Initialize torch.distributed before iterating, or omit {end.partition('=')[0]} and use "
-        "take(n)"
+        "Initialize torch.distributed before iterating, count token lengths (cloudload count; not "
+        f"with best_fit), or omit {end.partition('=')[0]} and use take(n)"
     )

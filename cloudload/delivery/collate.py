@@ -23,7 +23,7 @@ def join_blocks(
     blocks: Sequence[Block],
     number: int,
     batch_rows: Sequence[slice | Ints],
-    rows: range,
+    rows: range | Ints,
     delivery: DeliveryConfig,
 ) -> Batch:
     """Join the workers' parts of the batch with index `number` in each block.
@@ -44,7 +44,7 @@ def join_blocks(
     targets[:] = ids
     if not all(block.is_full for block in blocks):
         _mask_padding(targets, blocks, number, batch_rows)
-    batch = Batch({"input_ids": input_ids, "labels": labels}, parts, rows.start, rows.step)
+    batch = Batch({"input_ids": input_ids, "labels": labels}, parts, rows)
     if delivery.mask_edges or delivery.fields:
         _add_fields(batch, targets, delivery, pin_memory)
     return batch

@@ -7,7 +7,8 @@ A rank's message for a window of rows contains the window's end, the rank's virt
 row that a lane could not fill, statistics, and the lanes' cursors and residues after each of the
 rank's rows. All ranks gather all messages asynchronously, over a CPU process group that only the
 loader uses. From the same messages, every rank computes the same cursor table and statistics, and
-decides in the same way whether the lanes have ended.
+decides in the same way whether the lanes have ended. With token lengths, a message is only the
+window's end (`known_lanes`).
 
 A data-parallel rank may be several processes that share the work on its rows (tensor, pipeline,
 context parallelism). Then several groups exchange in parallel. Each group has one process of every
@@ -54,6 +55,11 @@ class Exchange:
         if the exchange fails, such as when another rank stops or does not answer in time.
         """
         return lambda: [message]
+
+    def start_number(self, number: int) -> Callable[[], list[int]]:
+        """Start sending one number to all ranks, like a message; returns the numbers of all."""
+        finish = self.start(np.array([number], np.int64))
+        return lambda: [int(message[0]) for message in finish()]
 
     def compare(self, facts: dict[str, Any], world: World) -> None:
         """Compare facts with all other processes, before the first message of an iteration.
@@ -107,6 +113,10 @@ class DistributedExchange(Exchange):
             return messages
 
         return finish
+
+    def start_number(self, number: int) -> Callable[[], list[int]]:
+        finish = self._gather(np.array([number], np.int64), 1)  # without the buffer of a message
+        return lambda: [int(numbers[0]) for numbers in finish()]
 
     def _gather(self, numbers: Ints, size: int) -> Callable[[], list[Ints]]:
         import torch

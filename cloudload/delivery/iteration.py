@@ -12,6 +12,14 @@ A finite run has three phases, which are classes in `workers.plan`:
     InTail       new workers continue at the first row not handed out: rows before the dry row come
                  from the lanes, all others from the tail. The tail ends on the same step on every
                  rank. If its last batch is not full, it is padded, or dropped with tail="drop".
+
+With token lengths, these are the shortcuts:
+
+    Foreseen     instead of all three: the row at which the lanes end is known from the start, and
+                 the workers pack the tail when they reach it.
+    Measuring    in runs that are too large to foresee, and with `best_fit`, no worker measures
+                 documents, because their sizes are known.
+    known lanes  several ranks exchange only the row that they are at (`known_lanes`).
 """
 
 from __future__ import annotations
@@ -33,6 +41,7 @@ from cloudload.cache.counters import RetryCounts
 from cloudload.delivery import tail_exchange
 from cloudload.delivery.collate import join_blocks
 from cloudload.delivery.exchange import Exchange
+from cloudload.delivery.known_lanes import KnownLanes, check_not_dry, start_check
 from cloudload.delivery.progress import (
     Report,
     Update,
@@ -45,9 +54,9 @@ from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
 from cloudload.errors import WorkerError
 from cloudload.packing.tail import next_stages
-from cloudload.run.position import LaneLog, Position
+from cloudload.run.position import LaneLog, Position, join_ranges
 from cloudload.workers.block import Block
-from cloudload.workers.plan import InTail, Measuring, Plan
+from cloudload.workers.plan import Foreseen, InTail, Measuring, Plan
 
 OpenBlocks = Callable[[Plan, RetryCounts], Iterator[list[Block]]]
 """Starts the workers of a plan, and repeatedly yields one block of each worker."""
@@ -74,7 +83,11 @@ class Iteration(Iterator[Batch]):
         log: RunLog,
         start_log: StartLog,
         open_blocks: OpenBlocks,
+        *,
+        known: KnownLanes | None = None,
     ) -> None:
+        self._known = known
+        """The lanes of all ranks. None if the ranks exchange them."""
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._log, self._start_log, self._open_blocks = log, start_log, open_blocks
         self._process = os.getpid()
@@ -89,7 +102,7 @@ class Iteration(Iterator[Batch]):
         self._reports: list[Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
         self._failure: Exception | None = None
-        self._lanes_end = plan.position
+        self._lanes_end = tail_exchange.find_lanes_end(plan)
         """Once the tail is packed, the position at which the lanes ended. In the tail, cursors do
         not move."""
         self._discarded_tokens = 0
@@ -175,10 +188,9 @@ class Iteration(Iterator[Batch]):
         """Take the next batch from the workers and start its exchange; None after the last."""
         plan, start = self._plan, self._fetched_rows
         stop = start + plan.global_batch
-        if plan.tail is not None:
-            end = plan.tail.end
-            if start >= end or (stop > end and plan.delivery.tail == "drop"):
-                return None
+        end = NEVER if plan.end is None else plan.end
+        if start >= end or (stop > end and plan.delivery.tail == "drop"):
+            return None
         if self._blocks is None:
             self._open_plan(plan)
             for replayed in plan.replays():
@@ -197,6 +209,10 @@ class Iteration(Iterator[Batch]):
         plan = self._plan
         self._advance()
         batch_rows = plan.rows_by_worker(plan.rank_rows(start, stop))
+        if isinstance(plan.phase, Foreseen) or self._known is not None:
+            check_not_dry(self._current, stop, plan.num_lanes)
+        if self._known is not None:
+            return batch_rows
         report = report_batch(
             self._current, self._number, batch_rows, stop=stop, rank_index=plan.world_index
         )
@@ -216,12 +232,17 @@ class Iteration(Iterator[Batch]):
             self._start_log.log_shard(self._plan, self._current)
 
     def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Report]]]:
+        """Start the exchange after row `stop`, if its window ends there."""
         plan = self._plan
         if stop - self._window_start < plan.delivery.exchange_every * plan.global_batch:
             return None, list
         window = Window(self._window_start, stop, plan.world_size, plan.recipe)
+        self._window_start = stop
+        if self._known is not None:
+            check = start_check(self._exchange, stop)
+            return window, lambda: check() or []
         report = merge_reports(self._reports)
-        self._window_start, self._reports = stop, []
+        self._reports = []
         return window, window.exchange(self._exchange, report)
 
     def _finish(self, fetched: _Fetched) -> bool:
@@ -233,15 +254,19 @@ class Iteration(Iterator[Batch]):
         lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
         if window is not None:
             reports = fetched.finish()
-            first_dry = window.first_dry(reports)
-            if first_dry < NEVER:
-                ended = lanes.with_update(Update(window, reports, first_dry), move_lanes)
-                self._start_measuring(ended, first_dry, fetched.batch)
-                return False
-            lanes = lanes.with_update(Update(window, reports, fetched.stop), move_lanes)
+            if self._known is None:
+                first_dry = window.first_dry(reports)
+                if first_dry < NEVER:
+                    ended = lanes.with_update(Update(window, reports, first_dry), move_lanes)
+                    self._start_measuring(ended, first_dry, fetched.batch)
+                    return False
+                lanes = lanes.with_update(Update(window, reports, fetched.stop), move_lanes)
+            else:
+                lanes = self._known.at(fetched.stop)
             table_rows = fetched.stop
-            if self._plan.tail is not None:
-                lanes = self._lanes_end.with_lanes(counts=lanes.arrays.counts).lanes
+            if self._plan.end is not None and fetched.stop > self._plan.phase.start:
+                if self._known is None:
+                    lanes = self._lanes_end.with_lanes(counts=lanes.arrays.counts).lanes
                 table_rows, seq_len = self._plan.phase.start, self._plan.recipe.config.seq_len
                 tail = next_stages(tail or (), seq_len, table_rows, fetched.stop)
         rows, skipped = fetched.stop, before.skipped
@@ -291,8 +316,9 @@ class Iteration(Iterator[Batch]):
     def _enter_tail(self) -> None:
         """Pack the tail, and continue at the first row that was not handed out."""
         plan = self._plan
-        self._open_plan(plan)
-        self._advance()
+        if plan.lengths is None:
+            self._open_plan(plan)
+            self._advance()
         message = tail_exchange.join_sizes(plan, self._current, self._discarded_tokens)
         messages = self._exchange.start(message)()
         tail = tail_exchange.pack_rest(plan, self._position.tail or (), messages)
@@ -310,20 +336,11 @@ class Iteration(Iterator[Batch]):
         dropped = tail.num_tokens(position.rows)
         uncounted: Ints = np.zeros_like(position.counts)
         if position.rows < plan.phase.start:
-            dropped += self._discarded_tokens
+            dropped += tail_exchange.count_discarded(plan, position, self._discarded_tokens)
         elif not tail.num_rows:
             uncounted = tail_exchange.count_remnants(plan, tail.remnants)
         self._log.record_end(dropped, uncounted)
         self.close()
-
-
-def join_ranges(
-    ranges: tuple[tuple[int, int], ...], new: tuple[int, int]
-) -> tuple[tuple[int, int], ...]:
-    """Append a range of rows, and merge it with the last one if they adjoin."""
-    if ranges and ranges[-1][1] == new[0]:
-        return (*ranges[:-1], (ranges[-1][0], new[1]))
-    return (*ranges, new)
 
 
 def _close_blocks(blocks: Iterator[list[Block]]) -> None:

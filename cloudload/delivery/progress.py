@@ -16,7 +16,7 @@ import numpy as np
 
 from cloudload.arrays import NEVER, Ints
 from cloudload.delivery.exchange import Exchange
-from cloudload.errors import RanksDisagreeError
+from cloudload.delivery.known_lanes import check_in_step
 from cloudload.order.lanes import rank_rows
 from cloudload.packing.residue import split_residues
 from cloudload.packing.tables import NUM_CURSOR_COLUMNS
@@ -139,11 +139,7 @@ class Window(NamedTuple):
         Raises `RanksDisagreeError` if the ranks are at different rows.
         """
         stops = [report.stop for report in reports]
-        if any(stop != self.stop for stop in stops):
-            raise RanksDisagreeError(
-                f"the ranks are out of step: after this batch, they are at rows {stops}. Take the "
-                "same number of batches on every rank"
-            )
+        check_in_step(stops, self.stop)
         return min(report.first_dry for report in reports)
 
 

@@ -7,6 +7,7 @@ The plan is in the phase `Measuring`, at the position where the lanes ended.
 
     message    virtual index | number of discarded tokens | sizes of documents, by lane
 
+With token lengths, each rank knows the sizes, and the messages have none.
 Discarded tokens are the rank's tokens before the dry row in the batch in which the lanes ended.
 """
 
@@ -17,17 +18,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.packing.tables import CURSOR_ORDINAL, CURSOR_SIZE, REMNANT_SIZE, SIZE_ABSENT
-from cloudload.packing.tail import Stages, Tail, pack_tail
-from cloudload.workers.block import Block, counts_of_sizes
-from cloudload.workers.plan import Plan
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.packing.tables import CURSOR_ORDINAL, REMNANT_SIZE, SIZE_ABSENT
+from cloudload.packing.tail import Stages, Tail, counts_of_sizes
+from cloudload.run.position import Position
+from cloudload.run.run_tail import pack_run_tail
+from cloudload.stats import TOKENS
+from cloudload.workers.block import Block
+from cloudload.workers.plan import Foreseen, Plan
 
 _HEADER = 2
 
 
 def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> Ints:
-    """Build this rank's message (int64 [n]) from its workers' blocks of sizes.
+    """Build this rank's message (int64 [n]) from its workers' blocks of sizes, if there are any.
 
     `tokens_before_end` is the number of discarded tokens.
     """
@@ -36,7 +40,7 @@ def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> I
         lanes = plan.own_lanes(worker)
         stops = np.cumsum([_num_left(plan, lane) for lane in lanes])
         sizes.update(zip(lanes, np.split(block.lengths, stops[:-1]), strict=True))
-    header = [plan.world_index, tokens_before_end]
+    header = np.array([plan.world_index, tokens_before_end], np.int64)
     return np.concatenate([header, *(sizes[lane] for lane in sorted(sizes))])
 
 
@@ -47,34 +51,40 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
     Raises `StreamChangedError` if the position does not match the documents, and `DatasetError` if
     the whole run has no tokens.
     """
-    ended = plan.position
-    try:
-        tail = pack_tail(
-            plan.recipe.packing,
-            start_row=plan.phase.start,
-            stages=stages,
-            cursors=ended.cursors[0, :, :CURSOR_SIZE],
-            residues=[ended.residue(0, lane) for lane in range(plan.num_lanes)],
-            sizes=_sizes_by_lane(plan, messages),
-        )
-    except ValueError as error:
-        raise StreamChangedError(
-            f"{error}. The state is damaged, or was saved with a different corpus, tokenizer or "
-            "transform, or the transform is not deterministic. Load an earlier state, restore the "
-            "data and the config, or fix the transform"
-        ) from error
-    if not tail.end:
-        raise DatasetError(
-            f"no document of {', '.join(plan.recipe.labels)} has any tokens, because all are "
-            "empty, filtered out, or left out by on_error='skip'. Set an eos, or use a different "
-            "transform, min_tokens, or data"
-        )
-    return tail
+    if plan.lengths is not None:
+        lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
+        return lengths.pack_rest(plan.phase.start, plan.position.lanes.arrays, stages)
+    return pack_run_tail(
+        plan.recipe,
+        start=plan.phase.start,
+        stages=stages,
+        ended=plan.position.lanes.arrays,
+        sizes=_sizes_by_lane(plan, messages),
+    )
 
 
 def sum_tokens(messages: Sequence[Ints]) -> int:
     """The number of discarded tokens of all ranks."""
     return sum(int(message[1]) for message in messages)
+
+
+def find_lanes_end(plan: Plan) -> Position:
+    """The plan's position, with the cursors and residues of the lanes' end if it is foreseen."""
+    if not isinstance(plan.phase, Foreseen):
+        return plan.position
+    ended = plan.phase.ending.lanes
+    return plan.position.with_lanes(cursors=ended.cursors, residues=ended.residues)
+
+
+def count_discarded(plan: Plan, position: Position, discarded: int) -> int:
+    """The number of tokens of all ranks from a position to the row at which the lanes end.
+
+    `discarded` is that number, unless the end was foreseen.
+    """
+    if not isinstance(plan.phase, Foreseen):
+        return discarded
+    left = plan.phase.ending.lanes.counts - position.counts
+    return int(left[:, TOKENS].sum())
 
 
 def count_remnants(plan: Plan, remnants: Ints) -> Ints:

@@ -80,7 +80,7 @@ def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:
     for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
         orders, lanes = component.orders(plan.cache_root), component.lanes
         last = (lanes.epochs or NEVER) - 1
-        own = np.array(world.lanes(plan.num_lanes))
+        own = np.array(world.lanes(plan.num_lanes) if plan.is_even else range(plan.num_lanes))
         epochs, _ = lanes.epoch_positions(own, cursors[own, CURSOR_ORDINAL])
         opened = [orders(min(last, epoch)) for epoch in np.unique(epochs)[-2:].tolist()]
         current.append(opened[-1])

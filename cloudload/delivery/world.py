@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,14 @@ class World:
             return self.rank
         node, local_rank = divmod(self.rank, self.ranks_per_node)
         return local_rank * (self.size // self.ranks_per_node) + node
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The machine of each rank, by virtual index."""
+        if self.size % self.ranks_per_node:
+            return tuple(rank // self.ranks_per_node for rank in range(self.size))
+        num_hosts = self.size // self.ranks_per_node
+        return tuple(index % num_hosts for index in range(self.size))
 
     def lanes(self, num_lanes: int) -> range:
         """The lanes of this rank, ascending."""
@@ -160,11 +169,20 @@ def explain_few_cores(
     )
 
 
-def check_world(num_lanes: int, world_size: int) -> None:
-    """Raise `ValueError` if `world_size` does not divide `num_lanes`."""
-    if num_lanes % world_size:
-        raise ValueError(
-            f"cannot divide {num_lanes} lanes evenly among {world_size} ranks: "
-            f"{num_lanes % world_size} would be left over. Use a world size from "
-            f"{divisors(num_lanes)}, or start a new run with a different num_lanes"
-        )
+def check_world(num_lanes: int, world_size: int, *, has_lengths: bool) -> None:
+    """Raise `ValueError` if the ranks cannot share the lanes.
+
+    `has_lengths` says whether token lengths locate the rows. Then, any world size can.
+    """
+    if num_lanes % world_size == 0 or has_lengths:
+        return
+    sizes = divisors(num_lanes)
+    place = bisect(sizes, world_size)
+    near = " or ".join(map(str, sizes[place - 1 : place + 1]))
+    other_lanes = world_size * max(1, round(num_lanes / world_size))
+    raise ValueError(
+        f"{world_size} ranks cannot share {num_lanes} lanes evenly. Use {near} ranks; or count "
+        "token lengths, with which any number of ranks can read (run cloudload count; not with "
+        f"best_fit); or start a new run with num_lanes={other_lanes}. The lanes can be shared by "
+        f"{sizes} ranks"
+    )

@@ -1,6 +1,7 @@
 """Processes of this machine, each of which takes one unit after another.
 
     this process ── function, argument ──► worker process
+                 ◄─── bytes processed ────
                  ◄───── small result ─────
 
 Each process has its own pipe and shares no lock. If one is killed at any moment, its pipe closes,
@@ -17,8 +18,10 @@ import logging
 import multiprocessing
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -30,7 +33,11 @@ from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
 
 logger = logging.getLogger(__name__)
 
+OnBytes = Callable[[int], object]
+"""Receives the number of bytes processed since the last call."""
+
 _END_S = 10.0
+_REPORT_S = 0.5
 
 
 @contextmanager
@@ -74,11 +81,15 @@ class LocalProcesses:
             self._workers[ours] = process
 
     def run(
-        self, function: Callable[[Any], Any], arguments: Sequence[Any]
+        self,
+        function: Callable[[Any, OnBytes], Any],
+        arguments: Sequence[Any],
+        on_bytes: OnBytes | None = None,
     ) -> Iterator[tuple[int, Any]]:
         """Yield (place, result) of each unit, in the order of completion.
 
-        Raises `WorkerError` if a process dies, or if a unit cannot be sent to it.
+        Each unit calls `function(argument, report)`. `on_bytes` receives what it passes to `report`
+        while it runs. Raises `WorkerError` if a process dies, or if a unit cannot be sent to it.
         """
         units = iter(enumerate(arguments))
         # Units of an earlier run that failed may still be running. Their results are dropped.
@@ -93,6 +104,10 @@ class LocalProcesses:
                 return
             for pipe in wait(list(self._running)):
                 result = self._receive(pipe)
+                if isinstance(result, _Processed):
+                    if on_bytes is not None and self._running[pipe] is not None:
+                        on_bytes(result.bytes)
+                    continue
                 place = self._running.pop(pipe)
                 idle.append(pipe)
                 if place is not None:
@@ -111,7 +126,7 @@ class LocalProcesses:
             process.kill()
             process.join()
 
-    def _send(self, pipe: Any, function: Callable[[Any], Any], argument: Any) -> None:
+    def _send(self, pipe: Any, function: Callable[..., Any], argument: Any) -> None:
         try:
             pipe.send((function, argument))
         except ConnectionError:
@@ -149,4 +164,32 @@ def _work(pipe: Any) -> None:
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             function, argument = pipe.recv()
-            pipe.send(function(argument))
+            reporter = _Reporter(pipe)
+            result = function(argument, reporter)
+            reporter.send()
+            pipe.send(result)
+
+
+@dataclass(frozen=True)
+class _Processed:
+    """The message that a unit has processed this many bytes more."""
+
+    bytes: int
+
+
+class _Reporter:
+    """Sends the bytes that a unit processes, twice a second."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe, self._bytes, self._sent = pipe, 0, time.monotonic()
+
+    def __call__(self, number: int) -> None:
+        self._bytes += number
+        if time.monotonic() - self._sent >= _REPORT_S:
+            self.send()
+
+    def send(self) -> None:
+        """Send the bytes that are not sent yet."""
+        if self._bytes:
+            self._pipe.send(_Processed(self._bytes))
+        self._bytes, self._sent = 0, time.monotonic()

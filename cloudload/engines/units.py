@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from cloudload.engines.local import LocalProcesses
+from cloudload.engines.local import LocalProcesses, OnBytes
 from cloudload.errors import CloudloadError, WorkerError
 from cloudload.storage.redaction import redact
 
@@ -23,27 +23,60 @@ MOST_WAITING = 10_000
 """Units that are submitted and not finished, so that a list of a million does not fill memory."""
 
 
+class _Outcome(NamedTuple):
+    """What a unit gives: its result or its error, and the bytes that are not reported yet."""
+
+    value: Any
+    error: CloudloadError | None
+    bytes: int = 0
+
+
 def run_units(
-    function: Callable[[Argument], Result],
+    function: Callable[..., Result],
     arguments: Sequence[Argument],
     engine: Engine | None = None,
+    *,
+    on_bytes: OnBytes | None = None,
 ) -> Iterator[tuple[int, Result]]:
     """Yield (place, result) of `function(argument)` for each argument, in the order of completion.
 
-    Without an engine, the units run in this process, in order. Raises the `CloudloadError` of the
-    first unit that fails, or `WorkerError` with the traceback of any other exception, and cancels
-    the units that have not started. `function` must be picklable by reference.
+    Without an engine, the units run in this process, in order. With `on_bytes`, the call is
+    `function(argument, on_bytes=…)`, and `function` passes the bytes that it has processed to that,
+    from its own thread. `on_bytes` receives them at once from this process, twice a second from
+    local processes, and at the end of each unit from other executors.
+
+    Raises the `CloudloadError` of the first unit that fails, or `WorkerError` with the traceback of
+    any other exception, and cancels the units that have not started. `function` must be picklable
+    by reference.
     """
     if engine is None:
+        call = function if on_bytes is None else partial(function, on_bytes=on_bytes)
         for place, argument in enumerate(arguments):
-            yield place, function(argument)
+            yield place, call(argument)
         return
-    attempt = partial(_attempt, function)
-    run = engine.run if isinstance(engine, LocalProcesses) else partial(_run_on, engine)
-    for place, (succeeded, value) in run(attempt, arguments):
-        if not succeeded:
-            raise value
-        yield place, value
+    attempt = partial(_attempt, function, reports=on_bytes is not None)
+    run = (
+        engine.run(attempt, arguments, on_bytes)
+        if isinstance(engine, LocalProcesses)
+        else _run_on(engine, attempt, arguments)
+    )
+    for place, outcome in run:
+        if outcome.error is not None:
+            raise outcome.error
+        if on_bytes is not None and outcome.bytes:
+            on_bytes(outcome.bytes)
+        yield place, outcome.value
+
+
+def in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
+    """Yield the results of `run_units` in the order of the arguments."""
+    early: dict[int, Result] = {}
+    following = 0
+    for place, result in results:
+        early[place] = result
+        while following in early:
+            yield early.pop(following)
+            following += 1
 
 
 def _run_on(
@@ -75,14 +108,23 @@ def _run_on(
             future.cancel()
 
 
-def _attempt(function: Callable[[Any], Any], argument: Any) -> tuple[bool, Any]:
-    """Run a unit, and return its result or error.
+def _attempt(
+    function: Callable[..., Any],
+    argument: Any,
+    on_bytes: OnBytes | None = None,
+    *,
+    reports: bool,
+) -> _Outcome:
+    """Run a unit. Without `on_bytes`, the outcome has the sum of the bytes that it `reports`.
 
     An executor would attach the traceback of a raised error, which may contain secrets.
     """
+    sizes: list[int] = []
+    call = partial(function, on_bytes=on_bytes or sizes.append) if reports else function
     try:
-        return True, function(argument)
+        return _Outcome(call(argument), None, sum(sizes))
     except CloudloadError as error:
-        return False, error.with_traceback(None)
+        return _Outcome(None, error.with_traceback(None))
     except Exception:
-        return False, WorkerError(f"a worker process failed:\n{redact(traceback.format_exc())}")
+        text = f"a worker process failed:\n{redact(traceback.format_exc())}"
+        return _Outcome(None, WorkerError(text))

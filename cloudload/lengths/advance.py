@@ -3,8 +3,9 @@
     lane        ····aaaaaaaa|bbbb|cccccccc|dd       cursor (a, 4), 2 rows of 6 units further
                     └──────┴──────┘                 cursor (c, 2): tokens 4 to 8 of a, b, 2 of c
 
-Positions are found per component, for all of its lanes at once: the table by its totals, the block
-by bisection, the document within the block. The result is the one that reading gives.
+Positions are found per component, for all of its lanes at once. Documents nearby are measured one
+after the other. Farther ones are found with tables: the table by its totals, the block by
+bisection, the document within the block. The result is the one that reading gives.
 """
 
 from __future__ import annotations
@@ -13,13 +14,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloudload.arrays import Flags, Ints
+from cloudload.arrays import Flags, Ints, count_within
 from cloudload.errors import StreamChangedError
-from cloudload.lengths.sizes import DocumentSizes, LaneSizes, units_of
+from cloudload.lengths.sizes import ABSENT, DocumentSizes, LaneSizes, units_of
 from cloudload.lengths.tables import UNITS, LaneTables
+from cloudload.order.epoch_orders import EpochOrders
 from cloudload.packing.packers import Packing
-from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL, CURSOR_SIZE
-from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
+from cloudload.packing.tables import (
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    CURSOR_SIZE,
+    SIZE_ABSENT,
+    SIZE_FAILED,
+    SIZE_FILTERED,
+)
+from cloudload.stats import COUNTS, DOCUMENTS, FAILED, FILTERED, PADDING, TOKENS
+
+_SIZE_OF_KIND = {ABSENT: SIZE_ABSENT, FILTERED: SIZE_FILTERED, FAILED: SIZE_FAILED}
+
+
+# measuring this many documents takes about as long as one lookup in a table, or building one
+_SCANNED_WITH_TABLE, _SCANNED_WITHOUT = 1 << 16, 1 << 22
+_SCANNED_AT_ONCE, _LEAST_OF_LANE = 1 << 20, 8
 
 
 @dataclass(frozen=True)
@@ -31,8 +47,19 @@ class Advanced:
     counts: Ints
     """int64 [streams of the component, counts]: the statistics of the rows in between."""
     is_dry: Flags
-    """bool [lanes]: whether the lane ends before its rows, or has no tokens in a whole table. Its
-    cursor is then not meaningful."""
+    """bool [lanes]: whether the lane ends before its rows, or has no tokens at all. Then its cursor
+    is not meaningful."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Cursors that were found by units."""
+
+    cursors: Ints
+    """int64 [places, 3], with columns `packing.tables.CURSOR_ORDINAL` and so on; the size is not
+    set."""
+    is_dry: Flags
+    """bool [places]; see `Advanced.is_dry`."""
 
 
 class Walker:
@@ -56,6 +83,8 @@ class Walker:
         if len(begun):
             self._finish_begun(begun, after, needed, counts)
         moving = np.flatnonzero(needed > 0)
+        if len(moving):
+            moving = self._scan(moving, after, needed, counts)
         is_dry = np.zeros(len(cursors), np.bool_)
         if len(moving):
             is_dry[moving] = self._walk(moving, after, needed[moving], counts)
@@ -72,28 +101,86 @@ class Walker:
             found = self._sizes.measure(inside, cursors[inside, CURSOR_ORDINAL])
             cursors[inside, CURSOR_SIZE] = found.whole
 
-    def count_units(self, cursors: Ints) -> int:
-        """The number of units from the cursors (int64 [lanes, 3]) to the end of a finite run."""
+    def count_units(self, cursors: Ints) -> Ints:
+        """The number of units from each cursor to the end of its lane, in a finite run.
+
+        `cursors` is int64 [lanes, 3], and the result int64 [lanes].
+        """
         assert self._tables.end is not None
         lanes = np.arange(len(cursors))
         begun = np.flatnonzero(cursors[:, CURSOR_OFFSET])
-        found = self._sizes.measure(begun, cursors[begun, CURSOR_ORDINAL])
-        left = units_of(self._packing, found.whole - cursors[begun, CURSOR_OFFSET])
+        units = np.zeros(len(cursors), np.int64)
+        found = self._measure_begun(begun, cursors)
+        units[begun] = units_of(self._packing, found.whole - cursors[begun, CURSOR_OFFSET])
         numbers, within = np.divmod(
             cursors[:, CURSOR_ORDINAL] + (cursors[:, CURSOR_OFFSET] > 0), self._tables.num_ordinals
         )
-        is_live = numbers < self._tables.end
-        before = self._sums_before(lanes[is_live], numbers[is_live], within[is_live])[:, UNITS]
-        totals = [self._tables[number][-1, :, UNITS] for number in range(self._tables.end)]
-        after = sum(
-            int(total[lanes[numbers <= number]].sum()) for number, total in enumerate(totals)
-        )
-        return int(left.sum()) + after - int(before.sum())
+        live = np.flatnonzero(numbers < self._tables.end)
+        for number in range(int(numbers.min()), self._tables.end):
+            units += self._tables.totals(number)[:, UNITS] * (numbers <= number)
+        units[live] -= self._sums_before(lanes[live], numbers[live], within[live])[:, UNITS]
+        return units
 
-    def _finish_begun(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> None:
-        """Use up the documents that cursors are inside, which `min_tokens` cannot filter any more.
+    def count_units_before(self, cursors: Ints, lanes: Ints, ordinals: Ints) -> Ints:
+        """The units from lanes' cursors to the starts of documents at or after them.
 
-        Changes `cursors`, `needed` and `counts`.
+        `cursors` is int64 [lanes, 3]; `lanes`, `ordinals` and the result are int64 [documents].
+        """
+        begun = np.flatnonzero(cursors[:, CURSOR_OFFSET])
+        units = np.zeros(len(cursors), np.int64)
+        found = self._measure_begun(begun, cursors)
+        units[begun] = units_of(self._packing, found.whole - cursors[begun, CURSOR_OFFSET])
+        heads = cursors[:, CURSOR_ORDINAL] + (cursors[:, CURSOR_OFFSET] > 0)
+        first = int(heads.min()) // self._tables.num_ordinals
+        own = np.unique(lanes)
+        units[own] -= self._units_since(first, own, heads[own])
+        return units[lanes] + self._units_since(first, lanes, ordinals)
+
+    def _units_since(self, first: int, lanes: Ints, ordinals: Ints) -> Ints:
+        """The units of each lane from the start of table `first` to a document."""
+        numbers, within = np.divmod(ordinals, self._tables.num_ordinals)
+        units: Ints = self._sums_before(lanes, numbers, within)[:, UNITS]
+        for number in range(first, int(numbers.max(initial=first))):
+            units += self._tables.totals(number)[lanes, UNITS] * (number < numbers)
+        return units
+
+    def measure_rest(self, cursors: Ints) -> list[Ints]:
+        """The sizes of the documents from each cursor to the end of its lane, as in remnants.
+
+        `cursors` is int64 [lanes, 3]. Returns int64 [documents] for each lane, with `SIZE_ABSENT`,
+        `SIZE_FILTERED` and `SIZE_FAILED`. Raises `StreamChangedError` as `advance` does.
+        """
+        heads = cursors[:, CURSOR_ORDINAL]
+        numbers = np.maximum(0, self._tables.ends - heads)
+        lanes = np.repeat(np.arange(len(cursors)), numbers)
+        found = self._sizes.measure(lanes, np.repeat(heads, numbers) + count_within(numbers))
+        sizes = found.sizes.copy()
+        for kind, size in _SIZE_OF_KIND.items():
+            sizes[found.kinds == kind] = size
+        parts = np.split(sizes, np.cumsum(numbers)[:-1])
+        begun = np.flatnonzero((cursors[:, CURSOR_OFFSET] > 0) & (numbers > 0))
+        wholes = self._measure_begun(begun, cursors).whole
+        for lane, whole in zip(begun.tolist(), wholes.tolist(), strict=True):
+            parts[lane][0] = whole
+        return parts
+
+    @property
+    def orders(self) -> EpochOrders:
+        """The order of each epoch of the component."""
+        return self._sizes.orders
+
+    def measure(self, lanes: Ints, ordinals: Ints) -> DocumentSizes:
+        """Measure documents, as `LaneSizes.measure` does."""
+        return self._sizes.measure(lanes, ordinals)
+
+    def streams_of(self, lanes: Ints, ordinals: Ints) -> Ints:
+        """The stream of each document, given by lane and ordinal: int64 [documents]."""
+        return self._sizes.measure(lanes, ordinals).streams
+
+    def _measure_begun(self, lanes: Ints, cursors: Ints) -> DocumentSizes:
+        """Measure the documents that the cursors of these lanes are inside.
+
+        Raises `StreamChangedError` if one has another length than when it was begun.
         """
         ordinals, offsets, sizes = cursors[lanes].T
         found = self._sizes.measure(lanes, ordinals)
@@ -106,6 +193,14 @@ class Walker:
                 f"{found.whole[place]:,} in the token lengths. The data, the tokenizer or the "
                 "transform changed. Restore them, or set lengths='off'"
             )
+        return found
+
+    def _finish_begun(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> None:
+        """Use up the documents that cursors are inside, which `min_tokens` cannot filter any more.
+
+        Changes `cursors`, `needed` and `counts`.
+        """
+        found, offsets = self._measure_begun(lanes, cursors), cursors[lanes, CURSOR_OFFSET]
         left = found.whole - offsets
         units = units_of(self._packing, left)
         used = np.minimum(units, needed[lanes])
@@ -120,34 +215,131 @@ class Walker:
         # the kind of a document that was accepted before is that of one with tokens
         np.add.at(counts, (own[is_past], np.full(is_past.sum(), DOCUMENTS)), 1)
 
+    def _scan(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> Ints:
+        """Advance lanes that are between documents by measuring a limited number of documents.
+
+        Changes `cursors`, `needed` and `counts`. Returns the lanes that need to advance further.
+        """
+        epoch = int(cursors[lanes, CURSOR_ORDINAL].min()) // self._tables.num_ordinals
+        budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT
+        each = _LEAST_OF_LANE
+        while len(lanes) and (budget := budget - each * len(lanes)) >= 0:
+            targets, starts = needed[lanes], cursors[lanes, CURSOR_ORDINAL]
+            ordinals = starts[:, None] + np.arange(each)
+            found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
+            places, into, passed = self._find_within(found, targets)
+            sums = self._sum_first(found, places)
+            counts += sums[:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
+            self._set_cursors(lanes, starts + places, into, cursors, counts)
+            needed[lanes] -= passed
+            is_left = (needed[lanes] > 0) & (starts + each < self._tables.ends[lanes])
+            mean = max(1.0, passed.sum() / (each * len(lanes)))
+            lanes = lanes[is_left]
+            each = int(needed[lanes].max(initial=0) / mean) + _LEAST_OF_LANE
+            each = max(_LEAST_OF_LANE, min(each, _SCANNED_AT_ONCE // max(1, len(lanes))))
+        return np.flatnonzero(needed > 0)
+
+    def _find_within(self, found: DocumentSizes, targets: Ints) -> tuple[Ints, Ints, Ints]:
+        """Find the target unit of each lane among measured documents, [lanes, documents].
+
+        Returns the number of documents before the cursor after that unit, the units of the next
+        document before it, and the units before the cursor: int64 [lanes] each. If the target is
+        farther, all documents are before the cursor.
+        """
+        units = units_of(self._packing, found.sizes)
+        ends = np.cumsum(units, axis=1)
+        places = (ends < targets[:, None]).sum(axis=1)
+        is_here = places < ends.shape[1]
+        last = np.minimum(places, ends.shape[1] - 1)[:, None]
+        ends_here = np.take_along_axis(ends, last, axis=1)[:, 0]
+        units_here = np.take_along_axis(units, last, axis=1)[:, 0]
+        is_inside = is_here & (ends_here > targets)
+        into = np.where(is_inside, targets - ends_here + units_here, 0)
+        return places + (is_here & ~is_inside), into, np.minimum(ends_here, targets)
+
+    def _set_cursors(
+        self, lanes: Ints, ordinals: Ints, into: Ints, cursors: Ints, counts: Ints
+    ) -> None:
+        """Set the cursors of lanes that are `into` units inside a document, and count its tokens.
+
+        Changes `cursors` and `counts`.
+        """
+        offsets = into * self._unit_tokens
+        cursors[lanes, CURSOR_ORDINAL], cursors[lanes, CURSOR_OFFSET] = ordinals, offsets
+        if (begun := np.flatnonzero(offsets)).size:
+            own = self.streams_of(lanes[begun], ordinals[begun]) - self._tables.streams.start
+            np.add.at(counts, (own, np.full_like(own, TOKENS)), offsets[begun])
+
     def _walk(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> Flags:
-        """Advance lanes that are between documents. Changes `cursors` and `counts`.
+        """Advance lanes that are between documents, with tables. Changes `cursors` and `counts`.
 
         Returns which lanes are dry: bool [lanes].
         """
         numbers, within = np.divmod(cursors[lanes, CURSOR_ORDINAL], self._tables.num_ordinals)
         sums = -self._sums_before(lanes, numbers, within)
         targets = needed - sums[:, UNITS]
+        is_dry = self._pass_tables(lanes, numbers, targets, sums)
+        live = np.flatnonzero(~is_dry)
+        ordinals, into, last = self._find(lanes[live], numbers[live], targets[live])
+        sums[live] += last
+        counts += sums[live][:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
+        self._set_cursors(lanes[live], ordinals, into, cursors, counts)
+        return is_dry
+
+    def locate(self, starts: Ints, lanes: Ints, units: Ints) -> Located:
+        """Find the cursor `units` after the start of its lane, for each place.
+
+        `starts` is int64 [all lanes, 3]; `lanes` and `units` are int64 [places], where a lane may
+        be repeated. Raises `CacheError` if a table cannot be built, and `StreamChangedError` if a
+        start does not match the length of its document.
+        """
+        cursors, units = starts[lanes], units.copy()
+        begun = np.flatnonzero(cursors[:, CURSOR_OFFSET] > 0)
+        offsets = cursors[begun, CURSOR_OFFSET]
+        left = units_of(self._packing, self._measure_begun(lanes[begun], starts).whole - offsets)
+        is_past = units[begun] >= left
+        cursors[begun, CURSOR_ORDINAL] += is_past
+        cursors[begun, CURSOR_OFFSET] = np.where(
+            is_past, 0, offsets + units[begun] * self._unit_tokens
+        )
+        units[begun] -= left
+        further = np.flatnonzero(units >= 0)
         is_dry = np.zeros(len(lanes), np.bool_)
+        is_dry[further] = self._locate(lanes[further], cursors, further, units[further])
+        return Located(cursors, is_dry)
+
+    def _locate(self, lanes: Ints, cursors: Ints, places: Ints, units: Ints) -> Flags:
+        """Move the cursors at `places`, which are between documents, by `units`.
+
+        Changes `cursors`. Returns which of them are dry: bool [places].
+        """
+        ordinals = cursors[places, CURSOR_ORDINAL]
+        numbers, within = np.divmod(ordinals, self._tables.num_ordinals)
+        sums = self._sums_before(lanes, numbers, within)
+        targets = units + sums[:, UNITS]
+        is_dry = self._pass_tables(lanes, numbers, targets, sums)
+        live = np.flatnonzero(~is_dry)
+        ordinals, into, _ = self._find(lanes[live], numbers[live], targets[live])
+        cursors[places[live], CURSOR_ORDINAL] = ordinals
+        cursors[places[live], CURSOR_OFFSET] = into * self._unit_tokens
+        return is_dry
+
+    def _pass_tables(self, lanes: Ints, numbers: Ints, targets: Ints, sums: Ints) -> Flags:
+        """Pass the tables before each target.
+
+        Changes `numbers`; `targets`, which become relative to their tables; and `sums`, to which it
+        adds the totals of the tables. Returns which lanes are dry: bool [lanes].
+        """
+        is_dry, barren = np.zeros(len(lanes), np.bool_), np.zeros(len(lanes), np.int64)
         while (short := self._find_short(lanes, numbers, targets, is_dry)).size:
             totals = self._totals(lanes[short], numbers[short])
             sums[short] += totals
             targets[short] -= totals[:, UNITS]
             numbers[short] += 1
-            is_dry[short] |= totals[:, UNITS] == 0  # no tokens in an epoch, so perhaps none at all
+            barren[short] = np.where(totals[:, UNITS] == 0, barren[short] + 1, 0)
+            is_dry |= barren > self._tables.most_barren
             if self._tables.end is not None:
                 is_dry |= numbers >= self._tables.end
-        live = np.flatnonzero(~is_dry)
-        ordinals, units_into, last = self._find(lanes[live], numbers[live], targets[live])
-        sums[live] += last
-        into = units_into * self._unit_tokens
-        cursors[lanes[live], CURSOR_ORDINAL] = ordinals
-        cursors[lanes[live], CURSOR_OFFSET] = into
-        counts += sums[live][:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
-        if (begun := np.flatnonzero(into)).size:
-            found = self._sizes.measure(lanes[live][begun], ordinals[begun])
-            own = found.streams - self._tables.streams.start
-            np.add.at(counts, (own, np.full_like(own, TOKENS)), into[begun])
         return is_dry
 
     def _find_short(self, lanes: Ints, numbers: Ints, targets: Ints, is_dry: Flags) -> Ints:
@@ -156,7 +348,11 @@ class Walker:
         return np.flatnonzero((targets > totals) & ~is_dry)
 
     def _totals(self, lanes: Ints, numbers: Ints) -> Ints:
-        return self._look_up(lanes, numbers, np.full(len(lanes), -1))
+        sums = np.empty((len(lanes), self._tables.num_columns), np.int64)
+        for number in np.unique(numbers).tolist():
+            own = numbers == number
+            sums[own] = self._tables.totals(number)[lanes[own]]
+        return sums
 
     def _look_up(self, lanes: Ints, numbers: Ints, blocks: Ints) -> Ints:
         """The sums before a block of a table, for each lane: int64 [lanes, columns]."""
@@ -184,13 +380,7 @@ class Walker:
             blocks[own] = _bisect(self._tables[number], lanes[own], targets[own])
         sums = self._look_up(lanes, numbers, blocks)
         found = self._measure_block(lanes, numbers, blocks)
-        units = units_of(self._packing, found.sizes)
-        ends = sums[:, UNITS, None] + np.cumsum(units, axis=1)
-        places = (ends < targets[:, None]).sum(axis=1)
-        at = np.arange(len(lanes))
-        is_past = ends[at, places] == targets
-        into = np.where(is_past, 0, targets - ends[at, places] + units[at, places])
-        places += is_past
+        places, into, _ = self._find_within(found, targets - sums[:, UNITS])
         ordinals = numbers * self._tables.num_ordinals + blocks * self._tables.block + places
         return ordinals, into, sums + self._sum_first(found, places)
 
@@ -203,7 +393,7 @@ class Walker:
 
     def _sum_first(self, found: DocumentSizes, places: Ints) -> Ints:
         """Sum the columns of the first `places` documents of each lane: [lanes, columns]."""
-        is_before = np.arange(self._tables.block) < places[:, None]
+        is_before = np.arange(found.sizes.shape[1]) < places[:, None]
         return self._tables.sum_columns(found, lambda column: (column * is_before).sum(axis=1))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -148,6 +148,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _join_groups(path: Path, counted: CountedDataset, retry: Retry) -> None:
+    _compare_groups(counted)
     samples, long = counted.index.total("samples"), 0
     places: list[Ints] = []
     values: list[Ints] = []
@@ -183,7 +184,6 @@ def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths
     """Read and verify the groups, several at a time, in order."""
     expected = list(cut_groups(counted.dataset.shards, counted.key))
     groups = counted.index.groups
-    _compare_groups([each.name for each in expected], counted)
     folder = join_url(counted.place, counted.key.digest)
 
     def read(place: int) -> GroupLengths:
@@ -196,12 +196,19 @@ def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths
             yield from threads.map(read, range(first, stop))
 
 
-def _compare_groups(expected: Sequence[str], counted: CountedDataset) -> None:
+def _compare_groups(counted: CountedDataset) -> None:
+    """Raise `DatasetError` unless the index lists the groups of the dataset."""
+    expected = {group.name: group for group in cut_groups(counted.dataset.shards, counted.key)}
     listed = [group.name for group in counted.index.groups]
     if listed != list(expected):
         missing = [name for name in expected if name not in set(listed)]
-        what = f"it lacks {missing[0]}" if missing else "its groups are in another order"
+        what = f"it lacks {missing[0]}" if missing else "it lists other groups, or in another order"
         raise _damaged(counted.place, ValueError(what))
+    for group in counted.index.groups:
+        samples = expected[group.name].samples
+        if group.samples != samples:
+            what = f"{group.name} has {group.samples:,} samples, but its shards have {samples:,}"
+            raise _damaged(counted.place, ValueError(what))
 
 
 def _read_group(url: str, group: Group, samples: int, retry: Retry) -> GroupLengths:

@@ -5,6 +5,7 @@ recipe, lengths of its datasets ─► a walker for each component ─► positi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +13,20 @@ from pathlib import Path
 import numpy as np
 
 from cloudload.lengths.advance import Walker
+from cloudload.lengths.ending import Ending, TailCounts, first_dry_row
 from cloudload.lengths.files import LENGTHS_FOLDER, CorpusLengths
 from cloudload.lengths.sizes import LaneSizes
 from cloudload.lengths.tables import LaneTables
 from cloudload.order.mixture_counts import count_rows
-from cloudload.run.components import Component
+from cloudload.packing.tables import CURSOR_ORDINAL, REMNANT_LANE, REMNANT_ORDINAL
+from cloudload.packing.tail import Stages, Tail, next_stages
+from cloudload.run.components import Component, build_components
 from cloudload.run.position import LaneArrays, LaneLog, Position
 from cloudload.run.recipe import Recipe
+from cloudload.run.run_tail import check_has_tokens, pack_run_tail
+
+# the lengths of this many documents are summed in about two seconds
+_MOST_FORESEEN = 1 << 24
 
 
 class RunLengths:
@@ -26,15 +34,50 @@ class RunLengths:
 
     def __init__(self, recipe: Recipe, root: Path, lengths: CorpusLengths) -> None:
         self.recipe, self._root, self._lengths = recipe, root, lengths
+        self._ending: Ending | None = None
+        self._packed: tuple[Ending, Tail, TailCounts] | None = None
 
     @cached_property
-    def _walkers(self) -> list[Walker]:
-        return [self._open_walker(component) for component in self.recipe.components]
+    def sizes(self) -> list[LaneSizes]:
+        """The sizes of the documents of each component."""
+        return [self._open_sizes(component) for component in self.recipe.components]
 
-    def _open_walker(self, component: Component) -> Walker:
+    @cached_property
+    def walkers(self) -> list[Walker]:
+        """Walks the lanes of each component."""
+        root, packing = self._root / LENGTHS_FOLDER, self.recipe.packing
+        return [
+            Walker(LaneTables(root, sizes, packing, self._lengths.digest), sizes, packing)
+            for sizes in self.sizes
+        ]
+
+    @property
+    def units_of_row(self) -> int:
+        """The number of units of a row."""
+        return self.recipe.packing.seq_len if self.recipe.packing.name == "concat" else 1
+
+    def cut_spans(self, units: int, size: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (row, start, stop) for the tokens [start, stop) in each row of a document.
+
+        `units` of its lane are before the document, whose `size` is what is left of it. Rows are
+        indices within the rows of the lane.
+
+        Example: concat, seq_len 5, 4 units before it, and 7 tokens. Row 0 has its token 0, row 1
+        its tokens 1 to 5, and row 2 its token 6.
+        """
+        packing = self.recipe.packing
+        into = units % packing.seq_len if packing.name == "concat" else 0
+        row = units // self.units_of_row
+        start, size = 0, min(size, packing.seq_len) if packing.cuts else size
+        while start < size:
+            stop = min(size, start + packing.seq_len - into)
+            yield row, start, stop
+            row, start, into = row + 1, stop, 0
+
+    def _open_sizes(self, component: Component) -> LaneSizes:
         recipe = self.recipe
         frames = recipe.tokenizer.frames
-        sizes = LaneSizes(
+        return LaneSizes(
             component,
             component.orders(self._root),
             self._lengths.of,
@@ -42,25 +85,38 @@ class RunLengths:
             np.array([sum(token is not None for token in frame) for frame in frames], np.int64),
             recipe.config.min_tokens,
         )
-        tables = LaneTables(
-            self._root / LENGTHS_FOLDER, sizes, recipe.packing, self._lengths.digest
-        )
-        return Walker(tables, sizes, recipe.packing)
 
-    def advance(self, position: Position, row: int) -> Position | None:
+    @property
+    def locates_rows(self) -> bool:
+        """Whether rows follow from the lengths alone, which `best_fit` makes impossible."""
+        return not self.recipe.packing.has_residue
+
+    def advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:
         """The position at a later row, as reading up to it would give.
 
-        None if it does not follow from lengths alone: with `best_fit`, and in or beyond the tail of
-        a finite run. Raises `CacheError` if an order or a table cannot be built, and
-        `StreamChangedError` if a cursor does not match the lengths.
+        None if it does not follow from lengths alone: with `best_fit` before its tail, if a lane of
+        an endless run has no tokens, and beyond the end of a finite run, unless `pads` adds rows of
+        padding there. Raises `CacheError` if an order or a table cannot be built,
+        `StreamChangedError` if a cursor does not match the lengths, and `DatasetError` if a finite
+        run has no tokens.
         """
-        recipe = self.recipe
-        if recipe.packing.has_residue or position.tail is not None:
+        if position.tail is not None:
+            return self._advance_in_tail(position, row, pads=pads)
+        if not self.locates_rows:
             return None
+        if position.table_rows <= row and (found := self._advance_lanes(position, row)) is not None:
+            return found
+        if self.recipe.config.epochs is None:
+            return None
+        return self._advance_in_tail(position, row, pads=pads)
+
+    def _advance_lanes(self, position: Position, row: int) -> Position | None:
+        """The position at a row that is not in the tail; None if a lane ends before it."""
+        recipe = self.recipe
         rows = count_rows(recipe.mixture, recipe.num_lanes, position.table_rows, row)
         cursors, counts = position.cursors.copy(), position.counts.copy()
         for place, (walker, component) in enumerate(
-            zip(self._walkers, recipe.components, strict=True)
+            zip(self.walkers, recipe.components, strict=True)
         ):
             advanced = walker.advance(cursors[place], rows[place])
             if advanced.is_dry.any():
@@ -71,6 +127,16 @@ class RunLengths:
         lanes = LaneLog(LaneArrays(cursors, None, counts))
         return replace(position, rows=row, table_rows=row, lanes=lanes)
 
+    def _advance_in_tail(self, position: Position, row: int, *, pads: bool) -> Position | None:
+        ending = self.find_ending(position)
+        if row > ending.end and not pads:
+            return None
+        _, counted = self._tail_counts(ending)
+        counts = ending.lanes.counts + counted.before(row) - counted.before(ending.counted)
+        stages = next_stages(ending.stages, self.recipe.config.seq_len, ending.start, row)
+        lanes = LaneLog(replace(ending.lanes, counts=counts))
+        return replace(position, rows=row, table_rows=ending.start, lanes=lanes, tail=stages)
+
     def count_rows(self, position: Position) -> int | None:
         """The number of rows from a position to the end of a finite run, its tail included.
 
@@ -78,7 +144,83 @@ class RunLengths:
         `CacheError` if an order or a table cannot be built.
         """
         packing = self.recipe.packing
-        if packing.has_residue or position.tail is not None or len(self._walkers) > 1:
+        if packing.has_residue or position.tail is not None or len(self.walkers) > 1:
             return None
-        units = self._walkers[0].count_units(position.cursors[0])
+        units = int(self.walkers[0].count_units(position.cursors[0]).sum())
         return -(-units // packing.seq_len) if packing.name == "concat" else units
+
+    def count_rows_of_epochs(self, epochs: int) -> int | None:
+        """The number of rows that a run of `epochs` epochs has, at the recipe's `seq_len`.
+
+        None if it does not follow from lengths alone: with `best_fit`, and with several components.
+        Raises the errors of `count_rows`.
+        """
+        recipe = self.recipe
+        if not self.locates_rows or len(recipe.components) > 1:
+            return None
+        config = replace(recipe.config, epochs=epochs)
+        components = build_components(config, recipe.components, recipe.layout)
+        finite = replace(recipe, config=config, components=components)
+        run = RunLengths(finite, self._root, self._lengths)
+        return run.count_rows(Position.start(finite))
+
+    def can_foresee(self, position: Position, *, is_needed: bool) -> bool:
+        """Whether the end of a finite run follows from its lengths in seconds, or `is_needed`.
+
+        All ranks at a position get the same answer.
+        """
+        if position.tail is not None or is_needed:
+            return position.tail is not None or self.locates_rows
+        [component] = self.recipe.components
+        lanes, first = component.lanes, int(position.cursors[0, :, CURSOR_ORDINAL].min())
+        epochs = (lanes.epochs or 0) - first * lanes.num_lanes // lanes.stride
+        return self.locates_rows and epochs * lanes.num_positions <= _MOST_FORESEEN
+
+    def find_ending(self, position: Position) -> Ending:
+        """The end of the finite run that a position belongs to.
+
+        A `RunLengths` has one ending, because it belongs to one run. Raises the errors of
+        `advance`.
+        """
+        if self._ending is None:
+            find = self._find_ending if position.tail is None else self._find_ending_in_tail
+            self._ending = find(position)
+        return self._ending
+
+    def _find_ending(self, position: Position) -> Ending:
+        first, units_of_row = position.table_rows, self.units_of_row
+        units = self.walkers[0].count_units(position.cursors[0])
+        start = first_dry_row(units // units_of_row, first)
+        left = int(units.sum()) - (start - first) * units_of_row
+        end = start + -(-left // units_of_row)
+        check_has_tokens(self.recipe, end)
+        ended = self._advance_lanes(position, start)
+        assert ended is not None
+        return Ending(start, end, ended.lanes.arrays, start, ())
+
+    def _find_ending_in_tail(self, position: Position) -> Ending:
+        """The end of a run whose position is in its tail."""
+        assert position.tail is not None
+        start, arrays = position.table_rows, position.lanes.arrays
+        tail = self.pack_rest(start, arrays, position.tail)
+        return Ending(start, tail.end, arrays, position.rows, position.tail)
+
+    def pack_rest(self, start: int, ended: LaneArrays, stages: Stages) -> Tail:
+        """Pack the tail of a run whose lanes ended at row `start`, as `ended`.
+
+        `stages` are those of the tail so far. Raises the errors of `pack_run_tail`.
+        """
+        sizes = self.walkers[0].measure_rest(ended.cursors[0])
+        return pack_run_tail(self.recipe, start=start, stages=stages, ended=ended, sizes=sizes)
+
+    def pack_tail(self, ending: Ending) -> Tail:
+        """Pack the tail of an ending, or return it again. Raises the errors of `pack_run_tail`."""
+        return self._tail_counts(ending)[0]
+
+    def _tail_counts(self, ending: Ending) -> tuple[Tail, TailCounts]:
+        if self._packed is None or self._packed[0] is not ending:
+            tail = self.pack_rest(ending.start, ending.lanes, ending.stages)
+            lanes, ordinals = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T
+            streams = self.walkers[0].streams_of(lanes, ordinals)
+            self._packed = ending, tail, TailCounts(self.recipe, tail, streams)
+        return self._packed[1:]

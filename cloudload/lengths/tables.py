@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cloudload.arrays import Ints
+from cloudload.arrays import NEVER, Ints
 from cloudload.errors import CacheError
 from cloudload.lengths.sizes import DocumentSizes, LaneSizes, list_counts, units_of
 from cloudload.packing.packers import Packing
@@ -54,6 +54,7 @@ class LaneTables:
         self.block = min(_MOST_BLOCK, self.num_ordinals)
         """Number of documents of a lane between two sums."""
         self._tables: dict[int, Ints] = {}
+        self._totals: dict[int, Ints] = {}
 
     def _identify(self, digest: str) -> str:
         component, packing = self._sizes.component, self._packing
@@ -73,11 +74,35 @@ class LaneTables:
         return self._sizes.component.streams
 
     @cached_property
+    def ends(self) -> Ints:
+        """The ordinal at which each lane ends: int64 [lanes]; `NEVER` in an endless run."""
+        ends = [self._division.end(lane) for lane in range(self.num_lanes)]
+        return np.array([NEVER if end is None else end for end in ends], np.int64)
+
+    @cached_property
     def end(self) -> int | None:
         """The number of tables of a finite run; None if it is endless."""
-        ends = [self._division.end(lane) for lane in range(self.num_lanes)]
-        known = [end for end in ends if end is not None]
-        return -(-max(known) // self.num_ordinals) if known else None
+        if self._division.epochs is None:
+            return None
+        return -(-int(self.ends.max()) // self.num_ordinals)
+
+    @property
+    def most_barren(self) -> int:
+        """The number of tables after which a lane without tokens is dry.
+
+        Reading more documents than an epoch has, all without tokens, raises an error.
+        """
+        return -(-2 * self._division.num_positions // self.num_ordinals)
+
+    def is_ready(self, number: int) -> bool:
+        """Whether a table is in memory or in its file."""
+        return number in self._tables or _is_whole(self._path(number))
+
+    def totals(self, number: int) -> Ints:
+        """The totals of table `number`: int64 [lanes, columns]. Raises the errors of `[number]`."""
+        if number not in self._totals:
+            self._totals[number] = self[number][-1].copy()
+        return self._totals[number]
 
     def __getitem__(self, number: int) -> Ints:
         """Table `number`: int64 [blocks + 1, lanes, columns]. The last entry has the totals.
@@ -92,7 +117,7 @@ class LaneTables:
         return self._tables[number]
 
     def _open(self, number: int) -> Ints:
-        path = self._folder / f"table-{number}.int64"
+        path = self._path(number)
         try:
             make_folder(self._folder)
             if not _is_whole(path):
@@ -106,6 +131,9 @@ class LaneTables:
                 "choose a different `local`"
             ) from error
         return flat.reshape(-1, self.num_lanes, self.num_columns)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"table-{number}.int64"
 
     @property
     def num_columns(self) -> int:

@@ -77,13 +77,13 @@ def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes
     Raises `ValueError` if a value does not fit its column, or the sample does not fit a shard.
     """
     parts = [_encode_value(column, sample[column.name]) for column in columns]
+    sizes = [len(part) for column, part in zip(columns, parts, strict=True) if column.bytes is None]
     total = sum(map(len, parts))
     if total > _MAX_SAMPLE_BYTES:
         raise ValueError(
             f"its {total:,} bytes exceed the limit of an MDS shard ({_MAX_SAMPLE_BYTES:,})"
         )
-    sizes = [len(part) for column, part in zip(columns, parts, strict=True) if column.bytes is None]
-    return struct.pack(f"<{len(sizes)}I", *sizes) + b"".join(parts)
+    return b"".join([struct.pack(f"<{len(sizes)}I", *sizes), *parts])
 
 
 def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
@@ -149,6 +149,8 @@ def _describe_file(form: ShardFormat, name: str, data: bytes) -> dict[str, Any]:
 
 def _encode_value(column: Column, value: Any) -> bytes:
     try:
+        if column.encoding == "str":
+            return bytes(value.encode("utf-8"))
         return _encode(column.encoding, value)
     except UnicodeEncodeError:
         raise ValueError(f"not UTF-8 (an unpaired surrogate in {column.name!r})") from None
@@ -168,8 +170,6 @@ def shorten(value: Any) -> str:
 
 
 def _encode(encoding: str, value: Any) -> bytes:
-    if encoding == "str":
-        return bytes(value.encode("utf-8"))
     if encoding == "bytes":
         return bytes(value)
     if encoding == "json":

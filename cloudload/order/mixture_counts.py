@@ -9,6 +9,8 @@ quickly. The rows of short ranges are listed instead.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints
@@ -40,6 +42,42 @@ def count_rows(mixture: Mixture, num_lanes: int, start: int, stop: int) -> Ints:
     return counted
 
 
+def number_rows(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tuple[Ints, Ints]:
+    """The component of each row, and the row's index among its lane's rows of it from `start` on.
+
+    `rows` is int64 [rows], each at least `start`, in any order. Both results are int64 [rows].
+
+    Example: with one component and 4 lanes, rows 4 9 from row 0 on are rows 1 2 of lanes 0 1. From
+    row 3 on, they are rows 0 1.
+    """
+    if len(mixture.names) == 1:
+        return np.zeros(len(rows), np.int64), (rows - start) // num_lanes
+    components = mixture.components(rows, num_lanes)
+    numbers = [
+        _count_between(mixture, num_lanes, (start, row), component)
+        for row, component in zip(rows.tolist(), components.tolist(), strict=True)
+    ]
+    return components, np.array(numbers, np.int64)
+
+
+def _count_between(mixture: Mixture, num_lanes: int, rows: tuple[int, int], component: int) -> int:
+    """The number of rows of a component between two rows, in the lane of the second one."""
+    lane, counted = rows[1] % num_lanes, 0
+    firsts = [first for first, _ in mixture.schedule]
+    for first, after, (_, weights) in zip(
+        firsts, [*firsts[1:], NEVER], mixture.schedule, strict=True
+    ):
+        streams, ends = list_arcs(weights)
+        low, high = max(first, rows[0]), min(after, rows[1])
+        if low < high and component in streams:
+            arc = int(np.flatnonzero(streams == component)[0])
+            bounds = [0, *ends.tolist(), TURN][arc : arc + 2]
+            number = (high - 1 - lane) // num_lanes - (low - 1 - lane) // num_lanes
+            below = _count_below(bounds, num_lanes, lane, low, number)
+            counted += below[1] - below[0]
+    return counted
+
+
 def count_lane_rows(num_lanes: int, start: int, stop: int) -> Ints:
     """The number of rows of `start ≤ row < stop` in each lane: int64 [lanes]."""
     lanes = np.arange(num_lanes)
@@ -49,17 +87,22 @@ def count_lane_rows(num_lanes: int, start: int, stop: int) -> Ints:
 
 def _count_arcs(ends: list[int], num_lanes: int, start: int, stop: int) -> Ints:
     """Count rows by arc and lane, int64 [arcs, lanes]. The last arc ends where the circle does."""
-    step = find_step(num_lanes)
     counts = np.empty((len(ends) + 1, num_lanes), np.int64)
     for lane, number in enumerate(count_lane_rows(num_lanes, start, stop).tolist()):
-        first = (start + (lane - start) % num_lanes) * step % TURN
-        stride = num_lanes * step % TURN
-        turns = floor_sum(number, TURN, stride, first)
-        below = [
-            turns - floor_sum(number, TURN, stride, first + TURN - end) + number for end in ends
-        ]
+        below = _count_below(ends, num_lanes, lane, start, number)
         counts[:, lane] = np.diff([0, *below, number])
     return counts
+
+
+def _count_below(
+    ends: Sequence[int], num_lanes: int, lane: int, start: int, number: int
+) -> list[int]:
+    """Count a lane's first `number` rows from row `start` on whose points are below each end."""
+    step = find_step(num_lanes)
+    first = (start + (lane - start) % num_lanes) * step % TURN
+    stride = num_lanes * step % TURN
+    turns = floor_sum(number, TURN, stride, first)
+    return [turns - floor_sum(number, TURN, stride, first + TURN - end) + number for end in ends]
 
 
 def floor_sum(number: int, modulus: int, stride: int, first: int) -> int:

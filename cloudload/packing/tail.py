@@ -30,10 +30,13 @@ from cloudload.packing.tables import (
     REMNANT_START,
     REMNANT_STOP,
     SIZE_ABSENT,
+    SIZE_FAILED,
+    SIZE_FILTERED,
     TAIL_REMNANT,
     TAIL_START,
     TAIL_STOP,
 )
+from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED
 
 Stages = tuple[tuple[int, int], ...]
 """(seq_len, number of rows handed out) of each stage of a tail.
@@ -126,6 +129,17 @@ def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stag
     """
     past = stages[:-1] if stages and stages[-1][0] == seq_len else stages
     return (*past, (seq_len, rows - start_row - sum(count for _, count in past)))
+
+
+def counts_of_sizes(sizes: Ints) -> Ints:
+    """The statistic that documents count toward, given their sizes in remnants: int64 [documents].
+
+    The values are indices into `stats.COUNTS`.
+    """
+    counts = np.where(sizes > 0, DOCUMENTS, EMPTY)
+    counts[sizes == SIZE_FILTERED] = FILTERED
+    counts[sizes == SIZE_FAILED] = FAILED
+    return counts
 
 
 def _list_remnants(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints]) -> Ints:

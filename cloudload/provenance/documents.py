@@ -11,6 +11,8 @@ import numpy as np
 
 from cloudload.batch import Batch
 from cloudload.errors import DatasetError
+from cloudload.lengths.occurrences import FoundSpan, find_spans
+from cloudload.lengths.run_lengths import RunLengths
 from cloudload.loader import CloudLoader
 from cloudload.order.canonical import positions_of
 from cloudload.packing.residue import residue_spans
@@ -80,24 +82,54 @@ def find_document(
 ) -> Iterator[Occurrence]:
     """Yield each occurrence of a sample after the state, up to and including `last_step`.
 
-    Reads every row up to `last_step`. `stream` and `sample` are indices, from 0. `delivery` are
-    options of `DeliveryConfig`. Raises `ValueError` for a `last_step` that is not after the state,
-    and for a stream or sample that does not exist. Also raises the errors of `Run.loader`.
+    With token lengths, this reads nothing (not with `best_fit`, nor from a state in the tail).
+    Without, it reads every row up to `last_step`. `stream` and `sample` are indices, from 0.
+    `delivery` are options of `DeliveryConfig`. Raises `ValueError` for a `last_step` that is not
+    after the state, and for a stream or sample that does not exist. Also raises the errors of
+    `Run.loader`.
 
-    With `quick`, in an endless run with at least one document per lane and epoch, it reads only the
-    lanes that probably contain the sample, and yields by epoch. It misses occurrences in lanes that
-    advance by more than twice as many epochs as the fastest lane that it reads, plus 64 documents.
+    With `quick` and without lengths, in an endless run with at least one document per lane and
+    epoch, it reads only the lanes that probably contain the sample, and yields by epoch. It misses
+    occurrences in lanes that advance by more than twice as many epochs as the fastest lane that it
+    reads, plus 64 documents.
     """
     last_row = run.rows_of_step(last_step)[-1]
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         plan = loader.plan()
         _check_sample(plan, stream, sample)
+        if (found := _find_by_lengths(run, plan, stream, sample, last_row)) is not None:
+            yield from found
+            return
         lanes = plan.recipe.components[_component_of(plan, stream)].lanes
         if quick and lanes.epochs is None and lanes.num_positions >= lanes.num_lanes:
             yield from _find_in_lanes(run, plan, (stream, sample), last_row, delivery)
             return
         for batch in _batches_until(loader, last_row):
             yield from _occurrences(run, batch, (stream, sample), last_row)
+
+
+def _find_by_lengths(
+    run: Run, plan: Plan, stream: int, sample: int, last_row: int
+) -> Iterator[Occurrence] | None:
+    """The occurrences of a sample up to `last_row`, from lengths; None if they do not say."""
+    position = plan.position
+    if plan.lengths is None or plan.recipe.packing.has_residue or position.tail is not None:
+        return None
+    if position.table_rows < position.rows:
+        return None
+    lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
+    place = _component_of(plan, stream)
+    first = plan.recipe.components[place].first_sample
+    within = int(plan.recipe.corpus.stream_starts[stream]) + sample - first
+    spans = find_spans(lengths, position, place, within, last_row + 1)
+    return (_occurrence_of(run, stream, sample, span) for span in spans)
+
+
+def _occurrence_of(run: Run, stream: int, sample: int, span: FoundSpan) -> Occurrence:
+    step = run.step_of_row(span.row)
+    place = span.row - run.rows_of_step(step).start
+    name = run.labels[stream]
+    return Occurrence(step, place, name, span.epoch, sample, span.start, span.stop)
 
 
 def _find_in_lanes(

@@ -187,3 +187,12 @@ class Position:
     def with_lanes(self, **arrays: Any) -> Position:
         """Return a copy of the position with new `cursors`, `residues` or `counts`."""
         return replace(self, lanes=LaneLog(replace(self.lanes.arrays, **arrays)))
+
+
+def join_ranges(
+    ranges: tuple[tuple[int, int], ...], new: tuple[int, int]
+) -> tuple[tuple[int, int], ...]:
+    """Append a range of rows, and merge it with the last one if they adjoin."""
+    if ranges and ranges[-1][1] == new[0]:
+        return (*ranges[:-1], (ranges[-1][0], new[1]))
+    return (*ranges, new)

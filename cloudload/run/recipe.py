@@ -92,12 +92,12 @@ class Recipe:
 
     @property
     def has_row_per_document(self) -> bool:
-        """Whether the run is finite, and each document is certain to become exactly one row."""
+        """Whether each document of the only component is certain to become exactly one row."""
         config = self.config
         is_cut = (config.packing, config.overflow) == ("one_per_row", "cut")
         keeps_all = config.transform is None and config.min_tokens <= 1 and config.on_error == RAISE
         has_tokens = all(bos is not None or eos is not None for bos, eos in self.tokenizer.frames)
-        return is_cut and keeps_all and has_tokens and config.epochs is not None
+        return is_cut and keeps_all and has_tokens and len(self.components) == 1
 
     def components_of(self, rows: Ints) -> Ints:
         """The index of the component of each row of the run: int64 [rows]."""

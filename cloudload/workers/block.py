@@ -24,18 +24,13 @@ from cloudload.packing.tables import (
     NUM_DOCUMENT_COLUMNS,
     PIECE_DOCUMENT,
     PIECE_ROW,
-    SIZE_FAILED,
-    SIZE_FILTERED,
     SPAN_COLUMNS,
     SPAN_ROW,
     STREAM,
 )
+from cloudload.packing.tail import counts_of_sizes
 from cloudload.stats import (
     COUNTS,
-    DOCUMENTS,
-    EMPTY,
-    FAILED,
-    FILTERED,
     PADDING,
     TOKENS,
     TRUNCATED,
@@ -130,17 +125,6 @@ class Pieces(NamedTuple):
         return Pieces(
             np.concatenate([self.table, table]), buffers, np.concatenate([self.pieces, pieces])
         )
-
-
-def counts_of_sizes(sizes: Ints) -> Ints:
-    """The statistic that documents count toward, given their sizes in remnants: int64 [documents].
-
-    The values are indices into `stats.COUNTS`.
-    """
-    counts = np.where(sizes > 0, DOCUMENTS, EMPTY)
-    counts[sizes == SIZE_FILTERED] = FILTERED
-    counts[sizes == SIZE_FAILED] = FAILED
-    return counts
 
 
 class BlockBuilder:

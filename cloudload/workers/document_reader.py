@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from cloudload.arrays import Ints, Tokens
-from cloudload.cache.shard_cache import Shards
 from cloudload.config.choices import SKIP
 from cloudload.config.transform import show_function
 from cloudload.errors import DatasetError
@@ -65,10 +64,25 @@ def merge_ids(parts: Sequence[IdsOfDocuments]) -> tuple[Tokens, Ints]:
     return ids, offsets
 
 
+class ShardSource(Protocol):
+    """The shards of a corpus, by index: a `ShardCache` or `MemoryShards`."""
+
+    def shard(self, number: int) -> Shard:
+        """Return the shard with index `number`, and fetch it if necessary.
+
+        Raises `StoreError` if the download fails, and `DatasetError` if the shard is invalid.
+        """
+        ...
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Start fetching shards in this order. If that fails for one, `shard` raises the error."""
+        ...
+
+
 class DocumentReader:
     """Reads the samples of a corpus, given as indices, and fetches their shards."""
 
-    def __init__(self, recipe: Recipe, cache: Shards) -> None:
+    def __init__(self, recipe: Recipe, cache: ShardSource) -> None:
         self._corpus, self._cache = recipe.corpus, cache
         self._text_key, self._transform = recipe.config.text_key, recipe.config.transform
         self._columns = recipe.config.token_columns

@@ -11,6 +11,7 @@ are flat lanes, `component * num_lanes + lane`. A worker has one `LaneDocuments`
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -179,6 +180,15 @@ class LaneDocuments:
         table[:, SIZE] = np.where(is_left_out, 0, sizes)
         table[:, COUNT] = np.where(is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY))
         return Documents(table, ids)
+
+    def compare(self, samples: Ints, reader: DocumentReader) -> None:
+        """Read samples of the corpus (int64 [samples]), and compare them with their lengths.
+
+        Raises the errors of `read`, and `DatasetError` for a sample with another length.
+        """
+        other, nowhere = copy(self), np.zeros_like(samples)
+        other._reader, other._skip_log = reader, SkipLog()
+        other.read(FoundDocuments(nowhere, nowhere, nowhere, samples))
 
     def _check_sizes(self, found: FoundDocuments, sizes: Ints, begun_sizes: Ints) -> None:
         """Raise `StreamChangedError` if a document no longer has its size."""

@@ -3,15 +3,17 @@
     Plan: recipe of the rows, place in the world, position of the lanes, phase
       └─► pickled to each worker ─► read_blocks ─► Block, Block, …
 
-A run is in one of three phases. Only a finite run (`epochs=N`) leaves the first one:
+A run is in one of these phases. Only a finite run (`epochs=N`) leaves the first one:
 
     Steady ── a lane cannot fill row `start` ──► Measuring ── sizes exchanged ──► InTail ──► end
+    Foreseen ── the token lengths tell the row `start` and the tail beforehand ────────────► end
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +21,10 @@ import numpy as np
 from cloudload.arrays import NEVER, Ints
 from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.config.delivery import DeliveryConfig
+from cloudload.lengths.ending import Ending
 from cloudload.lengths.files import CorpusLengths
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.order.dealing import Dealing, share_lanes
 from cloudload.order.lanes import rank_rows, worker_of_rows
 from cloudload.packing.tail import Tail
 from cloudload.run.position import Position
@@ -56,7 +61,19 @@ class InTail:
     tail: Tail
 
 
-Phase = Steady | Measuring | InTail
+@dataclass(frozen=True)
+class Foreseen:
+    """The lanes end at row `start`, and the run at row `end`, as the token lengths say."""
+
+    ending: Ending
+
+    @property
+    def start(self) -> int:
+        """The first row of the tail."""
+        return self.ending.start
+
+
+Phase = Steady | Measuring | InTail | Foreseen
 
 
 @dataclass(frozen=True)
@@ -71,6 +88,8 @@ class Plan:
     world_index: int
     """The virtual index of the rank; see `World.index`."""
     world_size: int
+    hosts: tuple[int, ...]
+    """The machine of each rank, by virtual index."""
     num_workers: int
     """Number of workers of the rank, at least 1."""
     position: Position
@@ -78,6 +97,8 @@ class Plan:
     phase: Phase
     lengths: CorpusLengths | None = None
     """The lengths of the samples, with which documents are compared as they are read."""
+    has_jumped: bool = False
+    """Whether the position was found from lengths, and this rank compares some of them first."""
 
     @property
     def num_lanes(self) -> int:
@@ -85,9 +106,36 @@ class Plan:
         return self.recipe.num_lanes
 
     @property
+    def is_even(self) -> bool:
+        """Whether the world size divides the number of lanes, so that ranks own the rows of lanes.
+
+        Otherwise, rows are dealt, and found by number from token lengths.
+        """
+        return self.num_lanes % self.world_size == 0
+
+    @cached_property
+    def _dealing(self) -> Dealing:
+        finest = max(
+            (component.lanes for component in self.recipe.components),
+            key=lambda lanes: lanes.num_nodes,
+        )
+        return share_lanes(finest, np.array(self.hosts))
+
+    @cached_property
     def tail(self) -> Tail | None:
-        """The tail, or None before it is packed."""
+        """The tail, or None before it is packed. If it is foreseen, the first use packs it."""
+        if isinstance(self.phase, Foreseen):
+            assert self.lengths is not None
+            lengths = RunLengths(self.recipe, self.cache_root, self.lengths)
+            return lengths.pack_tail(self.phase.ending)
         return self.phase.tail if isinstance(self.phase, InTail) else None
+
+    @property
+    def end(self) -> int | None:
+        """The number of rows in the run, or None if it is not known."""
+        if isinstance(self.phase, Foreseen):
+            return self.phase.ending.end
+        return self.phase.tail.end if isinstance(self.phase, InTail) else None
 
     @property
     def batches_at_once(self) -> int:
@@ -117,27 +165,43 @@ class Plan:
         for start in range(self.window_start, self.position.rows, step):
             yield start, min(start + step, self.position.rows)
 
-    def own_lanes(self, worker: int) -> range:
+    def own_lanes(self, worker: int) -> Sequence[int]:
         """The lanes of one worker, ascending."""
-        return range(self.world_index, self.num_lanes, self.world_size)[worker :: self.num_workers]
+        if self.is_even:
+            own: Sequence[int] = range(self.world_index, self.num_lanes, self.world_size)
+        else:
+            own = np.flatnonzero(self._dealing.owners == self.world_index).tolist()
+        return own[worker :: self.num_workers]
 
-    def rank_rows(self, start: int, stop: int) -> range:
-        """The rows of this rank within [start, stop)."""
-        return rank_rows(start, stop, self.world_index, self.world_size)
+    def rank_rows(self, start: int, stop: int) -> range | Ints:
+        """The rows of this rank in the global batches [start, stop), ascending: int64 [rows].
 
-    def rows_by_worker(self, rows: range) -> list[slice | Ints]:
+        They are a range if the world is even.
+        """
+        if self.is_even:
+            return rank_rows(start, stop, self.world_index, self.world_size)
+        dealt = [
+            self._dealing.deal(first, self.delivery.batch_size)[self.world_index]
+            for first in range(start, stop, self.global_batch)
+        ]
+        rows: Ints = np.concatenate(dealt)
+        return rows
+
+    def rows_by_worker(self, rows: range | Ints) -> list[slice | Ints]:
         """The indices of each worker's rows within the rank's `rows`.
 
         int64 [rows] for each worker; a slice if there is only one.
         """
         if self.num_workers == 1:
             return [slice(None)]
-        workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
+        if isinstance(rows, range):
+            workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
+        else:
+            workers = self._dealing.workers_of(rows, self.num_workers)
         return [np.flatnonzero(workers == worker) for worker in range(self.num_workers)]
 
     def worker_rows(self, worker: int, start: int, stop: int) -> Ints:
         """The rows of one worker within [start, stop): int64 [rows], ascending."""
         rows = self.rank_rows(start, stop)
-        numbers = np.arange(rows.start, rows.stop, rows.step)
-        own: Ints = numbers[self.rows_by_worker(rows)[worker]]
+        own: Ints = np.asarray(rows, np.int64)[self.rows_by_worker(rows)[worker]]
         return own

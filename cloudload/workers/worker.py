@@ -18,8 +18,10 @@ from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import StreamChangedError
 from cloudload.packing.rows import Framing, fill_rows, list_spans, row_lengths
 from cloudload.workers.block import Block, BlockBuilder, Pieces
+from cloudload.workers.dealt_rows import DealtRows
 from cloudload.workers.documents import open_cache, open_documents
 from cloudload.workers.lane_reader import LaneReader
+from cloudload.workers.length_check import check_some_lengths
 from cloudload.workers.plan import Measuring, Plan
 from cloudload.workers.tail_reader import TailReader, measure_rest
 
@@ -59,6 +61,9 @@ class _Worker:
         self._documents = open_documents(plan, cache)
         self._lanes = LaneReader(plan, worker, self._documents)
         self._tail = TailReader(plan.recipe, self._documents)
+        self._dealt = (
+            None if plan.is_even else DealtRows(plan, worker, self._documents, self._lanes.ends)
+        )
         self._first_dry, self._is_awaited = NEVER, True
 
     def blocks(self) -> Iterator[Block]:
@@ -66,6 +71,8 @@ class _Worker:
         if isinstance(plan.phase, Measuring):
             yield self._measure()
             return
+        if plan.has_jumped and self._worker == 0:
+            check_some_lengths(plan, self._documents)
         for start, stop in plan.replays():
             yield self._make_block(start, [stop], keeps_tokens=False)
         step = plan.global_batch
@@ -119,8 +126,13 @@ class _Worker:
     def _cut(self, block: BlockBuilder, *, num_batches: int) -> Pieces:
         """Cut the block's rows: from the lanes before row `phase.start`, then from the tail."""
         num_of_lanes = int(np.searchsorted(block.rows, self._plan.phase.start))
-        pieces = self._cut_lanes(block, block.rows[:num_of_lanes], num_batches)
-        if self._plan.tail is not None:
+        rows = block.rows[:num_of_lanes]
+        if self._dealt is not None:
+            pieces = self._dealt.read(rows, is_awaited=self._is_awaited)
+        else:
+            pieces = self._cut_lanes(block, rows, num_batches)
+        if num_of_lanes < len(block.rows):
+            assert self._plan.tail is not None
             pieces += self._tail.cut(block, self._plan.tail, num_of_lanes)
         return pieces
 

@@ -22,7 +22,8 @@ from tests.support.warm_start import stand_in
 
 pytestmark = pytest.mark.timeout(900)
 
-COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "trace"}
+COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
+COVERED |= {"trace"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -129,11 +130,17 @@ def test_trace_finds_what_the_run_read(corpus: Path) -> None:
     assert row["s to trace 10 steps"] > 0
 
 
-def test_convert_reports_speed_and_hashes(corpus: Path) -> None:
-    tables = run_json("convert", "--corpus", str(corpus))
-    *speeds, hashes = tables.values()
-    assert [row["processes"] for rows in speeds for row in rows] == [1, 2, 1, 2]
-    assert all(row["MB/s"][0] > 0 for rows in speeds for row in rows)
+def test_convert_reports_each_way_and_hashes(corpus: Path) -> None:
+    tables = run_json(
+        "convert", "--corpus", str(corpus), "--megabytes", "0.8", "--forms", "parquet"
+    )
+    race, in_s3, hashes = tables.values()
+    both = [(way, number) for way in ("cloudload", "MDSWriter") for number in (1, 2)]
+    assert [(row["way"], row["processes"]) for row in race] == [*both, ("llm-foundry", 1)]
+    for row in (*race, *in_s3):
+        assert row["MB per CPU s"][0] > 0
+        assert row["peak MB of memory"] > 10
+        assert (row["coordinator's share"] is None) == (row["processes"] == 1)
     assert [row["processes"] for row in hashes] == [1, 2, 5]
     assert len({row["SHA-256"] for row in hashes}) == 1
 
@@ -165,6 +172,19 @@ def test_cold_start_reports_first_batches_and_epochs(corpus: Path, tmp_path: Pat
         assert 0.9 < share < 2
         assert len(shares[loader, 2]) == 2
     assert "How it was measured" in (tmp_path / "COLD_START.md").read_text()
+
+
+@pytest.mark.long
+def test_shard_sizes_reports_first_batches_and_epochs(corpus: Path) -> None:
+    sizes = ("--shard-mb", "0.25", "1")
+    [[small, large]] = run_json("shard_sizes", "--corpus", str(corpus), *sizes).values()
+    assert (small["shards"], large["shards"]) == (17, 5)
+    assert small["requests of an epoch"] >= large["requests of an epoch"] + 12
+    for row in (small, large):
+        assert row["s to the first batch"][0] > 0
+        assert row["MB until then"][0] > 0
+        assert 0.9 < row["bytes of an epoch / dataset"] < 2
+        assert row["raw bytes per stored byte"] > 1
 
 
 def test_the_race_reports_every_side_of_this_environment(corpus: Path, tmp_path: Path) -> None:

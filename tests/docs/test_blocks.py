@@ -215,10 +215,16 @@ def check_names(tree: ast.Module) -> None:
             function = getattr(cloudload, node.func.id, None)
             given = {each.arg for each in node.keywords if each.arg}
             if function is not None:
-                assert given <= set(inspect.signature(function).parameters), ast.unparse(node)
+                assert given <= list_arguments(function), ast.unparse(node)
         if isinstance(node, ast.keyword) and node.arg == "options":
             options = ast.literal_eval(node.value)
             assert options.keys() <= inspect.signature(CloudLoader).parameters.keys()
+
+
+def list_arguments(function: Any) -> set[str]:
+    """The names of the arguments of a function. `options` are those of a loader."""
+    names = set(inspect.signature(function).parameters)
+    return names | set(inspect.signature(CloudLoader).parameters) if "options" in names else names
 
 
 def names_in(module: str) -> set[str]:

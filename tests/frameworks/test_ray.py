@@ -1,5 +1,5 @@
 """Ray runs the segments of a conversion and the groups of a count, and whatever it kills, the
-objects are the same."""
+objects are the same; and Ray checks them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cloudload import cli
+from cloudload.check import check_dataset, groups
 from cloudload.convert import convert_to_mds
 from cloudload.count import count_tokens
 from cloudload.engines.ray import RayExecutor, parse_resources
@@ -142,6 +143,23 @@ def read_report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     printed = capsys.readouterr().out
     report: dict[str, Any] = json.loads(printed[printed.index("{\n") :])
     return report
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_finds_the_damage_that_one_process_finds(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert_to_mds(corpus, tmp_path / "out", **SETTINGS)
+    for shard in sorted(tmp_path.glob("out/*/shard.00001.*"))[:30]:
+        shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(groups, "_GROUP_BYTES", 50_000)
+    expected = check_dataset("out", processes=1, progress=False)
+    assert expected.counts["hash-mismatch"] == 30
+    with RayExecutor() as executor:
+        found = check_dataset("out", executor=executor, progress=False)
+    assert (found.findings, found.counts) == (expected.findings, expected.counts)
+    assert cli.main(["check", "out", "--engine", "ray", "--quiet"]) == 1
 
 
 @pytest.mark.usefixtures("cluster")

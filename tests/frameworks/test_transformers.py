@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, FromStart
+from cloudload import CloudLoader, FromStart, count_tokens
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
 from tests.frameworks.small import Model, rows_of
+from tests.support.corpora import byte_tokenizer
 from tests.support.loaders import make_loader
 
 pytest.importorskip("accelerate")
@@ -82,6 +83,25 @@ def test_epochs_of_a_number_of_batches_may_say_how_long_to_train(
         ValueError, match=r"has 3 batches, .* gradient_accumulation_steps 2.*multiple"
     ):
         make_trainer(make_loader(folder, stop_every=3), tmp_path, **settings).train()
+
+
+def test_with_lengths_epochs_of_the_trainer_are_epochs_of_the_data(
+    folder: str, tmp_path: Path
+) -> None:
+    lengths = str(tmp_path / "lengths")
+    report = count_tokens(
+        folder, tokenizer=byte_tokenizer(), out=lengths, processes=1, progress=False
+    )
+    assert report is not None
+    options: dict[str, Any] = {"lengths": lengths, "batch_size": 40}
+    steps = make_loader(folder, **options).count_batches()
+    loader = make_loader(folder, stop_every=steps, **options)
+    trainer = make_trainer(loader, tmp_path, max_steps=-1, num_train_epochs=2)
+    trainer.train()
+    assert trainer.state.global_step == 2 * steps
+    size = report.tokens + report.documents + report.empty
+    tokens = loader.stats().tokens
+    assert 2 * size <= tokens < 2 * size + 2 * 40 * loader.seq_len
 
 
 def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
-from cloudload.engines.units import Engine, run_units
+from cloudload.engines.units import Engine, in_order, run_units
 from cloudload.errors import ConvertError, FailureKind, StoreError, WorkerError
 from cloudload.storage.objects import read_object
 
@@ -57,6 +59,42 @@ def test_every_unit_has_one_result(executor: Engine | None) -> None:
 
 def test_no_units_are_no_results(executor: Engine | None) -> None:
     assert list(run_units(square, [], executor)) == []
+
+
+def square_by_parts(number: int, on_bytes: Callable[[int], object]) -> int:
+    for _ in range(number):
+        on_bytes(10)
+    return number * number
+
+
+def test_the_bytes_of_all_units_are_reported_once(executor: Engine | None) -> None:
+    sizes: list[int] = []
+    found = dict(run_units(square_by_parts, range(20), executor, on_bytes=sizes.append))
+    assert found == {number: number**2 for number in range(20)}
+    assert sum(sizes) == 10 * sum(range(20))
+
+
+def wait_for_reports(folder: str, on_bytes: Callable[[int], object]) -> None:
+    """Processes bytes until a file says that some were seen elsewhere."""
+    while not os.path.exists(f"{folder}/seen"):
+        on_bytes(1)
+        time.sleep(0.01)
+
+
+def test_local_processes_report_bytes_while_a_unit_runs(tmp_path: Path) -> None:
+    def see(_: int) -> None:
+        (tmp_path / "seen").touch()
+
+    with open_processes(2) as processes:
+        units = [str(tmp_path), str(tmp_path)]
+        assert len(list(run_units(wait_for_reports, units, processes, on_bytes=see))) == 2
+
+
+def test_results_can_be_taken_in_the_order_of_the_arguments() -> None:
+    taken = [list(in_order(iter(pairs))) for pairs in itertools.permutations(enumerate("abcd"))]
+    assert taken == [["a", "b", "c", "d"]] * 24
+    first = in_order(iter([(1, "b"), (0, "a"), (3, "d")]))
+    assert [next(first), next(first)] == ["a", "b"]
 
 
 @pytest.mark.parametrize("processes", [False, True])

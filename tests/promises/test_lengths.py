@@ -200,6 +200,30 @@ def test_the_length_of_a_finite_run_is_known(corpora: list[Path]) -> None:
         assert len(loader) == len(list(loader))
 
 
+@pytest.mark.parametrize("packing", ["concat", "cut", "rows"])
+def test_the_batches_of_an_epoch_are_counted_for_any_loader(
+    corpora: list[Path], packing: Any
+) -> None:
+    options = {"packing": packing} if packing == "concat" else {"packing": "one_per_row"}
+    options |= {} if packing == "concat" else {"overflow": packing}
+    data = [Stream(str(corpora[0]), repeat=3), Stream(str(corpora[1]), choose=25)]
+    for epochs in (1, 3):
+        expected = len(list(make_loader(data, lengths="off", epochs=epochs, **options)))
+        for other in ({}, {"epochs": 7}, {"stop_every": 5}):
+            loader = make_loader(data, lengths="require", **other, **options)
+            assert loader.count_batches(epochs) == expected
+
+
+def test_without_lengths_the_batches_of_an_epoch_are_not_known(corpora: list[Path]) -> None:
+    one_each = make_loader(str(corpora[1]), lengths="off", packing="one_per_row", batch_size=3)
+    assert one_each.count_batches(2) == -(-2 * 40 // 3)
+    for other in ({"lengths": "off"}, {"packing": "best_fit"}):
+        with pytest.raises(ValueError, match="batches of an epoch is not known"):
+            make_loader(str(corpora[1]), **other).count_batches()
+    with pytest.raises(ValueError, match="epochs is 0"):
+        make_loader(str(corpora[1])).count_batches(0)
+
+
 def shorten(sample: dict[str, Any]) -> str | None:
     """As `keep_most`, but the document 33 has a byte less."""
     text = keep_most(sample)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudload import cli
-from cloudload.check import check_dataset
+from cloudload.check import check_dataset, groups
 from cloudload.errors import StoreError
 from cloudload.storage.objects import delete_object, read_object, write_object
 from tests.support.corpora import write_mds
@@ -37,6 +37,18 @@ def test_a_damaged_split_is_checked_in_any_store(
     assert cli.main(command) == 1
     counts = json.loads(capsys.readouterr().out)["counts"]
     assert {"hash-mismatch": 1, "shard-missing": 1}.items() <= counts.items()
+
+
+def test_processes_find_what_one_process_finds(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "_GROUP_BYTES", 1)
+    write(s3_url)
+    write_object(f"{s3_url}/{NAME}.zstd", b"not zstd")
+    delete_object(f"{s3_url}/shard.00002.mds.zstd")
+    one, two = (check_dataset(s3_url, processes=number, progress=False) for number in (1, 2))
+    assert one.counts == {"size": 1, "shard-missing": 1}
+    assert (two.findings, two.counts) == (one.findings, one.counts)
 
 
 def test_a_raw_copy_in_a_store_is_left_over(s3_url: str) -> None:

@@ -106,8 +106,12 @@ def launch(
         _, errors = agent.communicate(timeout=_TIMEOUT_S)
         if agent.returncode and not run.killed:
             raise subprocess.CalledProcessError(agent.returncode, command, stderr=errors)
+    for error in folder.glob(f"error-{number}-*.txt") if run.killed else []:
+        raise AssertionError(error.read_text())
     files = list(folder.glob(f"run-{number}-rank-*.jsonl"))
     assert len(files) == run.ranks, f"a rank consumed nothing: {errors}"
+    taken = [len(file.read_text().splitlines()) for file in files]
+    assert not run.killed or taken == [run.batches] * run.ranks, f"died early, {taken}: {errors}"
     return {row: ids for file in files for row, ids in read_lines(file).items()}
 
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,24 @@ def log_waits_early(path: Path) -> None:
     logging.getLogger("cloudload").addHandler(logging.FileHandler(path))
 
 
-def train(options: dict[str, Any]) -> None:
-    dist.init_process_group("gloo")
-    rank, out = dist.get_rank(), Path(options["out"])
+def meet_in_files(out: Path, run: int, step: int) -> None:
+    """Wait until all ranks have taken that many steps, without torch.distributed."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    (out / f"met-{run}-{step}-{rank}").touch()
+    while len(list(out.glob(f"met-{run}-{step}-*"))) < world_size:
+        time.sleep(0.001)
+
+
+def append_data(index: str | None, folder: str, *, is_due: bool) -> None:
+    """Meet the other rank where rank 0 has opened the data; if it `is_due`, append to the data."""
+    if index:
+        dist.barrier()
+        if is_due:
+            shutil.copy(index, Path(folder, "index.json"))
+
+
+def open_loader(options: dict[str, Any], rank: int, out: Path) -> CloudLoader:
+    """The loader of a rank, as `options` ask for it."""
     differing = options.get("differ_in") if rank == options.get("differ_on", 1) else None
     if options.get("differ_in") == "nodes":
         os.environ["LOCAL_WORLD_SIZE"] = str(1 + rank)
@@ -73,9 +89,8 @@ def train(options: dict[str, Any]) -> None:
         settings |= slow_once(rank, slow_rank)
         log_waits_early(out / f"log-{rank}.txt")
     appended = options.get("append")
-    if appended and rank == 1:  # after rank 0 has opened the data
-        dist.barrier()
-        shutil.copy(appended, Path(options["folders"][0], "index.json"))
+    if rank == 1:
+        append_data(appended, options["folders"][0], is_due=True)
     loader = CloudLoader(
         streams_of(*options["folders"]) if is_mixed else options["folders"][0],
         local=options["cache"],
@@ -91,19 +106,27 @@ def train(options: dict[str, Any]) -> None:
         **place_of(options, rank),
         **settings,
     )
-    if appended and rank == 0:
-        dist.barrier()
+    if rank == 0:
+        append_data(appended, options["folders"][0], is_due=False)
+    return loader
+
+
+def train(options: dict[str, Any]) -> None:
+    is_alone = options.get("alone", False)
+    if not is_alone:
+        dist.init_process_group("gloo")
+    rank, out = int(os.environ["RANK"]), Path(options["out"])
+    loader = open_loader(options, rank, out)
     state_file = out / "state.json"
     if state_file.exists() and not (options.get("differ_in") == "state" and rank == 0):
         loader.load_state_dict(json.loads(state_file.read_text()))
+    if is_alone:
+        meet_in_files(out, options["run"], 0)  # so that no rank loads a state of this run
     if rank == 0:
         (out / "start.json").write_text(json.dumps(loader.rows))
     log = (out / f"run-{options['run']}-rank-{rank}.jsonl").open("a")
     for step, batch in enumerate(loader, 1):
-        rows = {
-            batch.first_row + place * batch.row_step: ids
-            for place, ids in enumerate(batch["input_ids"].tolist())
-        }
+        rows = dict(zip(batch.rows.tolist(), batch["input_ids"].tolist(), strict=True))
         log.write(json.dumps(rows) + "\n")
         log.flush()
         is_last = step == options["batches"]
@@ -112,7 +135,7 @@ def train(options: dict[str, Any]) -> None:
             temporary = state_file.with_suffix(".tmp")
             temporary.write_text(json.dumps(loader.state_dict()))
             temporary.replace(state_file)
-        dist.barrier()
+        meet_in_files(out, options["run"], step) if is_alone else dist.barrier()
         if is_last:
             if options["killed"]:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -128,11 +151,19 @@ def train(options: dict[str, Any]) -> None:
     }
     (out / f"end-{rank}.json").write_text(json.dumps(end))
     loader.close()
-    dist.destroy_process_group()
+    if not is_alone:
+        dist.destroy_process_group()
 
 
 def main() -> None:
-    train(json.loads(sys.argv[1]))
+    options = json.loads(sys.argv[1])
+    try:
+        train(options)
+    except Exception:
+        # launch looks for it, because the end of a run that is killed shows no error
+        name = f"error-{options['run']}-{os.environ['RANK']}.txt"
+        Path(options["out"], name).write_text(traceback.format_exc())
+        raise
     # all is closed, and Python would clear torch's modules for longer than the run took
     os._exit(0)
 

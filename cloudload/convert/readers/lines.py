@@ -196,17 +196,21 @@ def _cut_at_line_ends(
 
     Drops a line that is cut short by damage.
     """
-    pending, searched, damage = bytearray(), block_bytes - 1, None
+    parts: list[bytes] = []
+    filled, damage = 0, None
     try:
         for chunk in chunks:
-            pending += chunk
-            while (cut := pending.find(b"\n", searched)) >= 0:
-                yield bytes(pending[: cut + 1]), None
-                del pending[: cut + 1]
-                searched = block_bytes - 1
-            searched = max(searched, len(pending))
+            start = 0
+            # a block ends at the first line end that gives it `block_bytes`
+            while (cut := chunk.find(b"\n", start + max(0, block_bytes - 1 - filled)) + 1) > 0:
+                yield b"".join([*parts, chunk[start:cut]]), None
+                start, parts, filled = cut, [], 0
+            parts.append(chunk[start:])
+            filled += len(chunk) - start
     except DamagedError as error:
         damage = str(error)
-        del pending[pending.rfind(b"\n") + 1 :]
+        pending = b"".join(parts)
+        parts = [pending[: pending.rfind(b"\n") + 1]]
+    pending = b"".join(parts)
     if pending or damage:
-        yield bytes(pending), damage
+        yield pending, damage

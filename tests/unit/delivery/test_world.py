@@ -25,13 +25,15 @@ from tests.support.loaders import make_loader
 
 
 def test_a_world_that_does_not_divide_the_lanes_hears_which_would() -> None:
-    check_world(12, 6)
+    check_world(12, 6, has_lengths=False)
+    check_world(12, 5, has_lengths=True)
     with pytest.raises(
         ValueError,
-        match=r"cannot divide 12 lanes evenly among 5 ranks: 2 would be left over\. "
-        r"Use a world size from \[1, 2, 3",
+        match=r"5 ranks cannot share 12 lanes evenly\. Use 4 or 6 ranks; .* num_lanes=10\.",
     ):
-        check_world(12, 5)
+        check_world(12, 5, has_lengths=False)
+    with pytest.raises(ValueError, match=r"Use 12 ranks; .* num_lanes=25\."):
+        check_world(12, 25, has_lengths=False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,132 @@
+"""Measure what the size of shards costs and saves, from an S3 server with an empty cache.
+
+    python -m benchmarks.shard_sizes --corpus FOLDER --tokenizers FOLDER
+
+The same documents, with zstd, in shards of each raw size. The server is on this machine, behind a
+proxy that delays every request by --latency-ms.
+
+first batch   seconds from the construction of a loader with one worker and default options to its
+              first batch, and the bytes and requests until then, in a new process with an empty
+              cache. The sizes take turns.
+epoch         requests and bytes of an epoch on one node
+zstd          raw bytes per stored byte
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.cold_start.__main__ import repeat
+from benchmarks.cold_start.store import Store, cache_folder, finish, read_result
+from benchmarks.documents import add_documents, framing_of, read_or_generate
+from benchmarks.figures import Row, print_tables
+from benchmarks.harness import Options, exit_on_sigterm, note
+from tests.support.fault_proxy import start_fault_proxy
+from tests.support.servers import BUCKET, start_s3
+
+
+@dataclass
+class Measured:
+    """The figures of one size of shards."""
+
+    shards: int
+    ratio: float
+    stored_bytes: int
+    seconds: list[float] = field(default_factory=list)
+    first_bytes: list[float] = field(default_factory=list)
+    first_requests: list[float] = field(default_factory=list)
+    epoch_requests: int = 0
+    epoch_bytes: int = 0
+
+
+def main() -> None:
+    options = Options(__doc__)
+    add_documents(options, megabytes=40.0)
+    options.add_amount("dataset-mb", 1600.0, 4.0, "megabytes of text in the dataset")
+    options.add_amount("latency-ms", 20.0, 2.0, "delay of every request")
+    options.add_amount("repeats", 5, 1, "first batches of each size")
+    sizes = "megabytes of text in a shard"
+    options.add_argument("--shard-mb", type=float, nargs="+", default=[8, 16, 32, 64], help=sizes)
+    args = options.parse()
+    exit_on_sigterm()
+    print_tables(measure(args), as_json=args.json)
+
+
+def measure(args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
+    """Yield (title, rows) of the table."""
+    pool = read_or_generate(args.corpus, 1e6 * args.megabytes)
+    [tokenizer] = args.tokenizer
+    with contextlib.ExitStack() as open_:
+        work = Path(open_.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-bench-")))
+        server = open_.enter_context(start_s3(BUCKET))
+        proxy = open_.enter_context(start_fault_proxy(server.endpoint))
+        os.environ.update(server.environment())
+        latency_s = args.latency_ms / 1e3
+        store = Store(server, (proxy,), tokenizer.absolute(), framing_of(tokenizer)[0], latency_s)
+        found = {size: write_dataset(pool, size, args.dataset_mb) for size in args.shard_mb}
+        for _ in range(args.repeats):
+            for size, measured in found.items():
+                run_to_first_batch(store, size, measured, work)
+        for size, measured in found.items():
+            run_epoch(store, size, measured, work)
+    yield f"{args.dataset_mb:g} MB of text", [row_of(*item) for item in found.items()]
+
+
+def url_of(size: float) -> str:
+    return f"s3://{BUCKET}/shards-{size:g}"
+
+
+def write_dataset(pool: list[str], size: float, dataset_mb: float) -> Measured:
+    """Write the dataset with shards of `size` MB."""
+    from cloudload import convert_to_mds
+
+    samples = repeat(pool, int(1e6 * dataset_mb))
+    report = convert_to_mds(samples, url_of(size), shard_bytes=int(1e6 * size), progress=False)
+    note(f"{size:g} MB: {report.shards} shards, {report.stored_bytes / 1e6:.1f} MB stored")
+    return Measured(report.shards, report.raw_bytes / report.stored_bytes, report.stored_bytes)
+
+
+def run_to_first_batch(store: Store, size: float, measured: Measured, work: Path) -> None:
+    with cache_folder(work) as cache:
+        process = store.child("first_batch", "cloudload", 0, cache, data=url_of(size))
+        result = read_result(process)
+        # count now, because the loader reads on until it is closed
+        requests, size_of_all = store.requested(0), store.downloaded(0)
+        finish(process)
+    measured.seconds.append(result["seconds"])
+    measured.first_bytes.append(float(size_of_all))
+    measured.first_requests.append(float(requests))
+    note(f"{size:g} MB: {result['seconds']:.2f} s, {size_of_all / 1e6:.1f} MB, {requests} requests")
+
+
+def run_epoch(store: Store, size: float, measured: Measured, work: Path) -> None:
+    with cache_folder(work) as cache:
+        process = store.child("epoch", "cloudload", 0, cache, data=url_of(size))
+        read_result(process)
+        measured.epoch_requests = store.requested(0)
+        measured.epoch_bytes = store.downloaded(0)
+        finish(process)
+
+
+def row_of(size: float, measured: Measured) -> Row:
+    """The row of a size."""
+    return {
+        "MB of a shard": size,
+        "shards": measured.shards,
+        "s to the first batch": measured.seconds,
+        "MB until then": [size / 1e6 for size in measured.first_bytes],
+        "requests until then": measured.first_requests,
+        "requests of an epoch": measured.epoch_requests,
+        "bytes of an epoch / dataset": measured.epoch_bytes / measured.stored_bytes,
+        "raw bytes per stored byte": measured.ratio,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The lanes of all ranks at any row, found from token lengths instead of exchanged.
+
+    batch     1         2         3
+    known     row 12    row 24    row 36 ──► .arrays: the lanes advance from the latest known row
+
+A batch costs nothing. Only reading the arrays, as a state or the statistics do, advances the lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from cloudload.delivery.exchange import Exchange
+from cloudload.errors import DatasetError, RanksDisagreeError
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.run.position import LaneArrays, LaneLog, Position
+from cloudload.workers.block import Block
+
+
+class KnownLanes:
+    """The lanes of a run from a position on."""
+
+    def __init__(self, lengths: RunLengths, position: Position) -> None:
+        self._lengths, self._start, self._latest = lengths, position, position
+
+    def at(self, row: int) -> LaneLog:
+        """The lanes at a row after the position. Reading them may raise `CacheError`."""
+        return _FoundLanes(partial(self._find, row))
+
+    def _find(self, row: int) -> LaneArrays:
+        before = self._latest if self._latest.rows <= row else self._start
+        found = self._lengths.advance(before, row, pads=True)
+        assert found is not None, "rows that were read follow from the lengths"
+        self._latest = found
+        return found.lanes.arrays
+
+
+class _FoundLanes(LaneLog):
+    """Lane arrays that are found when they are read."""
+
+    def __init__(self, find: Callable[[], LaneArrays]) -> None:
+        self._find: Callable[[], LaneArrays] | None = find
+        self._found: LaneArrays | None = None
+        self._num_pending = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LaneLog, (self.arrays,)
+
+    @property
+    def arrays(self) -> LaneArrays:
+        """The arrays. Callers must not modify them."""
+        if self._found is None:
+            assert self._find is not None
+            self._found, self._find = self._find(), None
+        return self._found
+
+
+def check_not_dry(blocks: Sequence[Block], stop: int, num_lanes: int) -> None:
+    """Raise `DatasetError` if a lane ended before row `stop`, although its lengths say otherwise.
+
+    `blocks` are the current ones of the rank's workers.
+    """
+    first_dry = min(block.first_dry for block in blocks)
+    if first_dry < stop:
+        raise DatasetError(
+            f"lane {first_dry % num_lanes} ended at row {first_dry:,}, but has more tokens in the "
+            "token lengths. Run cloudload count again, or set lengths='off'"
+        )
+
+
+def start_check(exchange: Exchange, stop: int) -> Callable[[], None]:
+    """Start to compare this rank's row with those of the other ranks.
+
+    Returns a function that waits for them. It raises `RanksDisagreeError` if the ranks are at
+    different rows, or as `Exchange.start` does.
+    """
+    if exchange.is_alone:
+        return lambda: None
+    finish = exchange.start_number(stop)
+    return lambda: check_in_step(finish(), stop)
+
+
+def check_in_step(stops: list[int], stop: int) -> None:
+    """Raise `RanksDisagreeError` unless all ranks are at row `stop`."""
+    if any(each != stop for each in stops):
+        raise RanksDisagreeError(
+            f"the ranks are out of step: after this batch, they are at rows {stops}. Take the "
+            "same number of batches on every rank"
+        )

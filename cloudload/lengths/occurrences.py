@@ -1,0 +1,152 @@
+"""The rows that contain a document, found from lengths.
+
+    sample ─► its lane and ordinal in each epoch ─► units before it in the lane ─► rows
+                                                └─► pieces of the tail
+
+Every row that reading would find is found, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.lengths.advance import Walker
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.order.canonical import positions_of
+from cloudload.packing.tables import (
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    REMNANT_LANE,
+    REMNANT_ORDINAL,
+    TAIL_REMNANT,
+)
+from cloudload.run.position import Position
+
+_ROWS_AT_ONCE = 1 << 22
+
+
+class FoundSpan(NamedTuple):
+    """Tokens [start, stop) of a document in a row of the run."""
+
+    row: int
+    place: int
+    """Where in its lane or tail it begins, to sort the spans of a row."""
+    epoch: int
+    start: int
+    stop: int
+
+
+class _Reading(NamedTuple):
+    """A lane's reading of the document in an epoch."""
+
+    epoch: int
+    lane: int
+    ordinal: int
+
+
+def find_spans(
+    lengths: RunLengths, position: Position, component: int, sample: int, stop_row: int
+) -> list[FoundSpan]:
+    """Find each span of a sample in the rows from a position up to `stop_row`, by row.
+
+    `sample` is an index within the component with index `component`. The position must be before
+    the tail, and the packing must not be `best_fit`. Raises the errors of `RunLengths.advance`.
+    """
+    cursors, end_of_lanes = position.cursors[component], stop_row
+    found = lengths.advance(position, stop_row, pads=True)
+    assert found is not None
+    if found.tail is not None:
+        end_of_lanes = found.table_rows
+    lanes = lengths.recipe.components[component].lanes
+    ends, _ = lanes.epoch_positions(
+        np.arange(lanes.num_lanes), found.cursors[component][:, CURSOR_ORDINAL]
+    )
+    last = int(ends.max()) if lanes.epochs is None or found.tail is None else lanes.epochs - 1
+    readings = list(_list_readings(lengths, component, sample, cursors, last))
+    if not readings:
+        return []
+    spans = list(_find_in_lanes(lengths, position, component, readings, end_of_lanes))
+    if found.tail is not None:
+        spans += _find_in_tail(lengths, position, readings, stop_row)
+    return sorted(spans)
+
+
+def _list_readings(
+    lengths: RunLengths, component: int, sample: int, cursors: Ints, last_epoch: int
+) -> Iterator[_Reading]:
+    """Yield each reading of a sample from the cursors on, up to an epoch."""
+    orders, lanes = lengths.walkers[component].orders, lengths.recipe.components[component].lanes
+    lane_at = np.argsort(lanes.first_positions)
+    heads = cursors[:, CURSOR_ORDINAL]
+    epochs, _ = lanes.epoch_positions(np.arange(lanes.num_lanes), heads)
+    last_epoch = last_epoch if lanes.epochs is None else min(last_epoch, lanes.epochs - 1)
+    for epoch in range(int(epochs.min()), last_epoch + 1):
+        for position in positions_of(orders(epoch), sample).tolist():
+            ordinal, place = divmod(epoch * lanes.stride + position, lanes.num_lanes)
+            lane = int(lane_at[place])
+            if ordinal >= heads[lane]:
+                yield _Reading(epoch, lane, ordinal)
+
+
+def _find_in_lanes(
+    lengths: RunLengths, position: Position, component: int, readings: list[_Reading], stop: int
+) -> Iterator[FoundSpan]:
+    """Yield the spans in rows before `stop` that are cut from lanes."""
+    walker, cursors = lengths.walkers[component], position.cursors[component]
+    lanes, ordinals = np.array([reading[1:] for reading in readings], np.int64).T
+    starts, sizes, before = _measure(walker, cursors, lanes, ordinals)
+    rows: dict[int, Ints] = {}
+    for number, reading in enumerate(readings):
+        lane = reading.lane
+        if lane not in rows:
+            rows[lane] = _list_rows(lengths, component, lane, position.table_rows, stop)
+        start, size, units = (int(each[number]) for each in (starts, sizes, before))
+        for row, first, after in lengths.cut_spans(units, size - start):
+            if row < len(rows[lane]):
+                place = max(0, units - row * lengths.units_of_row)
+                found = int(rows[lane][row])
+                yield FoundSpan(found, place, reading.epoch, start + first, start + after)
+
+
+def _measure(walker: Walker, cursors: Ints, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints, Ints]:
+    """The first unread token of each document, its size, and the units before that token."""
+    is_begun = (ordinals == cursors[lanes, CURSOR_ORDINAL]) & (cursors[lanes, CURSOR_OFFSET] > 0)
+    starts = np.where(is_begun, cursors[lanes, CURSOR_OFFSET], 0)
+    found = walker.measure(lanes, ordinals)
+    sizes = np.where(is_begun, found.whole, found.sizes)
+    before = walker.count_units_before(cursors, lanes, np.where(is_begun, ordinals + 1, ordinals))
+    return starts, sizes, np.where(is_begun, 0, before)
+
+
+def _list_rows(lengths: RunLengths, component: int, lane: int, start: int, stop: int) -> Ints:
+    """The rows from `start` to `stop` that a lane makes of a component: int64, ascending."""
+    recipe = lengths.recipe
+    first, found = start + (lane - start) % recipe.num_lanes, []
+    for begin in range(first, stop, _ROWS_AT_ONCE * recipe.num_lanes):
+        end = min(stop, begin + _ROWS_AT_ONCE * recipe.num_lanes)
+        rows = np.arange(begin, end, recipe.num_lanes)
+        found.append(rows[recipe.components_of(rows) == component])
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def _find_in_tail(
+    lengths: RunLengths, position: Position, readings: list[_Reading], stop: int
+) -> Iterator[FoundSpan]:
+    """Yield the spans in rows of the tail before `stop`."""
+    tail = lengths.pack_tail(lengths.find_ending(position))
+    epoch_of = {reading[1:]: reading.epoch for reading in readings}
+    pairs = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]]
+    lanes = np.array([lane for lane, _ in epoch_of])
+    for remnant in np.flatnonzero(np.isin(pairs[:, 0], lanes)).tolist():
+        epoch = epoch_of.get((int(pairs[remnant, 0]), int(pairs[remnant, 1])))
+        if epoch is None:
+            continue
+        for piece in np.flatnonzero(tail.pieces[:, TAIL_REMNANT] == remnant).tolist():
+            row = tail.first_row + int(np.searchsorted(tail.piece_starts, piece, "right")) - 1
+            if row < stop:
+                _, first, after = tail.pieces[piece].tolist()
+                yield FoundSpan(row, piece, epoch, first, after)

@@ -1,0 +1,85 @@
+"""The documents in any row of a run from a position on, from token lengths, without reading.
+
+rows ─► component, lane, index in the lane ─► pieces of documents      rows before the tail
+    └─► the tail, which is packed once ─────► pieces of documents      rows of the tail
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cloudload.arrays import NEVER, Ints
+from cloudload.lengths.row_pieces import LANE, ROW, RowPieces
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.order.mixture_counts import number_rows
+from cloudload.packing.tables import REMNANT_LANE, REMNANT_ORDINAL, TAIL_REMNANT
+from cloudload.run.position import Position
+
+
+class RowFinder:
+    """Finds the documents of rows from a position on. `lengths` must locate rows."""
+
+    def __init__(self, lengths: RunLengths, position: Position) -> None:
+        self._lengths, self._position, self._recipe = lengths, position, lengths.recipe
+        self._finders = [
+            RowPieces(walker, sizes, lengths.recipe.packing, cursors)
+            for walker, sizes, cursors in zip(
+                lengths.walkers, lengths.sizes, position.cursors, strict=True
+            )
+        ]
+
+    def find(self, rows: Ints) -> Ints:
+        """Find the documents of rows: int64 [rows], in any order, each from the position on.
+
+        Returns int64 [pieces, 5] with columns `row_pieces.PIECE_COLUMNS`, by ascending row. A row
+        is an index into `rows`, and a lane is a flat lane. Rows past the end of a finite run have
+        no pieces. Raises the errors of `RowPieces.find` and of `pack_run_tail`.
+        """
+        tail_start = NEVER
+        if self._recipe.config.epochs is not None:
+            tail_start = self._lengths.find_ending(self._position).start
+        in_lanes = np.flatnonzero(rows < tail_start)
+        parts = [self.find_in_lanes(rows[in_lanes], in_lanes)]
+        if len(in_tail := np.flatnonzero(rows >= tail_start)):
+            parts.append(self._find_in_tail(rows[in_tail], in_tail))
+        return _in_order(parts)
+
+    def find_in_lanes(self, rows: Ints, places: Ints) -> Ints:
+        """As `find`, for rows that are known to be before the tail.
+
+        The column of rows has `places` (int64 [rows]) instead of indices into `rows`.
+        """
+        num_lanes = self._recipe.num_lanes
+        components, numbers = number_rows(
+            self._recipe.mixture, num_lanes, self._position.table_rows, rows
+        )
+        parts = []
+        for component, finder in enumerate(self._finders):
+            own = np.flatnonzero(components == component)
+            pieces = finder.find(rows[own] % num_lanes, numbers[own])
+            pieces[:, ROW] = places[own[pieces[:, ROW]]]
+            pieces[:, LANE] += component * num_lanes
+            parts.append(pieces)
+        return _in_order(parts)
+
+    def _find_in_tail(self, rows: Ints, places: Ints) -> Ints:
+        """The pieces of rows of the tail. `places` replace their indices."""
+        tail = self._lengths.pack_tail(self._lengths.find_ending(self._position))
+        of_rows = [tail.row_pieces(row) for row in rows.tolist()]
+        pieces = np.concatenate(of_rows)
+        remnants = tail.remnants[pieces[:, TAIL_REMNANT]]
+        return np.column_stack(
+            [
+                np.repeat(places, [len(each) for each in of_rows]),
+                remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]],
+                pieces[:, TAIL_REMNANT + 1 :],
+            ]
+        )
+
+
+def _in_order(parts: Sequence[Ints]) -> Ints:
+    """Join pieces, by ascending row."""
+    joined: Ints = np.concatenate(parts)
+    return joined[np.argsort(joined[:, ROW], kind="stable")]

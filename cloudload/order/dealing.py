@@ -1,0 +1,101 @@
+"""Deal rows to a world whose size does not divide the number of lanes.
+
+    rows of a batch, by the place of their lane     a a a b b b c c c d     a … d: canonical nodes
+    2 machines of 3 and 2 ranks, 2 rows each        └─────────┘ └─────┘     a prefix, then the rest
+
+Each lane has a place on a line: its canonical node, and a fraction that differs among the lanes of
+a node. A machine gets the same part of this line in every batch, so it reads neighboring canonical
+nodes, and hence few shards that others read, too. Within a machine, a rank keeps the rows of the
+lanes that it owns, up to its batch size. The surplus goes to ranks that have too few rows.
+
+All of this is a pure function of the rows, the world and the batch size, so the ranks agree on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloudload.arrays import Floats, Ints
+from cloudload.order.lanes import Lanes
+
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """How rows are dealt. Ranks are virtual indices."""
+
+    places: Floats
+    """The place of each lane on the line, from 0 to 1: float64 [lanes]."""
+    owners: Ints
+    """The rank that owns each lane: int64 [lanes]."""
+    hosts: Ints
+    """The machine of each rank: int64 [ranks]."""
+
+    def deal(self, start: int, batch_size: int) -> Ints:
+        """The rows of each rank in the global batch that begins at row `start`.
+
+        Returns int64 [ranks, batch_size]; each rank's rows ascend.
+        """
+        rows = np.arange(start, start + len(self.hosts) * batch_size)
+        lanes = rows % len(self.owners)
+        row_hosts = np.empty_like(rows)
+        row_hosts[np.argsort(self.places[lanes], kind="stable")] = np.sort(
+            np.repeat(self.hosts, batch_size)
+        )
+        ranks = self.owners[lanes]
+        is_own = self.hosts[ranks] == row_hosts
+        is_own[is_own] = number_in_group(ranks[is_own]) < batch_size
+        self._fill_up(ranks, np.flatnonzero(~is_own), row_hosts, batch_size)
+        dealt: Ints = rows[np.argsort(ranks, kind="stable")].reshape(-1, batch_size)
+        return dealt
+
+    def _fill_up(self, ranks: Ints, left: Ints, row_hosts: Ints, batch_size: int) -> None:
+        """Give the rows `left` to the ranks of their machine that have too few. Changes `ranks`."""
+        is_dealt = np.ones(len(ranks), np.bool_)
+        is_dealt[left] = False
+        num_ranks = len(self.hosts)
+        missing = batch_size - np.bincount(ranks[is_dealt], minlength=num_ranks)
+        seats = np.repeat(np.arange(num_ranks), missing)
+        # both sides have equally many on each machine
+        left = left[np.argsort(row_hosts[left], kind="stable")]
+        ranks[left] = seats[np.argsort(self.hosts[seats], kind="stable")]
+
+    def workers_of(self, rows: Ints, num_workers: int) -> Ints:
+        """The index, within its rank, of the worker that computes each row: int64 [rows].
+
+        An owner assigns its lanes to its workers round-robin.
+        """
+        workers: Ints = number_in_group(self.owners)[rows % len(self.owners)] % num_workers
+        return workers
+
+
+def share_lanes(lanes: Lanes, hosts: Ints) -> Dealing:
+    """Share lanes among any number of ranks. `hosts` is int64 [ranks]: the machine of each, from 0.
+
+    Each machine owns the lanes of a part of the line in proportion to its ranks, which take turns
+    among these lanes.
+    """
+    nodes, numbers = lanes.first_positions % lanes.num_nodes, np.arange(lanes.num_lanes)
+    places = (nodes + numbers // lanes.num_nodes * _GOLDEN_RATIO % 1) / lanes.num_nodes
+    per_host = np.bincount(hosts)
+    borders = np.cumsum(per_host)[:-1] / len(hosts)
+    lane_hosts = np.searchsorted(borders, places, side="right")
+    turns = number_in_group(lane_hosts) % per_host[lane_hosts]
+    firsts = np.cumsum(per_host) - per_host
+    owners = np.argsort(hosts, kind="stable")[firsts[lane_hosts] + turns]
+    return Dealing(places, owners, hosts)
+
+
+def number_in_group(groups: Ints) -> Ints:
+    """The index of each element among those of the same group: int64 [elements].
+
+    Example: 5 7 5 5 7 gives 0 0 1 2 1.
+    """
+    order = np.argsort(groups, kind="stable")
+    in_order = groups[order]
+    numbers = np.empty_like(order)
+    numbers[order] = np.arange(len(groups)) - np.searchsorted(in_order, in_order)
+    return numbers

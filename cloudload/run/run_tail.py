@@ -1,0 +1,51 @@
+"""Pack the tail of a run, from the sizes of the documents left in its lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cloudload.arrays import Ints
+from cloudload.errors import DatasetError, StreamChangedError
+from cloudload.packing.tables import CURSOR_SIZE
+from cloudload.packing.tail import Stages, Tail, pack_tail
+from cloudload.run.position import LaneArrays
+from cloudload.run.recipe import Recipe
+
+
+def pack_run_tail(
+    recipe: Recipe, *, start: int, stages: Stages, ended: LaneArrays, sizes: Sequence[Ints]
+) -> Tail:
+    """Pack the tail of a run whose lanes ended at row `start`, as `ended`.
+
+    `stages` are the tail's stages so far; empty if the run did not resume in its tail. `sizes` are
+    those of `packing.tail.pack_tail`. Raises `StreamChangedError` if the lanes do not match the
+    documents, and `DatasetError` if the whole run has no tokens.
+    """
+    residues = ended.residues
+    try:
+        tail = pack_tail(
+            recipe.packing,
+            start_row=start,
+            stages=stages,
+            cursors=ended.cursors[0, :, :CURSOR_SIZE],
+            residues=[b""] * recipe.num_lanes if residues is None else residues[0].tolist(),
+            sizes=sizes,
+        )
+    except ValueError as error:
+        raise StreamChangedError(
+            f"{error}. The state is damaged, or was saved with a different corpus, tokenizer or "
+            "transform, or the transform is not deterministic. Load an earlier state, restore the "
+            "data and the config, or fix the transform"
+        ) from error
+    check_has_tokens(recipe, tail.end)
+    return tail
+
+
+def check_has_tokens(recipe: Recipe, num_rows: int) -> None:
+    """Raise `DatasetError` if a finite run has no rows, because no document has tokens."""
+    if not num_rows:
+        raise DatasetError(
+            f"no document of {', '.join(recipe.labels)} has any tokens, because all are empty, "
+            "filtered out, or left out by on_error='skip'. Set an eos, or use a different "
+            "transform, min_tokens, or data"
+        )

@@ -1,0 +1,59 @@
+"""Read the rows that a worker is dealt, in a world whose size does not divide the number of lanes.
+
+    rows of own lanes ────┐
+    rows of other lanes ──┴─► pieces, from token lengths ─► documents ─► Pieces
+
+Most rows are of the worker's own lanes, whose documents it reads once. A document that is also in a
+row of another worker is read there, too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.lengths.row_finder import RowFinder
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.packing.tables import CURSOR_ORDINAL, NUM_CURSOR_COLUMNS
+from cloudload.workers.block import Pieces
+from cloudload.workers.documents import FoundDocuments, LaneDocuments
+from cloudload.workers.plan import Plan
+from cloudload.workers.prefetch import Prefetcher
+from cloudload.workers.row_reader import RowReader
+
+
+class DealtRows:
+    """Reads rows before the tail. The plan must have token lengths.
+
+    `ends` is int64 [flat_lanes]: the ordinal at which each lane ends.
+    """
+
+    def __init__(self, plan: Plan, worker: int, documents: LaneDocuments, ends: Ints) -> None:
+        assert plan.lengths is not None
+        lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
+        self._finder = RowFinder(lengths, plan.position)
+        cursors = plan.position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
+        self._next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
+        self._prefetcher = Prefetcher(plan, worker, documents, self._next_ordinals, ends)
+        own = np.zeros(plan.num_lanes, np.bool_)
+        own[plan.own_lanes(worker)] = True
+        self._reader = RowReader(
+            documents,
+            plan.position,
+            prefetch=self._prefetch,
+            own_lanes=np.tile(own, len(plan.recipe.components)),
+        )
+        self._is_awaited = True
+
+    def read(self, rows: Ints, *, is_awaited: bool) -> Pieces:
+        """Read the documents of rows: int64 [rows]. `is_awaited` is that of `Prefetcher.fetch`.
+
+        Raises the errors of `RowFinder.find` and `RowReader.read`.
+        """
+        self._is_awaited = is_awaited
+        return self._reader.read(self._finder.find_in_lanes(rows, np.arange(len(rows))))
+
+    def _prefetch(self, found: FoundDocuments) -> None:
+        np.maximum.at(self._next_ordinals, found.flat_lanes, found.ordinals)
+        self._prefetcher.fetch(found, is_awaited=self._is_awaited)
+        self._prefetcher.build_orders(found.flat_lanes)

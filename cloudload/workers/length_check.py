@@ -1,0 +1,88 @@
+"""Compare the token lengths of some documents, before a run relies on those that it never reads.
+
+    groups of shards ─► up to 16 ─► a shard of each ─► its first samples ─► lengths compared
+
+A seek jumps over documents, so that a wrong length among them would move every later row. Documents
+that are read are always compared. The choice depends only on the data. Of a shard, only the bytes
+of its first samples are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.errors import StoreError
+from cloudload.inspect.shard_start import open_shard_start
+from cloudload.lengths.index import LengthsKey, cut_groups
+from cloudload.mds.dataset import Corpus
+from cloudload.mds.shard import Shard
+from cloudload.storage.base import Retry
+from cloudload.workers.document_reader import DocumentReader
+from cloudload.workers.documents import LaneDocuments
+from cloudload.workers.plan import Plan
+
+logger = logging.getLogger(__name__)
+_MOST_SHARDS, _SAMPLES_OF_SHARD = 16, 4
+
+
+def check_some_lengths(plan: Plan, documents: LaneDocuments) -> None:
+    """Compare the lengths of some documents of a plan's corpus with their texts.
+
+    Raises `DatasetError` if one differs or cannot be read. If a store cannot be reached, it logs
+    that and checks no more.
+    """
+    corpus, retry = plan.recipe.corpus, plan.delivery.retry
+    try:
+        for number, samples in choose_samples(corpus):
+            with _open_start(corpus, number, retry) as starts:
+                documents.compare(samples, DocumentReader(plan.recipe, starts))
+    except StoreError as error:
+        logger.info("token lengths are not checked before the jump: %s", error)
+
+
+def choose_samples(corpus: Corpus) -> Iterator[tuple[int, Ints]]:
+    """Yield the shards to look at, and the samples of each: int64 [samples]."""
+    groups = [
+        (stream, group)
+        for stream, dataset in enumerate(corpus.datasets)
+        for group in cut_groups(dataset.shards, LengthsKey("", "", ""))
+        if group.samples
+    ]
+    first_shards = np.cumsum([0, *(len(dataset.shards) for dataset in corpus.datasets)])
+    chosen = np.unique(np.linspace(0, len(groups) - 1, _MOST_SHARDS).astype(np.int64))
+    for stream, group in (groups[place] for place in chosen.tolist()):
+        sizes = np.array([each.samples for each in corpus.datasets[stream].shards])
+        full = group.first + np.flatnonzero(sizes[group.first : group.stop])
+        within = int(full[int(group.digest, 16) % len(full)])
+        number = int(first_shards[stream]) + within
+        first = int(corpus.shard_starts[number])
+        yield number, np.arange(first, first + min(_SAMPLES_OF_SHARD, int(sizes[within])))
+
+
+class _ShardStart:
+    """The start of one shard, as a `DocumentReader` reads it."""
+
+    def __init__(self, number: int, shard: Shard) -> None:
+        self._number, self._shard = number, shard
+
+    def shard(self, number: int) -> Shard:
+        """The shard, which is the only one that can be asked for."""
+        assert number == self._number
+        return self._shard
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Do nothing, because the shard is there."""
+
+
+@contextlib.contextmanager
+def _open_start(corpus: Corpus, number: int, retry: Retry) -> Iterator[_ShardStart]:
+    stream, within = corpus.shard_owners[number]
+    dataset = corpus.datasets[stream]
+    info = dataset.shards[within]
+    with open_shard_start(dataset, info, _SAMPLES_OF_SHARD, retry) as shard:
+        yield _ShardStart(number, shard)

@@ -1,0 +1,146 @@
+"""Read the documents of any rows, given the pieces of documents that the rows consist of.
+
+    pieces of rows ─► documents not held ─► read and tokenized ─► Pieces, for `fill_rows`
+                              ▲                     │
+                held: each lane's last document ◄───┘
+                if it has tokens after its last row
+
+Reading the rows of a lane in order thus tokenizes each document once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloudload.arrays import Flags, Ints
+from cloudload.lengths import row_pieces
+from cloudload.packing.lane_packer import copy_tokens
+from cloudload.packing.tables import (
+    BASE,
+    BUFFER,
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    CURSOR_SIZE,
+    NUM_CURSOR_COLUMNS,
+    NUM_DOCUMENT_COLUMNS,
+    ORDINAL,
+    PIECE_DOCUMENT,
+    PIECE_STOP,
+    SIZE,
+)
+from cloudload.run.position import Position
+from cloudload.workers.block import Pieces
+from cloudload.workers.documents import FoundDocuments, LaneDocuments
+
+_MOST_HELD_BYTES = 1 << 28
+_LANE_BITS = 20
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A document with tokens that no row has taken."""
+
+    ordinal: int
+    document: Ints
+    """Its row of the document table: int64 [10]."""
+    tokens: memoryview
+
+
+class RowReader:
+    """Reads the documents of rows from `position` on.
+
+    `prefetch` is called with the documents that are read next; by default, it fetches their shards.
+    `own_lanes` (bool [flat_lanes]) are the lanes whose later rows are read here, too; by default,
+    all.
+    """
+
+    def __init__(
+        self,
+        documents: LaneDocuments,
+        position: Position,
+        *,
+        prefetch: Callable[[FoundDocuments], None] | None = None,
+        own_lanes: Flags | None = None,
+    ) -> None:
+        self._documents, self._own_lanes = documents, own_lanes
+        self._prefetch = prefetch or (lambda found: documents.prefetch(found.samples))
+        self._starts: Ints = position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
+        self._held: dict[int, _Held] = {}
+        """The document of each flat lane that continues after the lane's last row."""
+        self._held_bytes = 0
+
+    def read(self, pieces: Ints) -> Pieces:
+        """Read the documents of pieces, which `RowFinder.find` returns.
+
+        Raises `DatasetError` if a document does not have the length that was counted, and the
+        other errors of `LaneDocuments.read`.
+        """
+        keys, first, places = np.unique(
+            pieces[:, row_pieces.ORDINAL] << _LANE_BITS | pieces[:, row_pieces.LANE],
+            return_index=True,
+            return_inverse=True,
+        )
+        lanes, ordinals = pieces[first][:, [row_pieces.LANE, row_pieces.ORDINAL]].T
+        table = np.zeros((len(keys), NUM_DOCUMENT_COLUMNS), np.int64)
+        buffers: list[memoryview] = []
+        missing = np.ones(len(keys), np.bool_)
+        for number, (lane, ordinal) in enumerate(
+            zip(lanes.tolist(), ordinals.tolist(), strict=True)
+        ):
+            held = self._held.get(lane)
+            if held is not None and held.ordinal == ordinal:
+                table[number], missing[number] = held.document, False
+                table[number, BUFFER] = len(buffers)
+                buffers.append(held.tokens)
+        if missing.any():
+            found = self._documents.find(lanes[missing], ordinals[missing])
+            self._prefetch(found)
+            read = self._documents.read(found, self._begun_sizes(found))
+            table[missing] = read.table
+            table[missing, BUFFER] = len(buffers)
+            buffers.append(read.ids.data)
+        of_rows = np.column_stack(
+            [pieces[:, row_pieces.ROW], places, pieces[:, row_pieces.START :]]
+        )
+        self._hold(of_rows, lanes, table, buffers)
+        return Pieces(table, buffers, of_rows)
+
+    def _begun_sizes(self, found: FoundDocuments) -> Ints:
+        """The size of each document that its lane's start is inside, as in `LaneDocuments.read`."""
+        start = self._starts[found.flat_lanes]
+        is_begun = (start[:, CURSOR_ORDINAL] == found.ordinals) & (start[:, CURSOR_OFFSET] > 0)
+        return np.where(is_begun, start[:, CURSOR_SIZE], -1)
+
+    def _hold(self, pieces: Ints, lanes: Ints, table: Ints, buffers: list[memoryview]) -> None:
+        """Hold the last document of each lane if it has tokens left; release the one before it."""
+        furthest = np.zeros(len(table), np.int64)
+        np.maximum.at(furthest, pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP])
+        is_left = (furthest < table[:, SIZE]).tolist()
+        # ascending ordinals, so the last document of a lane replaces its others
+        for number, lane in enumerate(lanes.tolist()):
+            self._release(lane)
+            if is_left[number] and (self._own_lanes is None or self._own_lanes[lane]):
+                document = table[number].copy()
+                low = max(0, int(document[BASE]))
+                tokens = copy_tokens(
+                    buffers[document[BUFFER]], low, int(document[BASE] + document[SIZE])
+                )
+                document[BASE] -= low
+                self._held[lane] = _Held(int(document[ORDINAL]), document, tokens)
+                self._held_bytes += tokens.nbytes
+        while self._held_bytes > _MOST_HELD_BYTES:
+            self._release(next(iter(self._held)))
+
+    def _release(self, lane: int) -> None:
+        held = self._held.pop(lane, None)
+        if held is not None:
+            self._held_bytes -= held.tokens.nbytes
+
+    def prefetch(self, pieces: Ints) -> None:
+        """Start fetching the shards of rows that are read later."""
+        self._documents.prefetch(
+            self._documents.find(pieces[:, row_pieces.LANE], pieces[:, row_pieces.ORDINAL]).samples
+        )

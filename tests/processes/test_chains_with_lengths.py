@@ -1,0 +1,154 @@
+"""Real ranks, killed and resumed with token lengths, without, and switched at a resume, read the
+stream that one process reads without lengths."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload.count import count_tokens
+from tests.support.corpora import byte_tokenizer
+from tests.support.torchrun import Corpus, Run, launch, read_ends
+
+ON, OFF = "require", "off"
+PACKINGS: dict[str, dict[str, Any]] = {
+    "concat": {},
+    "rows": {"packing": "one_per_row", "overflow": "rows"},
+    "cut": {"packing": "one_per_row"},
+    "mixed": {"mixed": True},
+    "best_fit": {"packing": "best_fit", "open_rows": 4},
+}
+TO_THE_END = 10_000
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a chain: a run, with lengths or without, of ranks that may not communicate."""
+
+    run: Run
+    lengths: str = ON
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Parts of a run, one after the other. All but the last are killed."""
+
+    parts: list[Part]
+    packing: str = "concat"
+    epochs: int | None = None
+
+
+def part(ranks: int, batch_size: int, batches: int, lengths: str = ON, **more: Any) -> Part:
+    """A part that is killed unless it runs to the end, or `killed` says otherwise."""
+    alone = more.pop("alone", False)
+    more = {"workers": 1, "killed": batches < TO_THE_END, **more}
+    return Part(Run(ranks, batch_size, batches=batches, **more), lengths, alone)
+
+
+CHAINS = {
+    "on": Chain([part(2, 3, 5), part(3, 2, 4), part(1, 4, 3, killed=False)]),
+    "on, then off": Chain([part(2, 3, 5, ON), part(3, 2, 4, OFF, killed=False)]),
+    "off, then on": Chain([part(3, 2, 4, OFF), part(2, 3, 5, ON), part(1, 4, 3, killed=False)]),
+    "switched twice, mixed": Chain(
+        [part(2, 3, 6, ON), part(4, 1, 5, OFF), part(3, 2, 4, ON, killed=False)], "mixed"
+    ),
+    "one row per document": Chain([part(2, 3, 6), part(3, 2, 4, OFF, killed=False)], "rows"),
+    "with best_fit": Chain([part(2, 3, 6), part(3, 2, 4, OFF), part(1, 4, 3)], "best_fit"),
+    "an exchange every third batch": Chain(
+        [
+            part(2, 2, 5, ON, exchange_every=3),
+            part(2, 2, 5, OFF, exchange_every=3),
+            part(4, 1, 5, ON, killed=False),
+        ]
+    ),
+    "on two nodes": Chain([part(4, 2, 4, nodes=2), part(2, 2, 3, OFF, nodes=2, killed=False)]),
+    "without communication": Chain(
+        [
+            part(3, 2, 5, alone=True),
+            part(2, 3, 4, OFF),
+            part(4, 1, 5, alone=True),
+            part(1, 5, 3, OFF, killed=False),
+        ]
+    ),
+    "to the end": Chain([part(2, 6, 30), part(3, 4, TO_THE_END)], epochs=1),
+    "to the end, switched": Chain(
+        [part(2, 6, 60, OFF), part(3, 4, 20, ON), part(2, 5, TO_THE_END, OFF)], "rows", 1
+    ),
+    "to the end without communication": Chain(
+        [
+            part(2, 6, 40, alone=True),
+            part(3, 4, 20, OFF),
+            part(4, 3, 20, ON),
+            part(6, 2, TO_THE_END, alone=True),
+        ],
+        epochs=1,
+    ),
+    "killed in the tail": Chain(
+        [part(3, 4, 87, ON), part(2, 6, 3, OFF), part(2, 5, 2, ON), part(3, 2, TO_THE_END)],
+        epochs=1,
+    ),
+    "killed in the tail without communication": Chain(
+        [part(3, 4, 102, alone=True), part(2, 2, TO_THE_END, OFF)], "rows", 1
+    ),
+    "cut rows": Chain([part(3, 4, 30, alone=True), part(2, 2, TO_THE_END, OFF)], "cut", 1),
+}
+# `make test-long` runs all of them
+SHORT = ("without communication", "to the end")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    corpus = Corpus.write(tmp_path_factory.mktemp("corpus"))
+    for folder in (corpus.folder, corpus.other_folder):
+        count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    return corpus
+
+
+def find_expected(corpus: Corpus, chain: Chain, number: int) -> list[list[int]]:
+    """The first rows of the run, or all if it is finite, read in this process without lengths."""
+    settings = {**PACKINGS[chain.packing], "lengths": OFF}
+    if chain.epochs is None:
+        return corpus.expected_rows(number, **settings)
+    with corpus.make_loader(batch_size=1, num_workers=0, epochs=chain.epochs, **settings) as loader:
+        return [ids for batch in loader for ids in batch["input_ids"].tolist()]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SHORT else pytest.mark.long) for name in CHAINS]
+)
+def test_ranks_killed_and_resumed_with_and_without_lengths_read_one_stream(
+    corpus: Corpus, tmp_path: Path, name: str
+) -> None:
+    chain = CHAINS[name]
+    found: dict[int, list[int]] = {}
+    for number, each in enumerate(chain.parts):
+        settings = {**PACKINGS[chain.packing], "lengths": each.lengths}
+        consumed = launch(
+            corpus,
+            tmp_path,
+            number,
+            each.run,
+            settings=settings,
+            epochs=chain.epochs,
+            alone=each.alone,
+            save_on=number % each.run.ranks,
+        )
+        for row, ids in consumed.items():
+            assert found.setdefault(row, ids) == ids, f"row {row} differs in part {number}"
+        start = json.loads((tmp_path / "start.json").read_text())
+        assert min(consumed) == start, "a part begins at the last state"
+    expected = find_expected(corpus, chain, len(found))
+    assert sorted(found) == list(range(len(found)))
+    assert [found[row] for row in range(len(expected))] == expected
+    if "in the tail" in name:
+        assert json.loads((tmp_path / "state.json").read_text())["tail"]
+    last = chain.parts[-1].run
+    assert len(found) - len(expected) < last.ranks * last.batch_size
+    if not last.killed:
+        states = [end["state"] for end in read_ends(tmp_path)[: last.ranks]]
+        assert states == [states[0]] * last.ranks, "the state is whole on every rank"

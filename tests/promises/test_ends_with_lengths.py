@@ -1,0 +1,180 @@
+"""Finite runs end alike with token lengths and without: rows, states, statistics, and errors."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudload import CloudLoader
+from cloudload.count import count_tokens
+from cloudload.errors import CloudloadError
+from cloudload.lengths import advance
+from cloudload.run.state import State
+from cloudload.testing import Leg, Row, run_leg
+from tests.support.corpora import EOS, byte_tokenizer, write_mds
+from tests.support.examples import EXAMPLES
+from tests.support.finite_runs import leave_out, uneven
+from tests.support.loaders import make_loader
+
+CORPORA = {
+    "uneven": uneven(1, 61),
+    "very uneven": uneven(2, 40, most=90),
+    "few": ["abcdefghij", "", "k"],
+    "left out": [("-" if number % 3 else "") + "x" * number for number in range(40)],
+    "none left": ["-a", "-bc", "-d"],
+    "empty": [""] * 9,
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A dataset for each corpus, with its lengths, whose shards and orders are cached."""
+    root = tmp_path_factory.mktemp("ends")
+    for name, documents in CORPORA.items():
+        write_mds(root / name, documents, shard_bytes=400)
+        for transform in (None, leave_out):
+            count_tokens(
+                root / name,
+                tokenizer=byte_tokenizer(),
+                transform=transform,
+                processes=1,
+                progress=False,
+            )
+    return {name: root / name for name in CORPORA}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a run: its world, and options that may change at a resume."""
+
+    leg: Leg
+    seq_len: int
+    has_lengths: bool
+
+
+@dataclass(frozen=True)
+class End:
+    """What is left of a part."""
+
+    rows: list[Row]
+    states: list[State]
+    stats: list[dict[str, Any]]
+
+
+PARTS = st.builds(
+    Part,
+    leg=st.builds(
+        Leg,
+        ranks=st.sampled_from([1, 2, 3, 6]),
+        workers=st.integers(0, 2),
+        batch_size=st.sampled_from([1, 2, 7]),
+        batches=st.integers(0, 8),
+    ),
+    seq_len=st.sampled_from([8, 8, 8, 5, 30]),
+    has_lengths=st.booleans(),
+)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "packing": st.sampled_from(["concat", "concat", "cut", "rows", "best_fit"]),
+        "epochs": st.integers(1, 3),
+        "tail": st.sampled_from(["pad", "drop"]),
+        "transform": st.sampled_from([None, leave_out]),
+        "eos": st.sampled_from([None, EOS]),
+        "min_tokens": st.sampled_from([0, 4]),
+        "num_lanes": st.sampled_from([6, 12]),
+        "shuffle_algo": st.sampled_from(["py1e", "seekable"]),
+    }
+)
+
+
+def run_parts(folder: Path, options: dict[str, Any], parts: list[Part]) -> list[End] | str:
+    """Run the parts one after the other, up to the end of the data, or the error of one."""
+    ends: list[End] = []
+    for part in parts:
+        loaders: list[CloudLoader] = []
+
+        def make_rank(loaders: Any = loaders, part: Part = part, **rank: Any) -> CloudLoader:
+            loader = CloudLoader(
+                folder,
+                tokenizer=byte_tokenizer(),
+                seq_len=part.seq_len,
+                lengths="require" if part.has_lengths else "off",
+                **options,
+                **rank,
+            )
+            loaders.append(loader)
+            return loader
+
+        try:
+            rows, states = run_leg(make_rank, part.leg, ends[-1].states[-1] if ends else None)
+        except CloudloadError as error:
+            return f"{type(error).__name__}: {error}"
+        ends.append(
+            End(
+                rows,
+                [{**state, "sources": ""} for state in states],
+                [{**asdict(loader.stats()), "delivery": None} for loader in loaders],
+            )
+        )
+    return ends
+
+
+@given(
+    corpus=st.sampled_from(list(CORPORA)),
+    options=OPTIONS,
+    parts=st.lists(PARTS, min_size=1, max_size=3),
+    scanned=st.sampled_from([0, 40, advance._SCANNED_WITHOUT]),
+)
+@settings(max_examples=EXAMPLES)
+def test_a_finite_run_ends_alike_with_lengths_and_without(
+    folders: dict[str, Path],
+    corpus: str,
+    options: dict[str, Any],
+    parts: list[Part],
+    scanned: int,
+) -> None:
+    options = dict(options)
+    if options["packing"] in ("cut", "rows"):
+        options |= {"packing": "one_per_row", "overflow": options["packing"]}
+    parts[-1] = replace(parts[-1], leg=replace(parts[-1].leg, batches=None))
+    plain = [replace(part, has_lengths=False) for part in parts]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(advance, "_SCANNED_WITHOUT", scanned)
+        patch.setattr(advance, "_SCANNED_WITH_TABLE", scanned)
+        found = run_parts(folders[corpus], options, parts)
+    expected = run_parts(folders[corpus], options, plain)
+    if isinstance(expected, str) or isinstance(found, str):
+        assert found == expected
+        return
+    for number, (one, other) in enumerate(itertools.zip_longest(found, expected)):
+        assert one.rows == other.rows, f"part {number}"
+        for step, states in enumerate(itertools.zip_longest(one.states, other.states)):
+            assert states[0] == states[1], f"part {number}, step {step}"
+        assert one.stats == other.stats, f"part {number}"
+
+
+@pytest.mark.parametrize("packing", ["concat", "one_per_row"])
+def test_a_seek_or_skip_into_the_tail_gives_the_state_that_reading_gives(
+    folders: dict[str, Path], packing: Any
+) -> None:
+    def open_loader(lengths: str) -> CloudLoader:
+        options = {"seq_len": 8, "num_lanes": 6, "batch_size": 4, "epochs": 2}
+        return make_loader(folders["very uneven"], packing=packing, lengths=lengths, **options)
+
+    reader = open_loader("off")
+    for number, batch in enumerate(reader, 1):
+        skipping, seeking = open_loader("require"), open_loader("require")
+        skipping.skip(number)
+        assert {**skipping.state_dict(), "skipped": ""} == reader.state_dict()
+        if reader.rows <= len(skipping) * 4 - 4:
+            seeking.seek(reader.rows)
+            of_reading = {"batches": reader.state_dict()["batches"], "global_batch": 4}
+            assert {**seeking.state_dict(), **of_reading} == reader.state_dict()
+        assert batch.first_row == 4 * number - 4
+    assert reader.state_dict()["tail"]

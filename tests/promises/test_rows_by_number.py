@@ -1,0 +1,221 @@
+"""`Rows` has the rows of a loader with the same arguments, in any order of access."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from cloudload import Rows
+from cloudload.errors import DatasetError
+from cloudload.workers.document_reader import DocumentReader
+from tests.promises.test_lengths import CASES, corpora, fail_on_some, streams_of  # noqa: F401
+from tests.support.corpora import EOS, byte_tokenizer
+from tests.support.examples import EXAMPLES
+from tests.support.loaders import make_loader
+
+SETTINGS: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": EOS, "num_lanes": 12}
+
+
+def rows_of(loader: Any, number: int) -> list[dict[str, list[int]]]:
+    """The first rows of a loader, as plain lists."""
+    rows: list[dict[str, list[int]]] = []
+    with loader:
+        for batch in loader:
+            lists = {name: tensor.tolist() for name, tensor in batch.items()}
+            rows += [
+                {name: values[row] for name, values in lists.items()}
+                for row in range(len(batch.rows))
+            ]
+            if len(rows) >= number:
+                break
+    return rows[:number]
+
+
+def plain(item: dict[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {name: tensor.tolist() for name, tensor in item.items()}
+
+
+def limit(access: Any, end: int) -> Any:
+    """The rows of an access before row `end`."""
+    if isinstance(access, range):
+        return range(access.start, min(access.stop, end), access.step)
+    return [row for row in access if row < end]
+
+
+@given(
+    case=CASES.filter(lambda case: case["packing"] != "best_fit"),
+    shares=st.sampled_from([(None,), (None, None), (1.0, 3.0), (0.5, 1.0, 0.2)]),
+    look=st.fixed_dictionaries(
+        {"seq_len": st.sampled_from([7, 50, 120]), "mask_edges": st.booleans()}
+    ),
+    accesses=st.lists(
+        st.one_of(
+            st.lists(st.integers(0, 299), min_size=1, max_size=9),
+            st.builds(range, st.integers(0, 150), st.just(300), st.integers(1, 40)),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+)
+@settings(max_examples=EXAMPLES)
+def test_any_access_gives_the_rows_that_a_loader_hands_out(
+    corpora: list[Path],  # noqa: F811
+    case: dict[str, Any],
+    shares: tuple[float | None, ...],
+    look: dict[str, Any],
+    accesses: list[Any],
+) -> None:
+    options = {
+        **case,
+        **look,
+        "epochs": None if shares[-1] is not None else case["epochs"],
+        "fields": ["segment_ids", "position_ids"],
+        "on_error": "skip" if case["transform"] is fail_on_some else "raise",
+    }
+    if options["packing"] != "one_per_row":
+        del options["overflow"]
+    data = streams_of(corpora, shares)
+    try:
+        expected = rows_of(make_loader(data, batch_size=case["num_lanes"], **options), 300)
+    except DatasetError as error:
+        if "no tokens" in str(error):
+            return  # in a whole epoch of a lane
+        raise
+    rows = Rows(data, **{**SETTINGS, **options})
+    if options["epochs"] is not None:
+        assert len(rows) == len(make_loader(data, batch_size=1, **options))
+        accesses = [limit(access, len(rows)) for access in accesses]
+    for access in accesses:
+        if isinstance(access, range):
+            found = [rows[row] for row in access]  # in regular steps, which are read ahead
+        else:
+            found = rows.__getitems__(access)
+        assert [plain(item) for item in found] == [expected[row] for row in access]
+
+
+@pytest.fixture
+def folder(corpora: list[Path]) -> str:  # noqa: F811
+    return str(corpora[2])
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_workers_of_a_data_loader_read_the_same_rows(
+    folder: str, shuffle: bool, context: str
+) -> None:
+    rows = Rows(folder, seq_len=16, num_rows=90, **SETTINGS)
+    first = rows[0]  # a reader of this process, which a forked worker must not use
+    expected = rows_of(make_loader(folder), 90)
+    assert plain(first) == expected[0]
+    generator = torch.Generator().manual_seed(3)
+    loader = DataLoader(
+        rows, 6, shuffle, num_workers=2, multiprocessing_context=context, generator=generator
+    )
+    found = [row for batch in loader for row in batch["input_ids"].tolist()]
+    assert len(found) == 90
+    wanted = [row["input_ids"] for row in expected]
+    assert (found == wanted) != shuffle
+    assert sorted(found) == sorted(wanted)
+
+
+def test_rows_in_order_tokenize_each_document_once(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    original = DocumentReader.read_texts
+
+    def count(self: DocumentReader, samples: Any) -> Any:
+        read.extend(samples.tolist())
+        return original(self, samples)
+
+    rows = Rows(folder, seq_len=16, num_rows=300, **SETTINGS)
+    monkeypatch.setattr(DocumentReader, "read_texts", count)
+    tokens = sum(int((item["labels"] >= 0).sum()) for item in islice(rows, 300))
+    assert tokens == 300 * 16
+    first_epoch = read[:150]
+    assert len(set(first_epoch)) == len(first_epoch)
+
+
+def test_a_row_far_into_the_run_reads_a_few_documents(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    original = DocumentReader.read_texts
+
+    def count(self: DocumentReader, samples: Any) -> Any:
+        read.extend(samples.tolist())
+        return original(self, samples)
+
+    rows = Rows(folder, seq_len=16, **SETTINGS)
+    monkeypatch.setattr(DocumentReader, "read_texts", count)
+    item = rows[1_000_000]
+    assert len(read) <= 17
+    with make_loader(folder, lengths="require") as loader:
+        loader.seek(1_000_000)
+        assert next(iter(loader))["input_ids"][0].tolist() == item["input_ids"].tolist()
+
+
+def test_a_row_is_traced_to_its_documents(folder: str) -> None:
+    rows = Rows(folder, seq_len=16, **SETTINGS)
+    with make_loader(folder) as loader:
+        batch = next(iter(loader))
+        assert rows.trace(2) == loader.trace(batch, row=2)
+
+
+def test_what_belongs_to_the_training_loop_is_refused(folder: str) -> None:
+    for options, message in (
+        ({"batch_size": 4}, "Rows has no option batch_size"),
+        ({"packing": "best_fit"}, "packing is 'best_fit'"),
+        ({"fields": ["cu_seqlens"]}, "cu_seqlens, which describes a whole batch"),
+        ({"lengths": "off"}, "needs token lengths"),
+        ({"num_rows": -1}, "num_rows is -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Rows(folder, seq_len=16, **{**SETTINGS, **options})
+    with pytest.raises(TypeError, match="Use seq_len"):
+        Rows(folder, sequence_length=16, **SETTINGS)
+
+
+def test_data_without_lengths_is_refused_with_the_command_that_counts_them(
+    tmp_path: Path, folder: str
+) -> None:
+    for name in os.listdir(folder):
+        if name != "lengths":
+            (tmp_path / name).symlink_to(Path(folder, name))
+    with pytest.raises(DatasetError, match="Run: cloudload count"):
+        Rows(str(tmp_path), seq_len=16, **SETTINGS)
+
+
+def test_the_number_of_rows(folder: str) -> None:
+    rows = Rows(folder, seq_len=16, num_rows=40, **SETTINGS)
+    assert len(rows) == 40
+    assert plain(rows[-1]) == plain(rows[39])
+    assert len(list(rows)) == 40
+    for row in (40, -41):
+        with pytest.raises(IndexError, match="40 rows"):
+            rows[row]
+    with pytest.raises(TypeError):
+        rows["first"]  # type: ignore[index]
+    endless = Rows(folder, seq_len=16, **SETTINGS)
+    with pytest.raises(TypeError, match="num_rows"):
+        len(endless)
+    with pytest.raises(IndexError, match="endless"):
+        endless[-1]
+
+
+def test_rows_can_be_pickled_and_closed(folder: str) -> None:
+    rows = Rows(folder, seq_len=16, num_rows=40, **SETTINGS)
+    item = plain(rows[7])
+    assert plain(pickle.loads(pickle.dumps(rows))[7]) == item
+    rows.close()
+    rows.close()
+    assert plain(rows[7]) == item

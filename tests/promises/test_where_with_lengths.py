@@ -1,0 +1,146 @@
+"""With token lengths, the rows of a document are found without reading, and are those that reading
+finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudload import CloudLoader, Stream
+from cloudload.count import count_tokens
+from cloudload.lengths import occurrences
+from cloudload.provenance import find_document, open_run, trace_steps
+from cloudload.workers.document_reader import DocumentReader
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from tests.support.examples import EXAMPLES
+
+SIZES = (60, 9)
+LAST_STEP = 40
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two datasets with lengths; one document is empty, and one fills many rows."""
+    root, found = tmp_path_factory.mktemp("where"), []
+    for number, size in enumerate(SIZES):
+        documents = random_documents(number, size)
+        documents[3], documents[5] = "", "long " * 90
+        found.append(write_mds(root / str(number), documents, shard_bytes=3_000))
+        count_tokens(found[-1], tokenizer=byte_tokenizer(), processes=1, progress=False)
+    return found
+
+
+@given(
+    packing=st.sampled_from(["concat", "concat", "cut", "rows"]),
+    shares=st.sampled_from([(None,), (None, None), (0.7, 0.3), (0.02, 0.98)]),
+    epochs=st.sampled_from([None, 1, 3]),
+    num_lanes=st.sampled_from([4, 12]),
+    min_tokens=st.sampled_from([0, 30]),
+    saved=st.integers(1, 9),
+    chosen=st.integers(0, 1_000),
+    rows_at_once=st.sampled_from([3, 1 << 22]),
+)
+@settings(max_examples=EXAMPLES // 2)
+def test_where_finds_the_rows_that_reading_finds(
+    folders: list[str],
+    *,
+    packing: Any,
+    shares: tuple[float | None, ...],
+    epochs: int | None,
+    num_lanes: int,
+    min_tokens: int,
+    saved: int,
+    chosen: int,
+    rows_at_once: int,
+) -> None:
+    data = [Stream(url, proportion=share) for url, share in zip(folders, shares, strict=False)]
+    overflow = {"packing": "one_per_row", "overflow": packing}
+    with CloudLoader(
+        data,
+        tokenizer=byte_tokenizer(),
+        eos=EOS,
+        seq_len=32,
+        batch_size=5,
+        num_workers=0,
+        num_lanes=num_lanes,
+        min_tokens=min_tokens,
+        epochs=None if shares[0] else epochs,
+        **(overflow if packing in ("cut", "rows") else {"packing": packing}),
+    ) as loader:
+        list(loader.take(saved))
+        state = loader.state_dict()
+    if state["tail"]:
+        return
+    run = open_run(state, tokenizer=byte_tokenizer())
+    stream = chosen % len(data)
+    sample = chosen // 2 % SIZES[stream]
+    with pytest.MonkeyPatch.context() as patch:
+        expected = list(find_document(run, stream, sample, LAST_STEP, lengths="off", num_workers=0))
+        patch.setattr(occurrences, "_ROWS_AT_ONCE", rows_at_once)
+        patch.setattr(DocumentReader, "read_texts", refuse)
+        found = list(find_document(run, stream, sample, LAST_STEP, lengths="require"))
+    assert found == expected
+
+
+def refuse(_: DocumentReader, samples: Any) -> Any:
+    raise AssertionError(f"read {len(samples)} documents")
+
+
+def test_where_and_trace_of_a_distant_step_agree_and_read_a_few_documents(
+    folders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CloudLoader(
+        folders[0], tokenizer=byte_tokenizer(), eos=EOS, seq_len=32, batch_size=5, num_workers=0
+    ) as loader:
+        next(iter(loader))
+        run = open_run(loader.state_dict(), tokenizer=byte_tokenizer())
+    read: list[int] = []
+    original = DocumentReader.read_texts
+
+    def count(self: DocumentReader, samples: Any) -> Any:
+        read.append(len(samples))
+        return original(self, samples)
+
+    monkeypatch.setattr(DocumentReader, "read_texts", count)
+    steps = range(100_000, 100_010)
+    [(step, spans), *_] = list(trace_steps(run, steps, lengths="require", num_workers=0))
+    assert sum(read) < 1_000
+    span = spans[0]
+    found = [
+        each
+        for each in find_document(run, 0, span.sample, step, lengths="require")
+        if each.step == step
+    ]
+    assert (span.epoch, span.start, span.stop) in [
+        (each.epoch, each.start, each.stop) for each in found
+    ]
+
+
+def test_a_document_that_begins_before_the_state_is_found_from_its_middle(tmp_path: Path) -> None:
+    url = write_mds(tmp_path, ["a" * 500, "b" * 40] * 4)
+    count_tokens(url, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    with CloudLoader(
+        url,
+        tokenizer=byte_tokenizer(),
+        eos=EOS,
+        seq_len=16,
+        batch_size=4,
+        num_workers=0,
+        num_lanes=4,
+    ) as loader:
+        list(loader.take(3))
+        run = open_run(loader.state_dict(), tokenizer=byte_tokenizer())
+    starts = []
+    for sample in range(8):
+        found, expected = (
+            list(find_document(run, 0, sample, 200, lengths=lengths, num_workers=0))
+            for lengths in ("require", "off")
+        )
+        assert found == expected
+        starts.append(found[0].start)
+    assert np.any(np.array(starts) > 0)
