@@ -123,6 +123,13 @@ def test_order_reports_all_parts() -> None:
     assert all(row["GB in all"] > 0 for row in drift)
 
 
+def test_uneven_worlds_reports_what_is_read_twice() -> None:
+    even, uneven = map(json.loads, run("uneven_worlds").splitlines()[:2])
+    assert (even["ranks"], uneven["ranks"]) == (6, 7)
+    assert even["rows_moved"] == 0 < uneven["rows_moved"] < 0.1
+    assert 0.9 < even["tokenized"] < uneven["tokenized"] < 1.2
+
+
 def test_trace_finds_what_the_run_read(corpus: Path) -> None:
     [[row]] = run_json("trace", "--corpus", str(corpus), "--steps", "40").values()
     assert row["tokens of the run"] == 51 * 8 * 256

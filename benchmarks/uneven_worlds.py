@@ -1,0 +1,124 @@
+"""Count what worlds that do not divide the lanes read twice, on made-up lengths of web documents.
+
+    python -m benchmarks.uneven_worlds
+
+Prints one line of JSON per world and `seq_len`. `tokenized` is the number of tokens tokenized over
+the number handed out, after the first row of each lane. `nodes_read` is the number of canonical
+nodes that each machine reads, summed, over the number of nodes: about the bytes downloaded in an
+epoch over those of the dataset.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloudload.arrays import Flags, Ints
+from cloudload.lengths.advance import Walker
+from cloudload.lengths.row_pieces import LANE, ORDINAL, ROW, RowPieces
+from cloudload.lengths.sizes import LaneSizes
+from cloudload.lengths.tables import LaneTables
+from cloudload.order.dealing import share_lanes
+from cloudload.order.lanes import Lanes
+from cloudload.order.spec import OrderConfig
+from cloudload.packing.packers import Packing
+from cloudload.packing.tables import NUM_CURSOR_COLUMNS
+from cloudload.run.components import Component
+
+# lanes, canonical nodes, ranks of each machine; the first ones divide the lanes
+WORLDS = (
+    *((60, 4, (6,)), (60, 4, (7,)), (3_840, 64, (8,) * 8)),
+    *((3_840, 64, (7,) * 9), (3_840, 64, (8,) * 9), (3_840, 64, (8,) * 63)),
+)
+BATCH_SIZE, TURNS, MEDIAN_TOKENS, SIGMA = 8, 8, 500, 1.1
+
+
+def measure(world: tuple[int, int, tuple[int, ...]], seq_len: int) -> dict[str, Any]:
+    """Deal some turns of the lanes to a world, and follow each rank's documents."""
+    num_lanes, num_nodes, machines = world
+    per_node = 2 * num_lanes * TURNS * seq_len // MEDIAN_TOKENS // num_nodes
+    lanes = Lanes(num_lanes, per_node * num_nodes, None, num_nodes)
+    hosts = np.repeat(np.arange(len(machines)), machines)
+    dealing, global_batch = share_lanes(lanes, hosts), BATCH_SIZE * len(hosts)
+    starts = range(0, TURNS * num_lanes, global_batch)
+    dealt = np.stack([dealing.deal(start, BATCH_SIZE) for start in starts])
+    with tempfile.TemporaryDirectory() as folder:
+        documents = Documents(lanes, seq_len, Path(folder))
+        tokenized = sum(
+            documents.count_tokenized(dealt[:, rank].ravel(), dealing.owners == rank)
+            for rank in range(len(hosts))
+        )
+    later = int((dealt >= num_lanes).sum())
+    nodes = lanes.first_positions[dealt % num_lanes] % num_nodes
+    read = sum(len(np.unique(nodes[:, hosts == host])) for host in range(len(machines)))
+    moved = dealing.owners[dealt % num_lanes] != np.arange(len(hosts))[:, None]
+    return {
+        "lanes": num_lanes,
+        "ranks": len(hosts),
+        "machines": len(machines),
+        "seq_len": seq_len,
+        "tokenized": round(tokenized / later / seq_len, 3),
+        "rows_moved": round(float(moved.mean()), 4),
+        "nodes_read": round(read / num_nodes, 3),
+    }
+
+
+class Documents:
+    """Documents with log-normal lengths, in one shard per canonical node."""
+
+    def __init__(self, lanes: Lanes, seq_len: int, folder: Path) -> None:
+        random = np.random.default_rng(0)
+        lengths = random.lognormal(np.log(MEDIAN_TOKENS), SIGMA, lanes.num_positions)
+        component = Component(
+            streams=range(1),
+            first_sample=0,
+            shard_sizes=np.full(lanes.num_nodes, lanes.num_positions // lanes.num_nodes, np.int64),
+            raw_bytes=0,
+            sampling=None,
+            order=OrderConfig(True, "py1e", 1 << 18, lanes.num_nodes, 17),
+            lanes=lanes,
+        )
+        self._sizes = LaneSizes(
+            component,
+            component.orders(folder),
+            np.minimum(lengths, 1e5).astype(np.int64).__getitem__,
+            np.zeros_like,
+            np.array([1], np.int64),
+            0,
+        )
+        packing = Packing("concat", seq_len, 16, "cut")
+        tables = LaneTables(folder / "tables", self._sizes, packing, "made-up")
+        starts = np.zeros((lanes.num_lanes, NUM_CURSOR_COLUMNS), np.int64)
+        walker = Walker(tables, self._sizes, packing)
+        self._finder = RowPieces(walker, self._sizes, packing, starts)
+
+    def count_tokenized(self, rows: Ints, is_own: Flags) -> int:
+        """The tokens that a rank tokenizes for its rows after the first turn of the lanes.
+
+        A document is tokenized for each row, unless the rank owns the lane (bool [lanes]) and its
+        latest row there ended in the same document.
+        """
+        lanes, numbers = rows % len(is_own), rows // len(is_own)
+        in_lanes = np.lexsort((numbers, lanes))
+        lanes, numbers = lanes[in_lanes], numbers[in_lanes]
+        pieces = self._finder.find(lanes, numbers)
+        is_held = np.zeros(len(pieces), np.bool_)
+        is_held[1:] = (np.diff(pieces[:, [LANE, ORDINAL]], axis=0) == 0).all(axis=1)
+        is_held &= is_own[pieces[:, LANE]]
+        sizes = self._sizes.measure(pieces[:, LANE], pieces[:, ORDINAL]).sizes
+        return int(sizes[(numbers[pieces[:, ROW]] > 0) & ~is_held].sum())
+
+
+def main() -> None:
+    for seq_len in (2_048, 8_192):
+        for world in WORLDS[:2] if "--quick" in sys.argv else WORLDS:
+            print(json.dumps(measure(world, seq_len)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
