@@ -1,84 +1,132 @@
 """Time counting beside the bare tokenizer, on the same texts, by the CPU time of one process.
 
-Counting reads, unpacks, checks and decodes the shards, too. Opening the tokenizer is left out of
-both.
+    bare     strings in memory ─► token IDs, in batches of the size that count uses
+    count    shards in the store ─► read, check, unpack, decode, tokenize ─► a file of lengths
+
+Each run is a process of its own, so that the tokenizer's cache of words starts empty. Opening the
+tokenizer, and comparing its first IDs with those of Hugging Face, are left out of both.
 
     python -m benchmarks.count MDS_FOLDER TOKENIZER [RUNS]
 
-Prints one line of JSON: medians of MB of text per CPU second, their ratio, and bytes per document.
+Prints one line of JSON: medians of MB of text per CPU second with the least and the most, their
+ratio, and bytes per document.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from cloudload import Stream
 from cloudload.cache.folder import default_cache
-from cloudload.cache.shard_cache import ShardCache
 from cloudload.config.rows import RowsConfig
-from cloudload.count.count import list_jobs
-from cloudload.count.group import count_group
+from cloudload.count.count import prepare
+from cloudload.count.group import BYTES_AT_ONCE, count_group, list_groups, open_meter
 from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.storage.base import Retry
 from cloudload.tokenization.backend import choose_backend
 from cloudload.tokenization.tokenizer import DocumentTokenizer
 from cloudload.workers.document_reader import DocumentReader
 
-_DOCUMENTS_AT_ONCE = 1024
+_WARM_UP = ["A text that any tokenizer can encode."] * 64
 
 
-def time_bare(recipe: Recipe, texts: list[str], backend: str) -> float:
+def read_batches(reader: DocumentReader, recipe: Recipe) -> Iterator[list[str]]:
+    """The texts of the dataset, in batches of about the bytes that count tokenizes at once."""
+    starts = recipe.corpus.shard_starts.tolist()
+    for start, stop in itertools.pairwise(starts):
+        batch: list[str] = []
+        size = 0
+        for sample in range(start, stop):
+            batch += [str(text) for text in reader.read_texts(np.array([sample]))]
+            size += len(batch[-1])
+            if size >= BYTES_AT_ONCE or sample == stop - 1:
+                yield batch
+                batch, size = [], 0
+
+
+def time_bare(recipe: Recipe, backend: str, folder: Path) -> dict[str, Any]:
     """CPU seconds to tokenize all texts."""
-    tokenizer = DocumentTokenizer(recipe.tokenizer, backend)
-    tokenizer.encode_flat(texts[:64])
+    tokenizer, spent, size, number = DocumentTokenizer(recipe.tokenizer, backend), 0.0, 0, 0
+    tokenizer.encode_flat(_WARM_UP)
+    wait_until_idle()
+    with open_meter(recipe, backend, folder, Retry()) as meter:
+        for texts in read_batches(meter.reader, recipe):
+            began = time.process_time()
+            tokenizer.encode_flat(texts)
+            spent += time.process_time() - began
+            size += sum(len(text.encode()) for text in texts)
+            number += len(texts)
+    return {"seconds": spent, "bytes": size, "documents": number}
+
+
+def time_count(recipe: Recipe, backend: str, folder: Path) -> dict[str, Any]:
+    """CPU seconds to count all groups."""
+    DocumentTokenizer(recipe.tokenizer, backend).encode_flat(_WARM_UP)
+    wait_until_idle()
+    work = prepare(recipe, backend, str(folder), Retry())
     began = time.process_time()
-    for start in range(0, len(texts), _DOCUMENTS_AT_ONCE):
-        tokenizer.encode_flat(texts[start : start + _DOCUMENTS_AT_ONCE])
-    return time.process_time() - began
+    for group in list_groups(work, recipe.corpus.datasets[0]):
+        count_group(work, group)
+    spent = time.process_time() - began
+    return {
+        "seconds": spent,
+        "stored": sum(path.stat().st_size for path in folder.rglob("*.lengths")),
+    }
 
 
-def read_texts(recipe: Recipe, folder: Path) -> list[str]:
-    """All texts of the dataset."""
-    cache = ShardCache(recipe.corpus, folder, Retry(), verify="off")
-    reader = DocumentReader(recipe, cache)
-    found = reader.read_texts(np.arange(recipe.corpus.num_samples))
-    cache.close()
-    return [text for text in found if isinstance(text, str)]
+def wait_until_idle() -> None:
+    """Wait until the threads that compare IDs have no work left."""
+    before = -1.0
+    while time.process_time() - before > 0.01:
+        before = time.process_time()
+        time.sleep(0.5)
 
 
-def main() -> None:
-    dataset, tokenizer = sys.argv[1:3]
-    runs = int(sys.argv[3]) if len(sys.argv) > 3 else 5
+def run_once(side: str, dataset: str, tokenizer: str) -> None:
+    """Time one side, and print the result as JSON."""
     config = RowsConfig(streams=(Stream(dataset),), seq_len=1, bos=None, eos=None)
     recipe = open_recipe(config, tokenizer, Retry())
     backend = choose_backend(recipe.tokenizer.json, "auto", default_cache()).name
-    bare, counted = [], []
     with tempfile.TemporaryDirectory() as folder:
-        texts = read_texts(recipe, Path(folder))
-        size = sum(len(text.encode()) for text in texts)
-        for number in range(runs):
-            bare.append(time_bare(recipe, texts, backend))
-            jobs = list_jobs(recipe, backend, f"{folder}/lengths-{number}", Retry())
-            began = time.process_time()
-            for job in jobs:
-                count_group(job)
-            counted.append(time.process_time() - began)
-        size_of_files = sum(path.stat().st_size for path in Path(folder).rglob("*.lengths"))
-    speeds = [size / 1e6 / statistics.median(each) for each in (bare, counted)]
+        measure = time_bare if side == "bare" else time_count
+        print(json.dumps({"backend": backend, **measure(recipe, backend, Path(folder))}))
+
+
+def main() -> None:
+    if sys.argv[1] in ("bare", "count"):
+        run_once(*sys.argv[1:4])
+        return
+    dataset, tokenizer = sys.argv[1:3]
+    runs = int(sys.argv[3]) if len(sys.argv) > 3 else 5
+    found: dict[str, list[dict[str, Any]]] = {"bare": [], "count": []}
+    for _ in range(runs):
+        for side, results in found.items():
+            command = [sys.executable, "-m", "benchmarks.count", side, dataset, tokenizer]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            results.append(json.loads(done.stdout))
+    size, documents = found["bare"][0]["bytes"], found["bare"][0]["documents"]
+    speeds = {
+        side: [round(size / 1e6 / each["seconds"], 1) for each in results]
+        for side, results in found.items()
+    }
+    medians = {side: statistics.median(each) for side, each in speeds.items()}
     result = {
-        "backend": backend,
+        "backend": found["bare"][0]["backend"],
         "text_mb": round(size / 1e6, 1),
-        "bare_mb_per_cpu_s": round(speeds[0], 1),
-        "count_mb_per_cpu_s": round(speeds[1], 1),
-        "ratio": round(speeds[1] / speeds[0], 3),
-        "length_bytes_per_document": round(size_of_files / runs / len(texts), 3),
+        **{f"{side}_mb_per_cpu_s": [min(s), medians[side], max(s)] for side, s in speeds.items()},
+        "ratio": round(medians["count"] / medians["bare"], 3),
+        "length_bytes_per_document": round(found["count"][0]["stored"] / documents, 3),
     }
     print(json.dumps(result))
 

@@ -119,7 +119,7 @@ _ADVICE_BY_CALLEE = {
     },
     "convert_to_mds": {
         **dict.fromkeys(
-            ("tokenizer", "seq_len", "concat_tokens", "bos_text", "eos_text"),
+            ("seq_len", "concat_tokens", "bos_text", "eos_text"),
             "Shards hold raw text. CloudLoader tokenizes and packs it",
         ),
         **_PROGRESS,

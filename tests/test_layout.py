@@ -22,12 +22,12 @@ storage segments
 config
 engines
 mds order tokenization
-cache packing convert check
+cache packing check
 run batch streaming_arguments inspect
 lengths
 workers
 delivery count
-loader
+loader convert
 evaluation export row_dataset
 integrations provenance testing
 cli

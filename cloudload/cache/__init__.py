@@ -8,6 +8,8 @@
                          download      store ─► raw shard, size and hash checked
                          counters      hits, misses, bytes
 
+    memory_shards     shards that are read once, one after another, without a file
+
 Workers use `ShardCache`. The loader uses `default_cache` and `open_cache_folder`. The cache has no
 daemon and no index, because the files and their locks are its only state.
 """

@@ -29,7 +29,12 @@ from cloudload.cache.republished import check_fetched
 from cloudload.config.choices import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Dataset
-from cloudload.mds.download import check_hash, check_header, download_shard
+from cloudload.mds.download import (
+    check_hash,
+    check_header,
+    describe_second_fault,
+    download_shard,
+)
 from cloudload.mds.hashes import fastest_hash
 from cloudload.mds.index import ShardInfo
 from cloudload.storage.base import Retry
@@ -198,11 +203,7 @@ class Fetcher:
                     return
                 if attempt == 1:
                     logger.warning("%s %s; fetching it again", redact(url), fault)
-        raise DatasetError(
-            f"{redact(url)} {fault}. This was the second invalid download. If the dataset was "
-            "republished during the run, restart to read its new index; otherwise convert or copy "
-            "the shard again"
-        )
+        raise DatasetError(describe_second_fault(url, str(fault)))
 
     def _explain(self, error: OSError, info: ShardInfo) -> str:
         what = f"{info.raw.name} ({info.raw.bytes:,} bytes)"

@@ -47,10 +47,16 @@ def check_fetched(folder: Path, dataset: Dataset, info: ShardInfo, version: Vers
 
 def check_in_place(dataset: Dataset, info: ShardInfo, path: Path) -> None:
     """Raise `DatasetError` if a local shard without a hash was written after the index was read."""
-    if info.has_hash:
-        return
-    written_s = path.stat().st_mtime
-    if written_s > dataset.read_s:
+    if not info.has_hash:
+        check_written(dataset, info, path.stat().st_mtime)
+
+
+def check_written(dataset: Dataset, info: ShardInfo, written_s: float | None) -> None:
+    """Raise `DatasetError` if a shard without a hash was written after the index was read.
+
+    `written_s` is the time at which it was written, in seconds since 1970; None if unknown.
+    """
+    if not info.has_hash and written_s is not None and written_s > dataset.read_s:
         raise DatasetError(
             f"{_explain(dataset, info, written_s)} index.json was read ({_show(dataset.read_s)}), "
             "so shards that were read before may have held old text. Run again once the dataset "

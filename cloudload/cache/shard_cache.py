@@ -90,7 +90,7 @@ class ShardCache:
             if time.monotonic() - used_at > _TOUCH_EVERY_S:
                 self._keep(number, shard)
             return shard
-        dataset, info = self._info(number)
+        dataset, info = self._corpus.find_shard(number)
         if is_in_place(dataset, info):
             shard = self._map_in_place(dataset, info)
         else:
@@ -104,7 +104,7 @@ class ShardCache:
         for number in numbers:
             if number in self._open or number in self._fetches:
                 continue
-            dataset, info = self._info(number)
+            dataset, info = self._corpus.find_shard(number)
             if not is_in_place(dataset, info):
                 self._fetches[number] = self._threads.submit(self._prefetch, number, dataset, info)
 
@@ -116,11 +116,6 @@ class ShardCache:
         self._threads.close(_CLOSE_S)
         self._open.clear()
         self._fetches.clear()
-
-    def _info(self, number: int) -> tuple[Dataset, ShardInfo]:
-        owner, shard = self._corpus.shard_owners[number]
-        dataset = self._corpus.datasets[owner]
-        return dataset, dataset.shards[shard]
 
     def _prefetch(self, number: int, dataset: Dataset, info: ShardInfo) -> Path | None:
         # if another process is fetching this shard, do not wait, so that this thread fetches others
@@ -164,7 +159,7 @@ class ShardCache:
         return shard
 
     def _keep(self, number: int, shard: Shard) -> None:
-        dataset, info = self._info(number)
+        dataset, info = self._corpus.find_shard(number)
         shard.url = redact(join_url(dataset.url, info.stored.name))
         if not is_in_place(dataset, info):
             mark_used(shard.path)

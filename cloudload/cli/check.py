@@ -42,7 +42,7 @@ def add_check(commands: Commands) -> None:
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     share = "check a share of the shards: I/N, from 0/N to N-1/N; or auto, in an array of jobs"
     add("--worker", metavar="I/N", help=share)
-    add_engine_options(add, "group of shards")
+    add_engine_options(add, "groups of shards")
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 

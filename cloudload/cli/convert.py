@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudload.cli.command import add_command
 from cloudload.cli.engine import add_engine_options, open_engine
@@ -24,13 +24,14 @@ recognizes its input by file names and sizes.
 
 examples:
   cloudload convert corpus/ 's3://bucket/*.jsonl.zst' s3://bucket/mds --split train --keep source
+  cloudload convert corpus/ s3://bucket/mds --tokenizer gpt2     count the tokens, too
   cloudload convert s3://bucket/raw s3://bucket/mds --engine ray --address auto
   cloudload convert s3://bucket/raw s3://bucket/mds --worker 3/64
 """
 
 
 def add_convert(commands: Commands) -> None:
-    add = add_command(
+    parser = add_command(
         commands,
         "convert",
         _convert,
@@ -39,7 +40,8 @@ def add_convert(commands: Commands) -> None:
         "number of processes or machines.",
         epilog=_CONVERT_EXAMPLE,
         after_interrupt="To resume, run the same command again, without --overwrite",
-    ).add_argument
+    )
+    add = parser.add_argument
     where = (
         "a file, folder or glob, local or in a store, such as hf://datasets/OWNER/NAME/PATH; the "
         "folder of an MDS dataset; - for stdin; hf://OWNER/NAME"
@@ -65,12 +67,19 @@ def add_convert(commands: Commands) -> None:
     add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
     parts = "stored input bytes of a segment, the part that a process converts (default: 256m)"
     add("--segment-bytes", type=_bytes, default="256m", metavar="SIZE", help=parts)
+    tokens = "also count the tokens, as cloudload count does: name, folder or tokenizer.json"
+    add("--tokenizer", metavar="NAME", help=tokens)
+    function = "the transform of the runs that will use the token counts; changes no shard"
+    add("--transform", metavar="MODULE:FUNCTION", help=function)
+    add("--transform-id", metavar="ID", help="the transform_id of the run, if it has one")
+    on_error = "skip leaves documents out of the count if the transform fails (default: raise)"
+    add("--on-error", choices=("raise", "skip"), default="raise", help=on_error)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     share = "convert a share of the segments: I/N, from 0/N to N-1/N; or auto, in an array of jobs"
     add("--worker", metavar="I/N", help=share)
     join = "convert nothing; write the index if all segments are finished, or list the others"
     add("--finish", action="store_true", help=join)
-    add_engine_options(add, "segment")
+    add_engine_options(add, "segments")
     show = "print the files found, the segments, and an estimate, and write nothing"
     add("--plan", action="store_true", help=show)
     skip = "leave out and count bad records instead of stopping"
@@ -109,7 +118,7 @@ def _convert(options: argparse.Namespace) -> int:
             "it first"
         )
     names = "text_key id_key keep format split splits shard_bytes segment_bytes processes worker "
-    names += "finish skip_bad rejects overwrite append"
+    names += "finish skip_bad rejects overwrite append tokenizer transform_id on_error"
     with open_engine(options) as executor:
         report = convert_to_mds(
             options.inputs,
@@ -118,6 +127,7 @@ def _convert(options: argparse.Namespace) -> int:
             hashes=() if options.hashes == "none" else options.hashes.split(","),
             progress=not options.quiet,
             executor=executor,
+            transform=_import_transform(options.transform),
             **{name: getattr(options, name) for name in names.split()},
         )
     if options.report:
@@ -146,6 +156,14 @@ def _print_outline(options: argparse.Namespace) -> int:
     return 0
 
 
+def _import_transform(name: str | None) -> Any:
+    if name is None:
+        return None
+    from cloudload.provenance.state_run import import_transform  # imports torch
+
+    return import_transform(name)
+
+
 def _summary(report: ConvertReport) -> str:
     from cloudload.delivery.description import counted
 
@@ -172,6 +190,8 @@ def _summary(report: ConvertReport) -> str:
         *_list_splits(report),
         f"  columns    {columns}",
     ]
+    if report.tokens is not None:
+        lines.append(f"  tokens     {report.tokens:,}")
     return "\n".join(lines)
 
 

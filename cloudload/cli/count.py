@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
+from cloudload.cli.engine import add_engine_options, open_engine
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
     from cloudload.count.estimate import CountEstimate
     from cloudload.count.report import CountReport, LengthStats
+    from cloudload.count.tally import ValueCount
 
 _COUNT_EXAMPLE = """\
 Run it again to resume. A loader with this data, tokenizer, text column and transform finds the
@@ -21,12 +25,14 @@ examples:
   cloudload count s3://bucket/mds --tokenizer gpt2
   cloudload count s3://bucket/mds --tokenizer gpt2 --sample 1%       an estimate, in seconds
   cloudload count s3://bucket/mds --tokenizer gpt2 --worker 3/64     one job of an array of 64
+  cloudload count s3://bucket/mds --tokenizer gpt2 --engine ray --address auto
 """
 _BAR = 40
+_MOST_VALUES, _MOST_CHARACTERS, _MOST_TITLE_CHARACTERS = 50, 80, 50
 
 
 def add_count(commands: Commands) -> None:
-    add = add_command(
+    parser = add_command(
         commands,
         "count",
         _count,
@@ -35,7 +41,8 @@ def add_count(commands: Commands) -> None:
         "beside it, at 2 bytes a document.",
         epilog=_COUNT_EXAMPLE,
         after_interrupt="Run the same command again to resume",
-    ).add_argument
+    )
+    add = parser.add_argument
     add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
     add("--tokenizer", metavar="NAME", help="name, folder or tokenizer.json of the tokenizer")
     add("--split", metavar="NAME", help="count DATASET/NAME")
@@ -50,11 +57,16 @@ def add_count(commands: Commands) -> None:
     add("--on-error", choices=("raise", "skip"), default="raise", help=on_error)
     out = "where the lengths are kept (default: DATASET/lengths)"
     add("--out", metavar="URL", help=out)
+    by = "also print documents and tokens by the values of this column, such as source"
+    add("--by", metavar="COLUMN", help=by)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     worker = "count every N-th group, as job I of N (from 0), or take both from the environment"
     add("--worker", metavar="I/N|auto", help=worker)
+    add_engine_options(add, "groups of shards")
     sample = "estimate from this share of the documents, such as 1%%, and write nothing"
     add("--sample", type=parse_share, metavar="SHARE", help=sample)
+    png = "also draw the histogram of lengths to FILE (extra: plot)"
+    add("--png", type=Path, metavar="FILE", help=png)
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
@@ -89,21 +101,45 @@ def _count(options: argparse.Namespace) -> int:
         from cloudload.provenance.state_run import import_transform
 
         documents["transform"] = import_transform(options.transform)
+    if options.png is not None:
+        from cloudload.count.picture import check_picture
+
+        check_picture(options.png)
+    if options.sample is not None and options.by is not None:
+        raise ValueError("--by needs a full count. Remove --sample")
     if options.sample is not None:
         found = estimate_tokens(options.dataset, options.sample, **documents)
+        _draw(found, options.png)
         print(found.to_json() if options.json else describe_estimate(found))
         return 0
-    report = count_tokens(
-        options.dataset,
-        **documents,
-        out=options.out,
-        processes=options.processes,
-        worker=options.worker,
-        progress=not options.quiet,
-    )
+    with open_engine(options) as executor:
+        report = count_tokens(
+            options.dataset,
+            **documents,
+            out=options.out,
+            by=options.by,
+            processes=options.processes,
+            executor=executor,
+            worker=options.worker,
+            progress=not options.quiet,
+        )
     if report is not None:
+        _draw(report, options.png)
         print(report.to_json() if options.json else summarize(report))
     return 0
+
+
+def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
+    if path is None:
+        return
+    from cloudload.cli.terminal_text import escape
+    from cloudload.count.picture import draw_lengths
+
+    name = escape(found.dataset)
+    if len(name) > _MOST_TITLE_CHARACTERS:
+        name = f"…{name[-_MOST_TITLE_CHARACTERS:]}"
+    name = name.replace("$", r"\$")  # which begins a formula in matplotlib
+    draw_lengths(found.stats, f"{found.tokens:,} tokens in {name}", path)
 
 
 def summarize(report: CountReport) -> str:
@@ -128,9 +164,28 @@ def summarize(report: CountReport) -> str:
         f"  lengths    {report.lengths} ({counted(report.length_bytes, 'byte')})",
         f"  seconds    {report.seconds:.1f}",
     ]
+    if report.by is not None:
+        lines += ["", *_describe_values(report.by, report.values)]
     if report.documents:
         lines += ["", *_describe_lengths(report.stats)]
     return "\n".join(lines)
+
+
+def _describe_values(column: str, values: Sequence[ValueCount]) -> list[str]:
+    from cloudload.cli.terminal_text import escape
+
+    lines = [f"by {escape(column)}", f"  {'documents':>14}  {'tokens':>18}  {'share':>7}"]
+    for each in values[:_MOST_VALUES]:
+        name = escape(each.value[:_MOST_CHARACTERS]) or '""'
+        lines.append(f"  {each.documents:>14,}  {each.tokens:>18,}  {each.share:>7.2%}  {name}")
+    if more := values[_MOST_VALUES:]:
+        documents, tokens = (sum(getattr(e, n) for e in more) for n in ("documents", "tokens"))
+        share = sum(each.share for each in more)
+        lines.append(
+            f"  {documents:>14,}  {tokens:>18,}  {share:>7.2%}  ({len(more):,} other values, in "
+            "--json)"
+        )
+    return lines
 
 
 def describe_estimate(found: CountEstimate) -> str:

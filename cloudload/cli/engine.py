@@ -8,13 +8,13 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 
 
-def add_engine_options(add: Callable[..., object], unit: str) -> None:
-    """Add the options to a command. `unit` names a unit of its work, such as `segment`."""
-    engine = f"run the {unit}s in processes of this machine or on a Ray cluster (default: local)"
+def add_engine_options(add: Callable[..., object], units: str) -> None:
+    """Add the options to a command. `units` names the units of its work, such as `segments`."""
+    engine = f"run the {units} in processes of this machine or on a Ray cluster (default: local)"
     add("--engine", default="local", choices=["local", "ray"], help=engine)
     cluster = "the Ray cluster: auto, or ray://HOST:PORT (default: one on this machine)"
     add("--address", metavar="URL", help=cluster)
-    resources = f"resources of each {unit} on Ray, such as cpus=1,memory=2g (default: cpus=1)"
+    resources = "resources of each task on Ray, such as cpus=1,memory=2g (default: cpus=1)"
     add("--task-resources", metavar="NAME=N,...", help=resources)
 
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cloudload.convert.claims import compare_claims, without_segment_bytes
+from cloudload.convert.claims import compare_claims, without_lengths, without_segment_bytes
 from cloudload.convert.finish import Joined
 from cloudload.convert.output import Output, does_exist, read_if_exists
 from cloudload.convert.plan import Plan
@@ -43,7 +43,11 @@ def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
             f"{redact(location)} holds no finished conversion to append to. Finish it first, or "
             "convert without append (--append)"
         )
-    compare_claims(location, report["claim"], {"recipe": recipe, "inputs": {}})
+    compare_claims(
+        location,
+        {"recipe": without_lengths(report["claim"]["recipe"]), "inputs": {}},
+        {"recipe": without_lengths(recipe), "inputs": {}},
+    )
     entries = _read_entries(output)
     numbers = (_segment_of(entry) for several in entries.values() for entry in several)
     return {"index": _digest(entries), "stored": report, "segments": max(numbers, default=0) + 1}

@@ -9,6 +9,8 @@ from cloudload.convert.changed_files import describe_changes
 from cloudload.errors import ConvertError
 from cloudload.storage.redaction import redact
 
+LENGTHS_FIELD = "lengths"
+"""The field of a claim's recipe with the key of the token lengths, if they are counted."""
 _SEGMENT_BYTES = "segment_bytes"
 
 
@@ -20,6 +22,11 @@ def claim_one_segment(claim: Mapping[str, Any]) -> dict[str, Any]:
 def without_segment_bytes(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe without the size of segments."""
     return {key: value for key, value in recipe.items() if key != _SEGMENT_BYTES}
+
+
+def without_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe without the key of the token lengths, which an append may change."""
+    return {key: value for key, value in recipe.items() if key != LENGTHS_FIELD}
 
 
 def compare_claims(

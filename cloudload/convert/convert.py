@@ -15,10 +15,13 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import asdict
 from typing import Any
 
+from cloudload.config.choices import OnError
+from cloudload.config.transform import Transform
 from cloudload.convert.changed_files import list_sizes
-from cloudload.convert.claims import compare_claims
+from cloudload.convert.claims import LENGTHS_FIELD, compare_claims
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots, list_units
 from cloudload.convert.journal import Journal
@@ -30,6 +33,8 @@ from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
 from cloudload.convert.report import ConvertReport
 from cloudload.convert.run import Run, already_complete, convert_one_segment, convert_segments
 from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES
+from cloudload.count.group import CountWork
+from cloudload.count.new_shards import open_count_work
 from cloudload.engines.shares import Share
 from cloudload.errors import ConvertError
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES
@@ -56,6 +61,10 @@ def convert_to_mds(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     block_bytes: int = DEFAULT_BLOCK_BYTES,
     segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    tokenizer: Any = None,
+    transform: Transform | None = None,
+    transform_id: str | None = None,
+    on_error: OnError = "raise",
     processes: int | None = None,
     executor: Executor | None = None,
     worker: str | None = None,
@@ -112,6 +121,13 @@ def convert_to_mds(
             Parquet files larger than this are cut. A compressed file is never cut. Each segment
             ends with a shard that may be short. An iterator, a `datasets` object and stdin are one
             segment.
+        tokenizer: also count the tokens of each document, with this tokenizer, and keep the
+            lengths as `count_tokens` does for the finished dataset. As for `CloudLoader`. It cannot
+            be combined with `splits`: count each split after the conversion.
+        transform: the transform of the runs that will use the lengths, as for `CloudLoader`. It
+            does not change what is written.
+        transform_id: as for `CloudLoader`.
+        on_error: as for `CloudLoader`; it applies to the transform.
         processes: number of worker processes, one per available core by default. Each takes one
             segment at a time. With 1, all work is done in this process.
         executor: run the segments on this `concurrent.futures.Executor` instead, such as a
@@ -141,6 +157,8 @@ def convert_to_mds(
             field is not found, a package is not installed, there are no documents, `out` holds a
             dataset or conversion that differs or cannot be compared, or a new index at `out` would
             hide datasets in its folders.
+        TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
+        DatasetError: the transform failed on a document.
         StoreError: an input is missing or cannot be read, or the output cannot be written.
         WorkerError: a worker process failed or died.
     """
@@ -164,6 +182,11 @@ def convert_to_mds(
             raise ValueError(f"{name} is {number}. Use at least 1")
     if rejects is not None and not (skip_bad or finish):
         raise ValueError("rejects (--rejects) needs skip_bad (--skip-bad)")
+    if splits is not None and tokenizer is not None:
+        raise ValueError(
+            "splits (--split NAME=SHARE,...) and tokenizer (--tokenizer) cannot be combined yet. "
+            "Convert with splits, then run cloudload count on each split"
+        )
     share = Share.parse(worker) if worker is not None else None
     _check_overwrite(overwrite, is_array=bool(share or finish), append=append)
     location = _output_location(os.fspath(out), split)
@@ -174,7 +197,12 @@ def convert_to_mds(
     recipe = config.recipe() | {"keep": list(keep), "hashes": list(hashes)}
     recipe["segment_bytes"] = segment_bytes
     output = Output(location, config.split_names)
-    run = Run(output, config, processes, executor, share, finish, skip_bad, rejects_url, progress)
+    documents = {"transform": transform, "transform_id": transform_id, "on_error": on_error}
+    count = _open_count(location, tokenizer, documents)
+    recipe |= {LENGTHS_FIELD: asdict(count.key)} if count is not None else {}
+    run = Run(
+        output, config, processes, executor, share, finish, skip_bad, rejects_url, progress, count
+    )
     if (share or finish) and (data := read_if_exists(join_url(location, PLAN_NAME))):
         # do not list a million files in each of a thousand workers
         plan = Plan.parse(data)
@@ -202,6 +230,17 @@ def _join_shares(splits: str | Mapping[str, float] | None) -> str | None:
     if isinstance(splits, Mapping):
         return ",".join(f"{name}={share}" for name, share in splits.items())
     return None if splits is None else "".join(splits.split())
+
+
+def _open_count(location: str, tokenizer: Any, documents: Mapping[str, Any]) -> CountWork | None:
+    if tokenizer is not None:
+        return open_count_work(location, tokenizer, **documents)
+    for name, default in {"transform": None, "transform_id": None, "on_error": "raise"}.items():
+        if documents[name] != default:
+            raise ValueError(
+                f"{name} applies only to the count of tokens. Pass the tokenizer, too, or remove it"
+            )
+    return None
 
 
 def _check_overwrite(overwrite: bool, *, is_array: bool, append: bool) -> None:

@@ -49,13 +49,16 @@ _SEGMENT = r"(\d{5,}/)?"
 _SHARD_NAME = re.compile(_SEGMENT + r"shard\.\d{5,}\.mds(\.\w+)?")
 _JOURNAL_NAME = re.compile(_SEGMENT + re.escape(JOURNAL_FOLDER) + "/.+")
 _ENTRY_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
+_LENGTHS_NAME = re.compile(
+    r"lengths/[0-9a-f]{16}/(\d{5,}-[0-9a-f]{16}\.lengths|index-[0-9a-f]{16}\.json)"
+)
 _LEFTOVER_NAME = re.compile(
     _SEGMENT + r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp"
 )
 
 
 _PLANS = {f"{JOURNAL_FOLDER}/config.json", f"{JOURNAL_FOLDER}/plan.json"}
-_EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*")
+_EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")
 
 
 class Finished(Protocol):
@@ -105,6 +108,7 @@ class Journal:
                 or _JOURNAL_NAME.fullmatch(name)
                 or _LEFTOVER_NAME.fullmatch(own)
                 or _SHARD_NAME.fullmatch(own)
+                or _LENGTHS_NAME.fullmatch(own)
             ):
                 delete_object(join_url(self.location, name))
         self._remove_empty_folders()
@@ -180,6 +184,7 @@ class Journal:
                 if not is_stored(shard["zip_data"] or shard["raw_data"], shards[split]):
                     break
                 done.entries[split].append(shard)
+                done.lengths.extend(entry.get("lengths", []))
                 following = InputPosition.from_json(entry["next"]) if entry["next"] else None
                 done.positions[split] = following
                 counts = Counts.from_json(entry["counts"])
@@ -317,12 +322,13 @@ def record_shard(
     *,
     following: InputPosition | None,
     counts: Counts,
+    lengths: Sequence[str] = (),
 ) -> None:
     """Write the journal entry of a stored shard.
 
     `number` is the shard's index among those of all splits, `entry` its entry for the index,
     `following` the position of the next shard of the split (None after the last), and `counts` the
-    counts before that position.
+    counts before that position. `lengths` are the shard's token lengths, if they are counted.
     """
     content: dict[str, Any] = {
         "shard": entry,
@@ -331,6 +337,8 @@ def record_shard(
     }
     if split:
         content["split"] = split
+    if lengths:
+        content["lengths"] = list(lengths)
     write_object(join_url(location, _entry_name(number)), json.dumps(content).encode())
 
 

@@ -118,6 +118,8 @@ class ConvertReport:
     unfinished_segments: int = 0
     """Number of segments that other workers have not finished. If there are any, all counts are
     those of this worker's share, and the dataset is not complete."""
+    tokens: int | None = None
+    """Number of tokens, without bos and eos; None if they are not counted, or not by now."""
     bad_files: Mapping[str, int] = field(default_factory=dict)
     """The number of bad records in each file or dataset that has any, by its name below its root;
     the 1,000 with the most, in descending order."""

@@ -17,9 +17,10 @@ from typing import Any
 from cloudload.convert.append import join_base, read_report_if_joined
 from cloudload.convert.changed_files import MOST_FILES
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.finish import Joined, join_notes, list_finished
+from cloudload.convert.finish import Joined, join_notes, list_finished, read_notes
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.journal import Journal
+from cloudload.convert.lengths import write_lengths
 from cloudload.convert.output import Output, does_exist
 from cloudload.convert.plan import Plan
 from cloudload.convert.records import InputUnit, sum_bytes
@@ -27,6 +28,7 @@ from cloudload.convert.rejects import join_rejects, store_rejects
 from cloudload.convert.report import ConvertReport
 from cloudload.convert.segment import SegmentWork, convert_segment, convert_units
 from cloudload.convert.segments import Segment, count_bytes
+from cloudload.count.group import CountWork
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
 from cloudload.engines.units import Engine, run_units
@@ -55,6 +57,8 @@ class Run:
     rejects: str | None
     """The location of the file of rejects, or None."""
     progress: bool
+    count: CountWork | None = None
+    """The count of the tokens, if they are counted."""
 
     @property
     def location(self) -> str:
@@ -107,6 +111,7 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
             skip_bad=run.skip_bad,
             on_bytes=bar.update,
             rejects=rejects if run.rejects else None,
+            count=run.count,
         )
         if run.rejects:
             store_rejects(rejects, run.rejects)
@@ -114,6 +119,7 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
     joined.add("", done.entries, done.counts)
     files = sum(len(unit.files) for unit in units)
     report = _report(run, joined, files, done.columns or (), resumed=done.resumed)
+    report = _write_lengths(run, joined, 0, done.lengths, report)
     return _finish(journal, joined, report, [unit.name for unit in units])
 
 
@@ -155,33 +161,43 @@ def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> Conver
     )
     if report.unfinished_segments:
         return replace(report, seconds=journal.seconds())
-    if run.rejects and (found := _join_rejects(run, plan, joined, list_done(joined.with_bad))):
-        return already_complete(found, run)
+    try:
+        if run.rejects:
+            _join_rejects(run, joined, list_done(joined.with_bad))
+        lengths = _read_lengths(run, plan, numbers)
+        report = _write_lengths(run, joined, joined.shards.get("", 0), lengths, report)
+    except (ConvertError, StoreError):
+        # another worker may have joined the segments, and removed their notes and rejects
+        if found := read_report_if_joined(run.output, plan):
+            return already_complete(found, run)
+        raise
     return _finish(journal, joined, report, list(sizes), plan.base)
 
 
-def _join_rejects(
-    run: Run, plan: Plan, joined: Joined, finished: Sequence[int]
-) -> ConvertReport | None:
-    """Store the rejects of all segments; or return the report if another worker did.
+def _join_rejects(run: Run, joined: Joined, finished: Sequence[int]) -> None:
+    """Store the rejects of all segments.
 
     Raises `ConvertError` if segments left out bad records without keeping them.
     """
     assert run.rejects
-    try:
-        if lacking := sorted({*joined.with_bad} - {*finished}):
-            raise ConvertError(
-                f"segments {_name_some(lacking)} of {redact(run.location)} left out bad records "
-                "without keeping them. Run their workers again with rejects (--rejects), or finish "
-                "without it"
-            )
-        join_rejects(run.location, joined.with_bad, run.rejects)
-    except (ConvertError, StoreError):
-        # another worker may have joined the segments, and removed the rejects
-        if report := read_report_if_joined(run.output, plan):
-            return report
-        raise
-    return None
+    if lacking := sorted({*joined.with_bad} - {*finished}):
+        raise ConvertError(
+            f"segments {_name_some(lacking)} of {redact(run.location)} left out bad records "
+            "without keeping them. Run their workers again with rejects (--rejects), or finish "
+            "without it"
+        )
+    join_rejects(run.location, joined.with_bad, run.rejects)
+
+
+def _read_lengths(run: Run, plan: Plan, numbers: Sequence[int]) -> Iterator[str]:
+    """Yield the token lengths of the shards of segments, in order.
+
+    Raises `ConvertError` if a segment's note disappeared.
+    """
+    for number, note in read_notes(run.location, numbers, plan.digest):
+        if note is None:
+            raise ConvertError(_describe_missing(run.location, [number], len(numbers)))
+        yield from note.lengths
 
 
 def _run_segments(
@@ -199,6 +215,7 @@ def _run_segments(
         plan.digest,
         run.skip_bad,
         bool(run.rejects),
+        run.count,
     )
     total, left = (
         sum(count_bytes(part) for _, parts in items for part in parts) for items in (mine, waiting)
@@ -259,6 +276,20 @@ def _report(
         segments=segments,
         unfinished_segments=unfinished,
     )
+
+
+def _write_lengths(
+    run: Run, joined: Joined, num_old: int, lengths: Iterable[str], report: ConvertReport
+) -> ConvertReport:
+    """Write the token lengths, if they are counted, and add the tokens to the report."""
+    if run.count is None or not report.documents:
+        return report
+    [shards] = joined.datasets.values()
+    with _open_executor(run, 1) as engine:
+        tokens = write_lengths(
+            run.count, run.location, shards, num_old=num_old, lengths=lengths, engine=engine
+        )
+    return replace(report, tokens=tokens)
 
 
 def _describe_split(joined: Joined, name: str) -> dict[str, int]:

@@ -38,9 +38,10 @@ from cloudload.convert.shards import (
     ShardContext,
     ShardCutter,
     encode_block,
-    store_shard,
 )
+from cloudload.convert.stored_shards import store_shard
 from cloudload.convert.work import Entries, FinishedWork, InputPosition
+from cloudload.count.group import CountWork
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 from cloudload.mds.survey import JOURNAL_FOLDER
@@ -70,14 +71,20 @@ class SegmentWork:
     """The digest of the plan."""
     skip_bad: bool
     keeps_rejects: bool
+    count: CountWork | None = None
+    """The count of the tokens, if they are counted."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A finished segment: the entries of its shards, with their names in its folder; its counts."""
+    """A finished segment: the entries of its shards, with their names in its folder; its counts.
+
+    `lengths` are the token lengths of its shards, if they are counted.
+    """
 
     entries: Entries
     counts: Counts
+    lengths: list[str]
 
 
 def note_name(number: int) -> str:
@@ -114,10 +121,13 @@ def convert_segment(
             skip_bad=work.skip_bad,
             on_bytes=on_bytes,
             rejects=rejects if work.keeps_rejects else None,
+            count=work.count,
         )
         if work.keeps_rejects:
             store_rejects(rejects, join_url(home, rejects_name(number)))
     note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
+    if work.count is not None:
+        note["lengths"] = done.lengths
     write_object(join_url(home, note_name(number)), json.dumps(note).encode())
     journal.remove_entries()
 
@@ -150,7 +160,9 @@ def read_note(location: str, number: int, plan: str) -> Note | None:
         )
     entries = note["entries"]
     return Note(
-        entries if isinstance(entries, dict) else {"": entries}, Counts.from_json(note["counts"])
+        entries if isinstance(entries, dict) else {"": entries},
+        Counts.from_json(note["counts"]),
+        note.get("lengths", []),
     )
 
 
@@ -163,12 +175,14 @@ def convert_units(
     skip_bad: bool,
     on_bytes: Callable[[int], object],
     rejects: BinaryIO | None = None,
+    count: CountWork | None = None,
 ) -> FinishedWork:
     """Convert the units into the journal's folder, after the shards that it lists.
 
     The columns of the kept fields are inferred if `columns` is None. `on_bytes` is called with the
     stored bytes of each block, and of the work that was finished before. The lines of bad records
-    are written to `rejects`. Raises `ConvertError`, `StoreError` and the errors of readers.
+    are written to `rejects`. With `count`, the tokens of each shard are counted. Raises
+    `ConvertError`, `StoreError`, the errors of readers, and those of `measure_shard`.
     """
     done = journal.read()
     if done.resumed:
@@ -186,12 +200,13 @@ def convert_units(
             journal.begin(columns)
             done = replace(done, columns=columns)
         form = config.shard_format(done.columns or ())
-        context = ShardContext(config, form, journal.output, rejects is not None)
+        context = ShardContext(config, form, journal.output, rejects is not None, count)
         cutter = ShardCutter(form, done, position.counts)
         jobs = cutter.cut(_encode(context, blocks, skip_bad, on_bytes, rejects))
         stored = run_in_order(partial(storer.submit, store_shard, context), jobs, 1)
-        for job, entry in stored:
-            done.entries[job.split].append(entry)
+        for job, shard in stored:
+            done.entries[job.split].append(shard.entry)
+            done.lengths.extend(shard.lengths)
     finally:
         storer.close(_CLOSE_S)
         reader.close(_CLOSE_S)

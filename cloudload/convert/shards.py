@@ -1,7 +1,6 @@
-"""Encode blocks of records, cut them into shards, and store the shards.
+"""Encode blocks of records, and cut them into shards.
 
-encode_block: records ─► samples ─► ShardCutter ─► store_shard: compress, hash, store,
-                                                   list in the journal
+encode_block: records ─► samples ─► ShardCutter ─► jobs, which `store_shard` stores
 """
 
 from __future__ import annotations
@@ -18,16 +17,14 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.journal import record_shard
 from cloudload.convert.output import Output
 from cloudload.convert.records import InputBlock, Record, find_field, list_fields
 from cloudload.convert.rejects import encode_reject
 from cloudload.convert.report import MAX_LISTED, Counts
 from cloudload.convert.work import FinishedWork, InputPosition
+from cloudload.count.group import CountWork
 from cloudload.mds.index import Column
-from cloudload.mds.writer import ShardFormat, encode_sample, pack_shard, shorten
-from cloudload.storage.objects import write_object
-from cloudload.storage.urls import join_url
+from cloudload.mds.writer import ShardFormat, encode_sample, shorten
 
 _MOST_NAMED = 20
 
@@ -40,6 +37,8 @@ class ShardContext:
     form: ShardFormat
     output: Output
     keeps_rejects: bool = False
+    work: CountWork | None = None
+    """The count of the tokens, if they are counted."""
 
 
 @dataclass(frozen=True)
@@ -221,27 +220,6 @@ def _kept_value(value: Any, column: Column) -> Any:
             f"{column.name}:json to allow any value"
         )
     return value
-
-
-# ---------------------------------------------------------------- store
-
-
-def store_shard(context: ShardContext, job: ShardJob) -> dict[str, Any]:
-    """Build, compress, hash and store a shard, list it in the journal, and return its index entry.
-
-    Raises `StoreError` if the shard or its journal entry cannot be written.
-    """
-    shard = pack_shard(context.form, job.number, job.sizes, job.parts)
-    write_object(join_url(context.output.shards(job.split), shard.name), shard.data)
-    record_shard(
-        context.output.journal,
-        job.place,
-        job.split,
-        shard.entry,
-        following=job.next,
-        counts=job.counts,
-    )
-    return shard.entry
 
 
 # ---------------------------------------------------------------- cut

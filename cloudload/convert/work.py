@@ -56,14 +56,16 @@ Entries = dict[str, list[dict[str, Any]]]
 class FinishedWork:
     """The finished part of a conversion.
 
-    `entries` are the index entries of its shards. `columns` are the columns of the kept fields, or
-    None until they are known. `positions` are where the next shard of each split begins, or None
-    after the last. `counts` covers all blocks after the last shard. `resumed` is the number of
-    shards that earlier runs wrote.
+    `entries` are the index entries of its shards. `lengths` are the token lengths of each, as
+    `ShardLengths` encodes them, if they are counted; there is one split then. `columns` are the
+    columns of the kept fields, or None until they are known. `positions` are where the next shard
+    of each split begins, or None after the last. `counts` covers all blocks after the last shard.
+    `resumed` is the number of shards that earlier runs wrote.
     """
 
     entries: Entries
     positions: dict[str, InputPosition | None]
+    lengths: list[str] = field(default_factory=list)
     columns: tuple[Column, ...] | None = None
     counts: Counts = field(default_factory=Counts)
     resumed: int = 0

@@ -3,8 +3,10 @@
     index ─► groups of shards ─► units on any engine: read, tokenize, write 00000-….lengths
                               ─► all files are there: index-….json, and a report
 
-    count     count_tokens: the steps above        unit      one group
-    estimate  a sample of the documents            report    totals, percentiles, histogram
+    count     count_tokens: the steps above        group       one group: a unit of work
+    finish    the index of all groups              new_shards  count shards as they are written
+    estimate  a sample of the documents            report      totals, percentiles, histogram
+    tally     documents and tokens by a column   picture     the histogram as a PNG
 
 Every file is a pure function of the data, the tokenizer and the transform, so units may run in any
 order, again, or twice at once.

@@ -6,8 +6,10 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cloudload.cache.folder import default_cache
@@ -16,22 +18,20 @@ from cloudload.config.rows import TEXT_KEY, RowsConfig
 from cloudload.config.stream import Stream
 from cloudload.config.transform import Transform
 from cloudload.count.estimate import CountEstimate, estimate
-from cloudload.count.group import GroupJob, count_group, read_group
-from cloudload.count.report import CountReport, Distribution
+from cloudload.count.finish import Counted, finish_count
+from cloudload.count.group import CountWork, GroupJob, count_group, list_found, list_groups
+from cloudload.count.report import CountReport
+from cloudload.count.tally import Tally, check_column, merge_tallies
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
 from cloudload.engines.units import run_units
-from cloudload.errors import DatasetError, StoreError
 from cloudload.lengths.files import place_of
-from cloudload.lengths.index import LengthsIndex, cut_groups, index_name
 from cloudload.lengths.key import make_key
-from cloudload.mds.dataset import Corpus
+from cloudload.mds.dataset import Corpus, Dataset
 from cloudload.option_names import suggests_names
 from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.storage.base import Retry
-from cloudload.storage.objects import list_objects, write_object
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import join_url
 from cloudload.system.progress_bar import open_progress_bar
 from cloudload.tokenization.backend import choose_backend
 
@@ -53,6 +53,7 @@ def count_tokens(
     on_error: OnError = "raise",
     tokenizer_backend: TokenizerBackend = "auto",
     out: str | os.PathLike[str] | None = None,
+    by: str | None = None,
     processes: int | None = None,
     executor: Executor | None = None,
     worker: str | None = None,
@@ -77,9 +78,11 @@ def count_tokens(
         on_error: as for `CloudLoader`.
         tokenizer_backend: as for `CloudLoader`.
         out: where the lengths are kept. By default, in the folder `lengths` of the dataset.
+        by: a column, such as `source`. The report then has the documents and tokens of each of its
+            values, up to 10,000. Shards that are counted already are read again for it.
         processes: number of worker processes, one per available core by default.
         executor: runs the units of work instead of local processes: any
-            `concurrent.futures.Executor`.
+            `concurrent.futures.Executor`, such as a `cloudload.engines.ray.RayExecutor`.
         worker: `I/N` (from 0) or `auto`, for one job of an array: count every N-th group. The job
             that finds all groups counted writes the index.
         retry: how long to retry a request to the store.
@@ -90,7 +93,7 @@ def count_tokens(
 
     Raises:
         ValueError: an argument is invalid.
-        DatasetError: the dataset or a document is damaged.
+        DatasetError: the dataset or a document is damaged, or has no column `by`.
         TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
         StoreError: the dataset cannot be read, or the lengths cannot be written.
         WorkerError: a worker process failed or died.
@@ -106,16 +109,24 @@ def count_tokens(
         "on_error": on_error,
     }
     recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
-    place = place_of(recipe.corpus.datasets[0], None if out is None else os.fspath(out))
-    jobs = list_jobs(recipe, backend, place, retry)
-    left = _list_uncounted(jobs)
+    [data] = recipe.corpus.datasets
+    work = prepare(recipe, backend, place_of(data, None if out is None else os.fspath(out)), retry)
+    if by is not None:
+        _check_by(data, by, worker)
+    jobs = list_groups(work, data)
+    left = _list_uncounted(work, jobs)
     own = left if worker is None else _take_share(worker, jobs, left)
+    units = own if by is None else _mark_counted(jobs, left)
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    _count(own, min(processes, len(own)) or 1, executor, progress=progress)
-    if missing := _list_uncounted(jobs) if worker is not None else []:
+    tallies = _count(work, units, by, min(processes, len(units)) or 1, executor, progress=progress)
+    if missing := _list_uncounted(work, jobs) if worker is not None else []:
         logger.info("%d of %d groups are not counted yet, by other jobs", len(missing), len(jobs))
         return None
-    return _finish(recipe, jobs, num_counted=len(own), began=began)
+    counted = finish_count(work, data, jobs)
+    report = _report(data, work, counted, len(own), time.monotonic() - began)
+    if by is None:
+        return report
+    return replace(report, by=by, values=merge_tallies(by, tallies).list_values())
 
 
 @suggests_names
@@ -181,15 +192,10 @@ def _open(
     return recipe, choose_backend(text, backend, default_cache()).name
 
 
-def list_jobs(recipe: Recipe, backend: str, place: str, retry: Retry) -> list[GroupJob]:
-    """The jobs of all groups. The recipe of each lists only the group's shards."""
-    [dataset], key = recipe.corpus.datasets, make_key(recipe, 0)
-    jobs = []
-    for shards in cut_groups(dataset.shards, key):
-        own = replace(dataset, shards=dataset.shards[shards.first : shards.stop])
-        small = replace(recipe, corpus=Corpus((own,)), components=())
-        jobs.append(GroupJob(small, backend, key, place, retry, shards))
-    return jobs
+def prepare(recipe: Recipe, backend: str, place: str, retry: Retry) -> CountWork:
+    """The data that all groups of a recipe's only dataset share."""
+    small = replace(recipe, corpus=Corpus(()), components=())
+    return CountWork(small, backend, make_key(recipe, 0), place, retry)
 
 
 def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
@@ -197,54 +203,59 @@ def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob])
     return [job for job in left if job.shards.number in numbers]
 
 
-def _list_uncounted(jobs: Sequence[GroupJob]) -> list[GroupJob]:
-    """The jobs whose files do not exist."""
-    folder = join_url(jobs[0].place, jobs[0].key.digest)
-    try:
-        found = {item.url.rpartition("/")[2] for item in list_objects(folder, jobs[0].retry)}
-    except StoreError as error:
-        if not error.is_missing:
-            raise
-        found = set()
+def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]:
+    """The groups whose files do not exist."""
+    found = list_found(work)
     return [job for job in jobs if job.shards.name not in found]
 
 
+def _check_by(dataset: Dataset, by: str, worker: str | None) -> None:
+    check_column(dataset, by)
+    if worker is not None:
+        raise ValueError(
+            "by needs all groups, and worker counts a share of them. Use by without worker after "
+            "all jobs of the array have finished"
+        )
+
+
+def _mark_counted(jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
+    numbers = {job.shards.number for job in left}
+    return [replace(job, is_counted=job.shards.number not in numbers) for job in jobs]
+
+
 def _count(
-    jobs: Sequence[GroupJob], processes: int, executor: Executor | None, *, progress: bool
-) -> None:
+    work: CountWork,
+    jobs: Sequence[GroupJob],
+    by: str | None,
+    processes: int,
+    executor: Executor | None,
+    *,
+    progress: bool,
+) -> list[Tally | None]:
+    """Count groups, and return their tallies."""
     total = sum(job.raw_bytes for job in jobs)
     with open_progress_bar("count", total, shown=progress and bool(jobs)) as bar:
-        if executor is not None:
-            for _, size in run_units(count_group, jobs, executor):
-                bar.update(size)
-            return
-        with open_processes(processes) as pool:
-            for _, size in run_units(count_group, jobs, pool):
-                bar.update(size)
+        count, local = partial(count_group, work, by=by), open_processes(processes)
+        tallies = []
+        with nullcontext(executor) if executor is not None else local as engine:
+            for _, result in run_units(count, jobs, engine):
+                bar.update(result.raw_bytes)
+                tallies.append(result.tally)
+        return tallies
 
 
-def _finish(
-    recipe: Recipe, jobs: Sequence[GroupJob], *, num_counted: int, began: float
+def _report(
+    dataset: Dataset, work: CountWork, counted: Counted, num_counted: int, seconds: float
 ) -> CountReport:
-    """Read all groups, write the index, and return the report."""
-    spread, groups = Distribution(), []
-    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
-        for first in range(0, len(jobs), _READ_AT_ONCE):
-            for group, lengths in threads.map(_read_checked, jobs[first : first + _READ_AT_ONCE]):
-                groups.append(group)
-                spread.add(lengths)
-    data, key, place = recipe.corpus.fingerprint(range(1)), jobs[0].key, jobs[0].place
-    index = LengthsIndex(asdict(key), data, tuple(groups))
-    url = join_url(place, f"{key.digest}/{index_name(data)}")
-    write_object(url, index.encode(), jobs[0].retry)
+    index = counted.index
     samples, empty, filtered, failed = (
         index.total(name) for name in ("samples", "empty", "filtered", "failed")
     )
     tokens, text_bytes = index.total("tokens"), index.total("text_bytes")
     return CountReport(
-        dataset=redact(recipe.corpus.datasets[0].url),
-        lengths=redact(url),
-        tokenizer=recipe.tokenizer.fingerprint,
+        dataset=redact(dataset.url),
+        lengths=redact(counted.url),
+        tokenizer=work.recipe.tokenizer.fingerprint,
         samples=samples,
         documents=samples - empty - filtered - failed,
         empty=empty,
@@ -253,23 +264,9 @@ def _finish(
         tokens=tokens,
         text_bytes=text_bytes,
         tokens_per_byte=tokens / max(1, text_bytes),
-        stats=spread.summarize(),
-        groups=len(groups),
+        stats=counted.spread.summarize(),
+        groups=len(index.groups),
         length_bytes=index.total("bytes"),
         counted_groups=num_counted,
-        seconds=round(time.monotonic() - began, 3),
+        seconds=round(seconds, 3),
     )
-
-
-def _read_checked(job: GroupJob) -> Any:
-    try:
-        group, lengths = read_group(job)
-        if len(lengths) != job.shards.samples:
-            raise ValueError(
-                f"it has {len(lengths):,} samples, but its shards have {job.shards.samples:,}"
-            )
-    except ValueError as error:
-        raise DatasetError(
-            f"{redact(job.url)} is damaged: {error}. Remove it and count again"
-        ) from error
-    return group, lengths

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.count.group import LengthMeter, open_meter
+from cloudload.count.group import open_meter
 from cloudload.count.report import Distribution, LengthStats
 from cloudload.lengths.group_file import FILTERED
 from cloudload.run.recipe import Recipe
@@ -84,10 +84,10 @@ def estimate(recipe: Recipe, backend: str, share: float, retry: Retry) -> CountE
             size = int(corpus.shard_sizes[shard])
             number = max(1, round(wanted * size / int(corpus.shard_sizes[chosen].sum())))
             within = _spread(size, min(size, number))
-            lengths, read = _measure(meter, int(corpus.shard_starts[shard]) + within)
+            lengths, read = meter.measure(int(corpus.shard_starts[shard]) + within)
             spread.add(lengths)
             text_bytes += read
-            sizes = meter.sample_bytes(shard)
+            sizes = meter.shard(shard).sample_bytes()
             rows.append((size, len(within), *_sums(lengths, sizes[within]), int(sizes.sum())))
     table = np.array(rows, np.float64)
     all_bytes = _sum_sample_bytes(recipe, chosen, table[:, -1])
@@ -110,11 +110,6 @@ def _spread(number: int, wanted: int) -> Ints:
     """Choose `wanted` of `number` places, evenly spread: int64 [wanted]."""
     places: Ints = (2 * np.arange(wanted, dtype=np.int64) + 1) * number // (2 * wanted)
     return places
-
-
-def _measure(meter: LengthMeter, samples: Ints) -> tuple[Ints, int]:
-    parts = [meter.measure(part) for part in np.array_split(samples, len(samples) // 1024 + 1)]
-    return np.concatenate([lengths for lengths, _ in parts]), sum(size for _, size in parts)
 
 
 def _sums(lengths: Ints, sizes: Ints) -> tuple[int, int, int]:

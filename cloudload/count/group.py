@@ -7,66 +7,127 @@ import functools
 import hashlib
 import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.cache.memory_shards import MemoryShards
 from cloudload.cache.shard_cache import ShardCache
 from cloudload.config.choices import ONCE
+from cloudload.count.tally import Tally
+from cloudload.errors import DatasetError, StoreError
 from cloudload.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
-from cloudload.lengths.index import Group, LengthsKey, ShardRange
-from cloudload.mds.dataset import Corpus
-from cloudload.mds.shard import BadDocumentError
+from cloudload.lengths.index import Group, LengthsKey, ShardRange, cut_groups
+from cloudload.mds.dataset import Corpus, Dataset
+from cloudload.mds.shard import Shard
 from cloudload.run.recipe import Recipe
 from cloudload.storage.base import Retry
-from cloudload.storage.objects import read_object, write_object
+from cloudload.storage.objects import list_objects, read_object, write_object
+from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
 from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
-from cloudload.workers.document_reader import DocumentReader
+from cloudload.workers.document_reader import DocumentReader, ShardSource
 
-_SAMPLES_AT_ONCE = 1024
+BYTES_AT_ONCE = 1 << 19
+"""Stored bytes that are tokenized at once, so that texts and IDs stay in the CPU's cache."""
 _SHARDS_AHEAD = 2
 
 
 @dataclass(frozen=True)
-class GroupJob:
-    """A unit of work, which can be pickled if the transform can."""
+class CountWork:
+    """The data that all groups of a dataset share. It is sent to every worker."""
 
     recipe: Recipe
-    """The recipe of a run that reads only this dataset; its corpus has only the group's shards."""
+    """The recipe of a run that reads only this dataset, with a corpus of no shards."""
     backend: str
     """The tokenizer backend."""
     key: LengthsKey
     place: str
     """The location of the lengths."""
     retry: Retry
-    shards: ShardRange
 
-    @property
-    def url(self) -> str:
-        """The location of the group's file."""
-        return join_url(self.place, f"{self.key.digest}/{self.shards.name}")
+    def url_of(self, shards: ShardRange) -> str:
+        """The location of a group's file."""
+        return join_url(self.place, f"{self.key.digest}/{shards.name}")
+
+
+@dataclass(frozen=True)
+class GroupJob:
+    """A group to count."""
+
+    dataset: Dataset
+    """The dataset with only the group's shards."""
+    shards: ShardRange
+    is_counted: bool = False
+    """Whether the group's file exists, so that only the values of a column are needed."""
 
     @property
     def raw_bytes(self) -> int:
         """Total uncompressed size of the group's shards."""
-        return sum(shard.raw.bytes for shard in self.recipe.corpus.datasets[0].shards)
+        return sum(shard.raw.bytes for shard in self.dataset.shards)
 
 
-def count_group(job: GroupJob) -> int:
-    """Count a group and write its file. Returns the bytes of the group's shards.
+def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
+    """The groups of a dataset, in order."""
+    return [
+        GroupJob(replace(dataset, shards=dataset.shards[shards.first : shards.stop]), shards)
+        for shards in cut_groups(dataset.shards, work.key)
+    ]
 
-    Raises the errors of `DocumentReader`, `TokenizerError` for a text that cannot be encoded, and
-    `StoreError` if the file cannot be written.
+
+def list_found(work: CountWork) -> set[str]:
+    """The names of the files that exist. Raises `StoreError` if they cannot be listed."""
+    try:
+        found = list_objects(join_url(work.place, work.key.digest), work.retry)
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        return set()
+    return {item.url.rpartition("/")[2] for item in found}
+
+
+class GroupResult(NamedTuple):
+    """The result of a unit."""
+
+    raw_bytes: int
+    """Bytes of the group's shards."""
+    tally: Tally | None
+    """Documents and tokens by the values of a column, if one was asked for."""
+
+
+def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> GroupResult:
+    """Count a group and write its file, unless it exists. `by` is a column to tally by.
+
+    Raises the errors of `DocumentReader` and of `Tally.add_shard`, `TokenizerError` for a text that
+    cannot be encoded, and `StoreError` if the file cannot be written.
     """
-    with tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder:
-        lengths, text_bytes = _measure(job, Path(folder))
+    recipe = replace(work.recipe, corpus=Corpus((job.dataset,)))
+    tally = Tally(by) if by is not None else None
+    with (
+        tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder,
+        open_meter(recipe, work.backend, Path(folder), work.retry) as meter,
+    ):
+        if job.is_counted:
+            _, lengths = read_group(work, job)
+            _tally(meter, recipe.corpus, lengths, tally)
+        else:
+            lengths, text_bytes = _measure(meter, recipe.corpus, tally)
+            write_group(work, job.shards, lengths, text_bytes)
+    return GroupResult(job.raw_bytes, tally)
+
+
+def write_group(work: CountWork, shards: ShardRange, lengths: Ints, text_bytes: int) -> None:
+    """Write the file of a group. `lengths` is int64 [samples], with `FILTERED` and `FAILED`.
+
+    Raises `StoreError` if the file cannot be written.
+    """
     header = {
-        "key": job.key.digest,
-        "shards": job.shards.digest,
+        "key": work.key.digest,
+        "shards": shards.digest,
         "samples": len(lengths),
         "tokens": int(lengths[lengths > 0].sum()),
         "empty": int((lengths == 0).sum()),
@@ -74,17 +135,26 @@ def count_group(job: GroupJob) -> int:
         "failed": int((lengths == FAILED).sum()),
         "text_bytes": text_bytes,
     }
-    write_object(job.url, encode_group(header, lengths), job.retry)
-    return job.raw_bytes
+    write_object(work.url_of(shards), encode_group(header, lengths), work.retry)
 
 
-def read_group(job: GroupJob) -> tuple[Group, Ints]:
+def read_group(work: CountWork, job: GroupJob) -> tuple[Group, Ints]:
     """Read the file of a counted group: its entry for the index, and its lengths.
 
-    Raises `ValueError` if the file is damaged, and `StoreError` if it cannot be read.
+    Raises `DatasetError` if the file is damaged, and `StoreError` if it cannot be read.
     """
-    data = read_object(job.url, job.retry)
-    found = decode_group(data)
+    url = work.url_of(job.shards)
+    data = read_object(url, work.retry)
+    try:
+        found = decode_group(data)
+        if len(found.short) != job.shards.samples:
+            raise ValueError(
+                f"it has {len(found.short):,} samples, but its shards have {job.shards.samples:,}"
+            )
+    except ValueError as error:
+        raise DatasetError(
+            f"{redact(url)} is damaged: {error}. Remove it and count again"
+        ) from error
     totals = {
         name: found.header[name] for name in ("tokens", "empty", "filtered", "failed", "text_bytes")
     }
@@ -98,76 +168,102 @@ def read_group(job: GroupJob) -> tuple[Group, Ints]:
     return group, found.widen()
 
 
-def _measure(job: GroupJob, folder: Path) -> tuple[Ints, int]:
-    """The length of each sample of a group (int64 [samples]), and the bytes of all texts."""
-    with open_meter(job.recipe, job.backend, folder, job.retry) as meter:
-        found = [meter.measure(samples) for samples in _list_samples(job.recipe.corpus)]
-    lengths = [np.empty(0, np.int64), *(lengths for lengths, _ in found)]
-    return np.concatenate(lengths), sum(size for _, size in found)
+def _measure(meter: LengthMeter, corpus: Corpus, tally: Tally | None) -> tuple[Ints, int]:
+    """The length of each sample of a corpus (int64 [samples]), and the bytes of all texts."""
+    parts, text_bytes = [np.empty(0, np.int64)], 0
+    for number, (start, stop) in enumerate(itertools.pairwise(corpus.shard_starts.tolist())):
+        if start < stop:
+            lengths, size = meter.measure(np.arange(start, stop))
+            if tally is not None:
+                tally.add_shard(meter.shard(number), lengths)
+            parts.append(lengths)
+            text_bytes += size
+    return np.concatenate(parts), text_bytes
 
 
-def _list_samples(corpus: Corpus) -> Iterator[Ints]:
-    """All samples of a corpus, some at a time, never of two shards at once."""
-    starts = corpus.shard_starts.tolist()
-    for start, stop in itertools.pairwise(starts):
-        for first in range(start, stop, _SAMPLES_AT_ONCE):
-            yield np.arange(first, min(first + _SAMPLES_AT_ONCE, stop))
+def _tally(meter: LengthMeter, corpus: Corpus, lengths: Ints, tally: Tally | None) -> None:
+    for number, (start, stop) in enumerate(itertools.pairwise(corpus.shard_starts.tolist())):
+        if start < stop and tally is not None:
+            tally.add_shard(meter.shard(number), lengths[start:stop])
 
 
 class LengthMeter:
     """Reads and tokenizes samples of a corpus to find their lengths."""
 
-    def __init__(self, recipe: Recipe, backend: str, cache: ShardCache) -> None:
-        self._cache, self._corpus = cache, recipe.corpus
-        self._reader = DocumentReader(recipe, cache)
-        has_text = recipe.has_text
-        self._tokenizer = _open_tokenizer(recipe.tokenizer, backend) if has_text else None
+    def __init__(self, recipe: Recipe, backend: str, shards: ShardSource) -> None:
+        self._shards, self._corpus = shards, recipe.corpus
+        self.reader = DocumentReader(recipe, shards)
+        has_text, config = recipe.has_text, recipe.config
+        self._recipe, self._backend = recipe, backend
+        # the text of a transform has another size than the column
+        has_stored_text = has_text and config.transform is None
+        self._stored_column = config.text_key if has_stored_text else None
+
+    @functools.cached_property
+    def _tokenizer(self) -> DocumentTokenizer | None:
+        """The tokenizer, opened when the first sample is measured; None for token IDs."""
+        recipe = self._recipe
+        return _open_tokenizer(recipe.tokenizer, self._backend) if recipe.has_text else None
 
     def measure(self, samples: Ints) -> tuple[Ints, int]:
-        """The lengths of samples (int64 [samples]), with `FILTERED`, and the bytes of their texts.
+        """The lengths of samples of one shard, with `FILTERED`, and the bytes of their texts.
 
-        Raises the errors of `DocumentReader`, and `TokenizerError` for a text that cannot be
-        encoded.
+        `samples` and the lengths are int64 [samples]. Raises the errors of `DocumentReader`, and
+        `TokenizerError` for a text that cannot be encoded.
         """
-        shard = int(self._corpus.shards_of(samples[:1])[0])
-        last = len(self._corpus.shard_sizes)
-        self._cache.prefetch(range(shard, min(shard + 1 + _SHARDS_AHEAD, last)))
-        if self._tokenizer is None:
-            return self._measure_tokens(samples)
-        texts = self._reader.read_texts(samples)
-        kept = [text if isinstance(text, str) else "" for text in texts]
-        _, offsets = self._tokenizer.encode_flat(kept)
-        lengths = np.diff(offsets)
-        if None in texts:
-            lengths[[text is None for text in texts]] = FILTERED
-        lengths[[isinstance(text, BadDocumentError) for text in texts]] = FAILED
-        return lengths, _count_bytes(kept)
+        number = int(self._corpus.shards_of(samples[:1])[0])
+        shard = self.shard(number)
+        within = samples - self._corpus.shard_starts[number]
+        ends = np.cumsum(shard.sample_bytes()[within]) // BYTES_AT_ONCE
+        parts = np.split(samples, np.flatnonzero(np.diff(ends)) + 1)
+        measure = self._measure_tokens if self._tokenizer is None else self._measure_texts
+        found = [measure(part) for part in parts]
+        lengths = np.concatenate([part for part, _ in found])
+        if self._stored_column is None:
+            return lengths, sum(size for _, size in found)
+        return lengths, int(self._stored_bytes(shard, within)[lengths != FAILED].sum())
 
-    def sample_bytes(self, shard: int) -> Ints:
-        """The stored bytes of each sample of a shard, columns included: int64 [samples]."""
-        return self._cache.shard(shard).sample_bytes()
+    def shard(self, number: int) -> Shard:
+        """The shard with index `number`. Those that follow are fetched ahead."""
+        last = len(self._corpus.shard_sizes)
+        self._shards.prefetch(range(number, min(number + 1 + _SHARDS_AHEAD, last)))
+        return self._shards.shard(number)
+
+    def _measure_texts(self, samples: Ints) -> tuple[Ints, int]:
+        """The lengths of samples, and the bytes of their texts unless the shard says them."""
+        assert self._tokenizer is not None
+        texts = self.reader.read_texts(samples)
+        kept = [text for text in texts if isinstance(text, str)]
+        _, offsets = self._tokenizer.encode_flat(kept)
+        size = 0 if self._stored_column else sum(len(text.encode()) for text in kept)
+        if len(kept) == len(texts):
+            return np.diff(offsets), size
+        lengths = np.array([FILTERED if text is None else FAILED for text in texts], np.int64)
+        lengths[[isinstance(text, str) for text in texts]] = np.diff(offsets)
+        return lengths, size
+
+    def _stored_bytes(self, shard: Shard, within: Ints) -> Ints:
+        """The bytes of the text column of samples of a shard: int64 [samples]."""
+        assert self._stored_column is not None
+        starts, stops = shard.find_values(within, shard.column_index(self._stored_column))
+        return stops - starts
 
     def _measure_tokens(self, samples: Ints) -> tuple[Ints, int]:
         sizes = np.zeros(len(samples), np.int64)
-        for places, _, found in self._reader.read_tokens(samples):
+        for places, _, found in self.reader.read_tokens(samples):
             sizes[places] = found
         return sizes, 4 * int(sizes.sum())
 
 
-def _count_bytes(texts: Sequence[str]) -> int:
-    """The bytes of all texts in UTF-8, without encoding those that are ASCII."""
-    wide = [text for text in texts if not text.isascii()]
-    return sum(map(len, texts)) - sum(map(len, wide)) + len("".join(wide).encode())
-
-
 @contextlib.contextmanager
 def open_meter(recipe: Recipe, backend: str, folder: Path, retry: Retry) -> Iterator[LengthMeter]:
-    """Open a meter that keeps shards in `folder`."""
+    """Open a meter that keeps shards that are too large for memory in `folder`."""
     cache = ShardCache(recipe.corpus, folder, retry, threads=_SHARDS_AHEAD, verify=ONCE)
+    shards = MemoryShards(recipe.corpus, cache, retry, threads=_SHARDS_AHEAD)
     try:
-        yield LengthMeter(recipe, backend, cache)
+        yield LengthMeter(recipe, backend, shards)
     finally:
-        cache.close()
+        shards.close()
 
 
 @functools.lru_cache(1)

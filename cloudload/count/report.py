@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.count.tally import ValueCount
 
 PERCENTILES = (1, 5, 25, 50, 75, 90, 95, 99, 99.9)
 ROW_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -83,6 +84,10 @@ class CountReport:
     """Number of files of lengths."""
     length_bytes: int
     """Size of all files of lengths."""
+    by: str | None = None
+    """The column of `values`."""
+    values: tuple[ValueCount, ...] = ()
+    """Documents and tokens by the values of the column `by`, those with the most tokens first."""
     counted_groups: int = 0
     """Number of groups that this run counted; the others were there."""
     seconds: float = 0.0

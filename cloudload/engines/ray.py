@@ -45,9 +45,13 @@ class RayExecutor(Executor):
                     "ray start --head, or correct the address"
                 ) from error
         self._task = ray.remote(**{"max_retries": _RETRIES, "num_cpus": 1} | options)(_call)
+        self._stored: tuple[Any, Any] = (None, None)
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        reference = self._task.remote(partial(function, *args, **kwargs))
+        # thousands of tasks wait, and a function may hold megabytes, such as a tokenizer
+        if self._stored[0] is not function:
+            self._stored = function, self._ray.put(function)
+        reference = self._task.remote(self._stored[1], args, kwargs)
         future: Future[Any] = reference.future()
         future.add_done_callback(partial(self._cancel_task, reference))
         return future
@@ -87,5 +91,5 @@ def parse_resources(text: str) -> dict[str, Any]:
     return options
 
 
-def _call(unit: Callable[[], Any]) -> Any:
-    return unit()
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)

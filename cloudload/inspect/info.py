@@ -211,7 +211,7 @@ def _read_sizes(dataset: Dataset, shards: Sequence[ShardInfo], retry: Retry) -> 
 
     def read(info: ShardInfo) -> Ints:
         with open_shard_start(dataset, info, 0, retry) as shard:
-            return shard.sample_sizes()
+            return shard.sample_bytes()
 
     threads = DaemonThreadPool(_NUM_THREADS, "cloudload-info")
     try:

@@ -67,6 +67,21 @@ def decompress(compression: str, data: bytes, raw_bytes: int) -> bytes:
     raise ValueError(f"compression is {compression!r}, not one of {', '.join(COMPRESSIONS)}")
 
 
+def decompress_into(compression: str, data: bytes, target: memoryview) -> int:
+    """Decompress a stored shard to the start of `target`, and return the number of bytes written.
+
+    Stops when `target` is full. Raises the errors of `decompress`.
+    """
+    if compression.partition(":")[0] == "zstd":
+        import zstandard
+
+        with zstandard.ZstdDecompressor().stream_reader(data) as reader:
+            return int(reader.readinto(target))
+    raw = decompress(compression, data, len(target) - 1)
+    target[: len(raw)] = raw
+    return len(raw)
+
+
 def check_codec(compression: str) -> None:
     """Raise `DatasetError` if the package that decompresses `compression` is missing or too old."""
     try:

@@ -105,6 +105,12 @@ class Corpus:
             (d, s) for d, dataset in enumerate(self.datasets) for s in range(len(dataset.shards))
         ]
 
+    def find_shard(self, number: int) -> tuple[Dataset, ShardInfo]:
+        """The dataset of the shard with index `number`, and the shard's entry in its index."""
+        owner, shard = self.shard_owners[number]
+        dataset = self.datasets[owner]
+        return dataset, dataset.shards[shard]
+
     @property
     def num_samples(self) -> int:
         """Number of samples in all datasets."""

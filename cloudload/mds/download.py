@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from cloudload.errors import DatasetError
-from cloudload.mds.codecs import decompress
+from cloudload.mds.codecs import decompress, decompress_into
 from cloudload.mds.hashes import fastest_hash, new_hash
 from cloudload.mds.index import FileInfo, ShardInfo
 from cloudload.mds.shard import REPAIR_ADVICE, Shard
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import download_object_version
+from cloudload.storage.redaction import redact
 from cloudload.storage.retries import Watch
 from cloudload.storage.versions import Version
 
@@ -55,10 +57,40 @@ def download_shard(
     target = file if info.zipped is None else io.BytesIO()
     version = download_object_version(url, target, retry, info.stored.bytes, watch)
     count_bytes(target.tell())
-    fault = _check_file(target, info.stored, checks_hash)
-    if isinstance(target, io.BytesIO) and fault is None:
-        fault = _decompress(target.getvalue(), info, file, checks_hash=checks_hash)
+    if isinstance(target, io.BytesIO):
+        data = target.getvalue()
+        fault = check_data(data, info.stored, checks_hash) or _decompress(
+            data, info, file, checks_hash=checks_hash
+        )
+    else:
+        fault = _check_file(target, info.stored, checks_hash)
     return Download(fault, version)
+
+
+def decompress_checked(
+    data: bytes, info: ShardInfo, target: memoryview, *, checks_hash: bool
+) -> str | None:
+    """Decompress a stored shard to `target`, which has one byte more than the raw shard.
+
+    Returns the fault of the raw shard, or None. If `checks_hash` is True and the index has no hash
+    of the stored shard, checks the hash of the raw one.
+    """
+    assert info.compression is not None
+    try:
+        size = decompress_into(info.compression, data, target)
+    except Exception as error:
+        return f"cannot be decompressed ({error})"
+    fault = check_data(target[:size], info.raw, checks_hash and not info.has_stored_hash)
+    return fault and f"{fault}, after decompression"
+
+
+def describe_second_fault(url: str, fault: str) -> str:
+    """The message about a shard whose first and second downloads were invalid."""
+    return (
+        f"{redact(url)} {fault}. This was the second invalid download. If the dataset was "
+        "republished during the run, restart to read its new index; otherwise convert or copy "
+        "the shard again"
+    )
 
 
 def _decompress(data: bytes, info: ShardInfo, file: BinaryIO, *, checks_hash: bool) -> str | None:
@@ -68,11 +100,13 @@ def _decompress(data: bytes, info: ShardInfo, file: BinaryIO, *, checks_hash: bo
         raw = decompress(info.compression, data, info.raw.bytes)
     except Exception as error:
         return f"cannot be decompressed ({error})"
+    fault = check_data(raw, info.raw, checks_hash and not info.has_stored_hash)
+    if fault is not None:
+        return f"{fault}, after decompression"
     file.seek(0)
     file.write(raw)
     file.truncate()
-    fault = _check_file(file, info.raw, checks_hash and fastest_hash(info.stored.hashes) is None)
-    return fault and f"{fault}, after decompression"
+    return None
 
 
 def check_header(path: Path, info: ShardInfo) -> str | None:
@@ -97,8 +131,20 @@ def check_hash(path: Path, info: ShardInfo) -> str | None:
         return _check_file(file, info.raw, True)
 
 
+def check_data(data: bytes | memoryview, expected: FileInfo, checks_hash: bool) -> str | None:
+    """Check the size of a file's bytes, and their hash if the index has one; return the fault."""
+    return _check(len(data), [data], expected, checks_hash)
+
+
 def _check_file(file: BinaryIO, expected: FileInfo, checks_hash: bool) -> str | None:
     size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    return _check(size, iter(partial(file.read, 1 << 20), b""), expected, checks_hash)
+
+
+def _check(
+    size: int, parts: Iterable[bytes | memoryview], expected: FileInfo, checks_hash: bool
+) -> str | None:
     if size != expected.bytes:
         found = "more than" if size > expected.bytes else f"{size:,} of"
         return f"has {found} the {expected.bytes:,} bytes that the index lists"
@@ -106,9 +152,8 @@ def _check_file(file: BinaryIO, expected: FileInfo, checks_hash: bool) -> str | 
     if algorithm is None:
         return None
     running = new_hash(algorithm)
-    file.seek(0)
-    while chunk := file.read(1 << 20):
-        running.update(chunk)
+    for part in parts:
+        running.update(part)
     if running.hexdigest() == expected.hashes[algorithm]:
         return None
     found = f"{algorithm} {running.hexdigest()}"

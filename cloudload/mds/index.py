@@ -117,6 +117,11 @@ class ShardInfo:
         """Whether the index has a hash of the shard that can be checked."""
         return any(fastest_hash(file.hashes) is not None for file in (self.raw, self.stored))
 
+    @property
+    def has_stored_hash(self) -> bool:
+        """Whether the index has a hash of the stored shard that can be checked."""
+        return fastest_hash(self.stored.hashes) is not None
+
 
 def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
     """Parse the shards of an `index.json`, in order.

@@ -50,22 +50,16 @@ class BadDocumentError(DatasetError):
 class Shard:
     """A raw shard, mapped into memory. It stays readable after its file is deleted.
 
-    Raises `FileNotFoundError` if there is no file, and `DatasetError` if the file cannot be opened
-    or does not match `info`.
+    With `data`, the shard consists of these bytes, and `path` is only its name. Raises
+    `FileNotFoundError` if there is no file, and `DatasetError` if the file cannot be opened or does
+    not match `info`.
     """
 
-    def __init__(self, path: Path, info: ShardInfo) -> None:
+    def __init__(self, path: Path, info: ShardInfo, data: memoryview | None = None) -> None:
         self.path, self.info = path, info
         self.url = ""
         """The shard's redacted URL, for error messages; empty until the cache sets it."""
-        with _open_regular(path) as file:
-            size = file.seek(0, 2)
-            if size != info.raw.bytes:
-                raise DatasetError(
-                    f"{path} has {size:,} bytes, but the index says {info.raw.bytes:,}. "
-                    f"{REPAIR_ADVICE}"
-                )
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        self._map: mmap.mmap | memoryview = _map_file(path, info) if data is None else data
         self._offsets = np.ascontiguousarray(self._read_offsets(), np.uint32)
         self._starts = self._offsets.data
         self._check_header()
@@ -112,7 +106,7 @@ class Shard:
                     f"the header has {stop - start:,} bytes, more than the limit of "
                     f"{_MOST_HEADER_BYTES:,}"
                 )
-            header = json.loads(self._map[start:stop])
+            header = json.loads(bytes(self._map[start:stop]))
             found = [header[f"column_{field}"] for field in ("names", "encodings", "sizes")]
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise DatasetError(
@@ -148,11 +142,7 @@ class Shard:
         fixed, variable = self._before[column]
         start += fixed + sum(sizes[:variable])
         width = self.info.columns[column].bytes
-        return self._map[start : start + (sizes[variable] if width is None else width)]
-
-    def sample_sizes(self) -> Ints:
-        """The size of each sample in bytes, all columns together: int64 [samples]."""
-        return np.diff(self._offsets.astype(np.int64))
+        return bytes(self._map[start : start + (sizes[variable] if width is None else width)])
 
     @property
     def data(self) -> memoryview:
@@ -282,6 +272,16 @@ class Shard:
             f"sample {sample} of {self.name} has columns that do not add up to its size. "
             f"{REPAIR_ADVICE}"
         )
+
+
+def _map_file(path: Path, info: ShardInfo) -> mmap.mmap | memoryview:
+    with _open_regular(path) as file:
+        size = file.seek(0, 2)
+        if size != info.raw.bytes:
+            raise DatasetError(
+                f"{path} has {size:,} bytes, but the index says {info.raw.bytes:,}. {REPAIR_ADVICE}"
+            )
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else memoryview(b"")
 
 
 def _open_regular(path: Path) -> BinaryIO:

@@ -109,6 +109,8 @@ class PackedShard:
     name: str
     """The file's name."""
     data: bytes
+    raw: bytes
+    """The shard before compression."""
     entry: dict[str, Any]
     """The shard's entry in the index."""
 
@@ -132,7 +134,7 @@ def pack_shard(
         name = f"{name}.{compression_extension(form.compression)}"
         zipped = _describe_file(form, name, stored)
     entry = {"samples": len(sizes), "raw_data": raw_entry, "zip_data": zipped} | form.config()
-    return PackedShard(name, stored, entry)
+    return PackedShard(name, stored, raw, entry)
 
 
 def encode_index(entries: Sequence[Mapping[str, Any]]) -> bytes:

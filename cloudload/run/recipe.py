@@ -189,6 +189,22 @@ def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
     )
 
 
+def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:
+    """A recipe with a corpus of no shards, for data that is not written yet.
+
+    Raises `TokenizerError` for a tokenizer that cannot be used, and `ValueError` without one.
+    """
+    return Recipe(
+        config=config,
+        tokenizer=_open_tokenizer(config, tokenizer),
+        corpus=Corpus(()),
+        sources=describe_sources(config, tokenizer),
+        layout=Layout(1, (), ()),
+        components=(),
+        mixture=_build_mixture(config),
+    )
+
+
 def _open_tokenizer(config: RowsConfig, tokenizer: Any) -> TokenizerSpec:
     frames = [_frame_of(config, stream) for stream in config.streams]
     if tokenizer is not None:

@@ -65,14 +65,17 @@ def merge_ids(parts: Sequence[IdsOfDocuments]) -> tuple[Tokens, Ints]:
 
 
 class ShardSource(Protocol):
-    """Where a reader gets its shards: a `ShardCache`."""
+    """The shards of a corpus, by index: a `ShardCache` or `MemoryShards`."""
 
     def shard(self, number: int) -> Shard:
-        """Return the shard with an index, mapped into memory."""
+        """Return the shard with index `number`, and fetch it if necessary.
+
+        Raises `StoreError` if the download fails, and `DatasetError` if the shard is invalid.
+        """
         ...
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Start fetching shards, in this order."""
+        """Start fetching shards in this order. If that fails for one, `shard` raises the error."""
         ...
 
 

@@ -1,5 +1,5 @@
-"""Ray runs the segments of a conversion, and whatever it kills, the objects are the same; and Ray
-checks them."""
+"""Ray runs the segments of a conversion and the groups of a count, and whatever it kills, the
+objects are the same; and Ray checks them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ import pytest
 from cloudload import cli
 from cloudload.check import check_dataset, groups
 from cloudload.convert import convert_to_mds
+from cloudload.count import count_tokens
 from cloudload.engines.ray import RayExecutor, parse_resources
 from cloudload.engines.units import run_units
 from cloudload.errors import ConvertError
+from cloudload.lengths import index as lengths_index
 from tests.support.conversions import dataset_bytes
+from tests.support.corpora import byte_tokenizer
 from tests.support.segments import SETTINGS, mixed_corpus
 
 ray = pytest.importorskip("ray")
@@ -72,10 +75,10 @@ def run_and_kill(number: int) -> int:
     return number
 
 
-def kill_workers(until: threading.Event, killed: list[int]) -> None:
+def kill_workers(until: threading.Event, killed: list[int], kills: int = KILLS) -> None:
     """Kill processes of Ray tasks at random, a few times."""
     draw = random.Random(4)
-    while len(killed) < KILLS and not until.wait(draw.uniform(0.3, 1.0)):
+    while len(killed) < kills and not until.wait(draw.uniform(0.3, 1.0)):
         pids = [
             int(path.parent.name)
             for path in Path("/proc").glob("[0-9]*/cmdline")
@@ -135,6 +138,13 @@ def test_an_error_of_a_task_is_raised_as_it_was(tmp_path: Path) -> None:
         convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", executor=executor, **options)
 
 
+def read_report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The report that a command printed, after lines that Ray may print about its nodes."""
+    printed = capsys.readouterr().out
+    report: dict[str, Any] = json.loads(printed[printed.index("{\n") :])
+    return report
+
+
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_finds_the_damage_that_one_process_finds(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,8 +168,79 @@ def test_the_command_line_runs_on_ray(tmp_path: Path, capsys: pytest.CaptureFixt
     arguments = [str(tmp_path / "a.jsonl"), str(tmp_path / "out"), "--segment-bytes", "50"]
     arguments += ["--engine", "ray", "--task-resources", "cpus=0.5,memory=100m,b=1", "--json"]
     assert cli.main(["convert", *arguments]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = read_report(capsys)
     assert (report["documents"], report["segments"]) == (10, 3)
+
+
+@pytest.fixture
+def counted(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, dict[str, str]]:
+    """A dataset in groups of 20 samples, and the hash of every file of lengths by one process."""
+    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 20)
+    convert_to_mds(corpus, tmp_path / "mds", **SETTINGS)
+    out = tmp_path / "by-one-process"
+    count_tokens(tmp_path / "mds", tokenizer=byte_tokenizer(), out=out, processes=1, progress=False)
+    return tmp_path / "mds", dataset_bytes(str(out))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_counts_to_the_same_files(
+    counted: tuple[Path, dict[str, str]], tmp_path: Path, corpus: Path
+) -> None:
+    dataset, files = counted
+    assert len(files) > 100
+    options: dict[str, Any] = {"tokenizer": byte_tokenizer(), "progress": False}
+    with RayExecutor() as executor:
+        out = tmp_path / "by-ray"
+        report = count_tokens(dataset, out=out, executor=executor, by="n", **options)
+        assert dataset_bytes(str(out)) == files
+        assert report is not None
+        assert sum(each.documents for each in report.values) == report.documents
+        again = tmp_path / "converted"
+        convert_to_mds(corpus, again, executor=executor, **SETTINGS, tokenizer=byte_tokenizer())
+    assert dataset_bytes(str(again / "lengths")) == files
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_a_count_whose_tasks_are_killed_ends_in_the_same_files(
+    counted: tuple[Path, dict[str, str]], tmp_path: Path, kills: int
+) -> None:
+    dataset, files = counted
+    until, killed = threading.Event(), list[int]()
+    thread = threading.Thread(target=kill_workers, args=(until, killed, kills))
+    thread.start()
+    rounds = 0
+    try:
+        with RayExecutor() as executor:
+            while len(killed) < kills:
+                out = tmp_path / f"by-ray-{rounds}"
+                count_tokens(
+                    dataset,
+                    tokenizer=byte_tokenizer(),
+                    out=out,
+                    executor=executor,
+                    progress=False,
+                )
+                assert dataset_bytes(str(out)) == files
+                rounds += 1
+    finally:
+        until.set()
+        thread.join()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_command_counts_on_ray(
+    counted: tuple[Path, dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset, files = counted
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    arguments = [str(dataset), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    arguments += ["--out", str(tmp_path / "out"), "--engine", "ray", "--quiet", "--json"]
+    assert cli.main(["count", *arguments, "--task-resources", "cpus=1,a=1"]) == 0
+    assert read_report(capsys)["documents"] > 1_000
+    assert dataset_bytes(str(tmp_path / "out")) == files
 
 
 def test_resources_are_those_of_ray() -> None:

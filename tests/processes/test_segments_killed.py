@@ -17,6 +17,7 @@ import pytest
 from cloudload.convert import convert_to_mds
 from tests.support import ROOT
 from tests.support.conversions import dataset_bytes
+from tests.support.corpora import byte_tokenizer
 from tests.support.fault_proxy import Fault
 from tests.support.segments import SETTINGS, mixed_corpus
 
@@ -106,6 +107,36 @@ def test_a_conversion_killed_at_random_ends_in_the_same_objects(
 ) -> None:
     run_until_finished(MODES[mode], kills=3, seed=1, corpus=corpus, out=out)
     assert dataset_bytes(out) == whole
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+    byte_tokenizer().save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def counted(
+    corpus: Path, tokenizer: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """The hash of every object of a conversion by one process that counts tokens."""
+    out = tmp_path_factory.mktemp("counted") / "out"
+    convert_to_mds(corpus, out, **{**SETTINGS, "block_bytes": 8 << 20, "tokenizer": tokenizer})
+    return dataset_bytes(str(out))
+
+
+@pytest.mark.parametrize(
+    ("mode", "kills"), [("2 processes", 3), pytest.param("array", 20, marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("out", ["s3"], indirect=True)
+def test_a_conversion_that_counts_and_is_killed_ends_in_the_same_objects(
+    *, mode: str, kills: int, corpus: Path, out: str, tokenizer: str, counted: dict[str, str]
+) -> None:
+    assert any(name.startswith("/lengths/") for name in counted)
+    commands = [(*command, "--tokenizer", tokenizer) for command in MODES[mode]]
+    run_until_finished(commands, kills=kills, seed=3, corpus=corpus, out=out)
+    assert dataset_bytes(out) == counted
 
 
 @pytest.mark.long

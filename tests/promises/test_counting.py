@@ -8,7 +8,9 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload.cli import main
+from cloudload.count import tally
 from cloudload.count.count import count_tokens, estimate_tokens
 from cloudload.count.report import Distribution
 from cloudload.errors import DatasetError
@@ -49,6 +52,11 @@ def keep_odd(sample: dict[str, Any]) -> str | None:
     """Filters out the documents with an even number."""
     text = str(sample["text"])
     return text if int(text.partition(":")[0]) % 2 else None
+
+
+def repeat(sample: dict[str, Any]) -> str:
+    """Each text twice; fails on text that is not UTF-8."""
+    return str(sample["text"], "utf-8") * 2
 
 
 @pytest.fixture
@@ -100,7 +108,10 @@ def test_two_processes_write_what_one_writes(dataset: Path, tmp_path: Path) -> N
     assert digest_of(tmp_path / "one") == digest_of(tmp_path / "two")
 
 
-def test_counting_that_is_killed_resumes_and_writes_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [5, pytest.param(20, marks=pytest.mark.long)])
+def test_counting_that_is_killed_resumes_and_writes_the_same_bytes(
+    tmp_path: Path, most: int
+) -> None:
     write_mds(tmp_path / "mds", DOCUMENTS, shard_bytes=8_000)
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     program = f"""
@@ -116,7 +127,7 @@ count_tokens({str(tmp_path / "mds")!r}, tokenizer={str(tmp_path / "tokenizer.jso
     subprocess.run([sys.executable, tmp_path / "count.py", whole], check=True)
     killed, chance = tmp_path / "killed", random.Random(0)
     num_kills = 0
-    while num_kills < 5:
+    while num_kills < most:
         process = subprocess.Popen([sys.executable, tmp_path / "count.py", killed])
         before = len(list(killed.rglob("*.lengths")))
         # after it has written a group or two, or at any moment before
@@ -127,7 +138,7 @@ count_tokens({str(tmp_path / "mds")!r}, tokenizer={str(tmp_path / "tokenizer.jso
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         num_kills += 1
-    assert num_kills > 2
+    assert num_kills > most // 2
     subprocess.run([sys.executable, tmp_path / "count.py", killed], check=True)
     assert digest_of(whole) == digest_of(killed)
 
@@ -145,6 +156,19 @@ def test_the_report_counts_documents_tokens_and_what_was_left_out(
     assert sum(each.documents for each in report.stats.histogram) == 450
     for each in report.stats.fits:
         assert each.documents == sum(size <= each.seq_len for size in sizes) / 450
+
+
+def test_the_bytes_of_text_are_those_that_were_tokenized(tmp_path: Path) -> None:
+    """Neither of other columns, nor of documents that were left out."""
+    documents = ["été", b"\xff\xfe", "狐", "", "plain"]
+    values = [text.encode() if isinstance(text, str) else text for text in documents]
+    extra = {"id": ("str", ["a" * 99] * 5)}
+    write_mds(tmp_path / "mds", values, encoding="bytes", extra=extra)
+    report = count(tmp_path / "mds", tmp_path / "out", on_error="skip")
+    assert (report.documents, report.empty, report.failed) == (3, 1, 1)
+    assert report.text_bytes == report.tokens == 5 + 3 + 5
+    upper = count(tmp_path / "mds", tmp_path / "out", on_error="skip", transform=repeat)
+    assert upper.text_bytes == upper.tokens == 10 + 6 + 10
 
 
 def test_a_dataset_that_grew_keeps_the_files_of_its_first_shards(
@@ -181,6 +205,116 @@ def test_the_command_prints_the_report(
     shown = capsys.readouterr().out
     assert f"{report['tokens']:,} tokens" in shown
     assert "documents that fit in one row" in shown
+
+
+SOURCES = ["web", "books", "wéb\x1b[31m"]
+
+
+@pytest.fixture
+def sourced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The dataset with a source and a number for each document; every fifth document is empty."""
+    monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
+    documents = ["" if number % 5 == 0 else text for number, text in enumerate(DOCUMENTS)]
+    extra: dict[str, tuple[str, list[Any]]] = {
+        "source": ("str", [SOURCES[number // 7 % 3] for number in range(900)]),
+        "part": ("json", [None if number % 2 else {"n": number % 4} for number in range(900)]),
+        "number": ("int", list(range(900))),
+    }
+    write_mds(tmp_path / "mds", documents, shard_bytes=8_000, extra=extra)
+    return tmp_path / "mds"
+
+
+def expected_values(names: dict[int, str]) -> list[tuple[str, int, int]]:
+    """(value, documents, tokens) by the names of all samples, largest first."""
+    counts: dict[str, list[int]] = {name: [] for name in names.values()}
+    for number, text in enumerate(DOCUMENTS):
+        if number % 5:
+            counts[names[number]].append(len(text.encode()))
+    found = [(name, len(sizes), sum(sizes)) for name, sizes in counts.items()]
+    return sorted(found, key=lambda each: -each[2])
+
+
+@pytest.mark.parametrize("before", ["nothing", "some groups", "all groups"])
+def test_a_column_divides_documents_and_tokens(sourced: Path, tmp_path: Path, before: str) -> None:
+    out = tmp_path / "out"
+    if before != "nothing":
+        count(sourced, out)
+    if before == "some groups":
+        for victim in sorted(out.rglob("*.lengths"))[1:3]:
+            victim.unlink()
+    found = {}
+    with ThreadPoolExecutor(3) as threads:
+        for column, settings in {"source": {"executor": threads}, "part": {}}.items():
+            report = count(sourced, out, by=column, **settings)
+            assert (report.by, report.groups) == (column, len(list(out.rglob("*.lengths"))))
+            assert sum(each.share for each in report.values) == pytest.approx(1)
+            found[column] = [(each.value, each.documents, each.tokens) for each in report.values]
+    parts = {number: "None" if number % 2 else str({"n": number % 4}) for number in range(900)}
+    assert found["source"] == expected_values({n: SOURCES[n // 7 % 3] for n in range(900)})
+    assert found["part"] == expected_values(parts)
+    count(sourced, tmp_path / "plain")
+    assert digest_of(out) == digest_of(tmp_path / "plain")
+
+
+def test_a_column_that_cannot_divide_is_refused(
+    sourced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(DatasetError, match=r"no column 'sourc' in .* are: number, part, source"):
+        count(sourced, out, by="sourc")
+    with pytest.raises(ValueError, match="by needs all groups"):
+        count(sourced, out, by="source", worker="0/2")
+    monkeypatch.setattr(tally, "MOST_VALUES", 500)
+    with pytest.raises(DatasetError, match="column 'number' has more than 500 values, such as"):
+        count(sourced, out, by="number")
+
+
+def test_the_command_prints_the_values_of_a_column(
+    sourced: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    arguments = ["count", str(sourced), "--tokenizer", str(tmp_path / "tokenizer.json"), "--quiet"]
+    assert main([*arguments, "--processes", "2", "--by", "source"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(
+        r"by source\n +documents +tokens +share\n( +[\d,]+ +[\d,]+ +[\d.]+%  \S+\n)+", shown
+    )
+    assert "wéb\\x1b[31m" in shown
+    assert main([*arguments, "--processes", "1", "--by", "number"]) == 0
+    assert "(850 other values, in --json)" in capsys.readouterr().out
+    assert main([*arguments, "--by", "source", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)["values"]
+    assert sorted(each["value"] for each in values) == sorted(SOURCES)
+    assert main([*arguments, "--by", "source", "--sample", "1%"]) == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--sample", "50%"]])
+def test_the_command_draws_the_histogram(dataset: Path, tmp_path: Path, more: list[str]) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    arguments = ["count", str(dataset), "--tokenizer", str(tmp_path / "tokenizer.json"), "--quiet"]
+    pictures = [tmp_path / name for name in ("one.png", "two.png")]
+    for picture in pictures:
+        assert main([*arguments, "--processes", "1", "--png", str(picture), *more]) == 0
+    one, two = (picture.read_bytes() for picture in pictures)
+    assert one == two
+    assert one.startswith(b"\x89PNG")
+    assert struct.unpack(">II", one[16:24]) == (1280, 720)
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_counting(
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    arguments = ["count", str(dataset), "--tokenizer", str(tmp_path / "tokenizer.json"), "--png"]
+    assert main([*arguments, str(tmp_path / "no" / "a.png")]) == 1
+    assert "no folder" in capsys.readouterr().err
+    monkeypatch.setattr("cloudload.count.picture.find_spec", lambda _: None)
+    assert main([*arguments, str(tmp_path / "a.png")]) == 1
+    assert "matplotlib. Run: pip install 'cloudload[plot]'" in capsys.readouterr().err
+    assert not (dataset / "lengths").exists()
 
 
 def test_an_estimate_is_as_exact_as_it_says(tmp_path: Path) -> None:

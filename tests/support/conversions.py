@@ -111,7 +111,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
             raise StoreError("no room")
         write_object(url, data)
 
-    monkeypatch.setattr("cloudload.convert.shards.write_object", failing)
+    monkeypatch.setattr("cloudload.convert.stored_shards.write_object", failing)
 
 
 def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) -> Path:

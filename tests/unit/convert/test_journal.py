@@ -31,7 +31,7 @@ def test_the_index_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         written.append(Path(url).name)
         write_object(url, data)
 
-    for module in ("shards", "journal"):
+    for module in ("stored_shards", "journal"):
         monkeypatch.setattr(f"cloudload.convert.{module}.write_object", note)
     convert_to_mds(write_corpus(tmp_path / "corpus"), tmp_path / "out", shard_bytes=50_000, **QUIET)
     assert written[-1] == "index.json"

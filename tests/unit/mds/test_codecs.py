@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.errors import DatasetError
-from cloudload.mds.codecs import check_codec, compress, decompress
+from cloudload.mds.codecs import check_codec, compress, decompress, decompress_into
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gz", "bz2"])
 def test_a_bomb_is_unpacked_no_further_than_the_index_says(compression: str) -> None:
     bomb = compress(compression, bytes(1 << 22))
     assert len(decompress(compression, bomb, 1_000)) == 1_001
+    target = bytearray(1_010)
+    assert decompress_into(compression, bomb, memoryview(target)[:1_001]) == 1_001
 
 
 @pytest.mark.parametrize("compression", ["br", "br:5", "snappy"])
@@ -54,7 +56,11 @@ def test_a_codec_that_is_not_installed_is_named(
 
 @given(st.binary(), st.sampled_from(["zstd", "zstd:1", "gz", "gz:1", "bz2", "br:5"]))
 def test_what_is_compressed_is_restored(data: bytes, compression: str) -> None:
-    assert decompress(compression, compress(compression, data), len(data)) == data
+    stored = compress(compression, data)
+    assert decompress(compression, stored, len(data)) == data
+    target = bytearray(b"\xff" * (len(data) + 1))
+    assert decompress_into(compression, stored, memoryview(target)) == len(data)
+    assert target == data + b"\xff"
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gz", "bz2"])

@@ -1,0 +1,136 @@
+"""Shards that are read once, one after another, without a copy on disk.
+
+    prefetch([7, 8]) ──► threads ──► stored bytes, checked
+    shard(7)         ── decompresses them to a buffer ──► Shard          the buffer is reused
+
+Writing a shard to a file and mapping it costs as much as decompressing it. A shard that is mapped
+in place or is too large for memory is left to a `ShardCache`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import Future
+from pathlib import Path
+
+from cloudload.cache.republished import check_written
+from cloudload.cache.shard_cache import ShardCache
+from cloudload.errors import DatasetError
+from cloudload.mds.dataset import Corpus, Dataset, is_in_place
+from cloudload.mds.download import check_data, decompress_checked, describe_second_fault
+from cloudload.mds.index import ShardInfo
+from cloudload.mds.shard import Shard
+from cloudload.storage.base import Retry
+from cloudload.storage.objects import read_object_version
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import join_url
+from cloudload.system.daemon_threads import DaemonThreadPool
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 1 << 28
+"""The raw size of the largest shard that is kept in memory."""
+_BUFFER_STEP = 1 << 23  # of a buffer's size, because shards are not equally large
+_CLOSE_S = 2.0
+
+Stored = tuple[bytes, str | None]
+"""The stored bytes of a shard, and their fault or None."""
+
+
+class MemoryShards:
+    """The shards of a corpus, by index. Keeps one shard, and the stored bytes of those prefetched.
+
+    A shard remains valid for as long as anything refers to it. Checks the hash of each shard. Not
+    thread-safe.
+    """
+
+    def __init__(self, corpus: Corpus, cache: ShardCache, retry: Retry, *, threads: int) -> None:
+        self._corpus, self._cache, self._retry = corpus, cache, retry
+        self._fetches: dict[int, Future[Stored]] = {}
+        self._threads = DaemonThreadPool(threads, "cloudload-fetch")
+        self._kept: tuple[int, Shard] | None = None
+        self._buffer = bytearray()
+
+    def shard(self, number: int) -> Shard:
+        """Return the shard with index `number`.
+
+        Raises `StoreError` if the download fails, `DatasetError` if two downloads are invalid, and
+        the errors of `ShardCache.shard` for a shard that is left to the cache.
+        """
+        if self._kept is not None and self._kept[0] == number:
+            return self._kept[1]
+        dataset, info = self._corpus.find_shard(number)
+        if not _fits(dataset, info):
+            return self._cache.shard(number)
+        self._kept = None
+        self._kept = number, self._fetch_twice(number, dataset, info)
+        return self._kept[1]
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Start fetching shards in this order. If that fails for one, `shard` raises the error."""
+        for number in numbers:
+            dataset, info = self._corpus.find_shard(number)
+            if not _fits(dataset, info):
+                self._cache.prefetch([number])
+            elif number not in self._fetches and (not self._kept or self._kept[0] != number):
+                self._fetches[number] = self._threads.submit(self._fetch, dataset, info)
+
+    def close(self) -> None:
+        """Stop prefetching, waiting up to 2 s for downloads in progress, and close the cache."""
+        self._threads.close(_CLOSE_S)
+        self._fetches.clear()
+        self._kept = None
+        self._cache.close()
+
+    def _fetch_twice(self, number: int, dataset: Dataset, info: ShardInfo) -> Shard:
+        url = join_url(dataset.url, info.stored.name)
+        fetch = self._fetches.pop(number, None)
+        shard = self._open(*(fetch.result() if fetch else self._fetch(dataset, info)), info, url)
+        if isinstance(shard, str):
+            logger.warning("%s %s; fetching it again", redact(url), shard)
+            shard = self._open(*self._fetch(dataset, info), info, url)
+        if isinstance(shard, str):
+            raise DatasetError(describe_second_fault(url, shard))
+        return shard
+
+    def _fetch(self, dataset: Dataset, info: ShardInfo) -> Stored:
+        url = join_url(dataset.url, info.stored.name)
+        data, version = read_object_version(url, self._retry, info.stored.bytes)
+        fault = check_data(data, info.stored, True)
+        if fault is None:
+            check_written(dataset, info, version.written_s)
+        return data, fault
+
+    def _open(self, stored: bytes, fault: str | None, info: ShardInfo, url: str) -> Shard | str:
+        """The shard, or its fault."""
+        if fault is not None:
+            return fault
+        raw = memoryview(stored)
+        if info.zipped is not None:
+            raw = self._free_buffer(info.raw.bytes + 1)
+            fault = decompress_checked(stored, info, raw, checks_hash=True)
+            if fault is not None:
+                return fault
+        try:
+            shard = Shard(Path(info.raw.name), info, raw[: info.raw.bytes].toreadonly())
+        except DatasetError as error:
+            return str(error).removeprefix(f"{info.raw.name} ")
+        shard.url = redact(url)
+        return shard
+
+    def _free_buffer(self, size: int) -> memoryview:
+        """A buffer of `size` bytes: the last one, whose pages exist, unless it is in use."""
+        try:
+            # resizing fails if a shard or one of its values still refers to the buffer
+            self._buffer.append(0)
+            self._buffer.pop()
+        except BufferError:
+            self._buffer = bytearray()
+        if len(self._buffer) < size:
+            self._buffer = bytearray(-(-size // _BUFFER_STEP) * _BUFFER_STEP)
+        return memoryview(self._buffer)[:size]
+
+
+def _fits(dataset: Dataset, info: ShardInfo) -> bool:
+    return not is_in_place(dataset, info) and info.raw.bytes <= MOST_BYTES

@@ -1,0 +1,45 @@
+"""Write the token lengths of a dataset that is being finished, before its index.
+
+    journal, or notes of segments ─► lengths of each shard ─► groups, index of the lengths
+                                                           ─► then index.json of the dataset
+
+A dataset whose index exists has its lengths, therefore, and a run that is killed in between writes
+the same files again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from cloudload.convert.finish import JoinedShards
+from cloudload.count.finish import finish_count
+from cloudload.count.group import CountWork, count_group, list_groups
+from cloudload.count.new_shards import ShardLengths, write_groups
+from cloudload.engines.units import Engine, run_units
+from cloudload.mds.dataset import Dataset
+from cloudload.mds.index import parse_index
+from cloudload.storage.redaction import redact
+
+
+def write_lengths(
+    work: CountWork,
+    location: str,
+    joined: JoinedShards,
+    *,
+    num_old: int,
+    lengths: Iterable[str],
+    engine: Engine | None,
+) -> int:
+    """Write the lengths of the joined shards, and return the number of tokens.
+
+    `lengths` are those of the shards after the first `num_old`, in order. Groups with older shards
+    that are not counted are counted on the engine. Raises the errors of `count_group` and
+    `finish_count`.
+    """
+    dataset = Dataset(location, parse_index(joined.index(), redact(location)), "")
+    new = map(ShardLengths.decode, lengths)
+    uncounted = write_groups(work, dataset, num_old, new)
+    for _ in run_units(partial(count_group, work), uncounted, engine):
+        pass
+    return finish_count(work, dataset, list_groups(work, dataset)).index.total("tokens")

@@ -1,0 +1,54 @@
+"""Store a shard, count its tokens, and list it in the journal.
+
+ShardJob ─► compress, hash ─► count its tokens ─► store ─► entry of the journal
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from cloudload.convert.journal import record_shard
+from cloudload.convert.shards import ShardContext, ShardJob
+from cloudload.count.new_shards import measure_shard
+from cloudload.mds.index import parse_index
+from cloudload.mds.writer import PackedShard, encode_index, pack_shard
+from cloudload.storage.objects import write_object
+from cloudload.storage.urls import join_url
+
+
+class StoredShard(NamedTuple):
+    """A stored shard."""
+
+    entry: dict[str, Any]
+    """Its entry in the index."""
+    lengths: list[str]
+    """Its token lengths, as `ShardLengths` encodes them, if they are counted."""
+
+
+def store_shard(context: ShardContext, job: ShardJob) -> StoredShard:
+    """Build, compress, hash and store a shard, count its tokens, and list it in the journal.
+
+    Raises `StoreError` if the shard or its journal entry cannot be written, and the errors of
+    `measure_shard`.
+    """
+    shard = pack_shard(context.form, job.number, job.sizes, job.parts)
+    location = context.output.shards(job.split)
+    lengths = _count(context, location, shard)
+    write_object(join_url(location, shard.name), shard.data)
+    record_shard(
+        context.output.journal,
+        job.place,
+        job.split,
+        shard.entry,
+        following=job.next,
+        counts=job.counts,
+        lengths=lengths,
+    )
+    return StoredShard(shard.entry, lengths)
+
+
+def _count(context: ShardContext, location: str, shard: PackedShard) -> list[str]:
+    if context.work is None:
+        return []
+    [info] = parse_index(encode_index([shard.entry]), location)
+    return [measure_shard(context.work, location, info, shard.raw).encode()]

@@ -1,0 +1,136 @@
+"""Count shards as they are written, and join their lengths to the groups of the dataset.
+
+    shard in memory ─► ShardLengths ─► text in a journal        while the data is written
+    all of them, in order ─► groups ─► 00000-….lengths          before the data's own index
+    groups of shards that were there before, if not counted ─► counted as `count_tokens` does
+
+The files have the bytes that `count_tokens` writes for the finished dataset.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.cache.folder import default_cache
+from cloudload.config.rows import RowsConfig
+from cloudload.config.stream import Stream
+from cloudload.count.group import (
+    CountWork,
+    GroupJob,
+    LengthMeter,
+    list_found,
+    list_groups,
+    read_group,
+    write_group,
+)
+from cloudload.lengths.group_file import decode_group, encode_group
+from cloudload.lengths.index import PLACE
+from cloudload.lengths.key import make_key
+from cloudload.mds.dataset import Corpus, Dataset
+from cloudload.mds.index import ShardInfo
+from cloudload.mds.shard import Shard
+from cloudload.run.recipe import open_recipe_without_data
+from cloudload.storage.base import Retry
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import join_url
+from cloudload.tokenization.backend import choose_backend
+
+
+@dataclass(frozen=True)
+class ShardLengths:
+    """The lengths of consecutive shards."""
+
+    lengths: Ints
+    """Length of each sample, with `FILTERED` and `FAILED`: int64 [samples]."""
+    text_bytes: int
+    """Bytes of UTF-8 text that were tokenized."""
+
+    def encode(self) -> str:
+        """The lengths as ASCII text."""
+        header = {"samples": len(self.lengths), "text_bytes": self.text_bytes}
+        return base64.b64encode(encode_group(header, self.lengths)).decode()
+
+    @staticmethod
+    def decode(text: str) -> ShardLengths:
+        """Decode the text of `encode`. Raises `ValueError` if it is damaged."""
+        found = decode_group(base64.b64decode(text))
+        return ShardLengths(found.widen(), found.header["text_bytes"])
+
+
+def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWork:
+    """The count of a dataset that is going to be written to `location`.
+
+    `documents` are options of `RowsConfig`, such as `transform`. Raises `TokenizerError` if the
+    tokenizer cannot be loaded, and `ValueError` for an invalid option.
+    """
+    config = RowsConfig((Stream(location),), seq_len=1, bos=None, eos=None, **documents)
+    recipe = open_recipe_without_data(config, tokenizer)
+    backend = choose_backend(recipe.tokenizer.json, "auto", default_cache()).name
+    place = join_url(location, PLACE)
+    return CountWork(recipe, backend, make_key(recipe, 0), place, Retry())
+
+
+def measure_shard(work: CountWork, location: str, info: ShardInfo, raw: bytes) -> ShardLengths:
+    """Measure the samples of a shard whose raw bytes are `raw`, in the dataset at `location`.
+
+    Raises the errors of `LengthMeter.measure`.
+    """
+    recipe = replace(work.recipe, corpus=Corpus((Dataset(location, (info,), ""),)))
+    shard = Shard(Path(info.raw.name), info, memoryview(raw))
+    shard.url = redact(join_url(location, info.stored.name))
+    meter = LengthMeter(recipe, work.backend, _OneShard(shard))
+    return ShardLengths(*meter.measure(np.arange(info.samples)))
+
+
+@dataclass(frozen=True)
+class _OneShard:
+    """A shard in memory, as the only one of a corpus."""
+
+    only: Shard
+
+    def shard(self, number: int) -> Shard:
+        return self.only
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        pass
+
+
+def write_groups(
+    work: CountWork, dataset: Dataset, num_old: int, new: Iterable[ShardLengths]
+) -> list[GroupJob]:
+    """Write the files of all groups with shards after the first `num_old`, from their lengths.
+
+    `new` has one item for each of these shards, in order. Returns the groups that have to be
+    counted, because they contain older shards that were not. Raises `StoreError` if a file cannot
+    be read or written, and `DatasetError` if that of an older group is damaged.
+    """
+    found, following = list_found(work), iter(new)
+    old = list_groups(work, replace(dataset, shards=dataset.shards[:num_old]))
+    uncounted = []
+    for job in list_groups(work, dataset):
+        if job.shards.stop > num_old:
+            own = job.shards.stop - max(job.shards.first, num_old)
+            parts = list(itertools.islice(following, own))
+            before = [group for group in old if group.shards.first == job.shards.first]
+            if all(group.shards.name in found for group in before):
+                parts[:0] = _read_parts(work, before)
+                lengths = np.concatenate([part.lengths for part in parts])
+                write_group(work, job.shards, lengths, sum(part.text_bytes for part in parts))
+                continue
+        if job.shards.name not in found:
+            uncounted.append(job)
+    return uncounted
+
+
+def _read_parts(work: CountWork, groups: Sequence[GroupJob]) -> Iterator[ShardLengths]:
+    for job in groups:
+        group, lengths = read_group(work, job)
+        yield ShardLengths(lengths, group.text_bytes)

@@ -1,0 +1,121 @@
+"""Documents and tokens by the values of a column, such as the source of each document.
+
+lengths of a shard, its column ─► Tally ─► merged over all shards and groups ─► ValueCount
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.errors import DatasetError
+from cloudload.mds.dataset import Dataset
+from cloudload.mds.shard import Shard, decode_value
+from cloudload.storage.redaction import redact
+
+MOST_VALUES = 10_000
+"""The most values of a column that are told apart."""
+
+
+@dataclass(frozen=True)
+class ValueCount:
+    """The documents with one value of a column."""
+
+    value: str
+    """The value, as text."""
+    documents: int
+    """Number of samples with tokens."""
+    tokens: int
+    """Number of their tokens, without bos and eos."""
+    share: float
+    """Their share of all tokens, from 0 to 1."""
+
+
+@dataclass
+class Tally:
+    """Samples with tokens, and their tokens, by the values of a column."""
+
+    column: str
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """(documents, tokens) of each value. A value that only empty or filtered samples have has
+    (0, 0)."""
+
+    def add_shard(self, shard: Shard, lengths: Ints) -> None:
+        """Add all samples of a shard, whose lengths are int64 [samples].
+
+        Raises `DatasetError` for more than 10,000 values, for a column that does not exist or
+        cannot be read, and for a damaged sample.
+        """
+        number = shard.column_index(self.column)
+        starts, stops = shard.find_values(np.arange(len(lengths)), number)
+        data, found = shard.data, dict[bytes, int]()
+        places = [
+            found.setdefault(bytes(data[start:stop]), len(found))
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+        ]
+        is_document = lengths > 0
+        numbers = np.array(places, np.int64)[is_document]
+        documents = np.bincount(numbers, minlength=len(found))
+        tokens = np.zeros(len(found), np.int64)
+        np.add.at(tokens, numbers, lengths[is_document])
+        encoding = shard.info.columns[number].encoding
+        for value, place in found.items():
+            self._add(_show(encoding, value, shard), int(documents[place]), int(tokens[place]))
+
+    def merge(self, other: Tally) -> None:
+        """Add the counts of another tally. Raises `DatasetError` for more than 10,000 values."""
+        for value, (documents, tokens) in other.counts.items():
+            self._add(value, documents, tokens)
+
+    def list_values(self) -> tuple[ValueCount, ...]:
+        """The values, those with the most tokens first."""
+        total = max(1, sum(tokens for _, tokens in self.counts.values()))
+        return tuple(
+            ValueCount(value, documents, tokens, tokens / total)
+            for value, (documents, tokens) in sorted(
+                self.counts.items(), key=lambda item: (-item[1][1], item[0])
+            )
+        )
+
+    def _add(self, value: str, documents: int, tokens: int) -> None:
+        before = self.counts.get(value, (0, 0))
+        self.counts[value] = before[0] + documents, before[1] + tokens
+        if len(self.counts) > MOST_VALUES:
+            raise DatasetError(
+                f"column {self.column!r} has more than {MOST_VALUES:,} values, such as "
+                f"{value[:100]!r}. Choose a column with fewer, such as the source of the documents"
+            )
+
+
+def _show(encoding: str, value: bytes, shard: Shard) -> str:
+    try:
+        decoded = decode_value(encoding, value)
+        return decoded.decode() if isinstance(decoded, bytes) else str(decoded)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(
+            f"{shard.name} has a value {value[:100]!r} that is not {encoding}: {str(error)[:300]}. "
+            "Convert the corpus again, or choose another column"
+        ) from error
+
+
+def check_column(dataset: Dataset, column: str) -> None:
+    """Raise `DatasetError` unless every shard of a dataset has a column."""
+    for shard in dataset.shards:
+        names = [each.name for each in shard.columns]
+        if column not in names:
+            raise DatasetError(
+                f"{redact(dataset.url)} has no column {column!r} in {shard.raw.name}. Its columns "
+                f"are: {', '.join(names)}. Choose one of them; convert with --keep to have others"
+            )
+
+
+def merge_tallies(column: str, tallies: Iterable[Tally | None]) -> Tally:
+    """The sum of tallies of one column."""
+    merged = Tally(column)
+    for tally in tallies:
+        if tally is not None:
+            merged.merge(tally)
+    return merged

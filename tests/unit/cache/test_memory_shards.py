@@ -1,0 +1,114 @@
+"""Shards in memory are those of the shard cache, and stay valid for as long as they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cloudload.cache import memory_shards
+from cloudload.cache.memory_shards import MemoryShards
+from cloudload.cache.shard_cache import ShardCache
+from cloudload.errors import DatasetError, StoreError
+from cloudload.mds.dataset import Corpus
+from cloudload.mds.shard import Shard
+from tests.support.shard_caches import DOCUMENTS, QUICK, flip, write
+
+
+@contextmanager
+def open_shards(corpus: Corpus, root: Path) -> Iterator[MemoryShards]:
+    shards = MemoryShards(corpus, ShardCache(corpus, root, QUICK, verify="once"), QUICK, threads=2)
+    try:
+        yield shards
+    finally:
+        shards.close()
+
+
+def texts_of(shard: Shard) -> list[str]:
+    return shard.read_texts(range(shard.info.samples), shard.column_index("text"))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "gz", "bz2", "br"])
+def test_every_shard_is_whole_and_leaves_no_file(tmp_path: Path, compression: str | None) -> None:
+    corpus = write(str(tmp_path / "mds"), compression=compression)
+    found = []
+    with open_shards(corpus, tmp_path / "cache") as shards:
+        for number in range(len(corpus.shard_sizes)):
+            shards.prefetch(range(number, min(number + 3, len(corpus.shard_sizes))))
+            found += texts_of(shards.shard(number))
+    assert found == DOCUMENTS
+    assert not list((tmp_path / "cache").rglob("*.mds"))
+
+
+def test_a_shard_in_use_is_not_overwritten_by_the_next(tmp_path: Path) -> None:
+    corpus = write(str(tmp_path / "mds"))
+    with open_shards(corpus, tmp_path / "cache") as shards:
+        first = shards.shard(0)
+        texts, data = texts_of(first), bytes(first.data)
+        assert texts_of(shards.shard(1)) != texts
+        assert (texts_of(first), bytes(first.data)) == (texts, data)
+
+
+def test_a_value_in_use_is_not_overwritten_by_the_next(tmp_path: Path) -> None:
+    corpus = write(str(tmp_path / "mds"))
+    with open_shards(corpus, tmp_path / "cache") as shards:
+        value = shards.shard(0).data[100:200]
+        before = bytes(value)
+        shards.shard(1)
+        assert bytes(value) == before
+
+
+def test_the_buffer_of_a_shard_that_nobody_uses_is_used_again(tmp_path: Path) -> None:
+    corpus = write(str(tmp_path / "mds"))
+    with open_shards(corpus, tmp_path / "cache") as shards:
+        shards.shard(0)
+        buffer = shards._buffer
+        shards.shard(1)
+        assert shards._buffer is buffer
+
+
+@pytest.mark.parametrize("compression", ["zstd", "gz"])
+def test_a_damaged_shard_is_fetched_twice_and_then_named(
+    tmp_path: Path, compression: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus = write(str(tmp_path / "mds"), compression=compression)
+    name = corpus.datasets[0].shards[2].stored.name
+    flip(tmp_path / "mds" / name, 40)
+    with open_shards(corpus, tmp_path / "cache") as shards:
+        with pytest.raises(DatasetError, match=rf"{name} has xxh64 .* second invalid download"):
+            shards.shard(2)
+        assert "fetching it again" in caplog.text
+        assert texts_of(shards.shard(3))
+
+
+def test_a_shard_that_is_repaired_in_between_is_read(tmp_path: Path) -> None:
+    corpus = write(str(tmp_path / "mds"))
+    path = tmp_path / "mds" / corpus.datasets[0].shards[0].stored.name
+    flip(path, 40)
+    with open_shards(corpus, tmp_path / "cache") as shards:
+        shards.prefetch([0])
+        shards._fetches[0].result()
+        flip(path, 40)
+        assert texts_of(shards.shard(0)) == DOCUMENTS[: int(corpus.shard_sizes[0])]
+
+
+def test_a_missing_shard_is_an_error_of_its_store(tmp_path: Path) -> None:
+    corpus = write(str(tmp_path / "mds"))
+    (tmp_path / "mds" / corpus.datasets[0].shards[1].stored.name).unlink()
+    with open_shards(corpus, tmp_path / "cache") as shards:
+        shards.prefetch([1])
+        with pytest.raises(StoreError):
+            shards.shard(1)
+
+
+def test_a_shard_too_large_for_memory_goes_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write(str(tmp_path / "mds"))
+    monkeypatch.setattr(memory_shards, "MOST_BYTES", 0)
+    with open_shards(corpus, tmp_path / "cache") as shards:
+        shards.prefetch([0])
+        assert texts_of(shards.shard(0)) == DOCUMENTS[: int(corpus.shard_sizes[0])]
+    assert list((tmp_path / "cache").rglob("*.mds"))
