@@ -29,7 +29,7 @@ def cached_shard(damage: Callable[[bytes], bytes]) -> Act:
     def act(ground: Ground) -> Seen:
         data, cache = ground.data(), ground.place()
         ground.read(data, cache)
-        change(next(cache.rglob("shard.00002.mds")), damage)
+        change(next(cache.rglob("shard.00002-*.mds")), damage)
         return ground.read(data, cache)
 
     return act
