@@ -191,7 +191,7 @@ def test_data_that_does_not_begin_with_the_saved_data_is_refused(tmp_path: Path)
     convert(data, "a", 60)
     _, states = run_leg(ranks(str(data), tmp_path / "cache"), Leg(2, batches=3))
     convert(data, "b", 90, overwrite=True)
-    with pytest.raises(StreamChangedError, match="This is a different dataset: 90 samples instead of 60"):
+    with pytest.raises(StreamChangedError, match="a different dataset: 90 samples instead of 60"):
         run_leg(ranks(str(data), tmp_path / "cache"), Leg(2, batches=3), states[-1])
 
 
