@@ -36,7 +36,7 @@ from cloudload.workers.block import Pieces
 from cloudload.workers.documents import FoundDocuments, LaneDocuments
 
 _MOST_HELD_BYTES = 1 << 28
-_LANE_BITS = 20
+_ORDINAL_BITS = 40
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RowReader:
         other errors of `LaneDocuments.read`.
         """
         keys, first, places = np.unique(
-            pieces[:, row_pieces.ORDINAL] << _LANE_BITS | pieces[:, row_pieces.LANE],
+            pieces[:, row_pieces.LANE] << _ORDINAL_BITS | pieces[:, row_pieces.ORDINAL],
             return_index=True,
             return_inverse=True,
         )
@@ -119,7 +119,7 @@ class RowReader:
         furthest = np.zeros(len(table), np.int64)
         np.maximum.at(furthest, pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP])
         is_left = (furthest < table[:, SIZE]).tolist()
-        # ascending ordinals, so the last document of a lane replaces its others
+        # ordinals ascend in each lane, so its last document replaces the others
         for number, lane in enumerate(lanes.tolist()):
             self._release(lane)
             if is_left[number] and (self._own_lanes is None or self._own_lanes[lane]):
