@@ -3,7 +3,7 @@
     bare     strings in memory ─► token IDs, in batches of the size that count uses
     count    shards in the store ─► read, check, unpack, decode, tokenize ─► a file of lengths
 
-Each run is a process of its own, so that the tokenizer's cache of words starts empty. Opening the
+Each run is a separate process, so that the tokenizer's cache of words starts empty. Opening the
 tokenizer, and comparing its first IDs with those of Hugging Face, are left out of both.
 
     python -m benchmarks.count MDS_FOLDER TOKENIZER [RUNS]

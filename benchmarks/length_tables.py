@@ -2,8 +2,8 @@
 
     python -m benchmarks.length_tables 1_000_000 10_000_000
 
-Prints one line of JSON per size and shuffle, each measured in a process of its own. CPU times are
-in seconds of that process.
+Prints one line of JSON per size and shuffle, each measured in a separate process. CPU times are in
+seconds of that process.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ from cloudload.arrays import Ints
 from cloudload.config.checks import check_positive
 from cloudload.config.choices import REQUIRE
 from cloudload.config.stream import Stream
+from cloudload.delivery.collate import compute_fields, mask_after
 from cloudload.lengths.row_finder import RowFinder
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.loader import CloudLoader
 from cloudload.packing.rows import Framing, fill_rows, list_spans
-from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
-from cloudload.segments import BATCH_ARRAYS, FIELDS, IGNORED_LABEL, Array, mask_document_edges
+from cloudload.segments import BATCH_ARRAYS, Array
 from cloudload.workers.block import Pieces
 from cloudload.workers.documents import open_cache, open_documents
 from cloudload.workers.plan import Plan
@@ -273,15 +273,9 @@ class _Reader:
         num_tokens = fill_rows(tokens, *pieces, self._framing)
         spans, ids = list_spans(pieces.table, pieces.pieces), tokens.astype(np.int64)
         labels = ids.copy()
-        for row in np.flatnonzero(num_tokens < self._seq_len).tolist():
-            labels[row, num_tokens[row] :] = IGNORED_LABEL
-        arrays: dict[str, Array] = {"input_ids": ids, "labels": labels}
-        rows, lengths = spans[:, SPAN_ROW], spans[:, SPAN_STOP] - spans[:, SPAN_START]
-        if self._delivery.mask_edges:
-            mask_document_edges(labels, rows, lengths)
-        for field in self._delivery.fields:
-            arrays |= FIELDS[field](rows, lengths, (ids.shape[0], ids.shape[1]))
-        return arrays
+        mask_after(labels, num_tokens)
+        fields = compute_fields(labels, spans, self._delivery)
+        return {"input_ids": ids, "labels": labels, **fields}
 
     def close(self) -> None:
         """Stop fetching and unmap the shards."""

@@ -121,8 +121,8 @@ class Fetcher:
     def _describe_lock(self, url: str) -> str:
         """Describe the wait for a shard that another process downloads.
 
-        Threads of this process may hold the locks that the other process waits for, so the longest
-        of their own waits is added.
+        Threads of this process may hold the locks that the other process waits for, so the
+        longest wait of this process is added.
         """
         own = next(iter(list(self._waits.items())), None)
         here = f"; this process is downloading {redact(own[0])} ({own[1]})" if own else ""

@@ -1,7 +1,7 @@
 """Refuse a new index that would hide other datasets, or be hidden by another.
 
 out/index.json        a loader given `out` reads this dataset, and nothing below it
-out/val/index.json    hidden from whoever reads `out`
+out/val/index.json    hidden from readers of `out`
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The finished part of a segment, as its journal describes it.
 
 A shard's journal entry says where the next shard of its split begins. If there are several splits,
-reading continues where the first of them does, and the others leave out what they have stored.
+reading continues at the earliest of these positions, and each split skips what it has stored.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from cloudload.arrays import Ints
 from cloudload.batch import Batch, SpanParts
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
-from cloudload.segments import FIELDS, IGNORED_LABEL, mask_document_edges
+from cloudload.segments import FIELDS, IGNORED_LABEL, Array, mask_document_edges
 from cloudload.workers.block import Block
 
 
@@ -63,16 +63,34 @@ def _mask_padding(
     lengths = np.empty(len(labels), np.int64)
     for block, own in zip(blocks, batch_rows, strict=True):
         lengths[own] = block.lengths[block.rows_of(number)]
-    for row, length in enumerate(lengths.tolist()):
-        labels[row, length:] = IGNORED_LABEL
+    mask_after(labels, lengths)
+
+
+def mask_after(labels: Ints, lengths: Ints) -> None:
+    """Set each row of `labels` to -100 after its number of tokens, in place.
+
+    `labels` is int64 [rows, seq_len], and `lengths` int64 [rows].
+    """
+    for row in np.flatnonzero(lengths < labels.shape[1]).tolist():
+        labels[row, lengths[row] :] = IGNORED_LABEL
 
 
 def _add_fields(batch: Batch, labels: Ints, delivery: DeliveryConfig, pin_memory: bool) -> None:
-    spans, shape = batch.spans, (labels.shape[0], labels.shape[1])
+    for name, array in compute_fields(labels, batch.spans, delivery).items():
+        tensor = torch.from_numpy(array)
+        batch[name] = tensor.pin_memory() if pin_memory else tensor
+
+
+def compute_fields(labels: Ints, spans: Ints, delivery: DeliveryConfig) -> dict[str, Array]:
+    """Compute the arrays of `fields`, by name, and mask the edges of documents if asked to.
+
+    `spans` (int64 [spans, 6]) are those of the rows of `labels` (int64 [rows, seq_len]), which
+    `mask_edges` changes in place.
+    """
     rows, lengths = spans[:, SPAN_ROW], spans[:, SPAN_STOP] - spans[:, SPAN_START]
     if delivery.mask_edges:
         mask_document_edges(labels, rows, lengths)
+    arrays: dict[str, Array] = {}
     for field in delivery.fields:
-        for name, array in FIELDS[field](rows, lengths, shape).items():
-            tensor = torch.from_numpy(array)
-            batch[name] = tensor.pin_memory() if pin_memory else tensor
+        arrays |= FIELDS[field](rows, lengths, (labels.shape[0], labels.shape[1]))
+    return arrays

@@ -193,22 +193,22 @@ class Iteration(Iterator[Batch]):
             return None
         if self._blocks is None:
             self._open_plan(plan)
-            for replayed in plan.replays():
-                self._take_rows(*replayed)
+            for first, end in plan.replays():
+                self._take_rows(plan.rank_rows(first, end), end)
         rows = plan.rank_rows(start, stop)
-        batch_rows = self._take_rows(start, stop)
+        batch_rows = self._take_rows(rows, stop)
         batch = join_blocks(self._current, self._number, batch_rows, rows, plan.delivery)
         self._fetched_rows = stop
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
-    def _take_rows(self, start: int, stop: int) -> list[slice | Ints]:
-        """Advance to the batch of rows [start, stop), and add a report on its rows.
+    def _take_rows(self, rows: range | Ints, stop: int) -> list[slice | Ints]:
+        """Advance to the batch with this rank's `rows`, which ends at row `stop`, and report it.
 
         Returns, for each worker, the indices of its rows within this rank's batch.
         """
         plan = self._plan
         self._advance()
-        batch_rows = plan.rows_by_worker(plan.rank_rows(start, stop))
+        batch_rows = plan.rows_by_worker(rows)
         if isinstance(plan.phase, Foreseen) or self._known is not None:
             check_not_dry(self._current, stop, plan.num_lanes)
         if self._known is not None:

@@ -28,6 +28,9 @@ from cloudload.order.epoch_orders import EpochOrders
 from cloudload.packing.tables import (
     BASE,
     COUNT,
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    CURSOR_SIZE,
     EPOCH,
     FLAT_LANE,
     NUM_DOCUMENT_COLUMNS,
@@ -80,6 +83,16 @@ class FoundDocuments:
             self.epochs[chosen],
             self.samples[chosen],
         )
+
+    def begun_sizes(self, starts: Ints) -> Ints:
+        """The size of each document that its lane's start is inside: int64 [documents].
+
+        `starts` is int64 [flat_lanes, 3], the starting cursors. -1 for other documents, and 0 if
+        the size is not known.
+        """
+        start = starts[self.flat_lanes]
+        is_begun = (start[:, CURSOR_ORDINAL] == self.ordinals) & (start[:, CURSOR_OFFSET] > 0)
+        return np.where(is_begun, start[:, CURSOR_SIZE], -1)
 
 
 class LaneDocuments:

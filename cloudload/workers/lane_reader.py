@@ -133,9 +133,7 @@ class LaneReader:
 
         -1 for other documents, and 0 if the size is not known.
         """
-        start = self._start[found.flat_lanes]
-        is_begun = (start[:, CURSOR_ORDINAL] == found.ordinals) & (start[:, CURSOR_OFFSET] > 0)
-        return np.where(is_begun, start[:, CURSOR_SIZE], -1)
+        return found.begun_sizes(self._start)
 
     def _residue_sizes(self, found: FoundDocuments) -> Ints:
         """The size of each document of a residue: int64 [documents]."""

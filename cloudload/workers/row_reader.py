@@ -21,9 +21,6 @@ from cloudload.packing.lane_packer import copy_tokens
 from cloudload.packing.tables import (
     BASE,
     BUFFER,
-    CURSOR_OFFSET,
-    CURSOR_ORDINAL,
-    CURSOR_SIZE,
     NUM_CURSOR_COLUMNS,
     NUM_DOCUMENT_COLUMNS,
     ORDINAL,
@@ -98,7 +95,7 @@ class RowReader:
         if missing.any():
             found = self._documents.find(lanes[missing], ordinals[missing])
             self._prefetch(found)
-            read = self._documents.read(found, self._begun_sizes(found))
+            read = self._documents.read(found, found.begun_sizes(self._starts))
             table[missing] = read.table
             table[missing, BUFFER] = len(buffers)
             buffers.append(read.ids.data)
@@ -107,12 +104,6 @@ class RowReader:
         )
         self._hold(of_rows, lanes, table, buffers)
         return Pieces(table, buffers, of_rows)
-
-    def _begun_sizes(self, found: FoundDocuments) -> Ints:
-        """The size of each document that its lane's start is inside, as in `LaneDocuments.read`."""
-        start = self._starts[found.flat_lanes]
-        is_begun = (start[:, CURSOR_ORDINAL] == found.ordinals) & (start[:, CURSOR_OFFSET] > 0)
-        return np.where(is_begun, start[:, CURSOR_SIZE], -1)
 
     def _hold(self, pieces: Ints, lanes: Ints, table: Ints, buffers: list[memoryview]) -> None:
         """Hold the last document of each lane if it has tokens left; release the one before it."""

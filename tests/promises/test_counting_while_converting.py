@@ -167,7 +167,7 @@ def test_a_worker_that_another_overtakes_leaves_its_lengths_alone(
 def test_a_dataset_with_an_index_has_its_lengths(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run ends between the two indexes, whose order is thereby proved."""
+    """The run ends between the two indexes, which proves their order."""
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr("cloudload.convert.journal.Journal.finish", None)

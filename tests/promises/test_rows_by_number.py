@@ -127,36 +127,30 @@ def test_workers_of_a_data_loader_read_the_same_rows(
     assert sorted(found) == sorted(wanted)
 
 
-def test_rows_in_order_tokenize_each_document_once(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[int] = []
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The samples whose texts are read in this process, in order."""
+    samples_read: list[int] = []
     original = DocumentReader.read_texts
 
-    def count(self: DocumentReader, samples: Any) -> Any:
-        read.extend(samples.tolist())
+    def note(self: DocumentReader, samples: Any) -> Any:
+        samples_read.extend(samples.tolist())
         return original(self, samples)
 
+    monkeypatch.setattr(DocumentReader, "read_texts", note)
+    return samples_read
+
+
+def test_rows_in_order_tokenize_each_document_once(folder: str, read: list[int]) -> None:
     rows = Rows(folder, seq_len=16, num_rows=300, **SETTINGS)
-    monkeypatch.setattr(DocumentReader, "read_texts", count)
     tokens = sum(int((item["labels"] >= 0).sum()) for item in islice(rows, 300))
     assert tokens == 300 * 16
     first_epoch = read[:150]
     assert len(set(first_epoch)) == len(first_epoch)
 
 
-def test_a_row_far_into_the_run_reads_a_few_documents(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[int] = []
-    original = DocumentReader.read_texts
-
-    def count(self: DocumentReader, samples: Any) -> Any:
-        read.extend(samples.tolist())
-        return original(self, samples)
-
+def test_a_row_far_into_the_run_reads_a_few_documents(folder: str, read: list[int]) -> None:
     rows = Rows(folder, seq_len=16, **SETTINGS)
-    monkeypatch.setattr(DocumentReader, "read_texts", count)
     item = rows[1_000_000]
     assert len(read) <= 17
     with make_loader(folder, lengths="require") as loader:

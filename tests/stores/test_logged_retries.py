@@ -48,7 +48,7 @@ def test_retries_are_logged_at_first_and_then_rarely(
 
 
 class Watched:
-    """A watch that keeps what it is told."""
+    """A watch that records its calls."""
 
     def __init__(self) -> None:
         self.retries, self.told = 0, list[str]()
