@@ -159,9 +159,12 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """60 documents in small shards."""
-    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(7, 60), shard_bytes=2_000)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """60 documents in small shards, which every test reads and none may change."""
+    path = write_mds(tmp_path_factory.mktemp("mds"), random_documents(7, 60), shard_bytes=2_000)
+    files = sorted(os.listdir(path))
+    yield path
+    assert sorted(os.listdir(path)) == files
 
 
 @pytest.fixture(scope="session")

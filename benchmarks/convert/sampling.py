@@ -41,7 +41,7 @@ class Sampler:
         """The largest resident set, in bytes, of a process that works: of the first, or others."""
         if processes == 1:
             return self._peaks[self._pid]
-        others = [peak for pid, peak in self._peaks.items() if pid != self._pid]
+        others = [peak for pid, peak in self._peaks.items() if pid != self._pid and peak]
         return max(others, default=self._peaks[self._pid])
 
     def _run(self) -> None:

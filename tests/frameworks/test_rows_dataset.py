@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,10 +31,12 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def counted(folder: str) -> str:
-    """The dataset of these tests, with lengths beside it."""
-    count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
-    return folder
+def counted(folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A copy of the dataset, with lengths beside it."""
+    copy = tmp_path_factory.mktemp("counted") / "mds"
+    shutil.copytree(folder, copy)
+    count_tokens(str(copy), tokenizer=byte_tokenizer(), processes=1, progress=False)
+    return str(copy)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -76,6 +76,6 @@ class Twice(Executor):
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         both = [self._threads.submit(function, *args, **kwargs) for _ in range(2)]
         wait(both)
-        results = [one.result() for one in both]
-        assert results[0] == results[1], results
+        values = [one.result().value for one in both]
+        assert values[0] == values[1], values
         return both[0]
