@@ -1,7 +1,7 @@
 """File name extensions that the converter does not read as text unless it is told to.
 
 .jsonl .parquet …      a format with a reader
-.xlsx .zip .png …      refused by name, because as one document of text it would be garbage
+.xlsx .zip .png …      refused by name, because reading it as text would give garbage
 anything else          text
 """
 
@@ -42,7 +42,8 @@ _REFUSED = {f".{name}": advice for advice, names in _ADVICE.items() for name in 
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Return a file name's extension, before that of a compression, and the compression or None."""
+    """Return a file name's extension, without that of a compression, and the compression or
+    None."""
     path = PurePosixPath(name.lower())
     if short := _TAR_SHORT_FORMS.get(path.suffix):
         return ".tar", short
@@ -51,6 +52,6 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 
 def reason_to_refuse(name: str) -> str | None:
-    """Return what a file of this name holds, and what to do instead; None if it can be read."""
+    """Describe a file with an unsupported name, and say what to do; None if it can be read."""
     extension, _ = split_name(name)
     return _REFUSED.get(extension)

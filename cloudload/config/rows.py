@@ -117,8 +117,8 @@ class RowsConfig:
     `text_key`. It must be deterministic. It must be picklable if worker processes are not
     forked."""
     transform_id: str | None = None
-    """Name that identifies the transform on resume. Change it whenever the transform gives other
-    text. By default, a hash of the transform's code and of the values that it uses, as they are
+    """Name that identifies the transform on resume. Change it whenever the transform's output
+    changes. By default, a hash of the transform's code and of the values that it uses, as they are
     when the loader is created."""
     min_tokens: int = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""

@@ -23,7 +23,7 @@ def list_sizes(units: Iterable[InputUnit]) -> dict[str, int | None]:
 
 
 def describe_changes(before: Any, now: Mapping[str, int | None]) -> str:
-    """Describe the files that differ; "" if that is not known."""
+    """Describe the files that differ; "" if they are not known."""
     if not isinstance(before, Mapping) or not before or not now:
         return ""
     changes = []

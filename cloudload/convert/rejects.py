@@ -46,7 +46,7 @@ def _describe(raw: bytes) -> dict[str, Any]:
 
 
 def _note_size(size: int, unit: str) -> dict[str, int]:
-    """The size of a record of which only the start is kept, by its unit."""
+    """The full size of a record that is cut off, by unit."""
     return {unit: size} if size > MOST_CHARACTERS else {}
 
 

@@ -9,7 +9,7 @@
     tally     documents and tokens by a column   picture     the histogram as a PNG
 
 Every file is a pure function of the data, the tokenizer and the transform, so units may run in any
-order, again, or twice at once.
+order, more than once, or concurrently.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Iteration(Iterator[Batch]):
         known: KnownLanes | None = None,
     ) -> None:
         self._known = known
-        """The lanes of all ranks. None if the ranks exchange them."""
+        """The lanes of all ranks, or None if the ranks exchange their lanes."""
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._log, self._start_log, self._open_blocks = log, start_log, open_blocks
         self._process = os.getpid()

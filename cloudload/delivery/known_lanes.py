@@ -1,9 +1,9 @@
-"""The lanes of all ranks at any row, found from token lengths instead of exchanged.
+"""The lanes of all ranks at any row, computed from token lengths instead of exchanged.
 
     batch     1         2         3
     known     row 12    row 24    row 36 ──► .arrays: the lanes advance from the latest known row
 
-A batch costs nothing. Only reading the arrays, as a state or the statistics do, advances the lanes.
+A batch costs nothing: the lanes advance only when a state or the statistics read the arrays.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KnownLanes:
 
 
 class _FoundLanes(LaneLog):
-    """Lane arrays that are found when they are read."""
+    """Lane arrays that are computed on first use."""
 
     def __init__(self, find: Callable[[], LaneArrays]) -> None:
         self._find: Callable[[], LaneArrays] | None = find
@@ -58,7 +58,7 @@ class _FoundLanes(LaneLog):
 
 
 def check_not_dry(blocks: Sequence[Block], stop: int, num_lanes: int) -> None:
-    """Raise `DatasetError` if a lane ended before row `stop`, although its lengths say otherwise.
+    """Raise `DatasetError` if a lane ended before row `stop`, contrary to its token lengths.
 
     `blocks` are the current ones of the rank's workers.
     """

@@ -102,7 +102,7 @@ class Window(NamedTuple):
     def exchange(self, exchange: Exchange, report: Report) -> Callable[[], list[Report]]:
         """Start gathering the reports of all ranks, and return a function that waits for them.
 
-        It returns them, or only `report` if the exchange is for this rank alone. Raises
+        The function returns them, or only `report` if the exchange is for this rank alone. Raises
         `RanksDisagreeError` as `Exchange.start` does.
         """
         if exchange.is_alone:

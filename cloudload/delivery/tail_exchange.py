@@ -79,7 +79,7 @@ def find_lanes_end(plan: Plan) -> Position:
 def count_discarded(plan: Plan, position: Position, discarded: int) -> int:
     """The number of tokens of all ranks from a position to the row at which the lanes end.
 
-    `discarded` is that number, unless the end was foreseen.
+    `discarded` is this number, unless the end was foreseen.
     """
     if not isinstance(plan.phase, Foreseen):
         return discarded

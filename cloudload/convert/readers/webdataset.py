@@ -46,7 +46,7 @@ from cloudload.file_kinds import FORMATS_BY_EXTENSION, split_name
 
 _NAME = re.compile(r"(?:\./)*(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]*)", re.DOTALL)
 _TEXT, _JSON = "txt", "json"
-_SAMPLE_BYTES = 200  # bytes that a sample without data adds to the size of its block
+_SAMPLE_BYTES = 200  # bytes that each sample adds to its block's size, in addition to its data
 
 
 @dataclass
@@ -97,7 +97,7 @@ class WebDatasetUnit(FileUnit):
         return WebDatasetBlock(self.file, start, read, tuple(samples), fields.encodings, damage)
 
     def _check(self, sample: _Sample, fields: Fields) -> None:
-        """Raise `ConvertError` for a file of many records, which is not a part of a sample."""
+        """Raise `ConvertError` for a file of many records, because it is not part of a sample."""
         if {_TEXT, _JSON, fields[0]} & sample.files.keys():
             return
         for extension in sample.files:
