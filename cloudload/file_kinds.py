@@ -42,8 +42,7 @@ _REFUSED = {f".{name}": advice for advice, names in _ADVICE.items() for name in 
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Return a file name's extension, without that of a compression, and the compression or
-    None."""
+    """Return a file name's extension, without the compression's, and the compression or None."""
     path = PurePosixPath(name.lower())
     if short := _TAR_SHORT_FORMS.get(path.suffix):
         return ".tar", short

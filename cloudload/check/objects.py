@@ -105,7 +105,7 @@ def check_url(url: str, shards: Sequence[ShardInfo]) -> Iterator[Finding]:
         yield find("url", "", "Streaming does not read file:// URLs", advice=advice)
     if is_local(url):
         return
-    what = f"Streaming cuts {scheme_of(url)}:// URLs off at the first of {_CUT_FROM_URLS}"
+    what = f"Streaming truncates {scheme_of(url)}:// URLs at the first of {_CUT_FROM_URLS}"
     if any(sign in url for sign in _CUT_FROM_URLS):
         yield find("url", "", what)
     for shard in shards:

@@ -40,8 +40,7 @@ class Tally:
 
     column: str
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """(documents, tokens) by value. A value that occurs only in empty or filtered samples has (0,
-    0)."""
+    """(documents, tokens) by value; (0, 0) if only empty or filtered samples have the value."""
 
     def add_shard(self, shard: Shard, lengths: Ints) -> None:
         """Add all samples of a shard, whose lengths are int64 [samples].

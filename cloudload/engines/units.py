@@ -100,7 +100,7 @@ def _run_on(
     except CloudloadError:
         raise
     except Exception as error:
-        what = f"{type(executor).__name__} has no result of a unit of work"
+        what = f"{type(executor).__name__} returned no result for a unit of work"
         raise WorkerError(
             f"{what}: {type(error).__name__}: {redact(str(error))}. Run again to resume"
         ) from None

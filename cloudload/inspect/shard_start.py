@@ -93,8 +93,7 @@ def _read_raw(url: str, info: ShardInfo, num_bytes: int, retry: Retry) -> bytes:
 
 
 def _read_decompressed(url: str, compression: str, num_bytes: int, retry: Retry) -> bytes:
-    """The first `num_bytes` bytes of a compressed object or slightly more, or all if it has
-    fewer."""
+    """The first `num_bytes` bytes of a compressed object, or a few more; all if it has fewer."""
     size = max(CHUNK_BYTES, num_bytes // 8)
     while True:
         stored = read_object(url, retry, size - 1)

@@ -47,7 +47,7 @@ class RowFinder:
         return _in_order(parts)
 
     def find_in_lanes(self, rows: Ints, places: Ints) -> Ints:
-        """As `find`, for rows that are known to be before the tail.
+        """Like `find`, for rows that are known to be before the tail.
 
         The column of rows has `places` (int64 [rows]) instead of indices into `rows`.
         """

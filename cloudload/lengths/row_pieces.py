@@ -111,7 +111,7 @@ class RowPieces:
         """
         seq_len, ordinals = self._packing.seq_len, cursors[:, :1] + np.arange(documents)
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
-        # what was begun was accepted, even if `min_tokens` has changed since
+        # a document that was begun was accepted, even if `min_tokens` has changed since
         is_begun = cursors[:, CURSOR_OFFSET] > 0
         sizes = found.sizes.copy()
         sizes[is_begun, 0] = found.whole[is_begun, 0]

@@ -59,12 +59,12 @@ class Dealing:
         num_ranks = len(self.hosts)
         missing = batch_size - np.bincount(ranks[is_dealt], minlength=num_ranks)
         seats = np.repeat(np.arange(num_ranks), missing)
-        # both sides have equally many on each machine
+        # on each machine, both sides have the same number of rows
         left = left[np.argsort(row_hosts[left], kind="stable")]
         ranks[left] = seats[np.argsort(self.hosts[seats], kind="stable")]
 
     def workers_of(self, rows: Ints, num_workers: int) -> Ints:
-        """The index, within its rank, of the worker that computes each row: int64 [rows].
+        """The index, within the rank, of the worker that computes each row: int64 [rows].
 
         An owner assigns its lanes to its workers round-robin.
         """

@@ -3,8 +3,8 @@
     rows of lane l      at x, x + d, x + 2d, … modulo 2⁶⁴       d = num_lanes · step
     below the end h     sum of ⌊x / 2⁶⁴⌋ - ⌊(x - h) / 2⁶⁴⌋      two floor sums
 
-A floor sum takes logarithmic time by Euclid's algorithm, so rows of any distance are counted as
-quickly. The rows of short ranges are listed instead.
+Euclid's algorithm computes a floor sum in logarithmic time, so counting distant rows is just as
+fast. The rows of short ranges are enumerated instead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def count_rows(mixture: Mixture, num_lanes: int, start: int, stop: int) -> Ints:
 
 
 def number_rows(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tuple[Ints, Ints]:
-    """The component of each row, and the row's index among its lane's rows of it from `start` on.
+    """Each row's component, and its index among its lane's rows of that component since `start`.
 
     `rows` is int64 [rows], each at least `start`, in any order. Both results are int64 [rows].
 

@@ -73,7 +73,7 @@ def _is_local(values: Sequence[Any]) -> bool:
 
 
 def find_nested(value: Any, is_wanted: Any, levels: int = _MOST_LEVELS) -> str | None:
-    """Find where a wanted value is within nested mappings and lists, such as `['loader']`.
+    """Find the path to a matching value in nested mappings and lists, such as `['loader']`.
 
     Returns "" if it is `value` itself, and None if there is none within `levels`.
     """

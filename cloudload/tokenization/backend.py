@@ -65,7 +65,7 @@ class Choice:
     why: str
     """Why this backend was chosen, as text that follows "because"."""
     is_fallback: bool = False
-    """Whether this is `hf` only because fastokens cannot be used."""
+    """Whether this is `hf` because fastokens cannot be used."""
 
     @property
     def reason(self) -> str | None:

@@ -64,7 +64,7 @@ class Memory:
 
     @staticmethod
     def of(plan: Plan, retries: RetryCounts) -> Memory:
-        # one slot for the block in use, and at least two for the blocks ahead of it
+        # one slot for the block in use, and at least two for the next blocks
         slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
         blocks = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
         activities = SharedMemoryRing(plan.num_workers, _ACTIVITY_BYTES)
@@ -142,7 +142,7 @@ class WorkerProcess:
 
     def _await_start(self) -> None:
         if not self._is_forked:
-            with contextlib.suppress(ConnectionError):  # it has died, and `_receive` says how
+            with contextlib.suppress(ConnectionError):  # it has died, and `_receive` explains how
                 self._connection.send(self._plan)
             self._receive(GUARD_ADVICE)
             return

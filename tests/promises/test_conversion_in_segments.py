@@ -352,7 +352,7 @@ def test_what_is_appended_again_is_complete_and_the_rest_is_named(
     again = convert_to_mds(more, finished, **APPENDED)
     assert again.already_complete
     assert (again.documents, again.shards) == (first.documents, first.shards)
-    with pytest.raises(ConvertError, match="was made of files with the names and sizes"):
+    with pytest.raises(ConvertError, match="was made from files with the names and sizes"):
         convert_to_mds(tmp_path / "in", finished, **APPENDED)
     with pytest.raises(ConvertError, match=r"the recipe of .* changed: shard_bytes"):
         convert_to_mds(more, finished, **{**APPENDED, "shard_bytes": 5000})

@@ -63,7 +63,7 @@ def test_without_a_connection_a_name_in_the_cache_loads(
 ) -> None:
     write_files(hub_cache, {"eos_token": "</s>"})
     assert load_tokenizer("some/model").frames == ((None, 2),)
-    assert "so the tokenizer 'some/model' is from the local cache" in caplog.text
+    assert "so the tokenizer 'some/model' is loaded from the local cache" in caplog.text
 
 
 def test_without_a_connection_files_on_the_hub_are_one_sentence(
