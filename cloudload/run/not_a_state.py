@@ -41,7 +41,7 @@ def explain_not_a_state(value: Any) -> str:
             "states of all ranks"
         )
     if place is not None:
-        return f"this is a whole checkpoint. It has the loader's state at {place}, so pass that"
+        return f"this is a whole checkpoint. Pass the loader's state, at {place}"
     if find_nested(value, _is_streaming_state) is not None:
         return (
             "this is the state of a StreamingDataset, or a Composer checkpoint that has one. Use "

@@ -37,7 +37,7 @@ def explain_data(names: set[str], saved: Mapping[str, Any], found: Mapping[str, 
     if SHARDS_FIELD in names:
         return [
             "The samples are cut into different shards, and the order of documents depends on the "
-            "number of samples in each shard. A different compression, hash algorithm, or size  "
+            "number of samples in each shard. A different compression, hash algorithm, or size "
             "limit can cause this, because a shard's header counts toward its size"
         ]
     if DATA_FIELD not in names:
