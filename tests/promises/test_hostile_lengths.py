@@ -1,4 +1,4 @@
-"""Stale, truncated, foreign, hostile and wrong lengths are refused by name, or change nothing."""
+"""Stale, truncated, hostile and wrong lengths raise an error that names them, or change nothing."""
 
 from __future__ import annotations
 
