@@ -3,8 +3,8 @@
     CloudLoader(url, shuffle_seed=17)
     TypeError: CloudLoader has no argument 'shuffle_seed'. Use seed
 
-The known names are those of Streaming, llm-foundry, Hugging Face, torch and Megatron. Other names
-are compared by spelling. The signature stays as written for `help`, editors and type checkers.
+It knows names from Streaming, llm-foundry, Hugging Face, torch and Megatron. Other names are
+compared by spelling. The signature stays as written for `help`, editors and type checkers.
 """
 
 from __future__ import annotations

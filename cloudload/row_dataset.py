@@ -197,7 +197,7 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 class _Reader:
-    """Reads the rows of one process, and those of the next steps if the steps are regular."""
+    """Reads rows for one process, and reads ahead if rows are requested in regular steps."""
 
     def __init__(self, plan: Plan) -> None:
         assert plan.lengths is not None

@@ -34,7 +34,7 @@ def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `base` of a plan, for the datasets at a location: their digest and their report.
 
     `segments` is the number of the first segment that can be appended. Raises `ConvertError` if
-    there is no dataset, or if its recipe differs from that of the claim.
+    there is no dataset, or if its recipe differs from the claim's.
     """
     location, recipe = output.home, without_segment_bytes(claim["recipe"])
     report = _read_report(output)
@@ -80,7 +80,7 @@ def base_columns(base: Mapping[str, Any]) -> tuple[Column, ...]:
 
 
 def join_base(output: Output, plan: Plan) -> Joined:
-    """Return the shards of the datasets to which the plan appends; none if it makes new ones.
+    """Return the shards of the datasets to which the plan appends; empty for new datasets.
 
     They are the same whether or not the indexes already list the appended shards. Raises
     `ConvertError` if anything else changed a dataset.

@@ -326,7 +326,7 @@ def record_shard(
 ) -> None:
     """Write the journal entry of a stored shard.
 
-    `number` is the shard's index among those of all splits, `entry` its entry for the index,
+    `number` is the shard's index across all splits, `entry` its entry for the index,
     `following` the position of the next shard of the split (None after the last), and `counts` the
     counts before that position. `lengths` are the shard's token lengths, if they are counted.
     """

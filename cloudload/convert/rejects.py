@@ -71,7 +71,7 @@ def store_rejects(file: BinaryIO, url: str) -> None:
 def join_rejects(location: str, numbers: Iterable[int], url: str) -> None:
     """Store the rejects of segments as one object, in order.
 
-    Raises `StoreError` if those of a segment are missing.
+    Raises `StoreError` if a segment's rejects are missing.
     """
     with scratch_file() as file:
         for number in numbers:

@@ -97,7 +97,7 @@ def convert_segment(
     numbered: tuple[int, Segment],
     on_bytes: Callable[[int], object] = lambda _: None,
 ) -> None:
-    """Convert a segment unless its note is there.
+    """Convert a segment unless its note exists.
 
     `numbered` is (number, parts). `on_bytes` is called with the stored bytes of each block that was
     converted. Raises the errors of `convert_units`, and `ConvertError` if this process's versions

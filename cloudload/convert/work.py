@@ -72,7 +72,7 @@ class FinishedWork:
 
     @staticmethod
     def none(splits: tuple[str, ...]) -> FinishedWork:
-        """The work of a conversion that has not begun."""
+        """The work of a conversion that has not started."""
         return FinishedWork({name: [] for name in splits}, dict.fromkeys(splits, InputPosition()))
 
     @property

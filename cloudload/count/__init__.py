@@ -1,7 +1,7 @@
 """Count the tokens of a dataset: a length for each sample, written once, restartable anywhere.
 
     index ─► groups of shards ─► units on any engine: read, tokenize, write 00000-….lengths
-                              ─► all files are there: index-….json, and a report
+                              ─► all files exist: index-….json, and a report
 
     count     count_tokens: the steps above        group       one group: a unit of work
     finish    the index of all groups              new_shards  count shards as they are written

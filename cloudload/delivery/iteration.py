@@ -17,7 +17,7 @@ With token lengths, these are the shortcuts:
 
     Foreseen     instead of all three: the row at which the lanes end is known from the start, and
                  the workers pack the tail when they reach it.
-    Measuring    in runs that are too large to foresee, and with `best_fit`, no worker measures
+    Measuring    in runs whose end is too costly to compute, and with `best_fit`, no worker measures
                  documents, because their sizes are known.
     known lanes  several ranks exchange only the row that they are at (`known_lanes`).
 """

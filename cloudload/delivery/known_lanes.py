@@ -60,7 +60,7 @@ class _FoundLanes(LaneLog):
 def check_not_dry(blocks: Sequence[Block], stop: int, num_lanes: int) -> None:
     """Raise `DatasetError` if a lane ended before row `stop`, contrary to its token lengths.
 
-    `blocks` are the current ones of the rank's workers.
+    `blocks` are the current blocks of the rank's workers.
     """
     first_dry = min(block.first_dry for block in blocks)
     if first_dry < stop:
@@ -71,7 +71,7 @@ def check_not_dry(blocks: Sequence[Block], stop: int, num_lanes: int) -> None:
 
 
 def start_check(exchange: Exchange, stop: int) -> Callable[[], None]:
-    """Start to compare this rank's row with those of the other ranks.
+    """Start to compare this rank's row with the other ranks' rows.
 
     Returns a function that waits for them. It raises `RanksDisagreeError` if the ranks are at
     different rows, or as `Exchange.start` does.

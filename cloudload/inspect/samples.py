@@ -1,6 +1,6 @@
-"""Read samples of an MDS dataset: the first ones, those with an ID, or those with a pattern.
+"""Read samples of an MDS dataset: the first samples, or those that match an ID or a pattern.
 
-the first ones       the first bytes of the first shards      hashes are not checked
+the first samples    the first bytes of the first shards      hashes are not checked
 an ID, a pattern     whole shards, in order, until found      sizes and hashes are checked
 """
 

@@ -145,7 +145,8 @@ class Walker:
         return units
 
     def measure_rest(self, cursors: Ints) -> list[Ints]:
-        """The sizes of the documents from each cursor to the end of its lane, as in remnants.
+        """The sizes of the documents from each cursor to the end of its lane, encoded as in
+        remnants.
 
         `cursors` is int64 [lanes, 3]. Returns int64 [documents] for each lane, with `SIZE_ABSENT`,
         `SIZE_FILTERED` and `SIZE_FAILED`. Raises `StreamChangedError` as `advance` does.

@@ -52,7 +52,7 @@ class ShardRange:
     first: int
     """Index of its first shard in the dataset."""
     stop: int
-    """Index after its last shard."""
+    """Index after the last shard."""
     samples: int
     """Number of samples in its shards."""
     digest: str

@@ -49,8 +49,8 @@ def open_lengths(
 def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset] | None:
     """Find the lengths of all streams; None if lengths are off, or if "auto" does not find all.
 
-    Makes one request per stream. Raises `DatasetError` for damaged lengths, and for missing ones
-    that were asked for; `StoreError` if a store that was asked for cannot be read.
+    Makes one request per stream. Raises `DatasetError` for damaged lengths, and for missing lengths
+    that the user requested; `StoreError` if a requested store cannot be read.
     """
     if asked == OFF or (found := _search(recipe, asked, retry)) is None:
         return None

@@ -208,7 +208,7 @@ class RunLengths:
     def pack_rest(self, start: int, ended: LaneArrays, stages: Stages) -> Tail:
         """Pack the tail of a run whose lanes ended at row `start`, as `ended`.
 
-        `stages` are those of the tail so far. Raises the errors of `pack_run_tail`.
+        `stages` are the tail's stages so far. Raises the errors of `pack_run_tail`.
         """
         sizes = self.walkers[0].measure_rest(ended.cursors[0])
         return pack_run_tail(self.recipe, start=start, stages=stages, ended=ended, sizes=sizes)

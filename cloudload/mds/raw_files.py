@@ -68,7 +68,7 @@ def advise_on_input(location: str, out: str, split: str | None = None) -> str:
 
 
 def convert_advice(commands: Sequence[str], out: str) -> str:
-    """The advice to convert raw data with commands that can be pasted."""
+    """Advise to convert raw data with commands that the user can paste."""
     return (
         f"Convert the raw data, and pass {redact(out)!r} to the loader. "
         f"{RUN}{redact(' && '.join(commands))}"

@@ -108,7 +108,7 @@ class TokenColumn:
 
 
 def open_token_column(shard: Shard, name: str, dtype: str | None) -> TokenColumn:
-    """Find the column `name` of a shard; `dtype` is that of a `bytes` column.
+    """Find the column `name` of a shard; `dtype` is the dtype of a `bytes` column.
 
     The columns must have passed `check_token_column`.
     """

@@ -90,7 +90,7 @@ def share_lanes(lanes: Lanes, hosts: Ints) -> Dealing:
 
 
 def number_in_group(groups: Ints) -> Ints:
-    """The index of each element among those of the same group: int64 [elements].
+    """The index of each element within its group: int64 [elements].
 
     Example: 5 7 5 5 7 gives 0 0 1 2 1.
     """

@@ -7,7 +7,7 @@
     version ─► features of the tokenizer.json ─► loads ─► same IDs for probes ─► for code points
 
 For some tokenizers, fastokens silently gives different IDs. The feature check recognizes the known
-cases. The later checks are for unknown ones. A loader chooses when it is created, and passes the
+cases. The later checks are for unknown cases. A loader chooses when it is created, and passes the
 choice to its workers.
 """
 

@@ -123,7 +123,8 @@ class Plan:
 
     @cached_property
     def tail(self) -> Tail | None:
-        """The tail, or None before it is packed. If it is foreseen, the first use packs it."""
+        """The tail, or None before it is packed. In the phase `Foreseen`, the first use packs
+        it."""
         if isinstance(self.phase, Foreseen):
             assert self.lengths is not None
             lengths = RunLengths(self.recipe, self.cache_root, self.lengths)

@@ -50,7 +50,8 @@ class TextCheck:
         return not self._left
 
     def look(self, stream: int, samples: Ints, texts: Sequence[str | None]) -> Doubt | None:
-        """Look at documents of a stream, and return a doubt if most of its first ones are doubtful.
+        """Check documents of a stream, and return a doubt if most of its first documents are
+        doubtful.
 
         `samples` (int64 [documents]) are their indices in the corpus. A stream is checked once,
         after its first documents were read.

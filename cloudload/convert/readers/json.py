@@ -4,7 +4,7 @@
     blocks    {"text": "a"}, {"text": "b"} │ {"text": "c"}
 
 A block of an array ends at the first element that gives it at least `block_bytes`, or at the end of
-the file. Its offset is that of its first element, at which a reader restarts.
+the file. Its offset is its first element's, where a reader restarts.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     keys       0001                │ 0002      │ doc/a
     text       0001.txt            │ the text field of the JSON │ doc/a.txt
 
-Consecutive files whose names are equal up to the first dot of the last part are a sample. `.txt`
-is its text, the object in `.json` has its fields, and any other extension is a field. Nothing is
-unpacked, so a name is only an ID. A block holds whole samples, and its offset is that of its first
-header, at which a reader restarts.
+Consecutive files whose names are equal up to the first dot of the last part are a sample. `.txt` is
+its text, the object in `.json` has its fields, and any other extension is a field. Nothing is
+unpacked, so a name is only an ID. A block holds whole samples. Its offset is its first header's,
+where a reader restarts.
 """
 
 from __future__ import annotations
