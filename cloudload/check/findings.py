@@ -17,7 +17,7 @@ _MOST_SHOWN = 1000
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a dataset."""
+    """A problem in a dataset."""
 
     kind: str
     """A name for programs, such as `hash-mismatch`."""
@@ -28,7 +28,7 @@ class Finding:
     where: str
     """The shard or object, or empty for the whole dataset."""
     what: str
-    """What is wrong, with the values."""
+    """A description of the problem, with the values."""
     advice: str
     """What to do."""
 

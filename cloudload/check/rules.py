@@ -75,7 +75,7 @@ RULES: dict[str, Rule] = {
         "Add the missing fields to index.json, and remove the others",
     ),
     "too-large": Rule(
-        "A shard has more than 4 GiB, the limit of its offsets.",
+        "A shard is larger than 4 GiB, the limit of its offsets.",
         ERROR,
         BOTH,
         "Convert the corpus again with a size limit below 4 GiB",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class CommandParser(argparse.ArgumentParser):
     """A parser whose errors suggest the command, option or choice that was meant.
 
-    The parser of a command reports an unknown option itself, so that the usage is the command's.
+    A command's parser reports unknown options itself, so that the error shows the command's usage.
     """
 
     def __init__(self, **arguments: Any) -> None:

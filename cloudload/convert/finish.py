@@ -34,7 +34,7 @@ class JoinedShards:
 
     texts: list[str] = field(default_factory=list)
     stored: dict[str, int] = field(default_factory=dict)
-    """The size in bytes of each stored file, by its name."""
+    """Maps the name of each stored file to its size in bytes."""
     documents: int = 0
     raw_bytes: int = 0
 

@@ -65,7 +65,7 @@ class Finished(Protocol):
     """The shards of a finished dataset."""
 
     stored: dict[str, int]
-    """The size in bytes of each stored file, by its name."""
+    """Maps the name of each stored file to its size in bytes."""
 
     def index(self) -> bytes:
         """The bytes of `index.json`."""

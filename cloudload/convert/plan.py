@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """The size in bytes of each file, by its name below its root."""
+        """Maps the name of each file, relative to its root, to its size in bytes."""
         numbered = enumerate(self.inputs)
         prefix = len(self.inputs) > 1
         return {

@@ -20,9 +20,9 @@ _MOST_BAD_FILES = 1_000
 class Counts:
     """Counts of written documents, empty documents, bad records, stored input bytes and text bytes.
 
-    `bad_records` describes the first 20 bad records. `bad_files` has the number of bad records in
-    each file or dataset that has any, by its name below its root. `split_bytes` has the bytes of
-    text in each split, if there are several.
+    `bad_records` describes the first 20 bad records. `bad_files` maps each file or dataset with bad
+    records, named relative to its root, to their number. `split_bytes` has the bytes of text in
+    each split, if there are several.
     """
 
     documents: int = 0
@@ -121,8 +121,8 @@ class ConvertReport:
     tokens: int | None = None
     """Number of tokens, without bos and eos; None if they are not counted, or not yet."""
     bad_files: Mapping[str, int] = field(default_factory=dict)
-    """The number of bad records in each file or dataset that has any, by its name below its root;
-    the 1,000 with the most, in descending order."""
+    """Maps each file or dataset with bad records, named relative to its root, to their number; the
+    1,000 with the most, in descending order."""
     splits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """`documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split, by its
     name; empty without `splits`."""

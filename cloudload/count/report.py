@@ -29,7 +29,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Fit:
-    """How the documents fit rows of `seq_len` tokens, framing not included."""
+    """The share of documents that fit rows of `seq_len` tokens, not counting bos and eos."""
 
     seq_len: int
     documents: float

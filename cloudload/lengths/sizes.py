@@ -31,7 +31,7 @@ from cloudload.stats import (
 )
 
 ABSENT = -1
-"""The kind of a hole: a position at the end of an epoch that has no document."""
+"""The kind of a hole: a position, at the end of an epoch, without a document."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True)
 class Dealing:
-    """How rows are dealt. Ranks are virtual indices."""
+    """The assignment of rows to ranks, given as virtual indices."""
 
     places: Floats
     """The place of each lane on the line, from 0 to 1: float64 [lanes]."""

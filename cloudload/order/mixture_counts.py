@@ -61,7 +61,7 @@ def number_rows(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tup
 
 
 def _count_between(mixture: Mixture, num_lanes: int, rows: tuple[int, int], component: int) -> int:
-    """The number of rows of a component between two rows, in the lane of the second one."""
+    """The number of a component's rows between two rows, in the lane of the second row."""
     lane, counted = rows[1] % num_lanes, 0
     firsts = [first for first, _ in mixture.schedule]
     for first, after, (_, weights) in zip(

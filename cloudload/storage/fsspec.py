@@ -27,7 +27,8 @@ _STREAMING_TOO = ("oci", "hf")
 
 
 class FsspecStore:
-    """Any scheme that fsspec supports. Uploads are atomic only where the package makes them so."""
+    """Any scheme that fsspec supports. Uploads are atomic only if the scheme's package makes them
+    atomic."""
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):

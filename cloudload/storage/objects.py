@@ -8,9 +8,9 @@ store reports it.
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
-connecting. It does not interrupt access to local files, or limit an upload that has begun, except
-as the socket timeout of google-cloud-storage. Reads from an open stream have no deadline. Each read
-that uses the network is limited to `Retry.timeout_s`.
+connecting. It does not interrupt access to local files, or limit an upload in progress, except that
+google-cloud-storage uses it as its socket timeout. Reads from an open stream have no deadline. Each
+read that uses the network is limited to `Retry.timeout_s`.
 
 If a request fails, every function raises `StoreError`, whose `kind` is a `FailureKind`. Reads from
 an open stream raise the client's errors instead. If the target of a download cannot be written to,

@@ -4,9 +4,10 @@
             ────────── the plan, a slot is free again ──────►
 
 Each worker has its own socket pair, which needs no lock. The trainer notices a worker's death from
-the end of its stream, or by checking the process, so it does not wait for a dead worker. The plan
-is sent over it, unless the worker is forked: `multiprocessing` would write the plan to a pipe whose
-other end the trainer also holds, and wait forever if the worker died before it read the plan.
+the end of its stream, or by checking the process, so it does not wait for a dead worker. Unless the
+worker is forked, the plan is also sent over the socket: `multiprocessing` would write the plan to a
+pipe whose other end the trainer also holds, and wait forever if the worker died before it read the
+plan.
 """
 
 from __future__ import annotations

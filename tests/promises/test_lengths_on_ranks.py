@@ -55,7 +55,7 @@ def take_in_step(loaders: list[CloudLoader], number: int) -> list[list[Batch]]:
 
 
 def rows_of(taken: list[list[Batch]]) -> dict[int, list[int]]:
-    """The ids of each row, by its index in the run."""
+    """Maps the index of each row in the run to its token IDs."""
     return {
         batch.first_row + place * batch.row_step: ids
         for batches in taken

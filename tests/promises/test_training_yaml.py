@@ -1,5 +1,5 @@
-"""A training YAML of llm-foundry as the options of a loader: the same rows as with the
-StreamingDataset that llm-foundry creates from it."""
+"""A loader with the options from an llm-foundry training YAML gives the same rows as with the
+StreamingDataset that llm-foundry creates from the YAML."""
 
 from __future__ import annotations
 

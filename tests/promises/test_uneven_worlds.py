@@ -1,4 +1,5 @@
-"""With token lengths, a world of any size reads the rows, and saves the states, of one rank."""
+"""With token lengths, a world of any size reads the same rows and saves the same states as one
+rank."""
 
 from __future__ import annotations
 

@@ -91,6 +91,7 @@ class _RecentBytes(io.BufferedReader):
         return super().read(_READ_BYTES)
 
     def since(self, offset: int) -> bytes:
-        """The bytes that were read from `offset` on, which must be recent."""
+        """The bytes read so far, starting at `offset`, which must be in one of the last two
+        reads."""
         recent = b"".join(self._recent)
         return recent[len(recent) - (self._end - offset) :] if offset < self._end else b""

@@ -122,7 +122,8 @@ def _is_wanted(fields: Fields) -> Any:
 def _group(members: Iterator[Member], start: BlockStart) -> Iterator[_Sample]:
     """Yield the samples, whose offsets and numbers continue from `start`.
 
-    Hidden files are left out. When damage ends the members, the unfinished sample is dropped.
+    Hidden files are left out. If the archive is damaged, the unfinished sample before the damage is
+    dropped.
     """
     sample: _Sample | None = None
     number = start.line
