@@ -100,8 +100,9 @@ class RowsConfig:
     epochs: int | None = None
     """Number of passes over the data. None repeats the data forever."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
-    """Pairs of a row and the streams' weights, by name or URL, from that row on. The first row must
-    be 0. Streams that are not named have weight 0. None means to use the streams' proportions."""
+    """Pairs of a row and the streams' weights, by name or URL, starting at that row. The first row
+    must be 0. Streams that are not named have weight 0. None means to use the streams'
+    proportions."""
     text_key: str = TEXT_KEY
     """The column that holds the document."""
     tokens_key: str | None = None

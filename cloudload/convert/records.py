@@ -41,7 +41,7 @@ class Record(NamedTuple):
     fields: Mapping[str, Any] | None
     problem: str | None = None
     raw: bytes | None = None
-    """The bytes of the record; None if the format has no bytes of one record."""
+    """The bytes of the record; None if the format does not store records as bytes."""
     own_name: str | None = None
 
     @property
@@ -113,9 +113,10 @@ class TypedBlock(Protocol):
 class InputUnit(Protocol):
     """A part of the input that can be read separately, identified by its name and size.
 
-    `size` is in stored bytes, or in rows for a dataset; None if unknown. `blocks` yields the blocks
-    from `start` on; `fields` are the record fields that the conversion reads, the text field first.
-    If a record has no text field, it contains all field names, so that an error can list them.
+    `size` is in stored bytes, or in rows for a dataset; None if unknown. `blocks` yields the
+    blocks, starting at `start`; `fields` are the record fields that the conversion reads, the text
+    field first. If a record has no text field, it contains all field names, so that an error can
+    list them.
     """
 
     @property

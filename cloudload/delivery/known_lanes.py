@@ -20,7 +20,7 @@ from cloudload.workers.block import Block
 
 
 class KnownLanes:
-    """The lanes of a run from a position on."""
+    """The lanes of a run, starting at a position."""
 
     def __init__(self, lengths: RunLengths, position: Position) -> None:
         self._lengths, self._start, self._latest = lengths, position, position

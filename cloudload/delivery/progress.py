@@ -158,7 +158,7 @@ def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
     residues: list[bytes] = []
     for window, reports, stop in updates:
         for report in reports:
-            # rows from `stop` on may be invalid, because a lane could not fill one
+            # rows at `stop` and later may be invalid, because a lane could not fill one
             own = rank_rows(window.start, stop, report.rank_index, window.world_size)
             rows.append(np.arange(own.start, own.stop, own.step))
             cursors.append(report.cursors[: len(own)])

@@ -45,7 +45,7 @@ def first_dry_row(num_rows: Ints, row: int) -> int:
 
     `num_rows` (int64 [lanes]) is the number of rows that each lane can fill.
 
-    Example: 2 lanes that can fill 3 and 1 rows from row 5 on. Lane 1 fills row 5, so row 7 is dry.
+    Example: from row 5, 2 lanes can fill 3 and 1 rows. Lane 1 fills row 5, so row 7 is dry.
     """
     lanes = np.arange(len(num_rows))
     firsts = row + (lanes - row) % len(num_rows)

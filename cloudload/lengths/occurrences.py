@@ -78,7 +78,7 @@ def find_spans(
 def _list_readings(
     lengths: RunLengths, component: int, sample: int, cursors: Ints, last_epoch: int
 ) -> Iterator[_Reading]:
-    """Yield each reading of a sample from the cursors on, up to an epoch."""
+    """Yield each reading of a sample after the cursors, up to an epoch."""
     orders, lanes = lengths.walkers[component].orders, lengths.recipe.components[component].lanes
     lane_at = np.argsort(lanes.first_positions)
     heads = cursors[:, CURSOR_ORDINAL]

@@ -47,8 +47,8 @@ def number_rows(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tup
 
     `rows` is int64 [rows], each at least `start`, in any order. Both results are int64 [rows].
 
-    Example: with one component and 4 lanes, rows 4 9 from row 0 on are rows 1 2 of lanes 0 1. From
-    row 3 on, they are rows 0 1.
+    Example: with one component and 4 lanes, rows 4 9 are rows 1 2 of lanes 0 1, counted from row 0.
+    Counted from row 3, they are rows 0 1.
     """
     if len(mixture.names) == 1:
         return np.zeros(len(rows), np.int64), (rows - start) // num_lanes
@@ -97,7 +97,7 @@ def _count_arcs(ends: list[int], num_lanes: int, start: int, stop: int) -> Ints:
 def _count_below(
     ends: Sequence[int], num_lanes: int, lane: int, start: int, number: int
 ) -> list[int]:
-    """Count a lane's first `number` rows from row `start` on whose points are below each end."""
+    """Count the points below each end among a lane's first `number` rows at or after `start`."""
     step = find_step(num_lanes)
     first = (start + (lane - start) % num_lanes) * step % TURN
     stride = num_lanes * step % TURN

@@ -47,7 +47,7 @@ class _Held:
 
 
 class RowReader:
-    """Reads the documents of rows from `position` on.
+    """Reads the documents of rows, starting at `position`.
 
     `prefetch` is called with the documents to read next; by default, it fetches their shards.
     `own_lanes` (bool [flat_lanes]) are the lanes whose later rows are also read here; by default,

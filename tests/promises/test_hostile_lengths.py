@@ -145,7 +145,7 @@ def test_the_lengths_of_another_version_of_the_data_are_not_taken(
     count(tmp_path)
     [other] = [each for each in tmp_path.glob("lengths/*/index-*.json") if each != index]
     other.write_bytes(index.read_bytes())
-    with pytest.raises(DatasetError, match=f"{other.name}: it belongs to other data"):
+    with pytest.raises(DatasetError, match=f"{other.name}: it belongs to different data"):
         make_loader(str(tmp_path))
 
 

@@ -18,7 +18,7 @@ def write_csv(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_tsv_gz(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write compressed CSV with pandas."""
+    """Write compressed TSV with pandas."""
     import pandas
 
     pandas.DataFrame(rows).to_csv(folder / "a.tsv.gz", index=False, sep="\t")
