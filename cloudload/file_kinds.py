@@ -24,7 +24,7 @@ FORMATS_BY_EXTENSION = {
 _TABLE = "a table. Convert it to JSON Lines or Parquet"
 _ARCHIVE = "an archive. Unpack it"
 _PACKED = "compressed in an unsupported way. Use gz, zstd, bz2 or xz"
-_DOCUMENT = "a document with layout. Extract its text"
+_DOCUMENT = "a formatted document. Extract its text"
 _BINARY = "not text"
 _MDS = "a shard of an MDS dataset. Pass the folder with its index.json"
 

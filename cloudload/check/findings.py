@@ -104,9 +104,9 @@ class CheckReport:
     samples: int
     """Number of samples in the index."""
     raw_bytes: int
-    """Bytes of the shards before compression, by the index."""
+    """Bytes of the shards before compression, according to the index."""
     stored_bytes: int
-    """Bytes of the shards as stored, by the index."""
+    """Bytes of the shards as stored, according to the index."""
     seconds: float
     """Duration of the check in seconds."""
 

@@ -300,7 +300,7 @@ class _SplitCutter:
             yield self._flush(None, counts)
 
     def _count_stored(self, block: InputPosition, samples: EncodedSamples) -> int:
-        """The number of samples of a block that are in stored shards."""
+        """The number of a block's samples that are already in stored shards."""
         following = self._position
         if following is None or block.block < following.block:
             return len(samples.sizes)

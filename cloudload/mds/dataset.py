@@ -149,7 +149,7 @@ class Corpus:
         return self._hash_shards(streams, _describe_samples)
 
     def take(self, numbers: Sequence[int]) -> Corpus:
-        """The corpus of the first shards of each dataset, given their numbers."""
+        """The corpus of the first `n` shards of each dataset, given each `n`."""
         pairs = zip(self.datasets, numbers, strict=True)
         return Corpus(tuple(dataset.take(number) for dataset, number in pairs))
 

@@ -145,7 +145,7 @@ class Recipe:
         return ",".join(str(len(dataset.shards)) for dataset in self.corpus.datasets)
 
     def take(self, shards: Sequence[int]) -> Recipe:
-        """A copy that reads only the first shards of each stream, given their numbers."""
+        """A copy that reads only the first `n` shards of each stream, given each `n`."""
         corpus = self.corpus.take(shards)
         layout, components = _settle(self.config, specify_components(self.config, corpus), None)
         return replace(self, corpus=corpus, layout=layout, components=components)
