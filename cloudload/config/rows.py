@@ -284,7 +284,7 @@ class RowsConfig:
 def _read_schedule(
     schedule: Any, streams: Sequence[Stream]
 ) -> tuple[tuple[int, Mapping[str, float]], ...]:
-    """Check the entries of a schedule, and replace URLs of streams by their names."""
+    """Check the entries of a schedule, and replace the URLs of streams with their names."""
     entries = list(schedule) if isinstance(schedule, Sequence) else [schedule]
     for entry in entries:
         is_pair = isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2

@@ -116,7 +116,7 @@ def config_from_yaml(
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     except RecursionError:
-        raise ValueError(f"{name}: an anchor contains itself. Replace it by its value") from None
+        raise ValueError(f"{name}: an anchor contains itself. Replace it with its value") from None
 
 
 def _read_options(root: Mapping[str, Any], loader: str) -> dict[str, Any]:
