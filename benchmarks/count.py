@@ -8,8 +8,8 @@ tokenizer, and comparing its first IDs with those of Hugging Face, are left out 
 
     python -m benchmarks.count MDS_FOLDER TOKENIZER [RUNS]
 
-Prints one line of JSON: medians of MB of text per CPU second with the least and the most, their
-ratio, and bytes per document.
+Prints one line of JSON: medians of MB of text per CPU second, with minimum and maximum; their
+ratio; and bytes per document.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WARM_UP = ["A text that any tokenizer can encode."] * 64
 
 
 def read_batches(reader: DocumentReader, recipe: Recipe) -> Iterator[list[str]]:
-    """The texts of the dataset, in batches of about the bytes that count tokenizes at once."""
+    """The dataset's texts, in batches of about as many bytes as count tokenizes at once."""
     starts = recipe.corpus.shard_starts.tolist()
     for start, stop in itertools.pairwise(starts):
         batch: list[str] = []

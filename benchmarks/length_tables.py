@@ -1,4 +1,4 @@
-"""Time the tables of token lengths on made-up lengths: building, finding a row, memory, disk.
+"""Benchmark the tables of synthetic token lengths: building, finding a row, memory, disk.
 
     python -m benchmarks.length_tables 1_000_000 10_000_000
 
@@ -62,7 +62,7 @@ def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
     table_s = time.process_time() - began
     walker, start = Walker(tables, lane_sizes, packing), np.zeros((NUM_LANES, 3), np.int64)
     began = time.process_time()
-    tables[1]  # short lanes are in the next epoch when others are at 99 %
+    tables[1]  # short lanes reach the next epoch when others are at 99 %
     next_s = time.process_time() - began
     rows = int(lengths.sum() + documents) // SEQ_LEN // NUM_LANES
     found = {}

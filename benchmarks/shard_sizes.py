@@ -1,4 +1,4 @@
-"""Measure what the size of shards costs and saves, from an S3 server with an empty cache.
+"""Measure how the shard size affects requests, bytes and the first batch, from an S3 server.
 
     python -m benchmarks.shard_sizes --corpus FOLDER --tokenizers FOLDER
 
@@ -33,7 +33,7 @@ from tests.support.servers import BUCKET, start_s3
 
 @dataclass
 class Measured:
-    """The figures of one size of shards."""
+    """The figures for one shard size."""
 
     shards: int
     ratio: float
@@ -96,7 +96,7 @@ def run_to_first_batch(store: Store, size: float, measured: Measured, work: Path
     with cache_folder(work) as cache:
         process = store.child("first_batch", "cloudload", 0, cache, data=url_of(size))
         result = read_result(process)
-        # count now, because the loader reads on until it is closed
+        # count now, because the loader keeps reading until it is closed
         requests, size_of_all = store.requested(0), store.downloaded(0)
         finish(process)
     measured.seconds.append(result["seconds"])
@@ -115,7 +115,7 @@ def run_epoch(store: Store, size: float, measured: Measured, work: Path) -> None
 
 
 def row_of(size: float, measured: Measured) -> Row:
-    """The row of a size."""
+    """The table row of a shard size."""
     return {
         "MB of a shard": size,
         "shards": measured.shards,

@@ -52,7 +52,8 @@ def make_batches(request: Request) -> Iterator[Any]:
 def warm_up(loader: CloudLoader) -> Iterator[Batch]:
     """Return an iterator over the loader's batches after the first rows of every lane.
 
-    A lane's first row also pays for reading the rest of its document, so it is not measured.
+    A lane's first row also includes the cost of reading the rest of its document, so it is not
+    measured.
     """
     batches = iter(loader)
     for _ in range(WARM_UP_ROWS_A_LANE * loader.num_lanes // loader.batch_size):

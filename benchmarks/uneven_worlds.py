@@ -1,4 +1,4 @@
-"""Count what worlds that do not divide the lanes read twice, on made-up lengths of web documents.
+"""Measure what uneven worlds read twice, on synthetic lengths of web documents.
 
     python -m benchmarks.uneven_worlds
 
@@ -39,7 +39,7 @@ BATCH_SIZE, TURNS, MEDIAN_TOKENS, SIGMA = 8, 8, 500, 1.1
 
 
 def measure(world: tuple[int, int, tuple[int, ...]], seq_len: int) -> dict[str, Any]:
-    """Deal some turns of the lanes to a world, and follow each rank's documents."""
+    """Deal several turns of the lanes to a world, and track each rank's documents."""
     num_lanes, num_nodes, machines = world
     per_node = 2 * num_lanes * TURNS * seq_len // MEDIAN_TOKENS // num_nodes
     lanes = Lanes(num_lanes, per_node * num_nodes, None, num_nodes)

@@ -58,9 +58,9 @@ class ExportReport:
     rows: int
     """Number of rows written. Rows without tokens, at the end of a finite run, are left out."""
     tokens: int
-    """Number of tokens in them, without padding."""
+    """Number of tokens in these rows, without padding."""
     padded: int
-    """Number of rows that had padding, so they are shorter than `seq_len`."""
+    """Number of rows with padding, which are written shorter than `seq_len`."""
     shards: int
     raw_bytes: int
     stored_bytes: int
@@ -181,8 +181,8 @@ def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[s
     """Resolve the output, and check that it holds no dataset, unless `overwrite`.
 
     Returns its location, and the names of the dataset's objects to remove, the index first, so that
-    no reader finds a dataset without its shards. `data` are the locations of the data that is read,
-    which must not be removed.
+    no reader finds a dataset without its shards. `data` are the locations of the data that the run
+    reads, which must not be removed.
     """
     check_location(out)
     location = _resolve(out)

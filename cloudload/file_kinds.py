@@ -1,7 +1,7 @@
 """File name extensions that the converter does not read as text unless it is told to.
 
 .jsonl .parquet …      a format with a reader
-.xlsx .zip .png …      refused by name, because as one document of text it would be garbage
+.xlsx .zip .png …      refused by name, because reading it as text would give garbage
 anything else          text
 """
 
@@ -24,7 +24,7 @@ FORMATS_BY_EXTENSION = {
 _TABLE = "a table. Convert it to JSON Lines or Parquet"
 _ARCHIVE = "an archive. Unpack it"
 _PACKED = "compressed in an unsupported way. Use gz, zstd, bz2 or xz"
-_DOCUMENT = "a document with layout. Extract its text"
+_DOCUMENT = "a formatted document. Extract its text"
 _BINARY = "not text"
 _MDS = "a shard of an MDS dataset. Pass the folder with its index.json"
 
@@ -42,7 +42,7 @@ _REFUSED = {f".{name}": advice for advice, names in _ADVICE.items() for name in 
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Return a file name's extension, before that of a compression, and the compression or None."""
+    """Return a file name's extension, without the compression's, and the compression or None."""
     path = PurePosixPath(name.lower())
     if short := _TAR_SHORT_FORMS.get(path.suffix):
         return ".tar", short
@@ -51,6 +51,6 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 
 def reason_to_refuse(name: str) -> str | None:
-    """Return what a file of this name holds, and what to do instead; None if it can be read."""
+    """Describe a file with an unsupported name, and say what to do; None if it can be read."""
     extension, _ = split_name(name)
     return _REFUSED.get(extension)

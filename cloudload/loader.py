@@ -105,7 +105,8 @@ class CloudLoader:
             `streaming.Stream`, whose proportions set how many samples an epoch reads.
         tokenizer: name on the Hugging Face Hub, folder, path of a tokenizer.json,
             `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`. It may be omitted if all data is
-            pre-tokenized (`tokens_key`). With it, token IDs are checked against its vocabulary.
+            pre-tokenized (`tokens_key`). If you pass one, token IDs are checked against its
+            vocabulary.
         device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
             `dp_world_size`.
         {options}
@@ -243,7 +244,7 @@ class CloudLoader:
         logger.warning("%swaited %.0f s for a batch: %s", rank, waited_s, what)
 
     def _advance_batches(self, number: int) -> Position | None:
-        """The position after the next `number` batches, as skipped; None if lengths do not say."""
+        """The position after `number` skipped batches; None if lengths do not determine it."""
         before, size = self._log.position, self._delivery.batch_size * self._find_world().size
         stop = before.rows + number * size
         found = self._advance(before, stop)
@@ -349,7 +350,7 @@ class CloudLoader:
         Also creates the cache folder and builds the orders of the current epochs. Raises
         `CacheError` if the cache folder cannot be used, if an order cannot be written, or if
         `cache_limit` is below the working set. Raises `ValueError` if the world size does not
-        divide `num_lanes`, and there are no token lengths with which it need not.
+        divide `num_lanes`, unless token lengths allow any world size.
         """
         plan, world = self._plan(), self._find_world()
         asked = self._delivery.num_workers
@@ -414,7 +415,7 @@ class CloudLoader:
         )
 
     def _advance(self, position: Position, row: int) -> Position | None:
-        """The position at a later row, from the lengths; None if they do not say."""
+        """The position at a later row; None if lengths do not determine it."""
         lengths = self._open_run_lengths()
         found = None if lengths is None else lengths.advance(position, row)
         self._has_jumped |= found is not None and row > position.table_rows
@@ -451,7 +452,7 @@ class CloudLoader:
         return self._exchange
 
     def _foresee(self, plan: Plan, exchange: Exchange) -> Plan:
-        """Add the end of a finite run to its plan, if the lengths say it."""
+        """Add the end of a finite run to its plan, if the lengths determine it."""
         lengths = self._open_run_lengths()
         if lengths is None or self._asked.epochs is None:
             return plan
@@ -461,7 +462,7 @@ class CloudLoader:
         return replace(plan, phase=Foreseen(lengths.find_ending(plan.position)))
 
     def _find_known(self, plan: Plan) -> KnownLanes | None:
-        """The lanes of all ranks, if there are several, and the lengths say where lanes are."""
+        """The lanes of all ranks, if there are several ranks and lengths determine the lanes."""
         lengths = self._open_run_lengths()
         if plan.world_size == 1 or lengths is None:
             return None
@@ -470,7 +471,7 @@ class CloudLoader:
         return KnownLanes(lengths, plan.position) if is_known else None
 
     def _check_alone(self, exchange: Exchange, known: KnownLanes | None) -> None:
-        """Warn ranks that cannot communicate, and refuse a run that they cannot end together."""
+        """Warn ranks that cannot communicate, and refuse a run that they could not end together."""
         world = self._find_world()
         if world.size == 1 or not exchange.is_alone:
             return
@@ -552,10 +553,10 @@ class CloudLoader:
         `transform` and `overflow`. If one of the last eight changes, each lane drops the rest of
         the documents that it was reading. `on_error` may change without acceptance if no document
         has failed so far, for example after a bad document ended the run. If data was written again
-        with the same samples in each shard, for example with another compression, nothing is
+        with the same samples in each shard, for example with a different compression, nothing is
         dropped. The index of a converted dataset has hashes that show this. For other data,
         `on_change={"data": "same"}` says that the samples are the same. If shards were appended to
-        the data, the run continues to read those with which it began.
+        the data, the run continues to read only its original shards.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
@@ -625,8 +626,8 @@ class CloudLoader:
 
         With token lengths (see `lengths`; not with `best_fit`), this reads nothing. Without, the
         next iteration reads the rows in between and drops them. The statistics count them, unless
-        row `rows` is in the tail of a finite run. Raises `ValueError` for a row before the
-        loader's position.
+        row `rows` is in the tail of a finite run. Raises `ValueError` for a row before the loader's
+        position.
         """
         position = self._log.position
         if rows < position.rows:

@@ -1,10 +1,10 @@
-"""Answer a keyword that a function does not have with the name that it has.
+"""Suggest the right argument name if a caller passes an unknown keyword.
 
     CloudLoader(url, shuffle_seed=17)
     TypeError: CloudLoader has no argument 'shuffle_seed'. Use seed
 
-The known names are those of Streaming, llm-foundry, Hugging Face, torch and Megatron. Other names
-are compared by spelling. The signature stays as written for `help`, editors and type checkers.
+It knows names from Streaming, llm-foundry, Hugging Face, torch and Megatron. Other names are
+compared by spelling. The signature stays as written for `help`, editors and type checkers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 
-# our name: the names of the same thing elsewhere
+# our name: names of the same option in other libraries
 _ELSEWHERE = """
 data: dataset datasets data_path data_dir train_data remote streams path url blend
 inputs: source sources src input files data dataset
@@ -71,7 +71,7 @@ deadline_s: deadline total_timeout max_time
 pause_s: pause backoff sleep delay backoff_factor
 """
 
-# names elsewhere that no single argument replaces; `{name}` is the name itself
+# names in other libraries that no single argument replaces; `{name}` is the name itself
 _ADVICE = {
     **dict.fromkeys(("split", "proportion", "choose"), "Pass Stream(url, {name}=…) as data"),
     "weight": "Pass Stream(url, proportion=…) as data",
@@ -82,7 +82,7 @@ _ADVICE = {
     "epoch_size": "Pass Stream(url, choose=…) as data",
     "global_batch_size": "Use batch_size, which counts the rows of one rank",
     "global_train_batch_size": "Use batch_size, which counts the rows of one rank",
-    "collate_fn": "Batches are tensors already. To change texts, use transform",
+    "collate_fn": "Batches are already tensors. To change texts, use transform",
     "persistent_workers": "Use stop_every. Workers then continue from pass to pass",
     "sampling_method": "Each epoch reads a new selection of a stream's samples",
     "sampling_granularity": "Samples are selected one by one",
@@ -91,7 +91,7 @@ _ADVICE = {
     "allow_unsafe_types": "Columns of pickled values cannot be read",
     "keep_zip": "The cache keeps only raw shards",
     "device": "Move each batch with batch.to(device)",
-    "compression": "Shards say how they are compressed",
+    "compression": "The index of the data names the compression",
     "max_steps": "Use loader.take(n)",
     "streaming": "Data is always streamed",
 }
@@ -130,7 +130,7 @@ _ADVICE_BY_CALLEE = {
 
 
 def suggests_names(function: F) -> F:
-    """Decorate a function: a `TypeError` for an unknown keyword says which one was meant."""
+    """Decorate a function so that its `TypeError` for an unknown keyword suggests the right one."""
     name = function.__qualname__.removesuffix(".__init__")
     known = [each for each in inspect.signature(function).parameters if each != "self"]
 
@@ -144,7 +144,7 @@ def suggests_names(function: F) -> F:
 
 
 def suggests_fields(cls: C) -> C:
-    """Decorate a dataclass as `suggests_names` does its arguments."""
+    """Decorate a dataclass as `suggests_names` decorates a function."""
     cls.__init__ = suggests_names(cls.__init__)  # type: ignore[misc]
     return cls
 
@@ -178,7 +178,7 @@ def _advise(callee: str, name: str, known: list[str]) -> str:
 
 @functools.cache
 def _find_names() -> dict[str, list[str]]:
-    """Our names for each name elsewhere."""
+    """Maps names in other libraries to our names."""
     found: dict[str, list[str]] = {}
     for line in _ELSEWHERE.strip().splitlines():
         ours, _, names = line.partition(":")

@@ -51,8 +51,8 @@ class Rows(torch.utils.data.Dataset[Item]):
     `rows[g]` is row g of the run that a `CloudLoader` with the same arguments reads, as a dict of
     `input_ids` and `labels` (int64 [seq_len]) and the `fields`. Any sampler and `DataLoader` can
     read it, in any order, with any number of ranks and workers. It needs token lengths, which
-    `cloudload count` makes. Rows that are asked for in regular steps, as by a sequential or a
-    distributed sampler, are read ahead.
+    `cloudload count` makes. If rows are requested in regular steps, as by a sequential or
+    distributed sampler, later rows are prefetched.
 
     Args:
         data: as for `CloudLoader`.
@@ -115,7 +115,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Item]:
-        """Return several rows, in the order of `rows`. A `DataLoader` asks for a batch at once.
+        """Return several rows, in the order of `rows`. A `DataLoader` requests a batch at a time.
 
         Raises the errors of `__getitem__`.
         """
@@ -197,7 +197,7 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 class _Reader:
-    """Reads the rows of one process, and those of the next steps if the steps are regular."""
+    """Reads rows for one process, and reads ahead if rows are requested in regular steps."""
 
     def __init__(self, plan: Plan) -> None:
         assert plan.lengths is not None
@@ -210,16 +210,16 @@ class _Reader:
         self._seq_len = plan.recipe.packing.seq_len
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
         self.arrays: dict[str, Array] = {}
-        """The tensors of the rows that are ready, by name: [rows, …]."""
+        """The tensors of the loaded rows, by name: [rows, …]."""
         self._places: dict[int, int] = {}
-        """The index in `arrays` of each row that is ready."""
+        """The index in `arrays` of each loaded row."""
         self._last: Ints = np.empty(0, np.int64)
         self._step, self._steps_ahead = 0, 0
         self._pieces_ahead: tuple[Ints, Ints] | None = None
         """The rows of the next read if the steps stay regular, and their pieces."""
 
     def read(self, rows: Ints, end: int | None) -> list[int]:
-        """Make rows ready, and return the index in `arrays` of each. The run ends at row `end`."""
+        """Load rows, and return the index in `arrays` of each one. The run ends at row `end`."""
         self._follow(rows)
         if not all(row in self._places for row in rows.tolist()):
             wanted = self._add_steps(rows, self._steps_ahead, end)
@@ -240,7 +240,7 @@ class _Reader:
         return self._reader.read(self._finder.find(rows))
 
     def _follow(self, rows: Ints) -> None:
-        """Note whether each row is as far from that of the last call as in the call before."""
+        """Record whether the step between rows is the same as between the last two calls."""
         last, self._last = self._last, rows
         steps = rows - last if len(rows) == len(last) else np.empty(0, np.int64)
         step = int(steps[0]) if len(steps) and (steps == steps[0]).all() else 0

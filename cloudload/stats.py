@@ -1,9 +1,9 @@
 """Statistics of a run so far: exact, and the same on every rank and for every world size.
 
-A token is counted with its row, and a document with the row after which its lane is past it. With
-`exchange_every` above 1, the counts are those of the last exchange. Without
-token lengths, ranks that cannot communicate count only their own rows. `Stats.delivery` covers one
-rank and one loader, and is not exact.
+A token is counted with its row, and a document with the row after which its lane has finished it.
+With `exchange_every` above 1, the counts are those of the last exchange. Without token lengths,
+ranks that cannot communicate count only their own rows. `Stats.delivery` covers one rank and one
+loader, and is not exact.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class DeliveryMeter:
     def __init__(self) -> None:
         self.traffic = Traffic()
         self._past_retries, self._count_retries = 0, _no_retries
-        # one tuple, so that a thread that reads it never sees a wait twice
+        # one tuple, so that a reading thread never counts a wait twice
         self._stall: tuple[float, float | None] = (0.0, None)
         """Seconds of all completed waits, and when the current wait began."""
 

@@ -160,7 +160,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """60 documents in small shards, which every test reads and none may change."""
+    """60 documents in small shards. Every test may read this dataset; none may change it."""
     path = write_mds(tmp_path_factory.mktemp("mds"), random_documents(7, 60), shard_bytes=2_000)
     files = sorted(os.listdir(path))
     yield path

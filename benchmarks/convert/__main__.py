@@ -92,7 +92,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[
 
 
 def race(data: Input, args: argparse.Namespace, folder: Path) -> list[Row]:
-    """Let the ways take turns, and return a row for each with each number of processes."""
+    """Run the ways in turns, and return a row for each way and number of processes."""
     turns: dict[tuple[str, int], list[Message]] = {
         (way, processes): []
         for way in args.ways
@@ -112,7 +112,7 @@ def race(data: Input, args: argparse.Namespace, folder: Path) -> list[Row]:
 
 @contextlib.contextmanager
 def open_sides(ways: list[str]) -> Iterator[dict[str, Side]]:
-    """Start a process for each way, all of which are stopped but during their turns."""
+    """Start a process for each way. Each is stopped except during its turns."""
     with contextlib.ExitStack() as stack:
         sides = {way: stack.enter_context(Side("benchmarks.convert.side")) for way in ways}
         for way, side in sides.items():
@@ -123,7 +123,7 @@ def open_sides(ways: list[str]) -> Iterator[dict[str, Side]]:
 def take_turn(
     side: Side, inputs: str, out: str | None, processes: int, folder: Path
 ) -> dict[str, float]:
-    """Let a way convert once, and return its figures: seconds, bytes and documents."""
+    """Convert once with one way, and return its figures: seconds, bytes and documents."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="turn-") as work:
         scratch = Path(work, "scratch")
         scratch.mkdir()

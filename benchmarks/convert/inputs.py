@@ -1,4 +1,4 @@
-"""The input of the race of converters: the same documents in several forms."""
+"""The input of the converter benchmark: the same documents in several formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = dict[str, str]
 
 @dataclass(frozen=True)
 class Input:
-    """Files of one form in a folder."""
+    """The files of one format in a folder."""
 
     folder: Path
     form: str
@@ -62,7 +62,7 @@ def write_inputs(
 
 
 def _vary(pool: Sequence[str], num_bytes: float) -> Iterator[Row]:
-    """Yield documents of the pool, in another order and rotated at another space in every pass."""
+    """Yield the pool's documents, shuffled and rotated differently in each pass."""
     draw, number = random.Random(0), 0
     while num_bytes > 0:
         for text in draw.sample(pool, len(pool)):

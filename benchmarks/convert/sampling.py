@@ -12,7 +12,7 @@ INTERVAL_S = 0.1
 
 
 class Sampler:
-    """Samples in a thread within its block.
+    """Samples in a thread while its `with` block runs.
 
     Memory is the high-water mark of each process, which the kernel keeps, so a sample misses only
     the last moments of a process that ends.
@@ -38,7 +38,7 @@ class Sampler:
         self._sample()
 
     def memory(self, processes: int) -> int:
-        """The largest resident set, in bytes, of a process that works: of the first, or others."""
+        """The largest resident set, in bytes, of any process that converts."""
         if processes == 1:
             return self._peaks[self._pid]
         others = [peak for pid, peak in self._peaks.items() if pid != self._pid and peak]
@@ -67,6 +67,6 @@ def size_of(folder: Path) -> int:
     """The sum of the sizes of the files in a folder, in bytes."""
     total = 0
     for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # files come and go
+        with contextlib.suppress(OSError):  # files may disappear meanwhile
             total += path.stat().st_size
     return total

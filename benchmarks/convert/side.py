@@ -1,4 +1,4 @@
-"""A way to convert files of documents to MDS with zstd, as a side of `benchmarks.convert`."""
+"""The ways to convert files to MDS with zstd that `benchmarks.convert` compares."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def write_files(share: tuple[list[str], str]) -> None:
 
 
 def read_rows(file: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file with the usual library of its form."""
+    """Yield the rows of a file, read with the usual library for its format."""
     if file.endswith(".parquet"):
         import pyarrow.parquet
 

@@ -41,7 +41,7 @@ class RetryCounts:
         self._ring = SharedMemoryRing(num_workers, 8)
 
     def of(self, worker: int) -> Ints:
-        """The count of one worker, writable: int64 [1]."""
+        """The retry count of one worker: a writable int64 [1]."""
         return self._ring.array(worker, np.int64, (1,))
 
     def total(self) -> int:
@@ -72,7 +72,7 @@ class TrafficCounter:
             self._traffic += Traffic(bytes_downloaded=number)
 
     def count_retry(self) -> None:
-        """Count a failed request that is retried."""
+        """Count a retry of a failed request."""
         with self._lock:
             self._retries += 1
 

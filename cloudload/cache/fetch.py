@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Watch:
-    """Counts the retries of a download, and keeps the description of its wait."""
+    """Counts the retries of a download, and records why it is waiting."""
 
     url: str
     traffic: TrafficCounter
@@ -75,7 +75,7 @@ class Fetcher:
     """When to check hashes: `once`, `always` or `off`."""
     traffic: TrafficCounter
     _waits: dict[str, str] = field(default_factory=dict)
-    """The wait of each download that has taken seconds or failed, by URL."""
+    """Maps the URL of each slow or failed download to a description of its wait."""
 
     def fetch(
         self, number: int, dataset: Dataset, info: ShardInfo, *, wait: bool = True
@@ -113,7 +113,7 @@ class Fetcher:
         return path
 
     def describe(self, dataset: Dataset, info: ShardInfo) -> str:
-        """Describe the download of a shard, and what it waits for, for a message."""
+        """Describe, for a message, the download of a shard and the cause of its wait."""
         url = join_url(dataset.url, info.stored.name)
         wait = self._waits.get(url)
         return f"downloading {redact(url)}" + (f" ({wait})" if wait else "")
@@ -121,8 +121,8 @@ class Fetcher:
     def _describe_lock(self, url: str) -> str:
         """Describe the wait for a shard that another process downloads.
 
-        Threads of this process may hold the locks that the other process waits for, so the
-        longest wait of this process is added.
+        That process may be waiting for a lock that a thread of this process holds, so the text also
+        includes this process's longest wait.
         """
         own = next(iter(list(self._waits.items())), None)
         here = f"; this process is downloading {redact(own[0])} ({own[1]})" if own else ""

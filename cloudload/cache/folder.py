@@ -11,7 +11,7 @@
 
 A dataset folder's name contains a hash of the URL, and a file's name a hash of its shard's
 index entry. So a file belongs to one shard as published, and stays valid when others are appended.
-If shards have no hash, another version may have the same index, so the name of the folder also
+If shards have no hash, two versions may have the same index, so the name of the folder also
 depends on the index and on the store's version of `index.json` (`storage.versions`). Only shards
 and partial downloads count toward `cache_limit`.
 """
@@ -42,7 +42,7 @@ from cloudload.system.temp_files import (
 
 ORDERS_FOLDER = "orders"
 
-# file systems allow 255 bytes, and partial files and locks append up to 18
+# file systems allow 255 bytes, and the names of partial files and locks add up to 18
 _MOST_STEM_BYTES, _MOST_SUFFIX = 180, 10
 
 STARTED = "STARTED"
@@ -57,7 +57,7 @@ def default_cache() -> Path:
 
 
 def dataset_folder(root: Path, dataset: Dataset) -> Path:
-    """The folder of a dataset; if it has shards without hashes, of one published version of it."""
+    """The folder of a dataset. If shards have no hash, each published version has a folder."""
     url = redact(dataset.url)
     name = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[-40:]
     parts = [url]
@@ -68,7 +68,7 @@ def dataset_folder(root: Path, dataset: Dataset) -> Path:
 
 
 def shard_path(folder: Path, info: ShardInfo) -> Path:
-    """The path of a raw shard in the folder of its dataset. Another shard has another path."""
+    """The path of a raw shard in the folder of its dataset, unique to that shard."""
     files = [
         (file.name, file.bytes, sorted(file.hashes.items())) for file in (info.raw, info.stored)
     ]

@@ -4,7 +4,7 @@
     shard(7)         ── decompresses them to a buffer ──► Shard          the buffer is reused
 
 Writing a shard to a file and mapping it costs as much as decompressing it. A shard that is mapped
-in place or is too large for memory is left to a `ShardCache`.
+in place or is too large for memory uses a `ShardCache` instead.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 28
 """The raw size of the largest shard that is kept in memory."""
-_BUFFER_STEP = 1 << 23  # of a buffer's size, because shards are not equally large
+_BUFFER_STEP = 1 << 23  # buffer sizes are multiples of this, so that shards of various sizes fit
 _CLOSE_S = 2.0
 
 Stored = tuple[bytes, str | None]
-"""The stored bytes of a shard, and their fault or None."""
+"""The stored bytes of a shard, and a description of what is wrong with them, or None."""
 
 
 class MemoryShards:
@@ -56,7 +56,7 @@ class MemoryShards:
         """Return the shard with index `number`.
 
         Raises `StoreError` if the download fails, `DatasetError` if two downloads are invalid, and
-        the errors of `ShardCache.shard` for a shard that is left to the cache.
+        the errors of `ShardCache.shard` for a shard that uses the cache.
         """
         if self._kept is not None and self._kept[0] == number:
             return self._kept[1]
@@ -120,7 +120,7 @@ class MemoryShards:
         return shard
 
     def _free_buffer(self, size: int) -> memoryview:
-        """A buffer of `size` bytes: the last one, whose pages exist, unless it is in use."""
+        """A buffer of `size` bytes. Reuses the last one, whose pages exist, unless it is in use."""
         try:
             # resizing fails if a shard or one of its values still refers to the buffer
             self._buffer.append(0)

@@ -3,9 +3,10 @@
     index.json read     shard.0 fetched     republished     shard.1 fetched: written after the
     at 12:00:01                             at 12:00:05     cache was started, so it is refused
 
-A hash in the index would detect another version of a shard. Without one, a cache folder is bound to
-the version of `index.json` (`folder.dataset_folder`), and each shard must have been written before
-the folder was started. The folder keeps that time in `STARTED`, so it also applies after a restart.
+A hash in the index would detect a different version of a shard. Without one, a cache folder is
+bound to the version of `index.json` (`folder.dataset_folder`), and each shard must have been
+written before the folder was started. The folder keeps that time in `STARTED`, so it also applies
+after a restart.
 
 Some changes are not detected: a shard that is replaced within a second of that time, a shard in a
 store that does not report when it was written, and, if `index.json` stays the same, a shard that is
@@ -65,7 +66,7 @@ def check_written(dataset: Dataset, info: ShardInfo, written_s: float | None) ->
 
 
 def _read_start(folder: Path, read_s: float) -> float:
-    """The time at which a folder was started. Stores `read_s` if it has none yet."""
+    """The time at which a cache folder was started. Stores `read_s` if no time is stored yet."""
     path = folder / STARTED
     with contextlib.suppress(FileNotFoundError, ValueError):
         return float(path.read_text())

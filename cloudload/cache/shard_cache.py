@@ -51,7 +51,7 @@ def _report_wait(waited_s: float, what: str) -> None:
 
 
 class ShardCache:
-    """The shards of a corpus, by index. Not thread-safe. Its internal threads only prefetch."""
+    """The shards of a corpus, by index. Not thread-safe: internal threads only prefetch."""
 
     def __init__(
         self,

@@ -39,10 +39,10 @@ def check_dataset(
 ) -> CheckReport:
     """Check a dataset as cloudload and StreamingDataset would read it.
 
-    The report lists the problems that either would have. It is the same for any number of processes
-    or machines. Nothing is written to the dataset or to a cache. Each process reads 4 shards at a
-    time, or 8 if it is the only one. A shard is in memory while it is decompressed, and a temporary
-    file while it is checked.
+    The report lists the problems that either one would have. The number of processes or machines
+    does not affect it. Nothing is written to the dataset or to a cache. Each process reads 4 shards
+    at a time, or 8 if it is the only one. A shard is in memory while it is decompressed, and a
+    temporary file while it is checked.
 
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
@@ -55,9 +55,9 @@ def check_dataset(
         executor: check the shards on this `concurrent.futures.Executor` instead, such as a
             `cloudload.engines.ray.RayExecutor`. Its workers must have access to the dataset.
         worker: check only one share of the shards, as one of several jobs: `I/N`, with I from 0 to
-            N - 1, or `auto` in a job of a Slurm array, a Kubernetes Indexed Job, or AWS Batch. The
-            reports of all workers have together the findings of a whole check. Only that of worker
-            0 has those of the index, and of the names and sizes of the objects.
+            N - 1, or `auto` in a job of a Slurm array, a Kubernetes Indexed Job, or AWS Batch.
+            Together, the reports of all workers contain the findings of a whole check. Only worker
+            0 checks the index and the names and sizes of the objects.
         retry: how long to retry a request to the store.
         progress: show a progress bar on stderr.
 
@@ -108,7 +108,7 @@ def check_dataset(
 def _check_dataset(
     stream: Stream, text_key: str, retry: Retry, findings: Findings
 ) -> tuple[Sequence[ShardInfo], Sequence[ShardInfo]]:
-    """Check the index and the folder's objects, and return all shards, and those to read.
+    """Check the index and the folder's objects. Return all shards and the shards to read.
 
     Shards whose codec is not installed are not read.
     """
@@ -137,7 +137,7 @@ def _check_folder(
 ) -> Sequence[ShardInfo]:
     """Check the folder's objects, and return the shards whose object has the size in the index.
 
-    Objects that no reader needs are found only if the shards are complete. Of a store that cannot
+    Objects that no reader needs are found only if the shards are complete. If the store cannot
     list, all shards are returned.
     """
     try:

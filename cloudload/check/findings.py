@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field
 from cloudload.check.rules import ERROR, RULES, SEVERITIES
 
 MOST_LISTED = 20
-"""Findings of each kind that a report lists. It counts the others."""
+"""Maximum number of findings of each kind in a report. The rest are only counted."""
 
 _MOST_SHOWN = 1000
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a dataset."""
+    """A problem in a dataset."""
 
     kind: str
     """A name for programs, such as `hash-mismatch`."""
@@ -28,7 +28,7 @@ class Finding:
     where: str
     """The shard or object, or empty for the whole dataset."""
     what: str
-    """What is wrong, with the values."""
+    """A description of the problem, with the values."""
     advice: str
     """What to do."""
 
@@ -36,7 +36,7 @@ class Finding:
 def find(
     kind: str, where: str, what: str, *, readers: tuple[str, ...] | None = None, advice: str = ""
 ) -> Finding:
-    """Create a finding of a kind in `RULES`, whose readers and advice may be replaced.
+    """Create a finding of a kind in `RULES`. `readers` and `advice` override the rule's.
 
     Control characters from the dataset are escaped.
     """
@@ -71,14 +71,14 @@ class Findings:
                 kept.append(finding)
 
     def merge(self, later: Findings) -> None:
-        """Add findings that were collected after these."""
+        """Add the findings of a collector that ran after this one."""
         for kind, found in later._kept.items():
             kept = self._kept.setdefault(kind, [])
             kept += found[: MOST_LISTED - len(kept)]
         self._counts.update(later._counts)
 
     def sorted(self) -> tuple[Finding, ...]:
-        """The findings that were kept: errors first, each kind together, in the order found."""
+        """The findings that were kept: errors first, grouped by kind, in the order found."""
         found = [finding for kept in self._kept.values() for finding in kept]
         return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
@@ -104,9 +104,9 @@ class CheckReport:
     samples: int
     """Number of samples in the index."""
     raw_bytes: int
-    """Bytes of the shards before compression, by the index."""
+    """Bytes of the shards before compression, according to the index."""
     stored_bytes: int
-    """Bytes of the shards as stored, by the index."""
+    """Bytes of the shards as stored, according to the index."""
     seconds: float
     """Duration of the check in seconds."""
 

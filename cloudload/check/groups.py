@@ -1,4 +1,4 @@
-"""Check shards in groups, each of which is a unit of work for any engine.
+"""Check shards in groups. Each group is a unit of work that any engine can run.
 
     shards ─ cut_groups ─► groups ─ check_group, anywhere ─► findings of each ─ in order ─► report
 
@@ -25,7 +25,7 @@ from cloudload.storage.urls import is_local
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.ordered_results import run_in_order
 
-_GROUP_BYTES = 512 << 20  # a process needs a second or two, and about as long to start
+_GROUP_BYTES = 512 << 20  # takes a process 1 or 2 s to check, about as long as its start
 _THREADS_ALONE, _THREADS = 8, 4
 
 
@@ -60,7 +60,7 @@ def check_shards(
     is_alone = executor is None and min(processes, len(groups)) <= 1
     if is_alone and groups:
         groups = [tuple(shards)]
-    place = os.path.abspath(url) if is_local(url) else url  # other processes may be elsewhere
+    place = os.path.abspath(url) if is_local(url) else url  # for other processes
     work = CheckWork(place, text_key, retry, _THREADS_ALONE if is_alone else _THREADS)
     with (
         nullcontext(executor) if executor else open_processes(min(processes, len(groups)))
@@ -86,7 +86,7 @@ def check_group(
 
 
 def cut_groups(shards: Sequence[ShardInfo], group_bytes: int) -> list[tuple[ShardInfo, ...]]:
-    """Cut shards into groups of consecutive ones, each of at least `group_bytes` raw bytes."""
+    """Divide shards into groups of consecutive shards, of at least `group_bytes` raw bytes each."""
     groups: list[tuple[ShardInfo, ...]] = []
     group: list[ShardInfo] = []
     filled = 0

@@ -40,7 +40,7 @@ _REFUSED = object()
 def check_index(data: bytes, text_key: str, findings: Findings) -> tuple[list[ShardInfo], bool]:
     """Add the findings of an index.
 
-    Returns the shards that cloudload accepts, in order, and whether these are all of them.
+    Returns the shards that cloudload accepts, in order, and whether it accepts all shards.
     """
     num_entries = 0
 
@@ -103,7 +103,7 @@ def _check_entry(entry: dict[str, Any], where: str) -> tuple[list[Finding], Shar
 
 
 def _check_fields(entry: dict[str, Any], where: str) -> Iterator[Finding]:
-    """The fields that Streaming's reader of a shard does not take, or lacks."""
+    """The entry's fields that Streaming's shard reader does not accept, and those it lacks."""
     faults = [_compare_fields(entry, streaming.ENTRY_FIELDS, "")]
     for name in _FILES:
         if isinstance(entry.get(name), dict):

@@ -17,7 +17,7 @@ _SHOWN = 5
 
 
 def list_folder(url: str, retry: Retry) -> dict[str, int]:
-    """Map the name of each object in a dataset's folder to its bytes.
+    """Map the name of each object in a dataset's folder to its size in bytes.
 
     Raises `StoreError` if the store cannot list.
     """
@@ -31,7 +31,7 @@ def check_files(
 ) -> Iterator[Finding]:
     """Findings about the files that the index names.
 
-    `url` is the dataset's folder, and `found` maps each object to its bytes.
+    `url` is the dataset's folder, and `found` maps each object's name to its size in bytes.
     """
     for shard in shards:
         stored = shard.stored
@@ -45,7 +45,7 @@ def check_files(
 
 
 def size_finding(file: FileInfo, size: int, compression: str | None) -> Finding:
-    """A file of another size than the index says. `compression` is that of the file.
+    """A file whose size differs from the index. `compression` is the file's.
 
     Streaming reads a raw or bz2 file that is too long, because it ignores bytes after the end.
     """
@@ -105,7 +105,7 @@ def check_url(url: str, shards: Sequence[ShardInfo]) -> Iterator[Finding]:
         yield find("url", "", "Streaming does not read file:// URLs", advice=advice)
     if is_local(url):
         return
-    what = f"Streaming cuts {scheme_of(url)}:// URLs off at the first of {_CUT_FROM_URLS}"
+    what = f"Streaming truncates {scheme_of(url)}:// URLs at the first of {_CUT_FROM_URLS}"
     if any(sign in url for sign in _CUT_FROM_URLS):
         yield find("url", "", what)
     for shard in shards:

@@ -1,8 +1,8 @@
 """Every kind of finding: who is affected, how badly, and what to do.
 
-An `error` is a dataset that a reader refuses, or of which it reads wrong or missing samples. A
-`warning` is one that it refuses with some settings, or that it cannot verify. A `note` affects
-nobody.
+An `error` means that a reader refuses the dataset, or reads wrong samples, or misses some. A
+`warning` means that it refuses the dataset with some settings, or cannot verify it. A `note`
+affects nobody.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RULES: dict[str, Rule] = {
         "each have an index, run streaming.base.util.merge_index",
     ),
     "index-invalid": Rule(
-        "The index is not JSON, has another version, or is too large.",
+        "The index is not JSON, has an unsupported version, or is too large.",
         ERROR,
         BOTH,
         "Convert the corpus again, or copy index.json again",
@@ -75,7 +75,7 @@ RULES: dict[str, Rule] = {
         "Add the missing fields to index.json, and remove the others",
     ),
     "too-large": Rule(
-        "A shard has more than 4 GiB, the limit of its offsets.",
+        "A shard is larger than 4 GiB, the limit of its offsets.",
         ERROR,
         BOTH,
         "Convert the corpus again with a size limit below 4 GiB",
@@ -93,7 +93,7 @@ RULES: dict[str, Rule] = {
         "Rename the object, and its basename in index.json",
     ),
     "name-repeated": Rule(
-        "Two files of the index have one name.",
+        "Two files in the index have the same name.",
         ERROR,
         BOTH,
         "Remove one of the entries from index.json",
@@ -105,22 +105,22 @@ RULES: dict[str, Rule] = {
         "Rename one of the objects, and its basename in index.json",
     ),
     "url": Rule(
-        "A name or location that Streaming's downloaders cannot request.",
+        "Streaming's downloaders cannot request a name or location.",
         ERROR,
         (STREAMING,),
         "Rename the object or folder without these characters",
     ),
     "compression-unknown": Rule(
-        "A compression that neither reader knows.", ERROR, BOTH, _REWRITE_INDEX
+        "Neither reader supports the compression.", ERROR, BOTH, _REWRITE_INDEX
     ),
     "compression-level": Rule(
-        "A compression level that Streaming does not know.",
+        "Streaming does not support the compression level.",
         ERROR,
         (STREAMING,),
         "Remove the level from `compression` in index.json",
     ),
     "codec-missing": Rule(
-        "The package that decompresses the shards is not installed here.",
+        "A package that decompresses the shards is not installed here.",
         ERROR,
         (CLOUDLOAD,),
         "Install the package",
@@ -139,33 +139,33 @@ RULES: dict[str, Rule] = {
         "Convert the corpus again with hashes",
     ),
     "hash-unknown": Rule(
-        "A hash that Streaming cannot compute.",
+        "Streaming cannot compute a hash.",
         WARNING,
         (STREAMING,),
-        "Use another hash as validate_hash",
+        "Use a different hash as validate_hash",
     ),
     "hash-partial": Rule(
         "Only some shards have a hash.",
         WARNING,
         (STREAMING,),
-        "Use as validate_hash only a hash that all shards have",
+        "As validate_hash, use only a hash that all shards have",
     ),
     # columns
     "pickle": Rule(
-        "A column of pickled values.",
+        "A column has pickled values.",
         WARNING,
         BOTH,
         "Streaming needs allow_unsafe_types=True, which runs code from the data. cloudload reads "
         "the text, but not with a transform, which gets every column",
     ),
     "encoding-unknown": Rule(
-        "A column encoding that Streaming does not know.",
+        "Streaming does not support the encoding of a column.",
         ERROR,
         (STREAMING,),
         "Convert the corpus again without this column",
     ),
     "encoding-unread": Rule(
-        "A column encoding that cloudload does not decode.",
+        "cloudload does not decode the encoding of a column.",
         WARNING,
         (CLOUDLOAD,),
         "Read the text without a transform, which gets every column",
@@ -189,20 +189,20 @@ RULES: dict[str, Rule] = {
         "A shard's object cannot be read.", ERROR, BOTH, "Correct the cause, and check again"
     ),
     "raw-alone": Rule(
-        "Of a compressed shard, only the raw file is in the folder.",
+        "The folder has only the raw file of a compressed shard.",
         WARNING,
         (STREAMING,),
         "Copy the compressed shard again. Until then, do not pass this folder as local= without "
         "remote=",
     ),
     "raw-unverified": Rule(
-        "The raw file of a compressed shard is in the folder, too.",
+        "The folder has both the raw file and the compressed file of a shard.",
         WARNING,
         (STREAMING,),
         "Remove the raw file, or open the folder as remote= with a different local=",
     ),
     "unlisted": Rule(
-        "Objects that look like shards, but are not in the index.",
+        "Objects look like shards, but are not in the index.",
         WARNING,
         BOTH,
         "Remove the shards, or add them with streaming.base.util.merge_index",
@@ -214,21 +214,24 @@ RULES: dict[str, Rule] = {
         "Missing objects are found only by reading all shards, so do not set sample",
     ),
     "leftover": Rule(
-        "Other objects that no reader needs.",
+        "The folder has other objects that no reader needs.",
         NOTE,
         (),
         "Remove the objects unless something else needs them",
     ),
     # the bytes of a shard
-    "size": Rule("A file has another size than the index says.", ERROR, BOTH, _COPY_AGAIN),
-    "hash-mismatch": Rule("A file has another hash than the index says.", ERROR, BOTH, _COPY_AGAIN),
+    "size": Rule("A file's size differs from the index.", ERROR, BOTH, _COPY_AGAIN),
+    "hash-mismatch": Rule("A file's hash differs from the index.", ERROR, BOTH, _COPY_AGAIN),
     "decompress": Rule("A shard cannot be decompressed.", ERROR, BOTH, _COPY_AGAIN),
     "sample-count": Rule(
-        "A shard holds another number of samples than the index says.", ERROR, BOTH, _COPY_AGAIN
+        "A shard's number of samples differs from the index.", ERROR, BOTH, _COPY_AGAIN
     ),
     "offsets": Rule("A shard's offsets descend, or point outside of it.", ERROR, BOTH, _COPY_AGAIN),
     "header": Rule(
-        "A shard's header names other columns than the index.", ERROR, (CLOUDLOAD,), _REWRITE_INDEX
+        "A shard's header and the index list different columns.",
+        ERROR,
+        (CLOUDLOAD,),
+        _REWRITE_INDEX,
     ),
     "sample-layout": Rule(
         "A sample's columns do not add up to its size.", ERROR, BOTH, _COPY_AGAIN

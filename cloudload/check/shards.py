@@ -2,8 +2,8 @@
 
     stored file ─ size, hashes ─► decompressed ─ size, hashes ─► header, offsets ─► values
 
-Memory holds a compressed shard and its raw bytes while it is decompressed. Otherwise the raw shard
-is a temporary file, or the dataset's own file if it is local and uncompressed.
+While a compressed shard is decompressed, it and its raw bytes are in memory. The raw shard is then
+kept in a temporary file. A local, uncompressed shard is read in place.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _DECODERS: dict[str, Callable[[str], Any]] = {
 def check_shard(url: str, info: ShardInfo, text_key: str, retry: Retry) -> list[Finding]:
     """Read a shard of the dataset at `url`, and return its findings.
 
-    At most one value is reported for each column. Values of encodings that are not text are only
-    checked for their size. If the shard's codec is not installed here, that is the finding.
+    At most one value is reported for each column. For encodings other than text, only the sizes of
+    values are checked. If the shard's codec is not installed here, the only finding says so.
     """
     if found := check_codecs([info.compression], info.stored.name):
         return found
@@ -63,7 +63,7 @@ def check_shard(url: str, info: ShardInfo, text_key: str, retry: Retry) -> list[
 
 
 def check_codecs(compressions: Iterable[str | None], where: str = "") -> list[Finding]:
-    """A finding for each compression whose codec is not installed here."""
+    """Return a finding for each compression whose codec is not installed here."""
     findings = []
     for compression in sorted(filter(None, set(compressions))):
         try:

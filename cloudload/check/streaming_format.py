@@ -1,6 +1,6 @@
 """What MosaicML Streaming 0.13 accepts in an index. Tests compare each name with Streaming itself.
 
-Its readers take exactly the fields of an entry as arguments, so one field more, or less, is a
+Its readers take exactly the fields of an entry as arguments, so an extra or missing field raises
 `TypeError` or `KeyError`.
 """
 

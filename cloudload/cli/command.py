@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class CommandParser(argparse.ArgumentParser):
     """A parser whose errors suggest the command, option or choice that was meant.
 
-    The parser of a command reports an unknown option itself, so that the usage is the command's.
+    A command's parser reports unknown options itself, so that the error shows the command's usage.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -26,7 +26,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse the arguments. An option that the parser does not have is an error."""
+        """Parse the arguments. Unknown options are errors."""
         if args is not None and not any(isinstance(each.choices, dict) for each in self._actions):
             for word in args[: args.index("--")] if "--" in args else args:
                 name = word.partition("=")[0]
@@ -46,7 +46,8 @@ class CommandParser(argparse.ArgumentParser):
         super().error(message)
 
     def _find_meant(self, word: str) -> str | None:
-        """The word of this parser that is most like `word`, or that other tools call `word`."""
+        """The word of this parser most similar to `word`, or whose name in other tools is
+        `word`."""
         known = self._list_words()
         name = word.lstrip("-").replace("-", "_")
         same = [f"--{ours.replace('_', '-')}" for ours in names_of_ours(name)]

@@ -196,13 +196,13 @@ def _summary(report: ConvertReport) -> str:
 
 
 def _list_splits(report: ConvertReport) -> list[str]:
-    """A line with the documents of each split, if there are any."""
+    """A line with the documents of each split, if there are splits."""
     parts = [f"{name} {split['documents']:,}" for name, split in report.splits.items()]
     return [f"  splits     {', '.join(parts)} (documents)"] if parts else []
 
 
 def _list_worst(report: ConvertReport) -> list[str]:
-    """A line with the files that have the most bad records, if there are any."""
+    """A line with the files that have the most bad records, if any records are bad."""
     from cloudload.delivery.description import counted
 
     worst = [f"{number:,} in {name}" for name, number in report.bad_files.items()]

@@ -91,7 +91,7 @@ def _to_line(sample: Sample, is_terminal: bool) -> str:
 
 
 def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
-    """The lines that show a sample on a terminal of `columns` cells."""
+    """The lines that show a sample on a terminal that is `columns` cells wide."""
     from cloudload.delivery.description import counted
 
     values = dict(sample.values)
@@ -116,7 +116,7 @@ def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> I
 def _describe_text(
     text: str, match: tuple[int, int] | None, columns: int, is_full: bool
 ) -> Iterator[str]:
-    """A text, or its part around the match, with the number of characters left out."""
+    """A text, or the part around the match and the number of characters left out."""
     from cloudload.delivery.description import counted
 
     start = 0 if match is None else max(0, match[0] - _BEFORE_MATCH)

@@ -142,7 +142,7 @@ def _sample(text: str) -> tuple[int, int]:
 
 @contextmanager
 def without_start_log() -> Iterator[None]:
-    """Keep out of the log how loaders start, which is noise around an answer. Warnings remain."""
+    """Hide the log of loaders' starts, because it would clutter the output. Keep warnings."""
     loggers = [logging.getLogger(name) for name in _START_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -157,7 +157,7 @@ def without_start_log() -> Iterator[None]:
 def open_runs_of(
     options: argparse.Namespace,
 ) -> tuple[list[Run], dict[str, Any]]:
-    """Open the parts of the run that the options name. Also returns options of `DeliveryConfig`."""
+    """Open the parts of the run that the options describe. Also return `DeliveryConfig` options."""
     from cloudload.provenance import load_state, open_runs
 
     runs = open_runs(

@@ -1,4 +1,4 @@
-"""Show text from a dataset on a terminal, without characters that control the terminal.
+"""Escape text from a dataset, so that it cannot control the terminal.
 
 "red \\x1b[31m"      red \\x1b[31m         escape sequences
 "a\\u202eb"          a\\u202eb             invisible characters, such as bidi controls
@@ -23,7 +23,7 @@ def escape(text: str) -> str:
 
 
 def is_visible(character: str) -> bool:
-    """Whether a terminal shows a character, or space, in its place.
+    """Whether a terminal shows the character as itself or as a space.
 
     Controls, formats (such as those of writing direction), surrogates, private and unassigned
     characters, and line separators are not visible.

@@ -1,4 +1,4 @@
-"""Translate the errors of the library's functions from arguments of Python to options.
+"""Rewrite the library's error messages to name command-line options, not Python arguments.
 
 compression is 'zst'. Use zstd or None    ─►    --compression is 'zst'. Use zstd or none
 text_key was 'text' and is now 'body'     ─►    --text-key was 'text' and is now 'body'
@@ -12,10 +12,10 @@ import re
 
 
 def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:
-    """Replace the names of Python arguments in a message by the options of `parser`.
+    """Replace the names of Python arguments in a message with the options of `parser`.
 
-    A name without an underscore, which may be an ordinary word, is replaced only where the message
-    begins with it.
+    A name without an underscore may be an ordinary word, so it is replaced only at the start of the
+    message.
     """
     for action in parser._actions:
         if action.option_strings:

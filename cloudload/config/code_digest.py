@@ -1,11 +1,11 @@
-"""A digest of a function and of the values that it uses, the same in every process.
+"""Compute a digest of a function and the values that it uses, equal in all processes.
 
     function         its source, defaults, closure, and the globals that its code refers to
     object, class    its attributes, and the functions of its class
     plain values     numbers, text, bytes, patterns, arrays, and containers of them
 
 Code of the standard library and of installed packages counts by name only, except for the package
-of the function itself. Any other value may differ in every process, so it is not in the digest.
+of the function itself. Other values may differ between processes, so the digest leaves them out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class CodeDigest:
         inner = function.func if isinstance(function, functools.partial) else function
         self._package = module_of(inner).partition(".")[0]
         self._known: dict[int, tuple[Any, bytes]] = {}
-        """Values by id, which they keep alive, and their digests; empty while in progress."""
+        """Maps id(value) to the value, which keeps it alive, and its digest (empty while in
+        progress)."""
         self.left_out: dict[str, str] = {}
         """The type of each value that is not in the digest, by the expression that refers to it."""
         self.hexdigest = self._digest(function, "").hex()
@@ -164,7 +165,8 @@ class CodeDigest:
                 yield from (name, self._digest(item, f"{cls.__name__}.{name}"))
 
     def _is_own(self, value: Any) -> bool:
-        """Whether to hash the content of a module or of what defines `value`, not only its name.
+        """Whether to hash the content of a module, or of the module that defines `value`, not only
+        its name.
 
         This is the case in the package of the function, and in any module that is not installed.
         """

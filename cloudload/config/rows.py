@@ -100,8 +100,9 @@ class RowsConfig:
     epochs: int | None = None
     """Number of passes over the data. None repeats the data forever."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
-    """Pairs of a row and the streams' weights, by name or URL, from that row on. The first row must
-    be 0. Streams that are not named have weight 0. None means to use the streams' proportions."""
+    """Pairs of a row and the streams' weights, by name or URL, starting at that row. The first row
+    must be 0. Streams that are not named have weight 0. None means to use the streams'
+    proportions."""
     text_key: str = TEXT_KEY
     """The column that holds the document."""
     tokens_key: str | None = None
@@ -117,8 +118,8 @@ class RowsConfig:
     `text_key`. It must be deterministic. It must be picklable if worker processes are not
     forked."""
     transform_id: str | None = None
-    """Name that identifies the transform on resume. Change it whenever the transform gives other
-    text. By default, a hash of the transform's code and of the values that it uses, as they are
+    """Name that identifies the transform on resume. Change it whenever the transform's output
+    changes. By default, a hash of the transform's code and of the values that it uses, as they are
     when the loader is created."""
     min_tokens: int = 0
     """Documents with fewer tokens, bos and eos included, are filtered out."""
@@ -283,7 +284,7 @@ class RowsConfig:
 def _read_schedule(
     schedule: Any, streams: Sequence[Stream]
 ) -> tuple[tuple[int, Mapping[str, float]], ...]:
-    """Check the entries of a schedule, and replace URLs of streams by their names."""
+    """Check the entries of a schedule, and replace the URLs of streams with their names."""
     entries = list(schedule) if isinstance(schedule, Sequence) else [schedule]
     for entry in entries:
         is_pair = isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2

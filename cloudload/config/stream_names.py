@@ -52,7 +52,7 @@ def _choose(base: str, taken: Set[str | None]) -> str:
 
 
 def _shorten(url: str) -> str:
-    """The last folder of a location that says more than "train"; else its last folder or bucket."""
+    """The last folder with a specific name, unlike "train"; else the last folder or the bucket."""
     if is_local(url):
         bucket, path = "", local_path(url).as_posix()
     else:

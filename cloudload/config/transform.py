@@ -66,8 +66,8 @@ def _warn(name: str, left_out: tuple[tuple[str, str], ...]) -> None:
     more = len(left_out) - len(shown)
     logger.warning(
         "the transform %s uses %s%s, whose content cannot be compared on resume. If it changes, "
-        "a resume continues with other text. Pass transform_id='NAME', and change NAME whenever "
-        "the transform gives other text",
+        "a resume continues with different text. Pass transform_id='NAME', and change NAME when "
+        "the transform's output changes",
         name,
         ", ".join(shown),
         f" and {more} more" if more else "",

@@ -34,7 +34,7 @@ def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `base` of a plan, for the datasets at a location: their digest and their report.
 
     `segments` is the number of the first segment that can be appended. Raises `ConvertError` if
-    there is no dataset, or if its recipe differs from that of the claim.
+    there is no dataset, or if its recipe differs from the claim's.
     """
     location, recipe = output.home, without_segment_bytes(claim["recipe"])
     report = _read_report(output)
@@ -58,8 +58,8 @@ def find_appended(
 ) -> ConvertReport | None:
     """Return the dataset's report if these files were appended before, unchanged.
 
-    Raises `ConvertError` if they have the names and sizes of the files of which it was made,
-    because the dataset's report holds nothing else about its files.
+    Raises `ConvertError` if the dataset was made from files with these names and sizes, because its
+    report records nothing else about its files.
     """
     stored = base["stored"]
     if claim["inputs"] in stored.get("appended", []):
@@ -67,23 +67,23 @@ def find_appended(
     first = stored["claim"]["inputs"]
     if all(claim["inputs"].get(key) == value for key, value in first.items()):
         raise ConvertError(
-            f"{redact(location)} was made of files with the names and sizes of those to append. "
+            f"{redact(location)} was made from files with the names and sizes of those to append. "
             "If their contents differ, rename one of them"
         )
     return None
 
 
 def base_columns(base: Mapping[str, Any]) -> tuple[Column, ...]:
-    """The columns of the kept fields, which appended data must have, too."""
+    """The columns of the kept fields. Appended data must have the same columns."""
     columns = base["stored"]["report"]["columns"].items()
     return tuple(Column.of(name, kind) for name, kind in columns if name not in ("text", "id"))
 
 
 def join_base(output: Output, plan: Plan) -> Joined:
-    """Return the shards of the datasets to which the plan appends; none if it makes new ones.
+    """Return the shards of the datasets to which the plan appends; empty for new datasets.
 
-    They are the same whether or not the indexes have the appended shards already. Raises
-    `ConvertError` if something else changed a dataset.
+    They are the same whether or not the indexes already list the appended shards. Raises
+    `ConvertError` if anything else changed a dataset.
     """
     joined = Joined.none(output.splits)
     if plan.base is None:
@@ -132,6 +132,6 @@ def _digest(entries: Mapping[str, list[dict[str, Any]]]) -> str:
 
 
 def _segment_of(entry: Mapping[str, Any]) -> int:
-    """The number of the segment that has a shard; 0 for the shards of a single one."""
+    """The number of the segment that a shard belongs to; 0 if there is only one segment."""
     found = _FOLDER.match(entry["raw_data"]["basename"])
     return int(found[1]) if found else 0

@@ -17,13 +17,13 @@ _SHOWN = 5
 
 
 def list_sizes(units: Iterable[InputUnit]) -> dict[str, int | None]:
-    """The size of each file in bytes, by name. Empty if there are more than 10,000 files."""
+    """Map file names to sizes in bytes. Empty if there are more than 10,000 files."""
     sizes = {file.name: file.bytes for unit in units for file in unit.files}
     return sizes if len(sizes) <= MOST_FILES else {}
 
 
 def describe_changes(before: Any, now: Mapping[str, int | None]) -> str:
-    """Describe the files that differ; "" if that is not known."""
+    """Describe the files that differ; "" if they are not known."""
     if not isinstance(before, Mapping) or not before or not now:
         return ""
     changes = []

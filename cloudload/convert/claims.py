@@ -10,7 +10,7 @@ from cloudload.errors import ConvertError
 from cloudload.storage.redaction import redact
 
 LENGTHS_FIELD = "lengths"
-"""The field of a claim's recipe with the key of the token lengths, if they are counted."""
+"""The field of a claim's recipe that holds the key of the token lengths, if they are counted."""
 _SEGMENT_BYTES = "segment_bytes"
 
 
@@ -38,7 +38,7 @@ def compare_claims(
 ) -> None:
     """Raise `ConvertError` if the claim of a stored report, config or plan differs.
 
-    `files_before` and `files_now` are the sizes of the files, to say which of them changed.
+    `files_before` and `files_now` are the files' sizes, from which the error lists what changed.
     """
     for part in ("recipe", "inputs"):
         for key in _list_keys(part, stored, claim):
@@ -55,6 +55,6 @@ def compare_claims(
 
 
 def _list_keys(part: str, stored: Mapping[str, Any], claim: Mapping[str, Any]) -> list[str]:
-    """The values to compare. Options of the recipe that have their default may be left out."""
+    """The values to compare. A recipe may leave out options that have their default value."""
     is_whole = part == "recipe" and claim[part]
     return list(claim[part] | stored[part]) if is_whole else list(claim[part])

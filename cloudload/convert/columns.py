@@ -40,9 +40,10 @@ class PeekableBlocks:
 def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column, ...]:
     """Return the columns of the kept fields.
 
-    If no encoding was given for a field, it is that of the input's column, if the format has
-    encodings. Otherwise it is inferred from the first record in which the field is not null. Raises
-    `ConvertError` if the first 8 blocks have no such record for a field, and the errors of readers.
+    If the user gave no encoding for a field, the input column's encoding is used, if the format has
+    encodings. Otherwise, the encoding is inferred from the first record in which the field is not
+    null. Raises `ConvertError` if the first 8 blocks have no such record for a field, and the
+    errors of readers.
     """
     encodings = dict(config.kept())
     missing = {name for name, encoding in encodings.items() if encoding is None}

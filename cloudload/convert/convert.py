@@ -78,8 +78,8 @@ def convert_to_mds(
     """Convert the documents of `inputs` to an MDS dataset, or resume a conversion.
 
     The input is cut into segments of about `segment_bytes`. Each process or machine takes whole
-    segments, and the output has the same bytes whatever runs them. Shards of several segments are
-    in folders `00000`, `00001`, and so on; a single segment has no folder.
+    segments. The output has the same bytes on any number of processes and machines. Shards of
+    several segments are in folders `00000`, `00001`, and so on; a single segment has no folder.
 
     To resume a conversion that was stopped or killed, call this again with the same arguments, but
     without `overwrite`. `processes`, `executor`, `worker`, `finish`, `skip_bad`, `rejects` and
@@ -145,7 +145,7 @@ def convert_to_mds(
         overwrite: first remove the dataset, or an unfinished conversion, at `out`.
         append: add the documents to the finished dataset at `out`, after its own and with its
             columns. Its shards do not change, and it stays readable. The other options must be
-            those with which it was made, except for `segment_bytes`.
+            those that created it, except for `segment_bytes`.
         progress: show a progress bar on stderr.
 
     Returns:
@@ -260,7 +260,7 @@ def _convert(
     journal: Journal,
     append: bool,
 ) -> ConvertReport:
-    """Convert the inputs unless they are already converted, as one segment or by a plan."""
+    """Convert the inputs, as one segment or by a plan, unless they are already converted."""
     folders = [item for item in listed if isinstance(item, FolderFiles)]
     is_files = len(folders) == len(listed) and all(item.root != "-" for item in folders)
     if append and not is_files:
@@ -308,7 +308,7 @@ def _check_not_within(location: str, inputs: Any) -> None:
 def _identify(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str, Any]:
     """Return a digest of the names and sizes by which a rerun recognizes its input, with totals.
 
-    With tags, files of the same names and sizes differ if their contents do.
+    Tags, if any, distinguish files that have the same name and size but different contents.
     """
     files = [file for unit in units for file in unit.files]
     listing = [

@@ -3,7 +3,7 @@
     .convert/00000.done.json   shard.00000   ─┐
     .convert/00001.done.json   shard.00000   ─┴─► 00000/shard.00000, 00001/shard.00000 ─► index.json
 
-Joining may be repeated, also by several processes at once: all write the same bytes.
+Joining may run again, or in several processes at once, because all write the same bytes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _NUM_THREADS = 16
 
 @dataclass
 class JoinedShards:
-    """The shards of a dataset: the text of its index, and sums."""
+    """The shards of a dataset: their index entries as text, and totals."""
 
     texts: list[str] = field(default_factory=list)
     stored: dict[str, int] = field(default_factory=dict)
-    """The size in bytes of each stored file, by its name."""
+    """Maps the name of each stored file to its size in bytes."""
     documents: int = 0
     raw_bytes: int = 0
 
@@ -54,7 +54,7 @@ class JoinedShards:
             self.raw_bytes += files["raw_data"]["bytes"]
 
     def index(self) -> bytes:
-        """The bytes of `index.json`, as `mds.writer.encode_index` gives them."""
+        """The bytes of `index.json`, as `mds.writer.encode_index` encodes them."""
         return f'{{"shards": [{", ".join(self.texts)}], "version": 2}}'.encode()
 
 
@@ -96,7 +96,7 @@ def list_finished(
 ) -> list[int]:
     """Return the segments that have a note, in order.
 
-    With `with_rejects`, those with bad records must have rejects, too.
+    With `with_rejects`, segments with bad records must also have rejects.
     """
     try:
         found = list_objects(join_url(location, JOURNAL_FOLDER))
@@ -108,7 +108,7 @@ def list_finished(
     noted = [number for number in numbers if _base(note_name(number)) in names]
     if not with_rejects:
         return noted
-    # normally none, because each segment that is converted with rejects has a file of them
+    # normally none, because each segment converted with rejects has a file of rejects
     unsure = [number for number in noted if _base(rejects_name(number)) not in names]
     notes = read_notes(location, unsure, plan)
     lacking = {number for number, note in notes if note and note.counts.bad}
@@ -122,9 +122,9 @@ def _base(name: str) -> str:
 def read_notes(
     location: str, numbers: Sequence[int], plan: str
 ) -> Iterator[tuple[int, Note | None]]:
-    """Yield (number, note) of each segment, in order; None for one that is not finished.
+    """Yield (number, note) for each segment, in order. The note of an unfinished one is None.
 
-    Few notes are in memory at a time.
+    Only a few notes are in memory at a time.
     """
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
         yield from run_in_order(

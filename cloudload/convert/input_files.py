@@ -68,7 +68,7 @@ class InputFile:
 
 
 class FilePart(NamedTuple):
-    """A file, or a range of one that can be cut."""
+    """A file, or a range of a file that can be cut."""
 
     file: InputFile
     range: Range | None = None

@@ -47,7 +47,7 @@ _RANGED: dict[str, Callable[[InputFile, Range | None], InputUnit]] = {
     "lines": LinesUnit,
     "parquet": ParquetUnit,
 }
-"""The unit of a file of each format that can be cut, or of a range of the file."""
+"""The unit type of each format whose files can be cut, for a file or a range."""
 _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "json": JsonUnit,
     "csv": CsvUnit,
@@ -56,7 +56,7 @@ _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "webdataset": WebDatasetUnit,
     "mds": MdsUnit,
 }
-"""The unit of a file of each other format that has one unit per file."""
+"""The unit type of each other format that has one unit per file."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FolderFiles:
 
 
 def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles | InputUnit]:
-    """List the inputs in order: the files of each, or the unit of one that has no files.
+    """List the inputs in order: the files of each, or the unit of an input without files.
 
     `inputs` is one input or a list of them. An input is a path, URL or glob, `-` for stdin,
     `hf://NAME`, a `datasets` object, or an iterable of rows. Raises `ValueError` for anything else,

@@ -65,7 +65,7 @@ class Finished(Protocol):
     """The shards of a finished dataset."""
 
     stored: dict[str, int]
-    """The size in bytes of each stored file, by its name."""
+    """Maps the name of each stored file to its size in bytes."""
 
     def index(self) -> bytes:
         """The bytes of `index.json`."""
@@ -75,7 +75,7 @@ class Finished(Protocol):
 class Journal:
     """The journal at an output location. `claim` identifies the conversion by config and input.
 
-    `files` are the sizes of the input files by name, to say which of them changed; or empty.
+    `files` maps input files to their sizes, so that errors can list what changed; may be empty.
     The methods that read or write it raise `StoreError` if that fails.
     """
 
@@ -85,7 +85,7 @@ class Journal:
         self.output, self.location = output, output.journal
         self.claim, self.files = claim, files
         self.parent = ""
-        """The location of which the output is a split; "" if it is none."""
+        """The location of the dataset if the output is one of its splits, otherwise ""."""
         self._began = time.monotonic()
         self._is_cleared = False
 
@@ -114,7 +114,7 @@ class Journal:
         self._remove_empty_folders()
 
     def _name_in_dataset(self, name: str) -> str | None:
-        """The name of an object within its dataset, or None if it is in none of the splits."""
+        """The name of an object within its dataset, or None if it belongs to no split."""
         for split in self.output.splits:
             if not split or name.startswith(f"{split}/"):
                 return name.removeprefix(f"{split}/") if split else name
@@ -191,7 +191,7 @@ class Journal:
         return replace(done, counts=counts, resumed=sum(map(len, done.entries.values())))
 
     def _list_shards(self, split: str, names: Mapping[str, int]) -> dict[str, int]:
-        """Map the names of stored shards of a split to their sizes. `names` are the journal's."""
+        """Map the journal's shard `names` in a split to their stored sizes in bytes."""
         found = list_sizes_at(self.output.shards(split)) if split else names
         return {name: size for name, size in found.items() if _SHARD_NAME.fullmatch(name)}
 
@@ -273,7 +273,7 @@ class Journal:
     def _refuse_to_hide(self, names: Mapping[str, int]) -> None:
         """Raise `ConvertError` if a new index would hide other datasets, or be hidden.
 
-        That of a dataset that is written again is not new.
+        The index of a dataset that is written again does not count as new.
         """
         if self._is_cleared:
             return
@@ -326,7 +326,7 @@ def record_shard(
 ) -> None:
     """Write the journal entry of a stored shard.
 
-    `number` is the shard's index among those of all splits, `entry` its entry for the index,
+    `number` is the shard's index across all splits, `entry` its entry for the index,
     `following` the position of the next shard of the split (None after the last), and `counts` the
     counts before that position. `lengths` are the shard's token lengths, if they are counted.
     """

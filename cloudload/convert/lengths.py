@@ -3,8 +3,8 @@
     journal, or notes of segments ─► lengths of each shard ─► groups, index of the lengths
                                                            ─► then index.json of the dataset
 
-A dataset whose index exists has its lengths, therefore, and a run that is killed in between writes
-the same files again.
+So if the dataset's index exists, its lengths do too. A run that is killed before that writes the
+same files again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def write_lengths(
 ) -> int:
     """Write the lengths of the joined shards, and return the number of tokens.
 
-    `lengths` are those of the shards after the first `num_old`, in order. Groups with older shards
-    that are not counted are counted on the engine. Raises the errors of `count_group` and
-    `finish_count`.
+    `lengths` are those of the shards after the first `num_old`, in order. If a group contains older
+    shards that were not counted, the engine counts the group. Raises the errors of `count_group`
+    and `finish_count`.
     """
     dataset = Dataset(location, parse_index(joined.index(), redact(location)), "")
     new = map(ShardLengths.decode, lengths)

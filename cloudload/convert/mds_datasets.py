@@ -15,7 +15,7 @@ from cloudload.storage.urls import join_url
 
 
 def is_mds_folder(files: Sequence[FoundFile]) -> bool:
-    """Whether the files of a folder are those of an MDS dataset, by their names."""
+    """Whether a folder's file names look like an MDS dataset."""
     names = [name for _, name, _ in files]
     return INDEX_NAME in names and any(".mds" in name for name in names)
 

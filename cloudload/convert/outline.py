@@ -13,7 +13,7 @@ from cloudload.convert.records import DEFAULT_BLOCK_BYTES, sum_bytes
 from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, count_bytes, cut_segments
 
 _CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6, "parquet": 20e6}
-"""Stored input bytes that a core of a server converts in a second, roughly; by compression."""
+"""Approximate stored input bytes that a server core converts per second, by compression."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def outline_conversion(
 ) -> Outline:
     """List the inputs, and outline the conversion that `convert_to_mds` would run.
 
-    Raises its errors for inputs. Rows of datasets and iterators are not counted.
+    Raises the same errors for inputs. Rows of datasets and iterators are not counted.
     """
     listed = list_inputs(inputs, format, split)
     files = [file for item in listed if isinstance(item, FolderFiles) for file in item.files]

@@ -71,7 +71,7 @@ def list_sizes_at(location: str) -> dict[str, int]:
 
 
 def read_if_exists(url: str) -> bytes | None:
-    """Read an object, or return None if there is none."""
+    """Read an object, or return None if it does not exist."""
     try:
         return read_object(url)
     except StoreError as error:
@@ -81,10 +81,10 @@ def read_if_exists(url: str) -> bytes | None:
 
 
 def does_exist(url: str) -> bool:
-    """Whether there is an object."""
+    """Whether an object exists."""
     return bool(list_sizes_at(url))
 
 
 def is_stored(file: Mapping[str, object], sizes: Mapping[str, int]) -> bool:
-    """Whether the stored file of an index entry has its size. `sizes` are those at its location."""
+    """Whether the stored file of an index entry has the size in the entry, given stored `sizes`."""
     return sizes.get(str(file["basename"])) == file["bytes"]

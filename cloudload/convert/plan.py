@@ -63,7 +63,7 @@ class Plan:
     first_segment: int = 0
     """The number of the first segment; more than 0 for data that is appended."""
     base: Mapping[str, Any] | None = field(default=None)
-    """The dataset to which data is appended; see `cloudload.convert.append`."""
+    """The dataset to append to; see `cloudload.convert.append`."""
 
     @cached_property
     def encoded(self) -> bytes:
@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """The size in bytes of each file, by its name below its root."""
+        """Maps the name of each file, relative to its root, to its size in bytes."""
         numbered = enumerate(self.inputs)
         prefix = len(self.inputs) > 1
         return {
@@ -148,7 +148,7 @@ def list_versions(config: ConvertConfig, formats: Iterable[str]) -> dict[str, st
 
 
 def check_versions(planned: Mapping[str, str]) -> None:
-    """Raise `ConvertError` if this process has other versions than the plan."""
+    """Raise `ConvertError` if this process's versions differ from the plan's."""
     for name, version in planned.items():
         if (found := _VERSIONS[name]()) != version:
             raise ConvertError(
@@ -176,7 +176,7 @@ _VERSIONS: dict[str, Callable[[], str]] = {
 
 
 def check_files(planned: Plan, now: Sequence[PlannedInput]) -> None:
-    """Raise `ConvertError` for the first file that changed after the plan, though not in size."""
+    """Raise `ConvertError` for the first file that changed after planning but kept its size."""
     for before, after in zip(planned.inputs, now, strict=True):
         for name, old, new in zip(before.names, before.tags, after.tags, strict=True):
             if old and new and old != new:

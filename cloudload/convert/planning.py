@@ -31,7 +31,7 @@ from cloudload.storage.urls import join_url
 
 
 def has_segments(folders: Sequence[FolderFiles], segment_bytes: int, journal: Journal) -> bool:
-    """Whether the files are several segments that no earlier version began to convert as one."""
+    """Whether there are several segments, which no earlier version began to convert as one."""
     files = [file for item in folders for file in item.files]
     return len(cut_segments(files, segment_bytes)) > 1 and not journal.is_begun()
 
@@ -45,9 +45,9 @@ def agree_on_plan(
 ) -> Plan | ConvertReport:
     """Store the plan, or return the stored plan if it is for the same conversion.
 
-    With `append`, the plan is for the dataset that is there. Its report is returned if it has these
-    files already. Raises `ConvertError`, which names the difference, if the stored plan is for
-    another conversion or if there is no dataset to append to.
+    With `append`, the plan is for the existing dataset. If it already has these files, returns its
+    report. Raises `ConvertError`, which names the difference, if the stored plan is for another
+    conversion or if there is no dataset to append to.
     """
     url, base = join_url(journal.location, PLAN_NAME), None
     inputs = tuple(map(plan_input, folders))

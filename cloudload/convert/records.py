@@ -41,7 +41,7 @@ class Record(NamedTuple):
     fields: Mapping[str, Any] | None
     problem: str | None = None
     raw: bytes | None = None
-    """The bytes of the record; None if the format has no bytes of one record."""
+    """The bytes of the record; None if the format does not store records as bytes."""
     own_name: str | None = None
 
     @property
@@ -73,9 +73,9 @@ class BlockStart:
 
 
 class Fields(tuple[str, ...]):
-    """Names of the record fields that a conversion reads, that of the text first.
+    """Names of the record fields that a conversion reads, the text field first.
 
-    `encodings` are the encodings that the user gave kept fields, by name. Readers of formats
+    `encodings` maps kept fields to the encodings that the user set. Readers of formats
     without types convert the values of these fields.
     """
 
@@ -113,9 +113,10 @@ class TypedBlock(Protocol):
 class InputUnit(Protocol):
     """A part of the input that can be read separately, identified by its name and size.
 
-    `size` is in stored bytes, or in rows for a dataset; None if unknown. `blocks` yields the blocks
-    from `start` on; `fields` are the record fields that the conversion reads, that of the text
-    first. Records without a text field have all names, so that a message can list them.
+    `size` is in stored bytes, or in rows for a dataset; None if unknown. `blocks` yields the
+    blocks, starting at `start`; `fields` are the record fields that the conversion reads, the text
+    field first. If a record has no text field, it contains all field names, so that an error can
+    list them.
     """
 
     @property
@@ -167,7 +168,7 @@ def has_field(names: Iterable[str], name: str) -> bool:
 
 
 def list_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names of all fields, nested ones as `meta.url`."""
+    """Yield the names of all fields, with nested ones as `meta.url`."""
     for name, value in fields.items():
         if isinstance(value, Mapping) and value:
             yield from list_fields(value, f"{prefix}{name}.")

@@ -46,7 +46,7 @@ def _describe(raw: bytes) -> dict[str, Any]:
 
 
 def _note_size(size: int, unit: str) -> dict[str, int]:
-    """The size of a record of which only the start is kept, by its unit."""
+    """The full size of a record that is cut off, by unit."""
     return {unit: size} if size > MOST_CHARACTERS else {}
 
 
@@ -71,7 +71,7 @@ def store_rejects(file: BinaryIO, url: str) -> None:
 def join_rejects(location: str, numbers: Iterable[int], url: str) -> None:
     """Store the rejects of segments as one object, in order.
 
-    Raises `StoreError` if those of a segment are missing.
+    Raises `StoreError` if a segment's rejects are missing.
     """
     with scratch_file() as file:
         for number in numbers:

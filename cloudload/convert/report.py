@@ -20,9 +20,9 @@ _MOST_BAD_FILES = 1_000
 class Counts:
     """Counts of written documents, empty documents, bad records, stored input bytes and text bytes.
 
-    `bad_records` describes the first 20 bad records. `bad_files` has the number of bad records in
-    each file or dataset that has any, by its name below its root. `split_bytes` has the bytes of
-    text in each split, if there are several.
+    `bad_records` describes the first 20 bad records. `bad_files` maps each file or dataset with bad
+    records, named relative to its root, to their number. `split_bytes` has the bytes of text in
+    each split, if there are several.
     """
 
     documents: int = 0
@@ -35,12 +35,12 @@ class Counts:
     split_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts for a journal entry, without those of files and splits if empty."""
+        """Return the counts for a journal entry, without empty counts of files and splits."""
         values = asdict(self)
         return {name: value for name, value in values.items() if value != {}}
 
     def to_report(self) -> dict[str, Any]:
-        """The fields of a report that count, with the 1,000 files with the most bad records."""
+        """The counts in a report, with the 1,000 files that have the most bad records."""
         ordered = sorted(self.bad_files.items(), key=lambda item: (-item[1], item[0]))
         values = vars(self) | {"bad_files": dict(ordered[:_MOST_BAD_FILES])}
         del values["split_bytes"]
@@ -116,13 +116,13 @@ class ConvertReport:
     segments: int = 1
     """Number of segments."""
     unfinished_segments: int = 0
-    """Number of segments that other workers have not finished. If there are any, all counts are
-    those of this worker's share, and the dataset is not complete."""
+    """Number of segments that other workers have not finished. Unless it is 0, all counts cover
+    only this worker's share, and the dataset is not complete."""
     tokens: int | None = None
-    """Number of tokens, without bos and eos; None if they are not counted, or not by now."""
+    """Number of tokens, without bos and eos; None if they are not counted, or not yet."""
     bad_files: Mapping[str, int] = field(default_factory=dict)
-    """The number of bad records in each file or dataset that has any, by its name below its root;
-    the 1,000 with the most, in descending order."""
+    """Maps each file or dataset with bad records, named relative to its root, to their number; the
+    1,000 with the most, in descending order."""
     splits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """`documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split, by its
     name; empty without `splits`."""
@@ -139,7 +139,7 @@ class ConvertReport:
         return json.dumps(asdict(self), indent=2)
 
     def to_store(self, split: str) -> dict[str, Any]:
-        """The report of a split's dataset and of the whole conversion; for "", only the latter."""
+        """The report of a split's dataset and the whole conversion; for "", of the latter alone."""
         if not split:
             return {"report": asdict(self)}
         own = {"out": join_url(self.out, split), **self.splits[split], "splits": {}}

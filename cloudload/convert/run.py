@@ -58,7 +58,7 @@ class Run:
     """The location of the file of rejects, or None."""
     progress: bool
     count: CountWork | None = None
-    """The count of the tokens, if they are counted."""
+    """The token count, if tokens are counted."""
 
     @property
     def location(self) -> str:
@@ -126,7 +126,7 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
 def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> ConvertReport:
     """Convert the segments of this run's share, and finish the dataset if none is missing.
 
-    `files` are those of the plan.
+    `files` are the plan's files.
     """
     sizes = plan.sizes
     journal = Journal(run.output, plan.claim, sizes if len(sizes) <= MOST_FILES else {})
@@ -312,7 +312,7 @@ def _finish(
 ) -> ConvertReport:
     """Write the reports and the indexes. Raises `ConvertError` if there are no documents.
 
-    `names` are those of the files or units. `base` is that of the plan.
+    `names` are the names of the files or units. `base` is the plan's.
     """
     if report.documents:
         for name in (name for name, split in report.splits.items() if not split["documents"]):
@@ -332,7 +332,7 @@ def _finish(
 
 
 def _total_bytes(units: Sequence[InputUnit]) -> int | None:
-    """The size of all input files, or None if the input is not only files of known sizes."""
+    """The total size of the input files, or None if the size of any input is unknown."""
     files = [file for unit in units for file in unit.files]
     is_known = bool(files) and all(file.bytes is not None for file in files)
     return sum_bytes(files) if is_known else None

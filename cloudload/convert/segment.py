@@ -72,12 +72,12 @@ class SegmentWork:
     skip_bad: bool
     keeps_rejects: bool
     count: CountWork | None = None
-    """The count of the tokens, if they are counted."""
+    """The token count, if tokens are counted."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A finished segment: the entries of its shards, with their names in its folder; its counts.
+    """A finished segment: its counts, and its shards' entries, with names relative to its folder.
 
     `lengths` are the token lengths of its shards, if they are counted.
     """
@@ -97,11 +97,11 @@ def convert_segment(
     numbered: tuple[int, Segment],
     on_bytes: Callable[[int], object] = lambda _: None,
 ) -> None:
-    """Convert a segment unless its note is there.
+    """Convert a segment unless its note exists.
 
     `numbered` is (number, parts). `on_bytes` is called with the stored bytes of each block that was
-    converted. Raises the errors of `convert_units`, and `ConvertError` if this process has
-    different versions than the plan, or if the note belongs to another plan.
+    converted. Raises the errors of `convert_units`, and `ConvertError` if this process's versions
+    differ from the plan's, or if the note belongs to another plan.
     """
     number, parts = numbered
     home = work.output.home
@@ -214,10 +214,10 @@ def convert_units(
 
 
 def _first_to_read(done: FinishedWork, rejects: BinaryIO | None) -> InputPosition | None:
-    """Where to begin to read, or None if nothing is left to read.
+    """The position at which to start reading, or None if nothing is left to read.
 
-    It is where the next shard begins; or the start, if there are rejects in shards that are stored.
-    These shards are not stored again.
+    This is where the next shard begins. If stored shards have rejects to write again, it is the
+    start of the segment, but these shards are not stored again.
     """
     counts = done.next.counts if done.next else done.counts
     return InputPosition() if rejects is not None and counts.bad else done.next
@@ -236,7 +236,7 @@ def read_blocks(
 def _read_ahead(
     items: Iterator[T], units: Sequence[InputUnit], threads: DaemonThreadPool
 ) -> Iterator[T]:
-    """Yield the items, reading the next one in a thread while the last one is used.
+    """Yield the items, and read the next one in a thread while the caller uses the last one.
 
     A caller's own iterator, and stdin, are read in the caller's thread, which Ctrl-C can interrupt.
     """
@@ -272,7 +272,7 @@ def _encode(
 
 
 def _describe_bad(first: BadRecord, counts: Counts) -> str:
-    """Describe the first bad record of a block, which has these counts, and the next step."""
+    """Describe the first bad record of a block with these counts, and say what to do."""
     more, others, good = "", counts.bad - 1, counts.documents + counts.empty
     if others:
         more = f", the first of {counts.bad:,} bad records in a block of {counts.bad + good:,}"

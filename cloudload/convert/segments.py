@@ -5,8 +5,8 @@
     segments   ──0──  ───1──    ─2──      ───────3───────
 
 A segment is a run of consecutive parts of files. A part is a whole file, or a range of a file that
-is larger than `segment_bytes` and that can be read from any byte on: uncompressed lines, and
-Parquet. A larger file of any other kind is one segment.
+is larger than `segment_bytes` and can be read from any byte (uncompressed lines and Parquet). Any
+other file of that size is one segment.
 """
 
 from __future__ import annotations

@@ -38,12 +38,12 @@ class ShardContext:
     output: Output
     keeps_rejects: bool = False
     work: CountWork | None = None
-    """The count of the tokens, if they are counted."""
+    """The token count, if tokens are counted."""
 
 
 @dataclass(frozen=True)
 class BadRecord:
-    """The location and the problem of a bad record, and whether it has no field `text_key`."""
+    """The location and problem of a bad record, and whether it lacks the field `text_key`."""
 
     where: str
     problem: str
@@ -229,10 +229,10 @@ class ShardCutter:
     """Cuts samples into shards as `MDSWriter` does, and tracks the input position of each cut.
 
     A sample that would make a shard larger than `shard_bytes` begins the next shard of its split. A
-    sample that does not fit even an empty shard gets its own. No shard is empty.
+    sample larger than that gets a shard to itself. No shard is empty.
 
-    `done` are the stored shards, whose samples are left out. `counts` covers the blocks before
-    those that are cut, and then also those cut so far.
+    `done` are the stored shards, whose samples are left out. `counts` covers the earlier blocks and
+    the blocks cut so far.
     """
 
     def __init__(self, form: ShardFormat, done: FinishedWork, counts: Counts) -> None:
@@ -300,7 +300,7 @@ class _SplitCutter:
             yield self._flush(None, counts)
 
     def _count_stored(self, block: InputPosition, samples: EncodedSamples) -> int:
-        """The number of samples of a block that are in stored shards."""
+        """The number of a block's samples that are already in stored shards."""
         following = self._position
         if following is None or block.block < following.block:
             return len(samples.sizes)

@@ -39,9 +39,8 @@ class SplitShares:
     def choose(self, own_id: str | None, text: str, seed: int = 0) -> str:
         """Return the name of the document's split.
 
-        `own_id` is the ID that the document has in its record, or None. Without an ID, the text
-        decides. `seed` may be any integer. Another seed divides the documents in an independent
-        way.
+        `own_id` is the ID in the document's record, or None. Without an ID, the text determines the
+        split. `seed` may be any integer. Splits with different seeds are independent.
         """
         return self.names[bisect_right(self.limits, hash_document(own_id, text, seed))]
 

@@ -1,4 +1,4 @@
-"""The finished part of a segment, as its journal describes it.
+"""The finished part of a segment, according to its journal.
 
 A shard's journal entry says where the next shard of its split begins. If there are several splits,
 reading continues at the earliest of these positions, and each split skips what it has stored.
@@ -19,8 +19,8 @@ from cloudload.mds.index import Column
 class InputPosition:
     """Where a shard begins in the input: at a sample of a block of a unit.
 
-    `unit` is the index of the unit, `start` the start of the block, and `sample` an index among the
-    block's samples of one split. `counts` covers the blocks before this one.
+    `unit` is the index of the unit, `start` is where the block begins, and `sample` is an index
+    among the block's samples of one split. `counts` covers the earlier blocks.
     """
 
     unit: int = 0
@@ -30,7 +30,7 @@ class InputPosition:
 
     @property
     def block(self) -> tuple[int, int]:
-        """The indices of the unit and of the block in it."""
+        """The index of the unit, and of the block within it."""
         return self.unit, self.start.block
 
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class FinishedWork:
 
     @staticmethod
     def none(splits: tuple[str, ...]) -> FinishedWork:
-        """The work of a conversion that has not begun."""
+        """The work of a conversion that has not started."""
         return FinishedWork({name: [] for name in splits}, dict.fromkeys(splits, InputPosition()))
 
     @property

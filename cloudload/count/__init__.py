@@ -1,7 +1,7 @@
 """Count the tokens of a dataset: a length for each sample, written once, restartable anywhere.
 
     index ─► groups of shards ─► units on any engine: read, tokenize, write 00000-….lengths
-                              ─► all files are there: index-….json, and a report
+                              ─► all files exist: index-….json, and a report
 
     count     count_tokens: the steps above        group       one group: a unit of work
     finish    the index of all groups              new_shards  count shards as they are written
@@ -9,7 +9,7 @@
     tally     documents and tokens by a column   picture     the histogram as a PNG
 
 Every file is a pure function of the data, the tokenizer and the transform, so units may run in any
-order, again, or twice at once.
+order, more than once, or concurrently.
 """
 
 from __future__ import annotations

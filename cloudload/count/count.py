@@ -77,9 +77,9 @@ def count_tokens(
         transform_id: as for `CloudLoader`.
         on_error: as for `CloudLoader`.
         tokenizer_backend: as for `CloudLoader`.
-        out: where the lengths are kept. By default, in the folder `lengths` of the dataset.
+        out: location of the lengths. By default, the folder `lengths` of the dataset.
         by: a column, such as `source`. The report then has the documents and tokens of each of its
-            values, up to 10,000. Shards that are counted already are read again for it.
+            values, up to 10,000. This reads shards again that are already counted.
         processes: number of worker processes, one per available core by default.
         executor: runs the units of work instead of local processes: any
             `concurrent.futures.Executor`, such as a `cloudload.engines.ray.RayExecutor`.

@@ -118,9 +118,9 @@ def _sums(lengths: Ints, sizes: Ints) -> tuple[int, int, int]:
 
 
 def _sum_sample_bytes(recipe: Recipe, chosen: Ints, known: Floats) -> float:
-    """The bytes of all samples: those of the shards less offsets and headers, which are alike.
+    """The bytes of all samples: the shards' bytes without offsets and headers, which vary little.
 
-    `known` has the bytes of the samples of the `chosen` shards.
+    `known` has the bytes of the samples in the `chosen` shards.
     """
     [dataset] = recipe.corpus.datasets
     bodies = np.array([shard.raw.bytes - 4 * (shard.samples + 2) for shard in dataset.shards])

@@ -63,7 +63,7 @@ class GroupJob:
     """The dataset with only the group's shards."""
     shards: ShardRange
     is_counted: bool = False
-    """Whether the group's file exists, so that only the values of a column are needed."""
+    """Whether the group's file exists. If so, the unit only needs the values of a column."""
 
     @property
     def raw_bytes(self) -> int:
@@ -96,7 +96,7 @@ class GroupResult(NamedTuple):
     raw_bytes: int
     """Bytes of the group's shards."""
     tally: Tally | None
-    """Documents and tokens by the values of a column, if one was asked for."""
+    """Documents and tokens by the values of a column, if the caller chose one."""
 
 
 def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> GroupResult:
@@ -195,7 +195,7 @@ class LengthMeter:
         self.reader = DocumentReader(recipe, shards)
         has_text, config = recipe.has_text, recipe.config
         self._recipe, self._backend = recipe, backend
-        # the text of a transform has another size than the column
+        # a transform's text differs in size from the column
         has_stored_text = has_text and config.transform is None
         self._stored_column = config.text_key if has_stored_text else None
 
@@ -224,13 +224,13 @@ class LengthMeter:
         return lengths, int(self._stored_bytes(shard, within)[lengths != FAILED].sum())
 
     def shard(self, number: int) -> Shard:
-        """The shard with index `number`. Those that follow are fetched ahead."""
+        """The shard with index `number`. The next shards are fetched ahead."""
         last = len(self._corpus.shard_sizes)
         self._shards.prefetch(range(number, min(number + 1 + _SHARDS_AHEAD, last)))
         return self._shards.shard(number)
 
     def _measure_texts(self, samples: Ints) -> tuple[Ints, int]:
-        """The lengths of samples, and the bytes of their texts unless the shard says them."""
+        """The lengths of samples, and the bytes of their texts unless the shard has those."""
         assert self._tokenizer is not None
         texts = self.reader.read_texts(samples)
         kept = [text for text in texts if isinstance(text, str)]

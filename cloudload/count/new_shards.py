@@ -66,7 +66,7 @@ class ShardLengths:
 
 
 def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWork:
-    """The count of a dataset that is going to be written to `location`.
+    """The work of counting a dataset that will be written to `location`.
 
     `documents` are options of `RowsConfig`, such as `transform`. Raises `TokenizerError` if the
     tokenizer cannot be loaded, and `ValueError` for an invalid option.
@@ -92,7 +92,7 @@ def measure_shard(work: CountWork, location: str, info: ShardInfo, raw: bytes) -
 
 @dataclass(frozen=True)
 class _OneShard:
-    """A shard in memory, as the only one of a corpus."""
+    """A shard in memory, as the only shard of a corpus."""
 
     only: Shard
 
@@ -108,9 +108,9 @@ def write_groups(
 ) -> list[GroupJob]:
     """Write the files of all groups with shards after the first `num_old`, from their lengths.
 
-    `new` has one item for each of these shards, in order. Returns the groups that have to be
-    counted, because they contain older shards that were not. Raises `StoreError` if a file cannot
-    be read or written, and `DatasetError` if that of an older group is damaged.
+    `new` has one item for each of these shards, in order. Returns the groups that still need
+    counting, because they contain older shards that were not counted. Raises `StoreError` if a file
+    cannot be read or written, and `DatasetError` if an older group's file is damaged.
     """
     found, following = list_found(work), iter(new)
     old = list_groups(work, replace(dataset, shards=dataset.shards[:num_old]))

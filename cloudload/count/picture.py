@@ -13,7 +13,7 @@ _UNITS = (("M", 1 << 20), ("k", 1 << 10))
 
 
 def check_picture(path: Path) -> None:
-    """Raise `ValueError` if a picture cannot be written to `path`, before hours of counting."""
+    """Raise `ValueError` if a picture cannot be written to `path`, to fail before a long count."""
     if find_spec("matplotlib") is None:
         raise ValueError(
             "a picture needs the package matplotlib. Run: pip install 'cloudload[plot]'"
@@ -54,7 +54,7 @@ def draw_lengths(stats: LengthStats, title: str, path: Path) -> None:
     axes.legend(frameon=False)
     axes.set_title(f"{title}\n", loc="left", fontsize=12)
     axes.text(0, 1.02, _summarize(stats), transform=axes.transAxes, color=_GRAY, fontsize=9)
-    # without the version of matplotlib, so that equal reports give equal files
+    # omit matplotlib's version, so that equal reports give equal files
     figure.savefig(path, dpi=160, format="png", metadata={"Software": None})
 
 

@@ -29,7 +29,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Fit:
-    """How the documents fit rows of `seq_len` tokens, framing not included."""
+    """The share of documents that fit rows of `seq_len` tokens, not counting bos and eos."""
 
     seq_len: int
     documents: float
@@ -46,8 +46,8 @@ class LengthStats:
     mean: float
     longest: int
     percentiles: Mapping[str, int]
-    """Length by percentile, such as `50` or `99.9`: the shortest length that so many percent of
-    the documents do not exceed."""
+    """Length by percentile, such as `50` or `99.9`: the shortest length that this percentage of the
+    documents does not exceed."""
     histogram: tuple[Bin, ...]
     """One bin for each power of 2."""
     fits: tuple[Fit, ...]
@@ -87,9 +87,9 @@ class CountReport:
     by: str | None = None
     """The column of `values`."""
     values: tuple[ValueCount, ...] = ()
-    """Documents and tokens by the values of the column `by`, those with the most tokens first."""
+    """Documents and tokens by the values of the column `by`, in descending order of tokens."""
     counted_groups: int = 0
-    """Number of groups that this run counted; the others were there."""
+    """Number of groups that this run counted. Earlier runs counted the others."""
     seconds: float = 0.0
     """Duration of this run in seconds."""
 
@@ -99,14 +99,14 @@ class CountReport:
 
 
 class Distribution:
-    """The number of documents of each length, of any number of lengths."""
+    """Counts the documents of each length."""
 
     def __init__(self) -> None:
         self._short = np.zeros(1 << 16, np.int64)
         self._long: list[Ints] = []
 
     def add(self, lengths: Ints) -> None:
-        """Add lengths, int64 [samples]; those of 0 and below are left out."""
+        """Add lengths, int64 [samples]. Lengths of 0 and below are left out."""
         is_short = lengths < len(self._short)
         self._short += np.bincount(lengths[is_short & (lengths > 0)], minlength=len(self._short))
         self._long.append(lengths[~is_short])

@@ -17,7 +17,7 @@ from cloudload.mds.shard import Shard, decode_value
 from cloudload.storage.redaction import redact
 
 MOST_VALUES = 10_000
-"""The most values of a column that are told apart."""
+"""Maximum number of distinct values of a column."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Tally:
 
     column: str
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """(documents, tokens) of each value. A value that only empty or filtered samples have has
-    (0, 0)."""
+    """(documents, tokens) by value; (0, 0) if only empty or filtered samples have the value."""
 
     def add_shard(self, shard: Shard, lengths: Ints) -> None:
         """Add all samples of a shard, whose lengths are int64 [samples].
@@ -71,7 +70,7 @@ class Tally:
             self._add(value, documents, tokens)
 
     def list_values(self) -> tuple[ValueCount, ...]:
-        """The values, those with the most tokens first."""
+        """The values, in descending order of tokens."""
         total = max(1, sum(tokens for _, tokens in self.counts.values()))
         return tuple(
             ValueCount(value, documents, tokens, tokens / total)
@@ -97,7 +96,7 @@ def _show(encoding: str, value: bytes, shard: Shard) -> str:
     except (ValueError, RecursionError) as error:
         raise DatasetError(
             f"{shard.name} has a value {value[:100]!r} that is not {encoding}: {str(error)[:300]}. "
-            "Convert the corpus again, or choose another column"
+            "Convert the corpus again, or choose a different column"
         ) from error
 
 
@@ -108,12 +107,12 @@ def check_column(dataset: Dataset, column: str) -> None:
         if column not in names:
             raise DatasetError(
                 f"{redact(dataset.url)} has no column {column!r} in {shard.raw.name}. Its columns "
-                f"are: {', '.join(names)}. Choose one of them; convert with --keep to have others"
+                f"are: {', '.join(names)}. Choose one of them; to add a column, convert with --keep"
             )
 
 
 def merge_tallies(column: str, tallies: Iterable[Tally | None]) -> Tally:
-    """The sum of tallies of one column."""
+    """Merge the tallies of one column."""
     merged = Tally(column)
     for tally in tallies:
         if tally is not None:

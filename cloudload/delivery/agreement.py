@@ -40,7 +40,7 @@ def list_facts(
 
 
 def advise_on_difference(names: Sequence[str]) -> str:
-    """The next step for ranks whose values with these names differ."""
+    """The advice for ranks that differ in the values with these names."""
     if "data" in names:
         return (
             "If data was appended or written again while the job started, start the job again. "
@@ -52,8 +52,8 @@ def advise_on_difference(names: Sequence[str]) -> str:
 def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:
     """Raise `RanksDisagreeError` if ranks without communication must end on the same step.
 
-    This is the case with `epochs` or stop_every="epoch". Do not call it if the ranks know that step
-    from token lengths.
+    This is the case with `epochs` or stop_every="epoch". Do not call this if token lengths tell the
+    ranks that step.
     """
     epochs = recipe.config.epochs
     if epochs is None and delivery.stop_every != EPOCH:

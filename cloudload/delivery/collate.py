@@ -84,7 +84,7 @@ def _add_fields(batch: Batch, labels: Ints, delivery: DeliveryConfig, pin_memory
 def compute_fields(labels: Ints, spans: Ints, delivery: DeliveryConfig) -> dict[str, Array]:
     """Compute the arrays of `fields`, by name, and mask the edges of documents if asked to.
 
-    `spans` (int64 [spans, 6]) are those of the rows of `labels` (int64 [rows, seq_len]), which
+    `spans` (int64 [spans, 6]) are the spans of the rows of `labels` (int64 [rows, seq_len]), which
     `mask_edges` changes in place.
     """
     rows, lengths = spans[:, SPAN_ROW], spans[:, SPAN_STOP] - spans[:, SPAN_START]

@@ -193,7 +193,7 @@ def _streams(plan: Plan) -> Iterator[Setting]:
 
 
 def join_numbers(numbers: tuple[int, ...]) -> int | str:
-    """The number if all are equal, otherwise all of them as text."""
+    """The number if all are equal, otherwise a list of all of them as text."""
     return numbers[0] if len(set(numbers)) == 1 else ", ".join(f"{number:,}" for number in numbers)
 
 

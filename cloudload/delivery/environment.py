@@ -41,12 +41,12 @@ class Environment:
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         """Open the exchange with the other ranks. All processes must call it together.
 
-        It is for this rank alone if there are no others, or torch.distributed is not initialized.
+        It covers only this rank if there are no others, or if torch.distributed is not initialized.
         """
         import torch.distributed as dist
 
-        # with a mesh, even the processes of a single rank compare their facts. With
-        # dp_world_size=1, the other processes may have nothing to do with this loader
+        # with a mesh, even the processes of a single rank compare their configs. With
+        # dp_world_size=1, the other processes may not use this loader
         has_others = delivery.has_mesh or self.find_world(delivery).size > 1
         is_ready = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if has_others and is_ready:

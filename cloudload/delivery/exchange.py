@@ -115,7 +115,7 @@ class DistributedExchange(Exchange):
         return finish
 
     def start_number(self, number: int) -> Callable[[], list[int]]:
-        finish = self._gather(np.array([number], np.int64), 1)  # without the buffer of a message
+        finish = self._gather(np.array([number], np.int64), 1)  # needs no message buffer
         return lambda: [int(numbers[0]) for numbers in finish()]
 
     def _gather(self, numbers: Ints, size: int) -> Callable[[], list[Ints]]:

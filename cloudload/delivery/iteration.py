@@ -17,7 +17,7 @@ With token lengths, these are the shortcuts:
 
     Foreseen     instead of all three: the row at which the lanes end is known from the start, and
                  the workers pack the tail when they reach it.
-    Measuring    in runs that are too large to foresee, and with `best_fit`, no worker measures
+    Measuring    in runs whose end is too costly to compute, and with `best_fit`, no worker measures
                  documents, because their sizes are known.
     known lanes  several ranks exchange only the row that they are at (`known_lanes`).
 """
@@ -87,7 +87,7 @@ class Iteration(Iterator[Batch]):
         known: KnownLanes | None = None,
     ) -> None:
         self._known = known
-        """The lanes of all ranks. None if the ranks exchange them."""
+        """The lanes of all ranks, or None if the ranks exchange their lanes."""
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._log, self._start_log, self._open_blocks = log, start_log, open_blocks
         self._process = os.getpid()

@@ -1,9 +1,9 @@
-"""The lanes of all ranks at any row, found from token lengths instead of exchanged.
+"""The lanes of all ranks at any row, computed from token lengths instead of exchanged.
 
     batch     1         2         3
     known     row 12    row 24    row 36 ──► .arrays: the lanes advance from the latest known row
 
-A batch costs nothing. Only reading the arrays, as a state or the statistics do, advances the lanes.
+A batch costs nothing: the lanes advance only when a state or the statistics read the arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cloudload.workers.block import Block
 
 
 class KnownLanes:
-    """The lanes of a run from a position on."""
+    """The lanes of a run, starting at a position."""
 
     def __init__(self, lengths: RunLengths, position: Position) -> None:
         self._lengths, self._start, self._latest = lengths, position, position
@@ -38,7 +38,7 @@ class KnownLanes:
 
 
 class _FoundLanes(LaneLog):
-    """Lane arrays that are found when they are read."""
+    """Lane arrays that are computed on first use."""
 
     def __init__(self, find: Callable[[], LaneArrays]) -> None:
         self._find: Callable[[], LaneArrays] | None = find
@@ -58,9 +58,9 @@ class _FoundLanes(LaneLog):
 
 
 def check_not_dry(blocks: Sequence[Block], stop: int, num_lanes: int) -> None:
-    """Raise `DatasetError` if a lane ended before row `stop`, although its lengths say otherwise.
+    """Raise `DatasetError` if a lane ended before row `stop`, contrary to its token lengths.
 
-    `blocks` are the current ones of the rank's workers.
+    `blocks` are the current blocks of the rank's workers.
     """
     first_dry = min(block.first_dry for block in blocks)
     if first_dry < stop:
@@ -71,7 +71,7 @@ def check_not_dry(blocks: Sequence[Block], stop: int, num_lanes: int) -> None:
 
 
 def start_check(exchange: Exchange, stop: int) -> Callable[[], None]:
-    """Start to compare this rank's row with those of the other ranks.
+    """Start to compare this rank's row with the other ranks' rows.
 
     Returns a function that waits for them. It raises `RanksDisagreeError` if the ranks are at
     different rows, or as `Exchange.start` does.

@@ -102,7 +102,7 @@ class Window(NamedTuple):
     def exchange(self, exchange: Exchange, report: Report) -> Callable[[], list[Report]]:
         """Start gathering the reports of all ranks, and return a function that waits for them.
 
-        It returns them, or only `report` if the exchange is for this rank alone. Raises
+        The function returns them, or only `report` if the exchange is for this rank alone. Raises
         `RanksDisagreeError` as `Exchange.start` does.
         """
         if exchange.is_alone:
@@ -158,7 +158,7 @@ def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
     residues: list[bytes] = []
     for window, reports, stop in updates:
         for report in reports:
-            # rows from `stop` on may be invalid, because a lane could not fill one
+            # rows at `stop` and later may be invalid, because a lane could not fill one
             own = rank_rows(window.start, stop, report.rank_index, window.world_size)
             rows.append(np.arange(own.start, own.stop, own.step))
             cursors.append(report.cursors[: len(own)])

@@ -69,7 +69,8 @@ def sum_tokens(messages: Sequence[Ints]) -> int:
 
 
 def find_lanes_end(plan: Plan) -> Position:
-    """The plan's position, with the cursors and residues of the lanes' end if it is foreseen."""
+    """The plan's position; if its phase is `Foreseen`, with the cursors and residues at the lanes'
+    end."""
     if not isinstance(plan.phase, Foreseen):
         return plan.position
     ended = plan.phase.ending.lanes
@@ -79,7 +80,7 @@ def find_lanes_end(plan: Plan) -> Position:
 def count_discarded(plan: Plan, position: Position, discarded: int) -> int:
     """The number of tokens of all ranks from a position to the row at which the lanes end.
 
-    `discarded` is that number, unless the end was foreseen.
+    `discarded` is this number, except in the phase `Foreseen`.
     """
     if not isinstance(plan.phase, Foreseen):
         return discarded

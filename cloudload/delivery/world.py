@@ -135,7 +135,7 @@ def _environment_number(name: str, default: int) -> int:
 
 
 def count_cores() -> tuple[int, int]:
-    """Count the cores that this process may use, and those of the node."""
+    """Count the cores that this process may use and the cores of the node."""
     return len(os.sched_getaffinity(0)), os.cpu_count() or 1
 
 
@@ -154,7 +154,7 @@ def _most_workers(num_ranks: int, own_cores: int, node_cores: int) -> int:
 def explain_few_cores(
     num_workers: int, num_ranks: int, own_cores: int, node_cores: int
 ) -> str | None:
-    """Say that the workers of a node's ranks have too few cores; None if fewer would not help.
+    """Explain that a node has too few cores for its workers; None if fewer workers would not help.
 
     Each of `num_ranks` ranks on the node has `num_workers` workers. This process may use
     `own_cores` of the `node_cores` cores.
@@ -174,7 +174,7 @@ def explain_few_cores(
 def check_world(num_lanes: int, world_size: int, *, has_lengths: bool) -> None:
     """Raise `ValueError` if the ranks cannot share the lanes.
 
-    `has_lengths` says whether token lengths locate the rows. Then, any world size can.
+    `has_lengths`: whether token lengths locate the rows, so that any world size works.
     """
     if num_lanes % world_size == 0 or has_lengths:
         return

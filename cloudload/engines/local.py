@@ -1,4 +1,4 @@
-"""Processes of this machine, each of which takes one unit after another.
+"""Local worker processes. Each one runs one unit after another.
 
     this process ── function, argument ──► worker process
                  ◄─── bytes processed ────
@@ -44,7 +44,7 @@ _REPORT_S = 0.5
 def open_processes(number: int) -> Iterator[LocalProcesses | None]:
     """Yield `number` processes, or None if the work belongs in this process.
 
-    Yields None for at most 1 process, or if other processes could not import the program. At the
+    Yields None if `number` is at most 1, or if other processes could not import the program. At the
     end, the processes exit. After an error, they exit without finishing their units.
     """
     if number > 1 and (script := find_missing_script()):
@@ -88,8 +88,9 @@ class LocalProcesses:
     ) -> Iterator[tuple[int, Any]]:
         """Yield (place, result) of each unit, in the order of completion.
 
-        Each unit calls `function(argument, report)`. `on_bytes` receives what it passes to `report`
-        while it runs. Raises `WorkerError` if a process dies, or if a unit cannot be sent to it.
+        Each unit calls `function(argument, report)`. While it runs, `on_bytes` receives the numbers
+        that it passes to `report`. Raises `WorkerError` if a process dies, or if a unit cannot be
+        sent to it.
         """
         units = iter(enumerate(arguments))
         # Units of an earlier run that failed may still be running. Their results are dropped.
@@ -172,13 +173,13 @@ def _work(pipe: Any) -> None:
 
 @dataclass(frozen=True)
 class _Processed:
-    """The message that a unit has processed this many bytes more."""
+    """A message: a unit has processed this many more bytes."""
 
     bytes: int
 
 
 class _Reporter:
-    """Sends the bytes that a unit processes, twice a second."""
+    """Sends the number of bytes that a unit has processed, twice a second."""
 
     def __init__(self, pipe: Any) -> None:
         self._pipe, self._bytes, self._sent = pipe, 0, time.monotonic()
@@ -189,7 +190,7 @@ class _Reporter:
             self.send()
 
     def send(self) -> None:
-        """Send the bytes that are not sent yet."""
+        """Send the number of bytes that is not sent yet."""
         if self._bytes:
             self._pipe.send(_Processed(self._bytes))
         self._bytes, self._sent = 0, time.monotonic()

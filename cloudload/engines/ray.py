@@ -21,9 +21,9 @@ class RayExecutor(Executor):
     """Runs each unit as a task of a Ray cluster, where cloudload must be installed on every node.
 
     `address` is `auto`, a URL such as `ray://head:10001`, or None to start a cluster on this
-    machine. `options` are those of `ray.remote`, such as `num_cpus`, `memory` in bytes, `resources`
-    and `runtime_env`. A task whose process or node dies runs again, up to 20 times unless
-    `max_retries` is given. An existing connection of this process is used and kept.
+    machine. `options` are options of `ray.remote`, such as `num_cpus`, `memory` in bytes,
+    `resources` and `runtime_env`. A task whose process or node dies runs again, up to 20 times
+    unless `max_retries` is given. An existing connection of this process is used and kept.
 
     Raises `WorkerError` if Ray is not installed or the cluster cannot be reached.
     """

@@ -24,7 +24,7 @@ _COUNTS = ("WORKER_COUNT", "AWS_BATCH_JOB_ARRAY_SIZE")
 
 @dataclass(frozen=True)
 class Share:
-    """Which of `count` workers this is, from 0."""
+    """The index, from 0, of one of `count` workers."""
 
     index: int
     count: int
@@ -40,7 +40,7 @@ class Share:
         return _share(int(match[1]), int(match[2]), f"worker is {text!r}")
 
     def take(self, units: Sequence[Unit]) -> Sequence[Unit]:
-        """The units of this worker: every N-th one."""
+        """The units of this worker: every N-th unit."""
         return units[self.index :: self.count]
 
 

@@ -20,11 +20,11 @@ Engine = Executor | LocalProcesses
 """An engine, which runs units in other processes."""
 
 MOST_WAITING = 10_000
-"""Units that are submitted and not finished, so that a list of a million does not fill memory."""
+"""Maximum number of unfinished units, so that a list of a million does not fill memory."""
 
 
 class _Outcome(NamedTuple):
-    """What a unit gives: its result or its error, and the bytes that are not reported yet."""
+    """The outcome of a unit: its result or error, and the number of bytes not reported yet."""
 
     value: Any
     error: CloudloadError | None
@@ -41,9 +41,10 @@ def run_units(
     """Yield (place, result) of `function(argument)` for each argument, in the order of completion.
 
     Without an engine, the units run in this process, in order. With `on_bytes`, the call is
-    `function(argument, on_bytes=…)`, and `function` passes the bytes that it has processed to that,
-    from its own thread. `on_bytes` receives them at once from this process, twice a second from
-    local processes, and at the end of each unit from other executors.
+    `function(argument, on_bytes=…)`, and `function` passes the number of bytes that it has
+    processed to `on_bytes`, from its own thread. The caller's `on_bytes` receives this number at
+    once from this process, twice a second from local processes, and at the end of each unit from
+    other executors.
 
     Raises the `CloudloadError` of the first unit that fails, or `WorkerError` with the traceback of
     any other exception, and cancels the units that have not started. `function` must be picklable
@@ -99,7 +100,7 @@ def _run_on(
     except CloudloadError:
         raise
     except Exception as error:
-        what = f"{type(executor).__name__} has no result of a unit of work"
+        what = f"{type(executor).__name__} returned no result for a unit of work"
         raise WorkerError(
             f"{what}: {type(error).__name__}: {redact(str(error))}. Run again to resume"
         ) from None

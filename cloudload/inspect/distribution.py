@@ -36,7 +36,7 @@ class Distribution:
     most: int
     """The largest value."""
     bins: tuple[Bin, ...]
-    """A histogram without gaps. Each bin but [0, 1) starts at a power of 2 and ends at the next."""
+    """A histogram without gaps. Each bin except [0, 1) spans a power of 2 to the next one."""
 
     @staticmethod
     def of(values: Ints) -> Distribution | None:

@@ -1,7 +1,7 @@
 """Summarize an MDS dataset: counts, bytes and columns from the index, sizes from a few shards.
 
 index.json                        exact      samples, shards, bytes, columns, codecs, hashes
-offsets of some shards            sampled    the sizes of samples; exact if of all shards
+offsets of some shards            sampled    the sizes of samples; exact if all shards are read
 convert-report.json, if any       exact      the writer, and the bytes of text
 """
 
@@ -72,7 +72,7 @@ class DatasetInfo:
     stored_bytes: int
     """Bytes of the shards as stored."""
     columns: tuple[ColumnInfo, ...]
-    """The columns. A column whose encoding differs between shards is listed once for each."""
+    """The columns. A column is listed once for each encoding that it has in a shard."""
     compression: Mapping[str, int]
     """Number of shards with each compression, such as `zstd` or `none`."""
     hashes: Mapping[str, int]
@@ -163,7 +163,7 @@ def _distribute(
 def _list_columns(shards: Iterable[ShardInfo]) -> tuple[ColumnInfo, ...]:
     num_shards: Counter[Column] = Counter()
     num_samples: Counter[Column] = Counter()
-    # most datasets have one tuple of columns, which all shards share
+    # in most datasets, all shards share one tuple of columns
     for columns, group in _group_by_columns(shards).items():
         for column in columns:
             num_shards[column] += len(group)

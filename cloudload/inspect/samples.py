@@ -1,6 +1,6 @@
-"""Read samples of an MDS dataset: the first ones, those with an ID, or those with a pattern.
+"""Read samples of an MDS dataset: the first samples, or those that match an ID or a pattern.
 
-the first ones       the first bytes of the first shards      hashes are not checked
+the first samples    the first bytes of the first shards      hashes are not checked
 an ID, a pattern     whole shards, in order, until found      sizes and hashes are checked
 """
 
@@ -96,11 +96,11 @@ def read_samples(
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to read, such as `train`.
-        limit: yield at most this many; by default 5, or 1 with `id`.
+        limit: maximum number of samples; by default 5, or 1 with `id`.
         id: yield only samples whose column `id` is this text.
         pattern: yield only samples whose text contains this regular expression.
-        text_key: the column that holds the document, by default `text`. It is checked if it is
-            given, and used only by `pattern`.
+        text_key: the column that holds the document, by default `text`. If given, the column must
+            exist. Only `pattern` uses it.
         retry: how long to retry a request to the store.
 
     Raises:
@@ -151,7 +151,7 @@ class _Filter:
         return match is not None, match and match.span()
 
     def check(self, dataset: Dataset) -> None:
-        """Raise `DatasetError` unless documents can be found by ID, if one is given."""
+        """If an ID is given, raise `DatasetError` unless documents can be found by ID."""
         sets = dict.fromkeys(shard.columns for shard in dataset.shards)
         if self.id is not None and any(ID_KEY not in _names(columns) for columns in sets):
             raise DatasetError(

@@ -1,4 +1,4 @@
-"""Read the first samples of a shard, and only the bytes that they need.
+"""Read the first samples of a shard, fetching only the bytes that they need.
 
     stored bytes   ▓▓▓▓▓▓▓▓░░░░░░░░░░░░     the first bytes, decompressed as far as they reach
     temporary file count offsets header sample sample ░░░░     sparse, as large as the raw shard
@@ -34,7 +34,7 @@ _GROWTH = 4
 def open_shard_start(
     dataset: Dataset, info: ShardInfo, num_samples: int, retry: Retry
 ) -> Iterator[Shard]:
-    """Open a shard of which the first `num_samples` samples, or all if it has fewer, can be read.
+    """Open a shard to read its first `num_samples` samples, or all samples if it has fewer.
 
     An uncompressed shard of a local dataset is mapped in place. Raises `DatasetError` if the shard
     is damaged, and `StoreError` if it cannot be read.
@@ -54,7 +54,7 @@ def open_shard_start(
 
 
 def open_temporary(path: Path, info: ShardInfo, url: str) -> Shard:
-    """Open a temporary file as the shard with a URL, which `DatasetError`s name."""
+    """Open a temporary file as the shard at a URL, which each `DatasetError` names."""
     try:
         shard = Shard(path, info)
     except DatasetError as error:
@@ -74,7 +74,7 @@ def _read_samples(url: str, info: ShardInfo, num_samples: int, retry: Retry) -> 
 
 
 def _read_raw(url: str, info: ShardInfo, num_bytes: int, retry: Retry) -> bytes:
-    """The first `num_bytes` of a raw shard, or all if it has fewer.
+    """The first `num_bytes` bytes of a raw shard, or all bytes if it has fewer.
 
     Raises `DatasetError` if the stored shard has fewer bytes than the index says.
     """
@@ -93,7 +93,7 @@ def _read_raw(url: str, info: ShardInfo, num_bytes: int, retry: Retry) -> bytes:
 
 
 def _read_decompressed(url: str, compression: str, num_bytes: int, retry: Retry) -> bytes:
-    """The first `num_bytes` of a compressed object, or a few more, or all if it has fewer."""
+    """The first `num_bytes` bytes of a compressed object, or a few more; all if it has fewer."""
     size = max(CHUNK_BYTES, num_bytes // 8)
     while True:
         stored = read_object(url, retry, size - 1)
@@ -105,7 +105,7 @@ def _read_decompressed(url: str, compression: str, num_bytes: int, retry: Retry)
                 raise DatasetError(
                     f"{redact(url)} cannot be decompressed ({error}). Convert or copy it again"
                 ) from error
-            raw = b""  # some codecs need all of it
+            raw = b""  # some codecs need the whole object
         if is_whole or len(raw) >= num_bytes:
             return raw
         size *= _GROWTH

@@ -6,7 +6,7 @@ from __future__ import annotations
 def explain_missing(error: ImportError, package: str, extra: str) -> ImportError:
     """Name the extra that installs a framework, if `error` says that `package` is not installed.
 
-    Any other `error` is returned unchanged, such as that of a framework whose import fails.
+    Any other `error`, such as a failed import inside the framework, is returned unchanged.
     """
     if not isinstance(error, ModuleNotFoundError) or error.name != package:
         return error

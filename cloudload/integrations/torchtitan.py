@@ -6,8 +6,8 @@
 A row has one token more than torchtitan's sequences. Inputs are all tokens but the last, and labels
 all but the first. The state is a single JSON string, the same on every rank, so a different number
 of ranks can load a checkpoint. DCP refuses a checkpoint from a different dataloader, because it
-lacks that string. `checkpoint.exclude_from_loading=["dataloader"]` loads the rest and starts the
-data over.
+lacks that string. `checkpoint.exclude_from_loading=["dataloader"]` loads the rest, and the data
+starts from its beginning.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
             )
 
     def num_examples(self, dataloader: object) -> int:
-        """The number of rows in a pass over `dataloader`, on all ranks."""
+        """The total number of rows on all ranks in a pass over `dataloader`."""
         if dataloader is self.loader:
             return len(self.loader) * self.loader.batch_size * self.loader.world_size
         return cast(int, super().num_examples(dataloader))

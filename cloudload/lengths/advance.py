@@ -1,11 +1,11 @@
-"""The cursors and statistics of lanes at a later row, without reading a document.
+"""Compute the cursors and statistics of lanes at a later row, without reading documents.
 
     lane        ····aaaaaaaa|bbbb|cccccccc|dd       cursor (a, 4), 2 rows of 6 units further
                     └──────┴──────┘                 cursor (c, 2): tokens 4 to 8 of a, b, 2 of c
 
-Positions are found per component, for all of its lanes at once. Documents nearby are measured one
-after the other. Farther ones are found with tables: the table by its totals, the block by
-bisection, the document within the block. The result is the one that reading gives.
+Positions are found per component, for all of its lanes at once. Nearby documents are measured one
+by one. For farther ones, tables are used: the totals give the table, bisection the block, and a
+scan the document. Reading the documents would give the same result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SCANNED_AT_ONCE, _LEAST_OF_LANE = 1 << 20, 8
 
 @dataclass(frozen=True)
 class Advanced:
-    """Where lanes are after their next rows."""
+    """The state of lanes after their next rows."""
 
     cursors: Ints
     """int64 [lanes, 3], with columns `packing.tables.CURSOR_ORDINAL` and so on."""
@@ -89,7 +89,7 @@ class Walker:
         if len(moving):
             is_dry[moving] = self._walk(moving, after, needed[moving], counts)
         self._set_sizes(after, rows > 0)
-        # as in rows that are read, the first stream counts all padding
+        # the first stream counts all padding, as when rows are read
         counts[0, PADDING], counts[1:, PADDING] = counts[:, PADDING].sum(), 0
         return Advanced(after, counts, is_dry)
 
@@ -145,7 +145,8 @@ class Walker:
         return units
 
     def measure_rest(self, cursors: Ints) -> list[Ints]:
-        """The sizes of the documents from each cursor to the end of its lane, as in remnants.
+        """The sizes of the documents from each cursor to the end of its lane, encoded as in
+        remnants.
 
         `cursors` is int64 [lanes, 3]. Returns int64 [documents] for each lane, with `SIZE_ABSENT`,
         `SIZE_FILTERED` and `SIZE_FAILED`. Raises `StreamChangedError` as `advance` does.
@@ -180,7 +181,7 @@ class Walker:
     def _measure_begun(self, lanes: Ints, cursors: Ints) -> DocumentSizes:
         """Measure the documents that the cursors of these lanes are inside.
 
-        Raises `StreamChangedError` if one has another length than when it was begun.
+        Raises `StreamChangedError` if the length of one changed since the lane began to read it.
         """
         ordinals, offsets, sizes = cursors[lanes].T
         found = self._sizes.measure(lanes, ordinals)
@@ -196,7 +197,7 @@ class Walker:
         return found
 
     def _finish_begun(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> None:
-        """Use up the documents that cursors are inside, which `min_tokens` cannot filter any more.
+        """Consume the documents that cursors are inside, which `min_tokens` can no longer filter.
 
         Changes `cursors`, `needed` and `counts`.
         """
@@ -212,7 +213,7 @@ class Walker:
         own = found.streams - self._tables.streams.start
         np.add.at(counts, (own, np.full_like(own, TOKENS)), tokens)
         np.add.at(counts, (own, np.full_like(own, PADDING)), used * self._unit_tokens - tokens)
-        # the kind of a document that was accepted before is that of one with tokens
+        # a document that was accepted before counts as one with tokens
         np.add.at(counts, (own[is_past], np.full(is_past.sum(), DOCUMENTS)), 1)
 
     def _scan(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> Ints:

@@ -1,4 +1,4 @@
-"""The end of a finite run, found from lengths: where its lanes end, its tail, and its statistics.
+"""Compute the end of a finite run from lengths: its lanes' ends, its tail, and its statistics.
 
 units left in each lane ─► first row that a lane cannot fill ─► sizes of the documents left
                                                                     └─► tail, packed when read
@@ -35,17 +35,17 @@ class Ending:
     lanes: LaneArrays
     """The lanes at row `start`, with the statistics as of row `counted`."""
     counted: int
-    """The row up to which `lanes` count: `start`, or where the run resumed in its tail."""
+    """The row up to which `lanes` count: `start`, or where a run resumed in its tail."""
     stages: Stages
     """The stages of the tail when the run resumed; empty if it was not in its tail."""
 
 
 def first_dry_row(num_rows: Ints, row: int) -> int:
-    """The first row from `row` on that its lane cannot fill.
+    """The first row, at or after `row`, that its lane cannot fill.
 
     `num_rows` (int64 [lanes]) is the number of rows that each lane can fill.
 
-    Example: 2 lanes that can fill 3 and 1 rows from row 5 on. Lane 1 fills row 5, so row 7 is dry.
+    Example: from row 5, 2 lanes can fill 3 and 1 rows. Lane 1 fills row 5, so row 7 is dry.
     """
     lanes = np.arange(len(num_rows))
     firsts = row + (lanes - row) % len(num_rows)

@@ -1,4 +1,4 @@
-"""The lengths of a corpus: read from their place, verified, and shared by the processes of a node.
+"""The lengths of a corpus: read, verified, and shared by the processes of a node.
 
     index, groups at the place ─► verified ─► one file in the cache folder ─► mapped
                                               uint16 [samples], list of long samples
@@ -57,7 +57,7 @@ def find_index(place: str, key: LengthsKey, data: str, retry: Retry) -> LengthsI
     try:
         index = LengthsIndex.decode(content)
         if index.key != asdict(key) or index.data != data:
-            raise ValueError("it belongs to other data or another tokenizer")
+            raise ValueError("it belongs to different data or a different tokenizer")
     except ValueError as error:
         raise _damaged(url, error) from error
     return index
@@ -72,7 +72,7 @@ def _damaged(url: str, error: Exception) -> DatasetError:
 
 @dataclass(frozen=True)
 class CountedDataset:
-    """A dataset, and where the lengths of its samples are."""
+    """A dataset, and the location of its samples' lengths."""
 
     dataset: Dataset
     key: LengthsKey
@@ -110,7 +110,7 @@ class CorpusLengths:
     digest: str
     """16 hex digits that identify the lengths."""
     places: tuple[str, ...]
-    """Where they were found, without secrets."""
+    """The locations of the lengths, without secrets."""
 
     def of(self, samples: Ints) -> Ints:
         """The lengths of samples of the corpus, with `FILTERED`: int64, shaped as `samples`."""
@@ -204,7 +204,7 @@ def _compare_groups(counted: CountedDataset) -> None:
     listed = [group.name for group in counted.index.groups]
     if listed != list(expected):
         missing = [name for name in expected if name not in set(listed)]
-        what = f"it lacks {missing[0]}" if missing else "it lists other groups, or in another order"
+        what = f"it lacks {missing[0]}" if missing else "its groups do not match the data"
         raise _damaged(counted.place, ValueError(what))
     for group in counted.index.groups:
         samples = expected[group.name].samples

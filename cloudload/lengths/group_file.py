@@ -61,7 +61,7 @@ def narrow(lengths: Ints) -> tuple[Ids, Ids, Ids]:
     """
     if lengths.max(initial=0) > _MOST_TOKENS:
         raise ValueError(
-            f"a sample has {int(lengths.max()):,} tokens. The most is {_MOST_TOKENS:,}"
+            f"a sample has {int(lengths.max()):,} tokens. The maximum is {_MOST_TOKENS:,}"
         )
     is_long = (lengths < 0) | (lengths >= LISTED)
     places = np.flatnonzero(is_long).astype("<u4")
@@ -85,7 +85,7 @@ def encode_group(header: Mapping[str, Any], lengths: Ints) -> bytes:
 
 
 def decode_group(data: bytes) -> GroupLengths:
-    """Decode the file of a group. Raises `ValueError`, which says what is wrong."""
+    """Decode the file of a group. Raises `ValueError` with the problem if it is damaged."""
     if len(data) < _START.size:
         raise ValueError(f"it has {len(data):,} bytes, which is too short")
     magic, version, size = _START.unpack_from(data)

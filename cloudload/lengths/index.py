@@ -35,7 +35,7 @@ class LengthsKey:
     token_ids: str
     """A hash of the tokenizer's IDs of fixed texts."""
     documents: str
-    """The column that holds the documents, and how they become text."""
+    """The column that holds the documents, and how the loader turns it into text."""
 
     @cached_property
     def digest(self) -> str:
@@ -52,11 +52,11 @@ class ShardRange:
     first: int
     """Index of its first shard in the dataset."""
     stop: int
-    """Index after its last shard."""
+    """Index after the last shard."""
     samples: int
     """Number of samples in its shards."""
     digest: str
-    """16 hex digits that identify its shards and the key."""
+    """16 hex digits that identify the group's shards and the key."""
 
     @property
     def name(self) -> str:
@@ -69,7 +69,7 @@ class Group:
     """A counted group."""
 
     name: str
-    """The name of its file."""
+    """The name of the group's file."""
     hash: str
     """SHA-256 of the file, in hex digits."""
     bytes: int
@@ -99,7 +99,7 @@ class LengthsIndex:
     groups: tuple[Group, ...]
 
     def total(self, name: str) -> int:
-        """The sum of a field of the groups, such as `tokens`."""
+        """Sum a field, such as `tokens`, over all groups."""
         return sum(getattr(group, name) for group in self.groups)
 
     def encode(self) -> bytes:
@@ -109,7 +109,7 @@ class LengthsIndex:
 
     @staticmethod
     def decode(data: bytes) -> LengthsIndex:
-        """Decode the file of an index. Raises `ValueError`, which says what is wrong."""
+        """Decode the file of an index. Raises `ValueError` with the problem if it is damaged."""
         try:
             values = json.loads(data)
             if values["version"] != _VERSION:

@@ -3,7 +3,7 @@
     sample ─► its lane and ordinal in each epoch ─► units before it in the lane ─► rows
                                                 └─► pieces of the tail
 
-Every row that reading would find is found, in the same order.
+The result has the same rows, in the same order, as reading them would find.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class FoundSpan(NamedTuple):
 
     row: int
     place: int
-    """Where in its lane or tail it begins, to sort the spans of a row."""
+    """The start within its lane or tail, by which the spans of a row are sorted."""
     epoch: int
     start: int
     stop: int
 
 
 class _Reading(NamedTuple):
-    """A lane's reading of the document in an epoch."""
+    """One reading of the document by a lane in an epoch."""
 
     epoch: int
     lane: int
@@ -78,7 +78,7 @@ def find_spans(
 def _list_readings(
     lengths: RunLengths, component: int, sample: int, cursors: Ints, last_epoch: int
 ) -> Iterator[_Reading]:
-    """Yield each reading of a sample from the cursors on, up to an epoch."""
+    """Yield each reading of a sample after the cursors, up to an epoch."""
     orders, lanes = lengths.walkers[component].orders, lengths.recipe.components[component].lanes
     lane_at = np.argsort(lanes.first_positions)
     heads = cursors[:, CURSOR_ORDINAL]

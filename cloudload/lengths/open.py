@@ -47,10 +47,10 @@ def open_lengths(
 
 
 def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset] | None:
-    """Find the lengths of all streams; None if they are off, or "auto" does not find all.
+    """Find the lengths of all streams; None if lengths are off, or if "auto" does not find all.
 
-    Makes one request per stream. Raises `DatasetError` for damaged lengths, and for missing ones
-    that were asked for; `StoreError` if a store that was asked for cannot be read.
+    Makes one request per stream. Raises `DatasetError` for damaged lengths, and for missing lengths
+    that the user requested; `StoreError` if a requested store cannot be read.
     """
     if asked == OFF or (found := _search(recipe, asked, retry)) is None:
         return None
@@ -80,8 +80,8 @@ def find_lengths_of_beginning(
 ) -> list[CountedDataset] | None:
     """Find the lengths of a recipe that reads only the first shards of its streams.
 
-    `whole` are those of all shards, or None; they have the same samples first. Returns None if a
-    stream has neither.
+    `whole` are the lengths of all shards, or None; they begin with the same samples. Returns None
+    if a stream has neither.
     """
     found = None if asked == OFF else _search(recipe, asked, retry)
     if found is None:

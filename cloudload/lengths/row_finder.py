@@ -1,4 +1,4 @@
-"""The documents in any row of a run from a position on, from token lengths, without reading.
+"""Find the documents in any row after a position, from token lengths, without reading.
 
 rows ─► component, lane, index in the lane ─► pieces of documents      rows before the tail
     └─► the tail, which is packed once ─────► pieces of documents      rows of the tail
@@ -19,7 +19,7 @@ from cloudload.run.position import Position
 
 
 class RowFinder:
-    """Finds the documents of rows from a position on. `lengths` must locate rows."""
+    """Finds the documents of rows after a position. `lengths` must locate rows."""
 
     def __init__(self, lengths: RunLengths, position: Position) -> None:
         self._lengths, self._position, self._recipe = lengths, position, lengths.recipe
@@ -31,7 +31,7 @@ class RowFinder:
         ]
 
     def find(self, rows: Ints) -> Ints:
-        """Find the documents of rows: int64 [rows], in any order, each from the position on.
+        """Find the documents of rows: int64 [rows], in any order, at or after the position.
 
         Returns int64 [pieces, 5] with columns `row_pieces.PIECE_COLUMNS`, by ascending row. A row
         is an index into `rows`, and a lane is a flat lane. Rows past the end of a finite run have
@@ -47,7 +47,7 @@ class RowFinder:
         return _in_order(parts)
 
     def find_in_lanes(self, rows: Ints, places: Ints) -> Ints:
-        """As `find`, for rows that are known to be before the tail.
+        """Like `find`, for rows that are known to be before the tail.
 
         The column of rows has `places` (int64 [rows]) instead of indices into `rows`.
         """

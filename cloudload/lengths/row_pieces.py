@@ -111,7 +111,7 @@ class RowPieces:
         """
         seq_len, ordinals = self._packing.seq_len, cursors[:, :1] + np.arange(documents)
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
-        # what was begun was accepted, even if `min_tokens` has changed since
+        # a partly read document was accepted, even if `min_tokens` has changed since
         is_begun = cursors[:, CURSOR_OFFSET] > 0
         sizes = found.sizes.copy()
         sizes[is_begun, 0] = found.whole[is_begun, 0]
@@ -152,7 +152,7 @@ class RowPieces:
 
 
 def _repeat_rows(pieces: Ints, places: Ints) -> Ints:
-    """List the pieces of row `places[i]` as those of row `i`: int64 [pieces, 5].
+    """Relabel the pieces of row `places[i]` as pieces of row `i`: int64 [pieces, 5].
 
     `pieces` is ordered by row. Example: pieces of rows 0 0 1 and places 1 0 give rows 0 1 1.
     """

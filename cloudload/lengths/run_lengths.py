@@ -1,4 +1,4 @@
-"""The lengths of a run's documents, and the positions that follow from them.
+"""Compute the positions of a run from the lengths of its documents.
 
 recipe, lengths of its datasets ─► a walker for each component ─► position at any later row
 """
@@ -59,7 +59,7 @@ class RunLengths:
     def cut_spans(self, units: int, size: int) -> Iterator[tuple[int, int, int]]:
         """Yield (row, start, stop) for the tokens [start, stop) in each row of a document.
 
-        `units` of its lane are before the document, whose `size` is what is left of it. Rows are
+        `units` of its lane are before the document, of which `size` tokens are left. Rows are
         indices within the rows of the lane.
 
         Example: concat, seq_len 5, 4 units before it, and 7 tokens. Row 0 has its token 0, row 1
@@ -88,13 +88,13 @@ class RunLengths:
 
     @property
     def locates_rows(self) -> bool:
-        """Whether rows follow from the lengths alone, which `best_fit` makes impossible."""
+        """Whether the lengths alone determine the rows, which is not the case with `best_fit`."""
         return not self.recipe.packing.has_residue
 
     def advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:
-        """The position at a later row, as reading up to it would give.
+        """The position at a later row, equal to the position after reading up to it.
 
-        None if it does not follow from lengths alone: with `best_fit` before its tail, if a lane of
+        None if lengths alone do not determine it: with `best_fit` before its tail, if a lane of
         an endless run has no tokens, and beyond the end of a finite run, unless `pads` adds rows of
         padding there. Raises `CacheError` if an order or a table cannot be built,
         `StreamChangedError` if a cursor does not match the lengths, and `DatasetError` if a finite
@@ -140,7 +140,7 @@ class RunLengths:
     def count_rows(self, position: Position) -> int | None:
         """The number of rows from a position to the end of a finite run, its tail included.
 
-        None if it does not follow from lengths alone: with `best_fit`, and in the tail. Raises
+        None if lengths alone do not determine it: with `best_fit`, and in the tail. Raises
         `CacheError` if an order or a table cannot be built.
         """
         packing = self.recipe.packing
@@ -150,9 +150,9 @@ class RunLengths:
         return -(-units // packing.seq_len) if packing.name == "concat" else units
 
     def count_rows_of_epochs(self, epochs: int) -> int | None:
-        """The number of rows that a run of `epochs` epochs has, at the recipe's `seq_len`.
+        """The number of rows in a run of `epochs` epochs, at the recipe's `seq_len`.
 
-        None if it does not follow from lengths alone: with `best_fit`, and with several components.
+        None if lengths alone do not determine it: with `best_fit`, and with several components.
         Raises the errors of `count_rows`.
         """
         recipe = self.recipe
@@ -165,7 +165,7 @@ class RunLengths:
         return run.count_rows(Position.start(finite))
 
     def can_foresee(self, position: Position, *, is_needed: bool) -> bool:
-        """Whether the end of a finite run follows from its lengths in seconds, or `is_needed`.
+        """Whether the end of a finite run can be computed from lengths in seconds, or `is_needed`.
 
         All ranks at a position get the same answer.
         """
@@ -208,13 +208,13 @@ class RunLengths:
     def pack_rest(self, start: int, ended: LaneArrays, stages: Stages) -> Tail:
         """Pack the tail of a run whose lanes ended at row `start`, as `ended`.
 
-        `stages` are those of the tail so far. Raises the errors of `pack_run_tail`.
+        `stages` are the tail's stages so far. Raises the errors of `pack_run_tail`.
         """
         sizes = self.walkers[0].measure_rest(ended.cursors[0])
         return pack_run_tail(self.recipe, start=start, stages=stages, ended=ended, sizes=sizes)
 
     def pack_tail(self, ending: Ending) -> Tail:
-        """Pack the tail of an ending, or return it again. Raises the errors of `pack_run_tail`."""
+        """Pack the tail of an ending once, and return it. Raises the errors of `pack_run_tail`."""
         return self._tail_counts(ending)[0]
 
     def _tail_counts(self, ending: Ending) -> tuple[Tail, TailCounts]:

@@ -31,7 +31,7 @@ from cloudload.stats import (
 )
 
 ABSENT = -1
-"""The kind of a hole: a position at the end of an epoch that has no document."""
+"""The kind of a hole: a position, at the end of an epoch, without a document."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def units_of(packing: Packing, sizes: Ints) -> Ints:
 
 
 def list_counts(packing: Packing, found: DocumentSizes) -> list[Ints]:
-    """The amounts that documents add to each of `stats.COUNTS` when their lane is past them.
+    """The amounts that documents add to each of `stats.COUNTS` after their lane has read them.
 
     Returns one int64 array per count, of the shape of `found.sizes`.
     """

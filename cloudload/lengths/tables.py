@@ -4,8 +4,8 @@
     table       0                   t(256)      t(512) …       units and statistics before a block
 
 A **unit** is what rows are made of: a token with `concat`, a row with `one_per_row`. A table covers
-the same ordinals in all lanes: those of an epoch, or of several small ones. The processes of a node
-share the tables as files, so the totals of past epochs are there without their orders.
+the same ordinals in all lanes: one epoch, or several small epochs. The processes of a node share
+the tables as files, so the totals of past epochs are available without their orders.
 """
 
 from __future__ import annotations

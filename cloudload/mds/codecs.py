@@ -1,6 +1,6 @@
 """Compression of stored shards.
 
-The raw size in the index limits decompression, whatever size the data declares.
+The raw size in the index limits decompression, even if the data declares a larger size.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Dataset:
     the run began."""
 
     def take(self, number: int) -> Dataset:
-        """The dataset of the first `number` shards."""
+        """This dataset, with only the first `number` shards."""
         left_out = self.num_left_out + len(self.shards) - number
         return replace(self, shards=self.shards[:number], num_left_out=left_out)
 
@@ -61,7 +61,7 @@ class Dataset:
     def num_without_hash(self) -> int:
         """Number of shards whose index entry has no hash that can be checked.
 
-        The index stays the same if such a shard is written again at an equal size.
+        If such a shard is rewritten at the same size, the index stays the same.
         """
         kinds = Counter((*shard.raw.hashes, *shard.stored.hashes) for shard in self.shards)
         return sum(
@@ -149,15 +149,15 @@ class Corpus:
         return self._hash_shards(streams, _describe_samples)
 
     def take(self, numbers: Sequence[int]) -> Corpus:
-        """The corpus of the first shards of each dataset, given their numbers."""
+        """The corpus of the first `n` shards of each dataset, given each `n`."""
         pairs = zip(self.datasets, numbers, strict=True)
         return Corpus(tuple(dataset.take(number) for dataset, number in pairs))
 
     def find_beginning(self, stream: int, fingerprint: str, samples: str) -> int | None:
         """The number of shards at the start of a dataset that have one of these fingerprints.
 
-        `fingerprint` is of `fingerprint`, and `samples` of `fingerprint_samples`; "" for none.
-        Returns None if no number of shards has it.
+        `fingerprint` and `samples` are results of `fingerprint` and `fingerprint_samples`, or "".
+        Returns None if no number of shards matches.
         """
         found = self._find_hash(stream, fingerprint, _describe_data)
         return found or self._find_hash(stream, samples, _describe_samples)
@@ -253,7 +253,7 @@ def _open_dataset(stream: Stream, retry: Retry) -> Dataset:
 
 
 def warn_of_missing_hashes(dataset: Dataset) -> str | None:
-    """A warning about a dataset whose shards lack hashes; None if all have one."""
+    """A warning about a dataset with shards that have no hash; None if all shards have one."""
     if not dataset.num_without_hash:
         return None
     effect = (

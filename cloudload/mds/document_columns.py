@@ -40,8 +40,8 @@ def check_text_column(datasets: Iterable[Dataset], text_key: str) -> None:
 def check_token_column(datasets: Iterable[Dataset], name: str, dtype: str | None) -> None:
     """Raise `DatasetError` unless every shard has a column `name` of token IDs.
 
-    `dtype` is that of a column of bytes. Other encodings have their own, so for them it must be
-    None or the same.
+    `dtype` is the dtype of a column of bytes. Other encodings state their dtype, so for them it
+    must be None or the same.
     """
     for url, columns in _list_columns(datasets):
         for column in columns:

@@ -4,7 +4,7 @@
                                                                      ─► None, or the fault
 
 The stored file's hash is checked if the index has one that Python can compute, otherwise the raw
-shard's hash. A fault is text that follows the file's name, such as "has 10 of the 20 bytes that the
+shard's hash. A fault is text to append to the file's name, such as "has 10 of the 20 bytes that the
 index lists".
 """
 
@@ -70,7 +70,7 @@ def download_shard(
 def decompress_checked(
     data: bytes, info: ShardInfo, target: memoryview, *, checks_hash: bool
 ) -> str | None:
-    """Decompress a stored shard to `target`, which has one byte more than the raw shard.
+    """Decompress a stored shard to `target`, which is one byte larger than the raw shard.
 
     Returns the fault of the raw shard, or None. If `checks_hash` is True and the index has no hash
     of the stored shard, checks the hash of the raw one.

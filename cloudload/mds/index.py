@@ -46,9 +46,9 @@ _KEYS_OF_OTHERS = {
     "WebDataset": {"shardlist"},
     "safetensors": {"weight_map"},
 }
-"""Keys that an `index.json` of another library has."""
+"""Keys of other libraries' `index.json`."""
 
-# what parsing an untrusted index may raise
+# errors that parsing an untrusted index may raise
 FAULTS = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 # the offsets of a shard are uint32
@@ -148,7 +148,7 @@ def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
 
 
 def check_version(index: Any) -> None:
-    """Raise one of `FAULTS` unless a parsed index is one of MDS, of version 2."""
+    """Raise one of `FAULTS` unless a parsed index is an MDS index of version 2."""
     if not isinstance(index, Mapping):
         raise ValueError(f"it is a JSON {type(index).__name__}, not an object with shards")
     for library, keys in _KEYS_OF_OTHERS.items():

@@ -1,4 +1,4 @@
-"""Explain why a location is not an MDS dataset, and what to pass or to run instead.
+"""Explain why a location is not an MDS dataset, and say what to pass or run instead.
 
     corpus/a.jsonl.gz …         cloudload convert corpus corpus-mds
     hf://owner/name             cloudload convert hf://owner/name name-mds
@@ -100,7 +100,7 @@ def _explain_file(url: str, split: str | None) -> str:
 
 
 def _explain_stream(stream: Stream, retry: Retry) -> str | None:
-    """Explain a folder, and if there is no folder `split`, the folder that should contain it."""
+    """Explain a folder, or, if its subfolder `split` does not exist, the folder above."""
     found = survey_folder(stream.url, retry)
     if found.datasets:
         prefix = f"{stream.split}/" if stream.split else ""
@@ -165,7 +165,7 @@ def _explain_saved(url: str, *, is_dict: bool) -> str:
 
 
 def _is_file(url: str, retry: Retry) -> bool:
-    """Whether there is an object. A web server may answer a folder with a page, too."""
+    """Whether an object exists. A web server may also return a page for a folder."""
     if is_local(url):
         return local_path(url).is_file()
     if scheme_of(url) in ("http", "https") and "." not in url.rpartition("/")[2]:

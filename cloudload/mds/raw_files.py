@@ -20,7 +20,7 @@ from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path, scheme_of, split_url
 
 RUN = "Run: "
-"""Begins a command at the end of a message."""
+"""Introduces a command at the end of a message."""
 
 _MOST_KINDS = 4
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "eval", "test"}
@@ -44,8 +44,8 @@ def join_words(words: Sequence[str]) -> str:
 def advise_on_files(location: str, names: Sequence[str], split: str | None = None) -> str | None:
     """The next step for the raw files `names` below the folder `location`, usually a command.
 
-    It converts the files of the most common format, and text only if there is no other. Returns
-    None if no file can be converted, and none is of a known kind.
+    The command converts the files of the most common format, and text only if there is no other
+    format. Returns None if no file can be converted and none has a known extension.
     """
     taken = _choose_files(names)
     if not taken:
@@ -68,7 +68,7 @@ def advise_on_input(location: str, out: str, split: str | None = None) -> str:
 
 
 def convert_advice(commands: Sequence[str], out: str) -> str:
-    """The advice to convert raw data with commands that can be pasted."""
+    """Advise to convert raw data with commands that the user can paste."""
     return (
         f"Convert the raw data, and pass {redact(out)!r} to the loader. "
         f"{RUN}{redact(' && '.join(commands))}"
@@ -102,7 +102,7 @@ def output_beside(location: str, split: str | None = None) -> str:
 
 
 def _choose_files(names: Sequence[str]) -> list[str]:
-    """The files of the format to convert; none if most files have a kind that is refused."""
+    """The files of the format to convert; empty if most files are of a refused kind."""
     readable = [name for name in names if not reason_to_refuse(name)]
     counts = Counter(map(_format_of, readable))
     chosen = max(counts, key=lambda each: (each != "text", counts[each]), default="text")
@@ -112,9 +112,9 @@ def _choose_files(names: Sequence[str]) -> list[str]:
 
 
 def _list_inputs(location: str, names: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """The folder if all its files are taken, otherwise a glob for each suffix of those taken.
+    """The folder if all its files are converted, otherwise a glob for each suffix to convert.
 
-    Files without a suffix are named.
+    Files without a suffix are listed by name.
     """
     if len(taken) == len(names):
         return [location]
@@ -137,7 +137,7 @@ def _command(inputs: Sequence[str], out: str, split: str | None) -> str:
 
 def _format_of(name: str) -> str:
     kind = FORMATS_BY_EXTENSION.get(split_name(name)[0], "text")
-    return "jsonl" if kind == "json" else kind  # files of both often share a folder
+    return "jsonl" if kind == "json" else kind  # a folder often has both
 
 
 def _suffix_of(name: str) -> str:

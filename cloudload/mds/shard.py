@@ -35,8 +35,8 @@ SKIP_ADVICE = "To leave such documents out and count them, pass on_error='skip'"
 
 
 class BadDocumentError(DatasetError):
-    """The content of one document is bad, but not its shard. Every reader fails on it in the same
-    way.
+    """The content of one document is bad, but its shard is not. Every reader fails on the document
+    in the same way.
 
     on_error="skip" leaves such documents out.
     """
@@ -44,7 +44,7 @@ class BadDocumentError(DatasetError):
     def __init__(self, message: str, *, summary: str = "") -> None:
         super().__init__(message)
         self.summary = summary or message
-        """The message without a traceback and advice, for a log."""
+        """The message, for a log, without a traceback and advice."""
 
 
 class Shard:

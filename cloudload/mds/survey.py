@@ -26,7 +26,7 @@ class Survey:
     """Contents of a folder and its subfolders, without hidden files. Names are relative to it."""
 
     files: list[str]
-    """Files of folders that are neither a dataset nor unfinished."""
+    """Files in folders that are neither datasets nor unfinished conversions."""
     datasets: list[str]
     """Folders that have an index."""
     unfinished: list[str]
@@ -38,7 +38,7 @@ class Survey:
 def survey_folder(url: str, retry: Retry) -> Survey:
     """Survey a folder and its subfolders, level by level, at most 20 folders in total.
 
-    Sends one request for each. A folder that does not exist is empty. Raises `StoreError` if a
+    Sends one request per folder. A folder that does not exist is empty. Raises `StoreError` if a
     folder cannot be listed.
     """
     files: list[str] = []

@@ -1,7 +1,7 @@
 """Read token IDs from columns of pre-tokenized samples, many at a time.
 
 encoding              value of a sample               dtype of the IDs
-bytes                 IDs                             asked of the user: the index has none
+bytes                 IDs                             given by the user: not in the index
 ndarray:uint16:2048   IDs                             in the encoding
 ndarray:uint16        shape, IDs                      in the encoding
 ndarray               dtype, shape, IDs               in each sample
@@ -50,7 +50,7 @@ class TokenColumn:
     index: int
     name: str
     dtype: Dtype | None
-    """None if each sample has its own."""
+    """None if each sample states its own dtype."""
     has_shape: bool
     """Whether each value begins with its shape."""
     is_json: bool = False
@@ -108,7 +108,7 @@ class TokenColumn:
 
 
 def open_token_column(shard: Shard, name: str, dtype: str | None) -> TokenColumn:
-    """Find the column `name` of a shard; `dtype` is that of a `bytes` column.
+    """Find the column `name` of a shard; `dtype` is the dtype of a `bytes` column.
 
     The columns must have passed `check_token_column`.
     """

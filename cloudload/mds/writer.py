@@ -33,8 +33,8 @@ class ShardFormat:
     compression: str | None = "zstd"
     """`zstd`, `gz`, `bz2` or `br`, with an optional level such as `zstd:7`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
-    """Hash algorithms. The index lists these hashes of each file. If there are any, it also lists
-    the `SAMPLES_HASH` of each shard."""
+    """Hash algorithms. The index lists these hashes of each file. If there are any, the index also
+    lists the `SAMPLES_HASH` of each shard."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
     """The maximum raw size, in bytes, of a shard that holds several samples."""
 
@@ -104,7 +104,7 @@ def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
 
 @dataclass(frozen=True)
 class PackedShard:
-    """A shard as it is stored."""
+    """A shard in its stored form."""
 
     name: str
     """The file's name."""
@@ -185,7 +185,7 @@ def _encode(encoding: str, value: Any) -> bytes:
 
 
 def _encode_array(value: Any, dtype: str) -> bytes:
-    """Encode an array of one axis after its shape: the number of axes, and the length of each."""
+    """Encode a one-dimensional array after its shape: the number of axes, then each length."""
     array = np.asarray(value)
     if array.ndim != 1 or array.dtype != np.dtype(dtype):
         raise ValueError(f"it has {array.ndim} axes of {array.dtype}, not one of {dtype}")

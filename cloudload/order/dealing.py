@@ -25,7 +25,7 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True)
 class Dealing:
-    """How rows are dealt. Ranks are virtual indices."""
+    """The assignment of rows to ranks, given as virtual indices."""
 
     places: Floats
     """The place of each lane on the line, from 0 to 1: float64 [lanes]."""
@@ -59,12 +59,12 @@ class Dealing:
         num_ranks = len(self.hosts)
         missing = batch_size - np.bincount(ranks[is_dealt], minlength=num_ranks)
         seats = np.repeat(np.arange(num_ranks), missing)
-        # both sides have equally many on each machine
+        # on each machine, both sides have the same number of rows
         left = left[np.argsort(row_hosts[left], kind="stable")]
         ranks[left] = seats[np.argsort(self.hosts[seats], kind="stable")]
 
     def workers_of(self, rows: Ints, num_workers: int) -> Ints:
-        """The index, within its rank, of the worker that computes each row: int64 [rows].
+        """The index, within the rank, of the worker that computes each row: int64 [rows].
 
         An owner assigns its lanes to its workers round-robin.
         """
@@ -90,7 +90,7 @@ def share_lanes(lanes: Lanes, hosts: Ints) -> Dealing:
 
 
 def number_in_group(groups: Ints) -> Ints:
-    """The index of each element among those of the same group: int64 [elements].
+    """The index of each element within its group: int64 [elements].
 
     Example: 5 7 5 5 7 gives 0 0 1 2 1.
     """

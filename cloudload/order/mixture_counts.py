@@ -3,8 +3,8 @@
     rows of lane l      at x, x + d, x + 2d, … modulo 2⁶⁴       d = num_lanes · step
     below the end h     sum of ⌊x / 2⁶⁴⌋ - ⌊(x - h) / 2⁶⁴⌋      two floor sums
 
-A floor sum takes logarithmic time by Euclid's algorithm, so rows of any distance are counted as
-quickly. The rows of short ranges are listed instead.
+Euclid's algorithm computes a floor sum in logarithmic time, so counting distant rows is just as
+fast. The rows of short ranges are enumerated instead.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def count_rows(mixture: Mixture, num_lanes: int, start: int, stop: int) -> Ints:
 
 
 def number_rows(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tuple[Ints, Ints]:
-    """The component of each row, and the row's index among its lane's rows of it from `start` on.
+    """Each row's component, and its index among its lane's rows of that component since `start`.
 
     `rows` is int64 [rows], each at least `start`, in any order. Both results are int64 [rows].
 
-    Example: with one component and 4 lanes, rows 4 9 from row 0 on are rows 1 2 of lanes 0 1. From
-    row 3 on, they are rows 0 1.
+    Example: with one component and 4 lanes, rows 4 9 are rows 1 2 of lanes 0 1, counted from row 0.
+    Counted from row 3, they are rows 0 1.
     """
     if len(mixture.names) == 1:
         return np.zeros(len(rows), np.int64), (rows - start) // num_lanes
@@ -61,7 +61,7 @@ def number_rows(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tup
 
 
 def _count_between(mixture: Mixture, num_lanes: int, rows: tuple[int, int], component: int) -> int:
-    """The number of rows of a component between two rows, in the lane of the second one."""
+    """The number of a component's rows between two rows, in the lane of the second row."""
     lane, counted = rows[1] % num_lanes, 0
     firsts = [first for first, _ in mixture.schedule]
     for first, after, (_, weights) in zip(
@@ -97,7 +97,7 @@ def _count_arcs(ends: list[int], num_lanes: int, start: int, stop: int) -> Ints:
 def _count_below(
     ends: Sequence[int], num_lanes: int, lane: int, start: int, number: int
 ) -> list[int]:
-    """Count a lane's first `number` rows from row `start` on whose points are below each end."""
+    """Count the points below each end among a lane's first `number` rows at or after `start`."""
     step = find_step(num_lanes)
     first = (start + (lane - start) % num_lanes) * step % TURN
     stride = num_lanes * step % TURN

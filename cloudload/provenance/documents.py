@@ -111,7 +111,7 @@ def find_document(
 def _find_by_lengths(
     run: Run, plan: Plan, stream: int, sample: int, last_row: int
 ) -> Iterator[Occurrence] | None:
-    """The occurrences of a sample up to `last_row`, from lengths; None if they do not say."""
+    """The occurrences of a sample up to `last_row`; None if lengths do not determine them."""
     position = plan.position
     if plan.lengths is None or plan.recipe.packing.has_residue or position.tail is not None:
         return None
@@ -208,7 +208,7 @@ def _component_of(plan: Plan, stream: int) -> int:
 
 
 def _current_epochs(plan: Plan, component: int) -> tuple[int, list[int]]:
-    """The earliest epoch with a document that is not in a row yet, and each lane's epoch."""
+    """The earliest epoch with a document that is not yet in a row, and each lane's epoch."""
     lanes, position = plan.recipe.components[component].lanes, plan.position
     ordinals = position.cursors[component, :, CURSOR_ORDINAL].tolist()
     current = [lanes.epoch_position(lane, ordinal)[0] for lane, ordinal in enumerate(ordinals)]

@@ -24,7 +24,7 @@ from cloudload.provenance.viewed_rows import ViewedRow, ViewedSpan
 from cloudload.segments import IGNORED_LABEL
 
 _MOST_CHARACTERS = 1 << 24
-"""Characters of documents on a page. Longer documents are cut, so that a page opens quickly."""
+"""Maximum document characters on a page. The rest is cut off, so that the page opens quickly."""
 _MOST_OF_DOCUMENT, _LEAST_OF_DOCUMENT = 200_000, 2_000
 
 
@@ -52,7 +52,7 @@ def render_rows(rows: Iterable[ViewedRow], title: str) -> str:
 
 
 def _encode_json(values: Any) -> str:
-    """JSON in ASCII that a script element may contain, whatever the strings."""
+    """ASCII JSON that is safe inside a script element, even if the strings are hostile."""
     text = json.dumps(values, separators=(",", ":"), default=str)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

@@ -36,7 +36,7 @@ def trace_steps(
 
 
 def check_rows(run: Run, rows: Sequence[int] | None) -> int | None:
-    """Return the only one of `rows`, or None if they are not exactly one.
+    """Return the single row in `rows`, or None if there is not exactly one.
 
     Raises `ValueError` for a row that a global batch does not have.
     """

@@ -4,8 +4,8 @@
     steps 101 to 200       from the first state, with the options of the second
     steps 201 and later    from the second state, with its options
 
-A state has the options that apply up to it. It therefore shows a change made at the resume from the
-previous state, but no later change.
+A state records the options in effect when it was saved. It therefore shows a change made at the
+resume from the previous state, but no later change.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _num_batches(state: Mapping[str, Any]) -> int:
 
 
 def _end_at(run: Run, later: Run) -> Run:
-    """The part of a run from its state to the state of `later`, with the options of the latter."""
+    """The part of a run from its state to the state of `later`, with the options of `later`."""
     start, end = run.saved.position, later.saved.position
     steps, rows = end.batches - start.batches, end.rows - start.rows
     if rows != steps * end.global_batch:

@@ -28,7 +28,7 @@ class Run:
     global_batch: int
     """Number of rows per step."""
     last_step: int | None = None
-    """The last step that has these options; None if that is not known. See `run_parts`."""
+    """The last step with these options; None if not known. See `run_parts`."""
     on_change: Mapping[str, str] = field(default_factory=dict)
     """The changes since the state that the run accepted; see `CloudLoader.load_state_dict`."""
 
@@ -132,7 +132,7 @@ def open_run(
 
 
 def start_run(global_batch: int, **options: Any) -> Run:
-    """Open the run that a loader with these options starts, at its beginning.
+    """Open, at its beginning, the run of a loader with these options.
 
     `options` are arguments of `CloudLoader`, such as those of `config_from_yaml`. The batch size
     and the world have no effect. Raises the errors of `CloudLoader` and of `open_run`.

@@ -29,7 +29,7 @@ class ViewedSpan:
     row_start: int
     """The index of the first of these tokens within the row."""
     span: TracedSpan
-    """The tokens' document, and which of its tokens they are."""
+    """The tokens' document, and their range within it."""
     document: WholeDocument
     """The whole document: its number of tokens, and its text."""
 
@@ -54,7 +54,7 @@ class ViewedRow:
     input_ids: Tokens
     """The token IDs: int32 [seq_len]. Padding is 0."""
     labels: Ints
-    """The labels, not shifted: int64 [seq_len]. They are -100 on padding and where masked."""
+    """The labels, not shifted: int64 [seq_len]. Padding and masked labels are -100."""
     position_ids: Ints
     """The position of each token within its span, as with `fields=["position_ids"]`: int64
     [seq_len]."""
@@ -140,7 +140,7 @@ def _view_batch(
 
 
 def _place_spans(traced: Iterable[tuple[TracedSpan, WholeDocument]]) -> Iterator[ViewedSpan]:
-    """The spans of a row, which follow one another from its start."""
+    """The spans of a row, in order from its start, without gaps."""
     place = 0
     for span, document in traced:
         yield ViewedSpan(place, span, document)

@@ -1,4 +1,4 @@
-"""Find the data with which a run began, if shards were appended to its datasets since.
+"""Find a run's original data if shards were appended to its datasets since it began.
 
 index now        shard 0 … shard 119 │ shard 120 … shard 159
 state            data: fingerprint of shards 0 to 119
@@ -44,7 +44,7 @@ def keep_beginning(saved: Saved, recipe: Recipe) -> Recipe:
 
 
 def describe_left_out(recipe: Recipe) -> Iterator[str]:
-    """Describe each dataset of which a run reads only the first shards."""
+    """Describe each dataset whose later shards a run does not read."""
     for stream, dataset in zip(recipe.config.streams, recipe.corpus.datasets, strict=True):
         if dataset.num_left_out:
             number = len(dataset.shards)

@@ -41,7 +41,7 @@ def explain_not_a_state(value: Any) -> str:
             "states of all ranks"
         )
     if place is not None:
-        return f"this is a whole checkpoint. It has the loader's state at {place}, so pass that"
+        return f"this is a whole checkpoint. Pass the loader's state, at {place}"
     if find_nested(value, _is_streaming_state) is not None:
         return (
             "this is the state of a StreamingDataset, or a Composer checkpoint that has one. Use "
@@ -73,7 +73,7 @@ def _is_local(values: Sequence[Any]) -> bool:
 
 
 def find_nested(value: Any, is_wanted: Any, levels: int = _MOST_LEVELS) -> str | None:
-    """Find where a wanted value is within nested mappings and lists, such as `['loader']`.
+    """Find the path to a matching value in nested mappings and lists, such as `['loader']`.
 
     Returns "" if it is `value` itself, and None if there is none within `levels`.
     """

@@ -25,7 +25,7 @@ from cloudload.stats import COUNTS
 
 Residues = np.ndarray[Any, np.dtype[np.object_]]
 UNKNOWN = -1
-"""The ordinal, offset and size of a lane whose cursor is not known."""
+"""The ordinal, offset and size of an unknown cursor."""
 
 
 @dataclass(frozen=True)

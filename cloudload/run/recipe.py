@@ -53,7 +53,7 @@ SAMPLES_FIELD = "samples"
 only if an index has `mds.hashes.SAMPLES_HASH`."""
 STREAM_SHARDS_FIELD = "stream_shards"
 """The field of a state with the number of shards of each stream. A state has it only if several
-streams are read as one corpus, whose fingerprints do not say where each stream ends."""
+streams are read as one corpus, because its fingerprints do not show where each stream ends."""
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,13 @@ class Recipe:
         return ",".join(str(len(dataset.shards)) for dataset in self.corpus.datasets)
 
     def take(self, shards: Sequence[int]) -> Recipe:
-        """A copy that reads only the first shards of each stream, given their numbers."""
+        """A copy that reads only the first `n` shards of each stream, given each `n`."""
         corpus = self.corpus.take(shards)
         layout, components = _settle(self.config, specify_components(self.config, corpus), None)
         return replace(self, corpus=corpus, layout=layout, components=components)
 
     def reconfigure(self, **options: Any) -> Recipe:
-        """A copy of the recipe with other options of its config. The layout is resolved again."""
+        """A copy of the recipe with changed config options. The layout is resolved again."""
         config = replace(self.config, **options)
         layout, components = _settle(config, self.components, None)
         return replace(self, config=config, layout=layout, components=components)
@@ -218,7 +218,7 @@ def _open_tokenizer(config: RowsConfig, tokenizer: Any) -> TokenizerSpec:
 
 
 def _frame_of(config: RowsConfig, stream: Stream) -> tuple[TokenName, TokenName]:
-    """The bos and eos of a stream. For token IDs, `auto` is none, because their writer chose."""
+    """The bos and eos of a stream. For token IDs, `auto` adds none: the data has its own."""
     has_own_column = stream.tokens_key not in (SAME, None)
     is_text = config.token_column(stream) is None
     bos, eos = (

@@ -136,7 +136,7 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
     """
     _check_on_change(on_change)
     _check_components(saved, recipe)
-    resume_mixture(saved, recipe)  # raises a clearer error than the data in another order
+    resume_mixture(saved, recipe)  # raises a clearer error than the comparison of the data would
     changes = _find_changes(saved, recipe)
     if on_change.get("data") == _SAME and "data" in changes:
         logger.warning(
@@ -197,16 +197,16 @@ def _find_changes(saved: Saved, recipe: Recipe) -> Changes:
     if "data" in changes and has_same_samples(saved.fields, found):
         logger.info("data: the shards differ, but each has the same samples as the saved one")
         del changes["data"]
-    if "tokenizer" in changes or not recipe.has_text:  # other IDs are expected, or none
+    if "tokenizer" in changes or not recipe.has_text:  # different IDs are expected, or none
         changes.pop("token_ids", None)
     if found["on_error"] == SKIP or not saved.position.counts[:, FAILED].any():
-        # with "raise", no row comes after a bad document; so both choices give the same rows so far
+        # "raise" ends the run at a bad document, so both values have given the same rows so far
         changes.pop("on_error", None)
     return changes
 
 
 def _locate(saved: Saved, recipe: Recipe) -> Changes:
-    """The locations of what differs, saved and found. Empty if the saved ones are damaged."""
+    """The saved and found locations of the data or tokenizer that differs. Empty if damaged."""
     try:
         before = read_sources(saved.sources)
     except StreamChangedError:
@@ -252,7 +252,7 @@ def _check_moment(saved: Saved, changes: Changes) -> None:
             f"{names}: cannot change in the tail of a finite run, or after its end. From row "
             f"{position.table_rows:,} on, its rows contain the leftover tokens of all lanes, so "
             "no lane can continue after them. Restore the saved values, load a state that was "
-            "saved before that row, or start a new run, with another seed for another order"
+            "saved before that row, or start a new run, with a different seed if you like"
         )
     if changes and position.rows != position.table_rows:
         raise StreamChangedError(f"{names}: cannot change at this state. {_explain_replay(saved)}")

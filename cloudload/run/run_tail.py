@@ -18,7 +18,7 @@ def pack_run_tail(
     """Pack the tail of a run whose lanes ended at row `start`, as `ended`.
 
     `stages` are the tail's stages so far; empty if the run did not resume in its tail. `sizes` are
-    those of `packing.tail.pack_tail`. Raises `StreamChangedError` if the lanes do not match the
+    as for `packing.tail.pack_tail`. Raises `StreamChangedError` if the lanes do not match the
     documents, and `DatasetError` if the whole run has no tokens.
     """
     residues = ended.residues

@@ -37,7 +37,7 @@ def explain_data(names: set[str], saved: Mapping[str, Any], found: Mapping[str, 
     if SHARDS_FIELD in names:
         return [
             "The samples are cut into different shards, and the order of documents depends on the "
-            "number of samples in each shard. Another compression, other hashes, or another size "
+            "number of samples in each shard. A different compression, hash algorithm, or size "
             "limit can cause this, because a shard's header counts toward its size"
         ]
     if DATA_FIELD not in names:
@@ -49,7 +49,7 @@ def explain_data(names: set[str], saved: Mapping[str, Any], found: Mapping[str, 
     return [
         "Each shard has as many samples as before. cloudload cannot tell whether they are the "
         f"same, because the {lacking} has no hashes of them. If they are, for example written with "
-        "another compression, continue with on_change={'data': 'same'}, which drops no tokens"
+        "a different compression, continue with on_change={'data': 'same'}, which drops no tokens"
     ]
 
 

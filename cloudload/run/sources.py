@@ -22,7 +22,7 @@ _OPTIONS = ("bos", "eos", "tokens_key", "tokens_dtype")
 
 @dataclass(frozen=True)
 class Sources:
-    """The locations of a run's data and tokenizer, and the options to read them with."""
+    """The locations of a run's data and tokenizer, and the options for reading them."""
 
     streams: list[Stream]
     tokenizer: str | None
@@ -75,7 +75,7 @@ def read_sources(text: str) -> Sources:
         saved = json.loads(text)
         streams = [Stream(**stream) for stream in saved["streams"]]
         others = {name: saved[name] for name in ("tokenizer", "bos", "eos", "is_mixed")}
-        # a state that an earlier cloudload wrote has none of these
+        # states of earlier versions have none of these
         others |= {name: saved.get(name) for name in ("tokens_key", "tokens_dtype")}
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise StreamChangedError(

@@ -64,7 +64,7 @@ class StoredObject:
 
 
 class ObjectStream(io.BufferedReader):
-    """A buffered stream of an object's stored bytes, and the version that is read."""
+    """A buffered stream of an object's stored bytes, and the object's version."""
 
     def __init__(self, body: io.RawIOBase, version: Version = UNKNOWN) -> None:
         super().__init__(body, CHUNK_BYTES)
@@ -85,8 +85,8 @@ class Backend(Protocol):
         """Open a stream of the object's stored bytes, without decompressing them.
 
         Its version comes from the response to this request. The stream begins at the byte `start`.
-        With a `tag` from a listing, raise the error of `clients.check_tag` if the object has
-        another one.
+        With a `tag` from a listing, raise the error of `clients.check_tag` if the object's tag
+        differs.
 
         Reading must raise an error if the body is shorter than its Content-Length, where that is
         known; see `LengthCheckedReader`.
@@ -98,9 +98,9 @@ class Backend(Protocol):
         ...
 
     def create(self, path: Path, url: str, retry: Retry) -> None:
-        """Create the object, or leave it as it is if it exists.
+        """Create the object, unless it exists.
 
-        A store that cannot do this in one step checks first, and uploads.
+        If a store cannot do this atomically, check for the object first, then upload it.
         """
         ...
 
@@ -121,8 +121,8 @@ class Backend(Protocol):
     def peek(self, url: str, retry: Retry) -> Iterator[str]:
         """Yield the names of objects and folders directly in the folder `url`.
 
-        The name of a folder ends in `/`. Send one request. A store may leave out names that do not
-        fit in its response.
+        The name of a folder ends in `/`. Send one request. If there are more names than fit in one
+        response, some may be missing.
         """
         ...
 

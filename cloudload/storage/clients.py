@@ -61,9 +61,9 @@ def skip_bytes(stream: Any, count: int) -> None:
 
 
 def check_tag(url: str, expected: str, found: str) -> None:
-    """Raise `StoreError` if the object changed, by its tag from a listing and its tag now.
+    """Raise `StoreError` if the object's tag from a listing differs from its tag now.
 
-    An empty tag means that the tag is not known. It is not compared.
+    An empty tag is unknown, so it is not compared.
     """
     if expected and found and expected != found:
         raise StoreError(
@@ -106,9 +106,9 @@ def _close_result(future: Future[Any]) -> None:
 
 
 def name_setting(endpoint: str, variables: Sequence[str], other: str) -> str:
-    """Describe an endpoint with the first of the environment `variables` that holds it.
+    """Describe an endpoint and the first of the environment `variables` that is set to it.
 
-    If none does, `other` says where it comes from.
+    If none is, `other` describes its origin.
     """
     holders = [
         name for name in variables if os.environ.get(name, "").strip("/ ") == endpoint.strip("/ ")

@@ -27,7 +27,8 @@ _STREAMING_TOO = ("oci", "hf")
 
 
 class FsspecStore:
-    """Any scheme that fsspec supports. Uploads are atomic only where the package makes them so."""
+    """Any scheme that fsspec supports. Uploads are atomic only if the scheme's package makes them
+    atomic."""
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
@@ -50,7 +51,7 @@ class FsspecStore:
         body = _TimeLimitedBody(opened, filesystem, retry.timeout_s)
         checked = LengthCheckedReader(body, size if isinstance(size, int) else None)
         stream = ObjectStream(checked, _version_of(opened))
-        skip_bytes(stream, start if options else 0)  # a stream of options cannot seek
+        skip_bytes(stream, start if options else 0)  # with options, the stream cannot seek
         return stream
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
@@ -74,7 +75,7 @@ class FsspecStore:
         filesystem, root = _resolve(url)
         for info in filesystem.ls(root, detail=True):
             path = str(info["name"]).rstrip("/")
-            if path != root.rstrip("/"):  # an object is listed as itself
+            if path != root.rstrip("/"):  # a listing of an object contains the object itself
                 is_folder = info.get("type") == "directory"
                 yield path.rpartition("/")[2] + ("/" if is_folder else "")
 
@@ -82,7 +83,7 @@ class FsspecStore:
         return failure_kind_of_any(error)
 
     def describe_endpoint(self, url: str) -> str:
-        # only the URLs of HTTP name a server
+        # only HTTP URLs name a server
         scheme = scheme_of(url)
         return f"{scheme}://{urlsplit(url).netloc}" if scheme in ("http", "https") else ""
 

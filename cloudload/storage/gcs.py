@@ -95,7 +95,7 @@ class GCSStore:
         blobs = self._bucket(bucket).list_blobs(
             prefix=prefix, delimiter="/", timeout=retry.timeout_s, retry=None
         )
-        names = [blob.name for blob in next(blobs.pages)]  # a page is one request
+        names = [blob.name for blob in next(blobs.pages)]  # each page is one request
         found = [*blobs.prefixes, *names]
         yield from (name.removeprefix(prefix) for name in found if name != prefix)
 

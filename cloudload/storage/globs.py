@@ -8,7 +8,7 @@ from cloudload.storage.urls import is_local, local_path
 
 
 def is_glob(location: str) -> bool:
-    """Whether a path or URL has a wildcard, and is not the name of a local file or folder."""
+    """Whether a path or URL has a wildcard and is not an existing local file or folder."""
     has_wildcard = any(sign in location for sign in "*?[")
     return has_wildcard and not (is_local(location) and local_path(location).exists())
 

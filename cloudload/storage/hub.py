@@ -16,21 +16,21 @@ _TIMEOUT_S = 5.0  # without a connection, names usually fail to resolve in milli
 
 
 def find_obstacle() -> str | None:
-    """Say why the Hub cannot be reached; None if it can, or if its client is set to be offline."""
+    """Say why the Hub cannot be reached; None if it can, or if its client is in offline mode."""
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
         return None
     try:
         get_session().head(constants.ENDPOINT, timeout=_TIMEOUT_S)
-    except Exception as error:  # of requests or httpx, by the version of the client
+    except Exception as error:  # from requests or httpx, depending on the client's version
         return f"{redact(constants.ENDPOINT)} cannot be reached ({_reason(error)})"
     return None
 
 
 @functools.cache
 def check_connection() -> None:
-    """Raise `StoreError` if the Hub cannot be reached. Checks until it was reached once."""
+    """Raise `StoreError` if the Hub cannot be reached. Once it has been, do not check again."""
     if obstacle := find_obstacle():
         raise StoreError(
             f"{obstacle}. Check the connection, or download the files on a machine that has one, "

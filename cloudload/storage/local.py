@@ -77,7 +77,7 @@ class LocalStore:
 
 @contextlib.contextmanager
 def _copied(path: Path, target: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield a temporary copy of `path` in the folder of `target`, and `target`."""
+    """Yield (the path of a temporary copy of `path`, in the folder of `target`; `target`)."""
     target.parent.mkdir(parents=True, exist_ok=True)
     # unique among threads, and among machines that share the folder
     temporary = target.with_name(f".{target.name}.{secrets.randbits(62)}.tmp")

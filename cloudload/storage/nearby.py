@@ -1,4 +1,4 @@
-"""Explain a location where nothing is stored, by the names near it.
+"""Explain a location where nothing is stored, and suggest similar names.
 
 data/corpus_mds    there is no folder data/corpus_mds. Did you mean data/corpus-mds?
 /data/x/corpus     there is no folder /data/x/corpus. The nearest folder, /data, has a and b
@@ -35,8 +35,8 @@ def raise_if_nothing(
 ) -> None:
     """Raise a clearer error than `error`, a failure to `what`, if nothing is stored at `url`.
 
-    `noun` is what should be there, such as `folder`. `advice` is for a location that is not like
-    any other. Raises `StoreError`, of the kind of `error`.
+    `noun` is the kind of object expected, such as `folder`. `advice` is used if no similar name
+    exists. Raises `StoreError`, of the kind of `error`.
     """
     if error.kind is not FailureKind.MISSING_OBJECT:
         return
@@ -46,7 +46,8 @@ def raise_if_nothing(
 
 
 def explain_nothing(url: str, noun: str, retry: Retry) -> str | None:
-    """Explain a location without objects; None if it has some, or if its store cannot be listed."""
+    """Explain a location without objects; None if it has objects, or if its store cannot be
+    listed."""
     retry = replace(retry, deadline_s=min(retry.deadline_s, _DEADLINE_S))
     try:
         return _explain_path(url, noun, retry) if is_local(url) else _explain_url(url, retry)
@@ -77,7 +78,7 @@ def _explain_path(url: str, noun: str, retry: Retry) -> str | None:
 
 
 def path_like(url: str, relative: str) -> str:
-    """A path relative to the working directory, written absolute if `url` is."""
+    """A path relative to the working directory, or absolute if `url` is absolute."""
     return relative if not local_path(url).is_absolute() else os.path.abspath(relative)
 
 
@@ -95,7 +96,7 @@ def _explain_url(url: str, retry: Retry) -> str | None:
 
 
 def _find_close(name: str, names: Sequence[str]) -> list[str]:
-    """The names like `name`, the most similar first, without the slashes of folders."""
+    """The names similar to `name`, the most similar first, without folders' slashes."""
     known = {each.rstrip("/").lower(): each.rstrip("/") for each in names}
     return [known[each] for each in get_close_matches(name.lower(), known, n=3, cutoff=0.7)]
 

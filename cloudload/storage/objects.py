@@ -8,9 +8,9 @@ store reports it.
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
-connecting. It does not interrupt access to local files, or limit an upload that has begun, except
-as the socket timeout of google-cloud-storage. Reads from an open stream have no deadline. Each read
-that uses the network is limited to `Retry.timeout_s`.
+connecting. It does not interrupt access to local files, or limit an upload in progress, except that
+google-cloud-storage uses it as its socket timeout. Reads from an open stream have no deadline. Each
+read that uses the network is limited to `Retry.timeout_s`.
 
 If a request fails, every function raises `StoreError`, whose `kind` is a `FailureKind`. Reads from
 an open stream raise the client's errors instead. If the target of a download cannot be written to,
@@ -153,10 +153,10 @@ def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
 
 
 def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
-    """Store `data` as an object unless it exists, and return the bytes that it has then.
+    """Store `data` as an object unless it exists, and return the object's bytes.
 
-    If several clients do this at once, all get the bytes of one of them. In stores that cannot
-    create in one step (fsspec, and GCS with an HMAC key), a client may get its own bytes even if
+    If several clients do this at once, one of them wins, and all get its bytes. In stores without
+    atomic creation (fsspec, and GCS with an HMAC key), a client may get its own bytes although
     another client then replaces them.
     """
     retry, backend = retry or Retry(), backend_of(url)
@@ -172,7 +172,7 @@ def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
             lambda _: backend.create(path, url, retry),
             may_be_long=True,
         )
-    # if the response is lost, our own object looks like another client's
+    # if the response is lost, our own object looks as if another client had created it
     return read_object(url, retry)
 
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Watch(Protocol):
-    """Watches a request, for a caller that reports its waits."""
+    """Observes a request, for a caller that reports its waits."""
 
     def count_retry(self) -> object:
         """Called after each failed attempt that is retried."""
@@ -101,7 +101,7 @@ def retrying(
     may_be_long: bool = False,
     watch: Watch | None = None,
 ) -> T:
-    """Return the result of `attempt`, which is retried after transient errors.
+    """Call `attempt`, retry it after transient errors, and return its result.
 
     `attempt` calls its argument whenever it has received data. An upload `may_be_long`: the
     deadline does not interrupt it. Raises `StoreError`.
@@ -164,7 +164,7 @@ class _Request:
         self._received_at = None
         self._kind, self._error = kind, _explain(error)
         self._store = _name_store(self._backend, self._url, error)
-        if type(error) is TimeoutError:  # our own, which names no server
+        if type(error) is TimeoutError:  # our own error, which names no server
             self._store = redact(self._backend.describe_endpoint(self._url))
         self._num_failed = self.attempts
         if self._watch is not None:
@@ -219,7 +219,7 @@ class _Request:
         return f"{begin}. Retrying for up to {max(0.0, self.left_s):.0f} s more"
 
     def _begin_message(self, waited_s: float, *, is_brief: bool) -> str:
-        """Say what the request waits for; a brief message has no advice."""
+        """Describe what the request waits for. A brief description has no advice."""
         if self._kind in _WRONG_ADDRESS and (self._store or not is_brief):
             why = _advise(self._kind, self._store)
             why = why.partition(". ")[0] if is_brief else why
@@ -256,7 +256,7 @@ def _advise(kind: FailureKind, store: str) -> str:
 
 
 def _name_store(backend: Backend, url: str, error: BaseException) -> str:
-    """Name the endpoint that an error is about; empty if the error is not about it.
+    """Name the store's endpoint if an error is about it, otherwise return an empty string.
 
     An error may be about another server, such as a proxy or one that issues tokens.
     """

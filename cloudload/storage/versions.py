@@ -41,7 +41,7 @@ class Version:
 
     @property
     def key(self) -> str:
-        """Text that is equal for two reads of the same version."""
+        """Text that is equal for all reads of the same version."""
         return f"{self.tag} {self.written_s}"
 
 
@@ -62,7 +62,7 @@ def version_of_file(descriptor: int) -> Version:
 
 
 def version_of_details(details: Mapping[str, Any]) -> Version:
-    """The version in the details that fsspec has of a file, whose names differ by store."""
+    """The version in fsspec's details of a file. Their names differ by store."""
     tags = [str(details[name]) for name in _DETAILED_TAGS if details.get(name)]
     times = [_read_time(details[name]) for name in _DETAILED_TIMES if details.get(name)]
     return Version(" ".join(tags), next((each for each in times if each is not None), None))

@@ -19,7 +19,7 @@ from cloudload.storage.redaction import redact
 
 logger = logging.getLogger(__name__)
 
-# (argument of a StreamingDataset, what happens instead of a value that is not the default)
+# (argument of a StreamingDataset, what cloudload does for values other than the default)
 _WITHOUT_COUNTERPART = (
     ("sampling_method", "each epoch reads a new selection of a stream's samples"),
     ("sampling_granularity", "samples are selected one by one"),
@@ -78,8 +78,7 @@ def options_of(dataset: DatasetArguments, retry: Retry) -> dict[str, Any]:
     """The loader's options that are equivalent to a StreamingDataset's arguments.
 
     `retry` is used to read the streams' indexes if they have Streaming's defaults. Logs a warning
-    for each argument that has no counterpart. Raises `ValueError` for arguments that cannot be
-    combined.
+    for each argument that has no counterpart. Raises `ValueError` for incompatible arguments.
     """
     for name, instead in _WITHOUT_COUNTERPART:
         if (value := getattr(dataset, name)) != getattr(DatasetArguments, name):

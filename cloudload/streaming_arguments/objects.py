@@ -34,8 +34,8 @@ def adopt_streaming(
 
     An option that differs from its value in `defaults` is kept. `retry` is used to read the indexes
     of streams that have proportions. Logs a warning for each setting that has no counterpart.
-    Raises `ValueError` for a subclass that changes how samples are read, and for objects that
-    cannot be combined.
+    Raises `ValueError` for a subclass that changes how samples are read, and for incompatible
+    objects.
     """
     data = options["data"]
     if _is_a(data, "StreamingDataset"):

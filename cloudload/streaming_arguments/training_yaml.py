@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or false", dict: "keys"}
-# (key of a dataset of llm-foundry, what happens instead)
+# (key of an llm-foundry dataset, what cloudload does instead)
 _WITHOUT_COUNTERPART = (
     ("eos_token_id", "documents end with the loader's eos, and fields=['segment_ids'] counts them"),
     ("bos_token_id", "documents begin with the loader's bos"),
@@ -62,7 +62,7 @@ class TextDatasetArguments(DatasetArguments):
 class TextLoaderArguments:
     """The arguments of llm-foundry's dataloader of text, without its dataset.
 
-    Those that are None are not in the YAML.
+    None means that the YAML does not set the argument.
     """
 
     name: str = "text"
@@ -105,18 +105,18 @@ def config_from_yaml(
 
     Logs a warning for each key of the dataset that has no counterpart. Raises `ValueError`, which
     names the file and the key, for an unknown key, an invalid value, a loader other than one of
-    text, and an interpolation other than `${path.of.a.key}`, for which pass a `DictConfig`.
+    text, and an interpolation other than `${path.of.a.key}`. For those, pass a `DictConfig`.
     """
     name = "the mapping" if isinstance(source, Mapping) else os.fspath(source)
     try:
         root = source if isinstance(source, Mapping) else read_yaml(source)
         if isinstance(root.get("parameters"), Mapping):
-            root = root["parameters"]  # the training YAML in that of a run on MosaicML's platform
+            root = root["parameters"]  # a YAML for MosaicML's platform contains the training YAML
         return _read_options(root, loader)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     except RecursionError:
-        raise ValueError(f"{name}: an anchor contains itself. Replace it by its value") from None
+        raise ValueError(f"{name}: an anchor contains itself. Replace it with its value") from None
 
 
 def _read_options(root: Mapping[str, Any], loader: str) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _read_dataset(given: Mapping[str, Any], path: str) -> TextDatasetArguments:
 
 
 def _build(kind: type[T], given: Any, path: str) -> T:
-    """A dataclass whose fields are the keys of a mapping. A key without a value has its default."""
+    """Create a dataclass from the keys of a mapping. A key without a value gets its default."""
     if not isinstance(given, Mapping):
         raise ValueError(f"{path} has no keys. Set those of a {kind.__name__}")
     hints, values = get_type_hints(kind), {}
@@ -223,7 +223,7 @@ def _options_of_loader(loader: TextLoaderArguments) -> dict[str, Any]:
         "tail": tails[loader.drop_last],
         "num_workers": loader.num_workers,
         "pin_memory": loader.pin_memory,
-        # a DataLoader's is for each worker
+        # a DataLoader's prefetch_factor applies to each worker
         "prefetch_batches": (loader.prefetch_factor or 0) * (loader.num_workers or 0) or None,
     }
 

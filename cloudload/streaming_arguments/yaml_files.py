@@ -3,8 +3,8 @@
     variables: {bucket: s3://my-bucket}
     remote: ${variables.bucket}/c4         ─► resolve ─►    s3://my-bucket/c4
 
-Only what a caller asks for is resolved, so the rest of a file may contain interpolations that only
-OmegaConf knows.
+Only values that a caller requests are resolved, so the rest of a file may contain interpolations
+that only OmegaConf supports.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def look_up(root: Any, path: str) -> Any:
 def resolve(value: Any, root: Mapping[str, Any], path: str, passed: tuple[str, ...] = ()) -> Any:
     """A value as plain dicts and lists, with the values of its interpolations.
 
-    `path` is the value's own, and `passed` are the interpolations that led to it. Raises
+    `path` is the path of the value, and `passed` are the interpolations that led to it. Raises
     `ValueError` for an interpolation that is not the path of a value in `root`.
     """
     if isinstance(value, Mapping):
@@ -91,7 +91,7 @@ def resolve(value: Any, root: Mapping[str, Any], path: str, passed: tuple[str, .
     if whole := _INTERPOLATION.fullmatch(value):
         return _follow(whole[1], root, path, passed)
     text = _INTERPOLATION.sub(lambda part: _follow_in_text(part[1], root, path, passed), value)
-    return resolve(text, root, path, passed)  # one may be within another
+    return resolve(text, root, path, passed)  # interpolations may be nested
 
 
 def join_keys(path: str, key: object) -> str:

@@ -7,7 +7,7 @@
     with published(ring.write):               the text is written to shared memory when it changes,
         with doing("tokenizing"): …           and another process reads it
 
-The innermost activity counts. Entering a wait or an activity costs about a microsecond.
+The innermost activity is reported. Entering a wait or an activity takes about a microsecond.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Activities:
         return text if isinstance(text, str) else text()
 
     def publish(self) -> None:
-        """Tell others that the activity has changed."""
+        """Notify other threads and processes that the activity has changed."""
 
 
 class _Published(_Activities):
@@ -99,7 +99,7 @@ class _Watcher:
 
     def __init__(self) -> None:
         self._lock, self._is_running = threading.Lock(), False
-        # weak references, so that a loader that is dropped ends at once
+        # weak references, so that an abandoned loader ends at once
         self._waits = weakref.WeakSet[Wait]()
 
     def add(self, wait: Wait) -> None:
@@ -121,7 +121,7 @@ class _Watcher:
                 return
 
     def _look(self) -> bool:
-        """Check all waits, forget the idle ones, and return whether any are left."""
+        """Check all waits, remove the idle ones, and return whether any remain."""
         idle = [wait for wait in list(self._waits) if not wait.look()]
         with self._lock:
             for wait in idle:
@@ -158,7 +158,7 @@ os.register_at_fork(after_in_child=_state.reset)
 
 
 class doing:
-    """Describes what this thread does in a `with` block, as in "downloading s3://…".
+    """Describes what this thread does in a `with` block, such as "downloading s3://…".
 
     With `grace_s`, the block may take that much longer before it is reported, and the time after it
     counts as a new wait.

@@ -18,7 +18,7 @@ GUARD_ADVICE = (
 
 
 def find_missing_script() -> str | None:
-    """Return the script's name if other processes cannot import it, such as `<stdin>`, or None."""
+    """Return the script's name, such as `<stdin>`, if other processes cannot import it, or None."""
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
     is_importable = path is None or main.__spec__ is not None or os.path.exists(path)

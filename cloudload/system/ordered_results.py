@@ -1,4 +1,4 @@
-"""Run tasks in a pool, and take their results in the order of the items."""
+"""Run tasks in a pool, and yield their results in the order of the items."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
     shard.00000.mds.3f2a….part              the bytes written so far
 
 A process removes its temporary files when it exits. Worker processes do so even on SIGTERM. A
-killed process leaves them behind. Those of shards and orders are recognized by their names, and
-removed by a later process.
+killed process leaves them behind. A later process recognizes the files of shards and orders by
+their names, and removes them.
 """
 
 from __future__ import annotations

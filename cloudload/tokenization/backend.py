@@ -7,7 +7,7 @@
     version ─► features of the tokenizer.json ─► loads ─► same IDs for probes ─► for code points
 
 For some tokenizers, fastokens silently gives different IDs. The feature check recognizes the known
-cases. The later checks are for unknown ones. A loader chooses when it is created, and passes the
+cases. The later checks are for unknown cases. A loader chooses when it is created, and passes the
 choice to its workers.
 """
 
@@ -65,7 +65,7 @@ class Choice:
     why: str
     """Why this backend was chosen, as text that follows "because"."""
     is_fallback: bool = False
-    """Whether this is `hf` only because fastokens cannot be used."""
+    """Whether this is `hf` because fastokens cannot be used."""
 
     @property
     def reason(self) -> str | None:

@@ -198,7 +198,7 @@ def load_hf(text: str) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def load_special_hf(text: str) -> Any:
-    """Load a tokenizer as `load_hf` does that encodes the names of special tokens as these tokens.
+    """Load a tokenizer like `load_hf`, but encode the names of special tokens as these tokens.
 
     The last one loaded is cached.
     """

@@ -38,12 +38,13 @@ _END_TOKENS = (
 
 @dataclass(frozen=True)
 class NamedTokens:
-    """The special tokens that a tokenizer's files or attributes name, and where they name them."""
+    """The special tokens that a tokenizer's files or attributes name, and the places that name
+    them."""
 
     bos: str | None = None
     eos: str | None = None
     adds_bos: bool | None = None
-    """Whether bos is added to each text; None if it is not said."""
+    """Whether bos is added to each text; None if the files do not say."""
     bos_place: str = ""
     eos_place: str = ""
 
@@ -155,7 +156,7 @@ def _take(backend: Tokenizer, token: TokenName, field: str, place: str) -> Frami
 
 
 def _doubt(backend: Tokenizer, token: str, place: str) -> str | None:
-    """Warn of an eos that ends the turn of a chat, as in the tokenizers of chat models."""
+    """Warn about an eos that ends a chat turn, as in the tokenizers of chat models."""
     if not _CHAT_TOKEN.search(token):
         return None
     others = [each for each in _END_TOKENS if backend.token_to_id(each) is not None]

@@ -40,14 +40,15 @@ def load_by_name(name: str) -> tuple[Any, Path | None]:
         explained = _explain_offline(name, obstacle) if obstacle else _explain(name, error)
         raise TokenizerError(explained) from None
     if obstacle:
-        logger.warning("%s, so the tokenizer %r is from the local cache", obstacle, name)
+        logger.warning("%s, so the tokenizer %r is loaded from the local cache", obstacle, name)
     with contextlib.suppress(OSError):  # not all tokenizers have the file
         return tokenizer, Path(cached_file(name, "tokenizer.json", **options)).parent
     return tokenizer, None
 
 
 def _is_absent_from_cache(name: str) -> bool:
-    """Whether the Hub's cache has no folder for `name`. False if transformers has its own cache."""
+    """Whether the Hub's cache has no folder for `name`; False if transformers uses its own
+    cache."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 

@@ -38,7 +38,7 @@ def probes(content: Mapping[str, Any]) -> list[str]:
     return [*_PIECES, *_LONG, *special, *words, " ".join(words), "".join(words), "", *fuzzed]
 
 
-# a state has a hash of their IDs, so a change needs another name of the hash
+# states contain a hash of their IDs, so if they change, rename the hash
 FIXED_TEXTS = (
     *("The quick brown fox jumps over the lazy dog.", "I'll don't WE'D've it\u2019s 'S", "aAbBcC"),
     *("0 12 345 6789 1234567890 3.14e-10 1,000 0x1F", "\u0661\u0662 \u00b2\u00bd \u2167"),

@@ -4,7 +4,8 @@
     byte fallback      "▁the"     " the"       "<0xE2>"  byte E2
 
 A byte that is only a part of a character is the surrogate U+DC00 plus the byte, as in Python's
-`surrogateescape`. So the texts of a row's tokens, joined and encoded this way, are its bytes.
+`surrogateescape`. If you join the texts of a row's tokens and encode them this way, you get the
+row's bytes.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _decode_bytes(data: bytes) -> str:
 
 
 def _list_kinds(part: Any) -> set[str]:
-    """The types of a decoder or pre-tokenizer, and of those that it consists of."""
+    """The types of a decoder or pre-tokenizer, and of its components."""
     if not isinstance(part, dict):
         return set()
     kinds = {str(part.get("type"))}
@@ -82,9 +83,10 @@ def _list_kinds(part: Any) -> set[str]:
 
 
 def _list_bytes() -> dict[str, int]:
-    """The byte of each letter of GPT-2's byte-level alphabet.
+    """Map each letter of GPT-2's byte-level alphabet to its byte.
 
-    Printable bytes of Latin-1 are themselves. The others, in order, are the letters from U+0100.
+    Printable Latin-1 letters stand for their own byte. Letters from U+0100 stand for the other
+    bytes, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]

@@ -61,12 +61,12 @@ class TokenizerSpec:
     vocab_size: int
     """The largest ID, plus 1. Without a tokenizer, 2^31."""
     token_ids: str
-    """A hash of the IDs of `probes.FIXED_TEXTS`: 16 hex digits. If another version of `tokenizers`
-    gives other IDs, the hash is another. Empty without a tokenizer."""
+    """A hash of the IDs of `probes.FIXED_TEXTS`: 16 hex digits. It differs if a version of
+    `tokenizers` gives different IDs. Empty without a tokenizer."""
     framing: str = field(default="", compare=False)
-    """Which tokens `frames` are, and where they are from, for a log."""
+    """The tokens in `frames` and their origin, for a log."""
     framing_warning: str | None = field(default=None, compare=False)
-    """A doubt about an eos."""
+    """A warning about an eos, if any."""
 
     def __repr__(self) -> str:
         return (
@@ -245,7 +245,7 @@ class DocumentTokenizer:
         return self._encode_mixed(documents)
 
     def _encode_mixed(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """Encode documents of which some may have special tokens."""
+        """Encode documents, some of which may have special tokens."""
         parts: dict[int, Tokens] = {}
         for is_special in (False, True):
             places = [

@@ -22,7 +22,7 @@ _FOREIGN = (MemoryError, RecursionError, OSError, ImportError, Warning, Cloudloa
 
 
 def find_foreign_cause(error: BaseException) -> BaseException | None:
-    """The error, or one of its causes, that may have a cause other than the document, or None.
+    """Return the error, or its cause, that may not be the document's fault, or None.
 
     Follows the causes and contexts that a traceback would show, and the errors of a group.
     """

@@ -62,7 +62,7 @@ class Block:
     traffic: Traffic
     """The traffic of the worker's shard cache since its last block."""
     first_fetch: FirstFetch | None
-    """The first shard that the worker fetched, in one block only."""
+    """The first shard that the worker fetched; set in only one block."""
     first_dry: int
     """The first of the worker's rows, as an index in the run, that its lane could not fill; `NEVER`
     if there is none so far. This row and all later ones are invalid."""

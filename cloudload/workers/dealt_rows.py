@@ -1,4 +1,4 @@
-"""Read the rows that a worker is dealt, in a world whose size does not divide the number of lanes.
+"""Read the rows dealt to a worker, in a world whose size does not divide the number of lanes.
 
     rows of own lanes ────┐
     rows of other lanes ──┴─► pieces, from token lengths ─► documents ─► Pieces
@@ -46,7 +46,7 @@ class DealtRows:
         self._is_awaited = True
 
     def read(self, rows: Ints, *, is_awaited: bool) -> Pieces:
-        """Read the documents of rows: int64 [rows]. `is_awaited` is that of `Prefetcher.fetch`.
+        """Read the documents of rows: int64 [rows]. `is_awaited` is as for `Prefetcher.fetch`.
 
         Raises the errors of `RowFinder.find` and `RowReader.read`.
         """

@@ -25,7 +25,7 @@ from cloudload.workers.bad_documents import find_foreign_cause
 from cloudload.workers.text_check import TextCheck
 
 TextOrError = str | BadDocumentError | None
-"""The text of a sample. None if the transform filters it out. An error if on_error="skip" leaves it
+"""The text of a sample; None if the transform filters it out; an error if on_error="skip" leaves it
 out."""
 
 
@@ -109,7 +109,7 @@ class DocumentReader:
         return texts
 
     def take_doubts(self) -> dict[int, str]:
-        """New doubts that a stream's documents are text, as one message for each stream."""
+        """New warnings that a stream's documents do not look like text, one for each stream."""
         doubts, self._doubts = self._doubts, {}
         return doubts
 
@@ -150,7 +150,7 @@ class DocumentReader:
         except BadDocumentError as error:
             if not self._skips:
                 raise
-            return BadDocumentError(error.summary)  # without the frames, which hold the sample
+            return BadDocumentError(error.summary)  # without the frames, which refer to the sample
 
     def read_tokens(self, samples: Ints) -> list[IdsOfDocuments]:
         """Read the IDs of pre-tokenized `samples` (int64 [samples]), one item for each dtype.
@@ -193,7 +193,7 @@ class DocumentReader:
         return DatasetError(
             f"token {place:,} of {self.where(sample)} is {found:,} as {dtype.name}, not an ID from "
             f"0 to {self._vocab_size - 1:,}. Usually tokens_dtype is not the dtype that was "
-            "written, or the data was made with another tokenizer"
+            "written, or the data was made with a different tokenizer"
         )
 
     def _by_shard(self, samples: Ints) -> Iterator[tuple[int, Ints, Ints]]:
@@ -252,7 +252,7 @@ class DocumentReader:
             text = self._transform(values)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a transform's sys.exit() would look like a dead worker
+        except BaseException as error:  # sys.exit() would look like a dead worker
             raise self._explain_failure(error, shard.where(sample)) from error
         if text is not None and (fault := _find_fault(text)):
             what = f"the transform {show_function(self._transform)} returned {fault}"

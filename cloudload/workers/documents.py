@@ -197,7 +197,7 @@ class LaneDocuments:
     def compare(self, samples: Ints, reader: DocumentReader) -> None:
         """Read samples of the corpus (int64 [samples]), and compare them with their lengths.
 
-        Raises the errors of `read`, and `DatasetError` for a sample with another length.
+        Raises the errors of `read`, and `DatasetError` for a sample with a different length.
         """
         other, nowhere = copy(self), np.zeros_like(samples)
         other._reader, other._skip_log = reader, SkipLog()
@@ -219,7 +219,7 @@ class LaneDocuments:
     ) -> Ints:
         """Find the texts that are left out: `FILTERED`, `FAILED`, or 0: int64 [texts].
 
-        Logs the bad ones. Raises `StreamChangedError` for a bad one that has begun.
+        Logs the bad ones. Raises `StreamChangedError` for a bad one that the run has begun to read.
         """
         left_out = np.zeros(len(texts), np.int64)
         if self._skips:
@@ -292,7 +292,7 @@ class LaneDocuments:
         return decode_ids(self._text, tokens)
 
     def take_doubts(self) -> dict[int, str]:
-        """New doubts that a stream's documents are text, as one message for each stream."""
+        """New warnings that a stream's documents do not look like text, one for each stream."""
         return self._reader.take_doubts()
 
     def prefetch(self, samples: Ints) -> None:

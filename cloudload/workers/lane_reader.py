@@ -45,7 +45,7 @@ _MOST_DOCUMENTS_OF_LANE = 64
 # documents that wait in the packers would then use more than about `_WAITING_BYTES`
 _MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
 _MOST_EAGERNESS_OF_FILL = 2.0**40
-# with token IDs, this many documents amortize a call; reading more would only copy their tokens
+# with token IDs, this many documents amortize a call's overhead; more would only add copying
 _ENOUGH_DOCUMENTS = 2_048
 
 
@@ -88,7 +88,7 @@ class LaneReader:
         self._barren = np.zeros(len(cursors), np.int64)
         """Number of documents that each lane has read since its last document with tokens."""
         self._barren_of_component = [0] * len(self._components)
-        """The same for each component, over all lanes of this worker."""
+        """The same count for each component, over all lanes of this worker."""
         self._mean_tokens = np.array(
             [
                 max(1.0, each.raw_bytes / max(1, each.num_samples) / _GUESSED_BYTES_PER_TOKEN)
@@ -174,7 +174,7 @@ class LaneReader:
             eagerness = min(2 * eagerness, _MOST_EAGERNESS_OF_FILL)
 
     def _add(self, found: FoundDocuments, is_awaited: bool, *, again: bool = False) -> None:
-        """Read and pack documents. `again` means that a saved residue has them."""
+        """Read and pack documents. `again` means that a saved residue contains them."""
         if not len(found):
             return
         self._prefetch.fetch(found, is_awaited=is_awaited)

@@ -1,10 +1,10 @@
-"""Compare the token lengths of some documents, before a run relies on those that it never reads.
+"""Check the token lengths of some documents before a run relies on lengths that it never reads.
 
     groups of shards ─► up to 16 ─► a shard of each ─► its first samples ─► lengths compared
 
-A seek jumps over documents, so that a wrong length among them would move every later row. Documents
-that are read are always compared. The choice depends only on the data. Of a shard, only the bytes
-of its first samples are read.
+A seek jumps over documents, so a wrong length among them would move every later row. Documents that
+are read are always compared. The sample depends only on the data. Only the bytes of a shard's first
+samples are read.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class _ShardStart:
         self._number, self._shard = number, shard
 
     def shard(self, number: int) -> Shard:
-        """The shard, which is the only one that can be asked for."""
+        """Return the shard, which is the only one available."""
         assert number == self._number
         return self._shard
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Do nothing, because the shard is there."""
+        """Do nothing, because the shard is already open."""
 
 
 @contextlib.contextmanager

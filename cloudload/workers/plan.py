@@ -63,7 +63,7 @@ class InTail:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """The lanes end at row `start`, and the run at row `end`, as the token lengths say."""
+    """According to the token lengths, the lanes end at row `start`, and the run at row `end`."""
 
     ending: Ending
 
@@ -96,9 +96,9 @@ class Plan:
     """The position to continue from."""
     phase: Phase
     lengths: CorpusLengths | None = None
-    """The lengths of the samples, with which documents are compared as they are read."""
+    """The lengths of the samples. Each document that is read is compared with its length."""
     has_jumped: bool = False
-    """Whether the position was found from lengths, and this rank compares some of them first."""
+    """Whether the position was computed from lengths, and this rank checks some of them first."""
 
     @property
     def num_lanes(self) -> int:
@@ -123,7 +123,8 @@ class Plan:
 
     @cached_property
     def tail(self) -> Tail | None:
-        """The tail, or None before it is packed. If it is foreseen, the first use packs it."""
+        """The tail, or None before it is packed. In the phase `Foreseen`, the first use packs
+        it."""
         if isinstance(self.phase, Foreseen):
             assert self.lengths is not None
             lengths = RunLengths(self.recipe, self.cache_root, self.lengths)

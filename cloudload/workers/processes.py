@@ -4,9 +4,10 @@
             ────────── the plan, a slot is free again ──────►
 
 Each worker has its own socket pair, which needs no lock. The trainer notices a worker's death from
-the end of its stream, or by checking the process, so it does not wait for a dead worker. The plan
-is sent over it, unless the worker is forked: `multiprocessing` would write the plan to a pipe whose
-other end the trainer also holds, and wait forever if the worker died before it read the plan.
+the end of its stream, or by checking the process, so it does not wait for a dead worker. Unless the
+worker is forked, the plan is also sent over the socket: `multiprocessing` would write the plan to a
+pipe whose other end the trainer also holds, and wait forever if the worker died before it read the
+plan.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Memory:
 
     @staticmethod
     def of(plan: Plan, retries: RetryCounts) -> Memory:
-        # one slot for the block in use, and at least two for the blocks ahead of it
+        # one slot for the block in use, and at least two for the next blocks
         slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
         blocks = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
         activities = SharedMemoryRing(plan.num_workers, _ACTIVITY_BYTES)
@@ -142,7 +143,7 @@ class WorkerProcess:
 
     def _await_start(self) -> None:
         if not self._is_forked:
-            with contextlib.suppress(ConnectionError):  # it has died, and `_receive` says how
+            with contextlib.suppress(ConnectionError):  # it has died, and `_receive` explains how
                 self._connection.send(self._plan)
             self._receive(GUARD_ADVICE)
             return

@@ -5,7 +5,7 @@
                 held: each lane's last document ◄───┘
                 if it has tokens after its last row
 
-Reading the rows of a lane in order thus tokenizes each document once.
+So reading a lane's rows in order tokenizes each document once.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class _Held:
 
 
 class RowReader:
-    """Reads the documents of rows from `position` on.
+    """Reads the documents of rows, starting at `position`.
 
-    `prefetch` is called with the documents that are read next; by default, it fetches their shards.
-    `own_lanes` (bool [flat_lanes]) are the lanes whose later rows are read here, too; by default,
+    `prefetch` is called with the documents to read next; by default, it fetches their shards.
+    `own_lanes` (bool [flat_lanes]) are the lanes whose later rows are also read here; by default,
     all.
     """
 

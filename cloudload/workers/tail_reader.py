@@ -48,7 +48,7 @@ def measure_rest(
     """Measure the documents left in lanes: their sizes in tokens, int64 [documents], by lane.
 
     `own`, `heads` and `ends` are int64 [lanes]. Lane `own[i]` has ordinals `heads[i]` to
-    `ends[i] - 1` left. `begun_sizes` is that of the `LaneReader`. The size is `SIZE_ABSENT` for a
+    `ends[i] - 1` left. `begun_sizes` is the `LaneReader`'s. The size is `SIZE_ABSENT` for a
     hole at the end of an epoch, and `SIZE_FILTERED` or `SIZE_FAILED` for a document that is left
     out.
 
@@ -82,7 +82,8 @@ class TailReader:
         self._held: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
 
     def cut(self, block: BlockBuilder, tail: Tail, first_block_row: int) -> Pieces:
-        """Cut the block's rows from `first_block_row` on, and count the documents they finish.
+        """Cut the block's rows, starting at `first_block_row`, and count the documents that end
+        there.
 
         Raises the errors of `LaneDocuments.find` and `read`.
         """

@@ -3,7 +3,8 @@
     text        prose, code, JSON, 狐, عربي, 🦊, ASCII art, terminal colors
     not text    token IDs or UTF-16 read as UTF-8, gzip read as Latin-1, U+FFFD, base64
 
-A doubt is a warning. It changes no row. Once a stream is judged, its check costs nothing.
+A doubt is only a warning, and does not change the rows. Once a stream was checked, the check costs
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _LEAST_CHARACTERS, _MOST_CHARACTERS = 8, 4_096
 _DOUBTFUL_SHARE = 0.05
 _LEAST_CLASS_SHARE, _MOST_SLASHES_SHARE = 0.02, 0.05
 
-# all but those of white space, backspace, terminal colors, and next line
+# all except white space, backspace, terminal colors, and next line
 _CONTROL = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{60,}={0,2}")
 
@@ -31,7 +32,7 @@ class Doubt(NamedTuple):
     sample: int
     """The document's index in the corpus."""
     reason: str
-    """The reason, as words that follow `it`."""
+    """The reason, as text that follows `it`."""
     excerpt: str
     """Its first characters, escaped."""
 
@@ -45,14 +46,15 @@ class TextCheck:
 
     @property
     def is_over(self) -> bool:
-        """Whether every stream is judged."""
+        """Whether every stream was checked."""
         return not self._left
 
     def look(self, stream: int, samples: Ints, texts: Sequence[str | None]) -> Doubt | None:
-        """Look at documents of a stream, and return a doubt if most of its first ones are doubtful.
+        """Check documents of a stream, and return a doubt if most of its first documents are
+        doubtful.
 
-        `samples` (int64 [documents]) are their indices in the corpus. A stream is judged once,
-        when its first documents are complete.
+        `samples` (int64 [documents]) are their indices in the corpus. A stream is checked once,
+        after its first documents were read.
         """
         for sample, text in zip(samples.tolist(), texts, strict=True):
             if stream not in self._left:
@@ -86,7 +88,7 @@ def reason_to_doubt(text: str) -> str | None:
 def _is_base64(head: str) -> bool:
     """Whether most of a text is long runs of letters of both cases and digits.
 
-    Names, DNA and hexadecimal digits lack one of the three. Paths have more slashes.
+    Names, DNA and hexadecimal digits lack one of these three. Paths have more slashes.
     """
     runs = "".join(_BASE64.findall(head))
     if 2 * len(runs) <= len(head) or runs.count("/") > _MOST_SLASHES_SHARE * len(runs):

@@ -61,7 +61,7 @@ class WholeDocument:
     num_tokens: int
     """Number of tokens, bos and eos included."""
     text: str
-    """The text, after the transform; of pre-tokenized data, the text of its tokens."""
+    """The text after the transform; for pre-tokenized data, the text of its tokens."""
 
 
 class Tracer:

@@ -36,8 +36,9 @@ def read_blocks(
 
     The blocks never end, except in the phase `Measuring`, which has one block of sizes. Blocks of
     replayed rows are first. They have cursors but no tokens. The first block after them has one
-    batch, so that training starts early, and each later one has twice as many as the one before, up
-    to `Plan.batches_at_once`. Retries of requests to the store are counted in `retries`, int64 [1].
+    batch, so that training starts early. Each later block has twice as many batches as the previous
+    one, up to `Plan.batches_at_once`. Retries of requests to the store are counted in `retries`,
+    int64 [1].
 
     Raises `StreamChangedError` if the plan's position does not match the documents, `DatasetError`
     if an endless lane finds no tokens, and the errors of `LaneDocuments.find` and `read`.

@@ -176,7 +176,7 @@ def measure_reads(
 def _show(seen: Seen, sound: Mapping[str, str]) -> tuple[str, str]:
     message = seen.message
     if message in sound:
-        message = f"every {sound[message]}row, as of sound data"
+        message = f"every {sound[message]}row, as from undamaged data"
     warnings = "".join(
         f". Log: {shorten(line)}" for line in sorted(set(seen.warnings.splitlines()))
     )

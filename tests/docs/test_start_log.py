@@ -1,4 +1,4 @@
-"""The quickstart shows the log of a start as a script has it."""
+"""The quickstart shows the start log that a script really prints."""
 
 from __future__ import annotations
 

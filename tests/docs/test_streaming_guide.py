@@ -1,4 +1,4 @@
-"""The guide for users of Streaming has a row for every argument, and each row a test."""
+"""The guide for users of Streaming has a row for every argument, and each row has a test."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_prepared_loaders_of_two_ranks_read_the_rows_of_one(folder: str, tmp_pat
 
 
 def interleave(*batches: Rows) -> Rows:
-    """The rows of a global batch, from those of its ranks."""
+    """The rows of a global batch, combined from its ranks' rows."""
     return [row for rows in zip(*batches, strict=True) for row in rows]
 
 

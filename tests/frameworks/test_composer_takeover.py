@@ -38,13 +38,13 @@ def collate(samples: list[dict[str, str]]) -> dict[str, Tensor]:
 
 
 def count_samples(trained: Sequence[int]) -> Counter[int]:
-    """How many epochs have read each sample."""
+    """The number of epochs that have read each sample."""
     epochs = [trained[:READ_IN_EPOCH], trained[READ_IN_EPOCH:]]
     return Counter(number for epoch in epochs for number in {*epoch})
 
 
 def count_documents(loader: CloudLoader) -> Counter[int]:
-    """The documents that are left, which are the numbers of their samples."""
+    """The remaining documents. Each document is its sample's index."""
     rows = [row for batch in loader for row in batch["input_ids"].tolist()]
     texts = [byte_tokenizer().decode(row[: row.index(EOS_ID)]) for row in rows if EOS_ID in row]
     return Counter(int(text.replace(" ", "")) for text in texts)
@@ -91,7 +91,7 @@ def test_every_checkpoint_of_composer_continues_with_the_samples_that_are_left(
 
 
 def make_loader(data: str, cache: Path) -> CloudLoader:
-    """A loader of which each row is one document."""
+    """A loader whose rows have one document each."""
     return CloudLoader(
         data,
         tokenizer=byte_tokenizer(),

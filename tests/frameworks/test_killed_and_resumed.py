@@ -59,7 +59,7 @@ class Framework:
         return str(python)
 
     def command(self, module: str) -> list[str]:
-        """The beginning of a command that runs a module."""
+        """The first words of a command that runs a module."""
         own = [self.python(), "-m", module]
         return [*stand_in(), module] if self.environment == "dev" else own
 

@@ -1,5 +1,4 @@
-"""Ray runs the segments of a conversion and the groups of a count, and whatever it kills, the
-objects are the same; and Ray checks them."""
+"""Ray runs conversions, counts and checks. Killed tasks do not change the output."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ KILLS = 6
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two raylets on this machine, each with a resource of its own."""
+    """Two raylets on this machine, each with its own resource."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"a": 2}})
@@ -47,13 +46,13 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 60 segments in four formats."""
+    """About 60 segments in four formats."""
     return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
 
 
 @pytest.fixture(scope="module")
 def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The hash of every object of a conversion by one process."""
+    """The hash of every object that a conversion in one process writes."""
     out = tmp_path_factory.mktemp("whole") / "out"
     convert_to_mds(corpus, out, **SETTINGS)
     return dataset_bytes(str(out))
@@ -70,13 +69,13 @@ def test_a_cluster_writes_the_same_objects(
 
 
 def run_and_kill(number: int) -> int:
-    """A unit whose process is killed by others."""
+    """A unit in a process that other units kill."""
     time.sleep(0.2)
     return number
 
 
 def kill_workers(until: threading.Event, killed: list[int], kills: int = KILLS) -> None:
-    """Kill processes of Ray tasks at random, a few times."""
+    """Kill random processes of Ray tasks a few times."""
     draw = random.Random(4)
     while len(killed) < kills and not until.wait(draw.uniform(0.3, 1.0)):
         pids = [
@@ -176,7 +175,8 @@ def test_the_command_line_runs_on_ray(tmp_path: Path, capsys: pytest.CaptureFixt
 def counted(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, dict[str, str]]:
-    """A dataset in groups of 20 samples, and the hash of every file of lengths by one process."""
+    """A dataset in groups of 20 samples, and the hash of every length file that one process
+    writes."""
     monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 20)
     convert_to_mds(corpus, tmp_path / "mds", **SETTINGS)
     out = tmp_path / "by-one-process"

@@ -1,4 +1,4 @@
-"""`Rows` under the stock Trainer and DataLoaders, killed and resumed: no row lost or repeated."""
+"""`Rows` with the stock Trainer and DataLoaders: no row is lost or repeated after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe for Spark in the guide converts to the same objects as one process."""
+"""The guide's Spark recipe writes the same objects as a conversion in one process."""
 
 from __future__ import annotations
 

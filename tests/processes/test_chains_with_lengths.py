@@ -1,5 +1,5 @@
-"""Real ranks, killed and resumed with token lengths, without, and switched at a resume, read the
-stream that one process reads without lengths."""
+"""Real ranks, killed and resumed with or without token lengths, read the same stream as one process
+without lengths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ TO_THE_END = 10_000
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a chain: a run, with lengths or without, of ranks that may not communicate."""
+    """A part of a chain: ranks that run with or without lengths, and may be unable to
+    communicate."""
 
     run: Run
     lengths: str = ON
@@ -36,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Chain:
-    """Parts of a run, one after the other. All but the last are killed."""
+    """Consecutive parts of a run. All except the last are killed."""
 
     parts: list[Part]
     packing: str = "concat"

@@ -1,4 +1,4 @@
-"""A check has one report, whatever runs it."""
+"""A check has the same report on every engine."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ GROUPS = 20
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 shards of 10 documents: 30 with a wrong byte, 5 missing, 1 short, and a text that is not
-    UTF-8. The index has an unknown field, and the folder two objects that no reader needs."""
+    """60 shards of 10 documents: 30 with a wrong byte, 5 missing, 1 too short, and one with invalid
+    UTF-8. The index has an unknown field, and the folder has two objects that no reader needs."""
     folder = tmp_path_factory.mktemp("damaged") / "data"
     texts = [f"document {number:03}" for number in range(10 * SHARDS)]
     write_mds(folder, texts, shard_samples=[10] * SHARDS)

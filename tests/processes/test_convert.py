@@ -81,7 +81,7 @@ def kill_and_finish(corpus: Path, out: str, kills: int, seed: int) -> None:
 
 
 def _wait_for_progress(process: subprocess.Popen[bytes], out: str, shards: int) -> None:
-    """Until that many further shards are stored, so that every run gets somewhere."""
+    """Wait until this many more shards are stored, so that every run makes progress."""
     before = _journal_length(out)
     while process.poll() is None and _journal_length(out) < before + shards:
         time.sleep(0.002)

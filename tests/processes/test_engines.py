@@ -1,4 +1,4 @@
-"""Units of work run anywhere, and whatever happens to a process, nobody waits for it."""
+"""Units of work run on every engine, which never waits for a process that died."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cloudload.storage.objects import read_object
 
 @pytest.fixture(params=["inline", "threads", "processes"])
 def executor(request: pytest.FixtureRequest) -> Iterator[Engine | None]:
-    """Each kind of executor in turn."""
+    """Run a test with each kind of executor."""
     if request.param == "threads":
         with ThreadPoolExecutor(2) as threads:
             yield threads
@@ -75,7 +75,7 @@ def test_the_bytes_of_all_units_are_reported_once(executor: Engine | None) -> No
 
 
 def wait_for_reports(folder: str, on_bytes: Callable[[int], object]) -> None:
-    """Processes bytes until a file says that some were seen elsewhere."""
+    """Processes bytes until a file shows that another process received some of the counts."""
     while not os.path.exists(f"{folder}/seen"):
         on_bytes(1)
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""`cloudload head` on a terminal, which no document can drive."""
+"""`cloudload head` on a terminal: no document can control the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202ereversed\u2066\x00\x7f\rover"
 
 
 def read_on_a_terminal(*arguments: Any) -> str:
-    """What the command writes to a terminal of 60 columns."""
+    """The command's output on a terminal with 60 columns."""
     parent, child = os.openpty()
     command = [sys.executable, "-m", "cloudload", "head", *map(str, arguments)]
     environment = {**os.environ, "COLUMNS": "60"}

@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 
 
 def render(folder: Path, texts: list[str], seq_len: int, **options: Any) -> Path:
-    """The page of the first step of a run over some texts, each of which is its own ID."""
+    """The page of the first step of a run. Each document's ID is its text."""
     write_mds(folder / "mds", texts, extra={"id": ("str", texts)})
     run = start_run(
         options.pop("num_rows", 4),
@@ -63,7 +63,7 @@ def render(folder: Path, texts: list[str], seq_len: int, **options: Any) -> Path
 
 
 def shown(text: str) -> str:
-    """A text as the page shows it in a row: with a mark for each invisible character."""
+    """A text as the page shows it, with a mark for each invisible character."""
     marks = {"\n": "↵\n", "\t": "→\t"}
     return INVISIBLE.sub(lambda found: marks.get(found[0], f"U+{ord(found[0]):04X}"), text)
 
@@ -111,7 +111,7 @@ def test_hostile_documents_and_ids_stay_text(browser: Browser, tmp_path: Path) -
 def test_the_policy_of_the_page_runs_no_script_of_a_document(
     browser: Browser, tmp_path: Path
 ) -> None:
-    """Even if a document became markup, as here by hand."""
+    """The policy holds even if a document becomes markup, which this test forces."""
     page = render(tmp_path, HOSTILE, 64)
     browser.open(page)
     browser.evaluate(f"main.insertAdjacentHTML('beforeend', {json.dumps(HOSTILE[1])}); 1")

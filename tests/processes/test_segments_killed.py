@@ -1,5 +1,5 @@
-"""Whatever runs the segments is killed at random, also on a store that fails, and the next run
-finishes them to the same objects."""
+"""Processes that convert segments are killed at random, with a working or failing store. The next
+run writes the same objects."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 60 segments in four formats."""
+    """About 60 segments in four formats."""
     return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
 
 
 @pytest.fixture(scope="module")
 def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The hash of every object of a conversion by one process."""
+    """The hash of every object that a conversion in one process writes."""
     out = tmp_path_factory.mktemp("whole") / "out"
     convert_to_mds(corpus, out, **{**SETTINGS, "block_bytes": 8 << 20})
     return dataset_bytes(str(out))
@@ -46,7 +46,7 @@ def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 @pytest.fixture(params=["s3", "failing s3"])
 def out(request: pytest.FixtureRequest, s3_url: str) -> str:
-    """A place in the S3 server, directly or through a proxy that fails one request in ten."""
+    """A URL on the S3 server, directly or through a proxy that fails one request in ten."""
     if request.param == "failing s3":
         request.getfixturevalue("s3_proxy").set_faults(FAULTS)
     return s3_url
@@ -70,7 +70,8 @@ def kill_one(process: subprocess.Popen[bytes], draw: random.Random) -> None:
 
 
 def run_until_finished(commands: list[tuple[str, ...]], kills: int, seed: int, **where: Any) -> int:
-    """Run the commands at once, again and again, each killed at random at first. Return the kills.
+    """Run the commands concurrently and repeatedly, at first killing them at random. Return the
+    kills.
 
     A command that was not killed must succeed.
     """
@@ -120,7 +121,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 def counted(
     corpus: Path, tokenizer: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """The hash of every object of a conversion by one process that counts tokens."""
+    """The hash of every object of a conversion in one process that also counts tokens."""
     out = tmp_path_factory.mktemp("counted") / "out"
     convert_to_mds(corpus, out, **{**SETTINGS, "block_bytes": 8 << 20, "tokenizer": tokenizer})
     return dataset_bytes(str(out))

@@ -1,4 +1,4 @@
-"""A loader that waits says for whom: a worker, another process of the node, or another rank."""
+"""A waiting loader reports what it waits for: a worker, another process, or another rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class UntilThere:
-    """A transform that waits until a file is there."""
+    """A transform that waits until a file exists."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

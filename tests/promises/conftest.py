@@ -38,7 +38,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
 def alone_with_streaming(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """StreamingDatasets of two processes would find each other's shared memory: one at a time.
+    """Use StreamingDatasets in one process at a time, because they share names in shared memory.
 
     Their lock files stay in the temporary folder, and each new dataset looks at all of them.
     """

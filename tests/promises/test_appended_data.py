@@ -1,4 +1,4 @@
-"""A run that is resumed after an append reads the shards with which it began; new runs read all."""
+"""A run that resumes after an append reads only its original shards; new runs read all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {**QUIET, "shard_bytes": 1_500}
 
 
 def convert(out: str | Path, name: str, count: int, **options: Any) -> None:
-    """Convert documents of a file of that name; with `append=True`, after those that are there."""
+    """Convert documents from a file of this name; with `append=True`, append them."""
     folder = Path(str(out).replace("://", "-")).name
     source = Path(options.pop("scratch", Path(out).parent)) / f"{folder}-{name}.jsonl"
     texts = random_documents(sum(name.encode()), count)
@@ -47,7 +47,7 @@ def count(folder: Path) -> None:
 
 
 def real(rows: list[Row]) -> list[Row]:
-    """The rows without those of padding, which complete the last batch."""
+    """The rows without the padding rows that complete the last batch."""
     return [row for row in rows if not row.is_padding]
 
 

@@ -1,4 +1,4 @@
-"""A resume notices that a document which it is in the middle of has another size now."""
+"""A resume detects that the size of a partly read document changed."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def whisper(sample: dict[str, Any]) -> str:
 
 
 class Keeper:
-    """Keeps a number of words."""
+    """Keeps the first few words."""
 
     def __init__(self, number: int) -> None:
         self.number = number

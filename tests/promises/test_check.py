@@ -55,7 +55,7 @@ def read_by_streaming(folder: Path, cache: Path, options: dict[str, Any]) -> lis
 
 
 def is_affected(read: Callable[[], list[str]]) -> bool:
-    """Whether a reader fails, or reads anything but the documents."""
+    """Whether a reader fails, or reads anything other than the documents."""
     try:
         return read() != TEXTS
     except Exception as error:
@@ -65,16 +65,16 @@ def is_affected(read: Callable[[], list[str]]) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """A damaged dataset. `streaming` are the settings with which Streaming is affected."""
+    """A damaged dataset. Streaming is affected if it uses the settings `streaming`."""
 
     damage: Damage
     streaming: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
     readers: tuple[str, ...] | None = None
     also: tuple[str, ...] = ()
-    """The kinds of findings besides the one that names the case."""
+    """Kinds of findings other than the one that names the case."""
     harm: Callable[[], bool] = lambda: False
-    """Whether Streaming, which reads the dataset, did damage; the test's folder is current."""
+    """Whether Streaming did damage when it read the dataset. The test's folder is current."""
 
 
 ZSTD = {"compression": "zstd"}

@@ -1,4 +1,4 @@
-"""Whatever runs the segments of a conversion, in which order and how often, the bytes are equal."""
+"""The output has the same bytes wherever, in any order, and however often segments run."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WORKERS = 7
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 60 segments in four formats."""
+    """About 60 segments in four formats."""
     return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
 
 
 @pytest.fixture(scope="module")
 def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ConvertReport, Any]:
-    """The report and the hash of every object, of a conversion by one process."""
+    """The report, and the hash of every object, of a conversion in one process."""
     out = tmp_path_factory.mktemp("whole") / "out"
     report = convert_to_mds(corpus, out, **SETTINGS)
     return report, dataset_bytes(str(out))
@@ -176,7 +176,7 @@ def test_overwriting_removes_the_folders_of_segments(corpus: Path, tmp_path: Pat
 
 @pytest.fixture
 def begun(tmp_path: Path) -> tuple[Path, Path]:
-    """Three files, and an output of which one segment of three is finished."""
+    """Three files, and an output in which one of three segments is finished."""
     source = tmp_path / "in"
     source.mkdir()
     for name in "abc":
@@ -352,7 +352,7 @@ def test_what_is_appended_again_is_complete_and_the_rest_is_named(
     again = convert_to_mds(more, finished, **APPENDED)
     assert again.already_complete
     assert (again.documents, again.shards) == (first.documents, first.shards)
-    with pytest.raises(ConvertError, match="was made of files with the names and sizes"):
+    with pytest.raises(ConvertError, match="was made from files with the names and sizes"):
         convert_to_mds(tmp_path / "in", finished, **APPENDED)
     with pytest.raises(ConvertError, match=r"the recipe of .* changed: shard_bytes"):
         convert_to_mds(more, finished, **{**APPENDED, "shard_bytes": 5000})

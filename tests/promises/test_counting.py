@@ -38,7 +38,7 @@ DOCUMENTS = random_documents(0, 900, max_words=60)
 
 @functools.cache
 def word_tokenizer() -> Tokenizer:
-    """One token a word, so that tokens and bytes differ."""
+    """Makes each word one token, so that tokens and bytes differ."""
     words = sorted({word for text in random_documents(0, 500) for word in text.split()})
     tokenizer = Tokenizer(
         models.WordLevel({"?": 0, **dict(zip(words, range(1, 9_999), strict=False))}, "?")
@@ -61,7 +61,7 @@ def repeat(sample: dict[str, Any]) -> str:
 
 @pytest.fixture
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A dataset of some 30 shards, in groups of at least 100 samples."""
+    """A dataset of about 30 shards, in groups of at least 100 samples."""
     monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
     write_mds(tmp_path / "mds", DOCUMENTS, shard_bytes=8_000)
     return tmp_path / "mds"
@@ -159,7 +159,7 @@ def test_the_report_counts_documents_tokens_and_what_was_left_out(
 
 
 def test_the_bytes_of_text_are_those_that_were_tokenized(tmp_path: Path) -> None:
-    """Neither of other columns, nor of documents that were left out."""
+    """The byte count excludes other columns and documents that were left out."""
     documents = ["été", b"\xff\xfe", "狐", "", "plain"]
     values = [text.encode() if isinstance(text, str) else text for text in documents]
     extra = {"id": ("str", ["a" * 99] * 5)}
@@ -225,7 +225,7 @@ def sourced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def expected_values(names: dict[int, str]) -> list[tuple[str, int, int]]:
-    """(value, documents, tokens) by the names of all samples, largest first."""
+    """(value, documents, tokens), computed from all samples, largest first."""
     counts: dict[str, list[int]] = {name: [] for name in names.values()}
     for number, text in enumerate(DOCUMENTS):
         if number % 5:
@@ -318,7 +318,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_counting(
 
 
 def test_an_estimate_is_as_exact_as_it_says(tmp_path: Path) -> None:
-    """On shards that differ, for 20 datasets: at most 3 of 20 intervals of 95 % may miss."""
+    """For 20 datasets with dissimilar shards, at most 3 of the 95 % intervals may miss."""
     misses = 0
     for seed in range(20):
         documents = [
@@ -358,7 +358,7 @@ def test_the_file_of_a_group_holds_every_length(lengths: list[int]) -> None:
 def test_a_damaged_file_of_a_group_is_refused_or_read_as_it_is(
     lengths: list[int], cut: int, value: int
 ) -> None:
-    """Never another exception than `ValueError`."""
+    """Raises no exception other than `ValueError`."""
     data = bytearray(encode_group({"samples": len(lengths)}, np.array(lengths, np.int64)))
     data[cut % len(data)] = value
     for damaged in (bytes(data), bytes(data[: cut % len(data)])):

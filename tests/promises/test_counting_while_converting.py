@@ -1,5 +1,5 @@
-"""A conversion that counts leaves the lengths that `count_tokens` writes for its result, whatever
-runs the segments and however often it is interrupted."""
+"""A conversion that counts tokens writes the same lengths as `count_tokens`, on every engine and
+after any interruption."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def keep_odd(sample: dict[str, Any]) -> str | None:
 
 @pytest.fixture(autouse=True)
 def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of at least 100 samples, which begin and end anywhere in segments."""
+    """Use groups of at least 100 samples, which do not line up with segments."""
     monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some 60 segments in four formats."""
+    """About 60 segments in four formats."""
     return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
 
 
 def lengths_of(folder: Path) -> dict[str, str]:
-    """The hash of each file of lengths in a folder, by its name."""
+    """Map the name of each length file in a folder to its hash."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -147,7 +147,7 @@ def test_rejects_and_lengths_are_kept_together_wherever_it_stops(
 def test_a_worker_that_another_overtakes_leaves_its_lengths_alone(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another worker joins the segments, and removes their notes, before this one reads them."""
+    """Another worker joins the segments and removes their notes before this worker reads them."""
     out, read = tmp_path / "out", run._read_lengths
     convert_to_mds(corpus, out, worker="0/2", **COUNTING)
 
@@ -167,7 +167,7 @@ def test_a_worker_that_another_overtakes_leaves_its_lengths_alone(
 def test_a_dataset_with_an_index_has_its_lengths(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run ends between the two indexes, which proves their order."""
+    """The run is killed between the writes of the two indexes, which proves their order."""
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr("cloudload.convert.journal.Journal.finish", None)

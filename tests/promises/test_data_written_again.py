@@ -61,7 +61,7 @@ def ranks(data: Any, cache: Path, on_change: dict[str, str] | None = None, **opt
 
 
 def save_within_documents(make_rank: MakeRank) -> tuple[dict[str, Any], list[Any]]:
-    """A state whose lanes are within documents, and the next rows."""
+    """A state whose lanes are in the middle of documents, and the next rows."""
     rows, states = run_leg(make_rank, Leg(batches=12))
     return states[5], rows[states[5]["rows"] :]
 

@@ -1,4 +1,4 @@
-"""A stream whose documents do not look like text is a warning, once, that changes no row."""
+"""A stream whose documents do not look like text logs one warning. The rows do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finite runs end alike with token lengths and without: rows, states, statistics, and errors."""
+"""Finite runs end the same way with and without token lengths: rows, states, statistics, errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Part:
 
 @dataclass(frozen=True)
 class End:
-    """What is left of a part."""
+    """The results of a part."""
 
     rows: list[Row]
     states: list[State]
@@ -94,7 +94,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 def run_parts(folder: Path, options: dict[str, Any], parts: list[Part]) -> list[End] | str:
-    """Run the parts one after the other, up to the end of the data, or the error of one."""
+    """Run the parts in order, until the data ends or a part raises an error."""
     ends: list[End] = []
     for part in parts:
         loaders: list[CloudLoader] = []

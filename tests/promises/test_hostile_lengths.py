@@ -1,4 +1,4 @@
-"""Stale, truncated, foreign, hostile and wrong lengths are refused by name, or change nothing."""
+"""Stale, truncated, hostile and wrong lengths raise an error that names them, or change nothing."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_the_lengths_of_another_version_of_the_data_are_not_taken(
     count(tmp_path)
     [other] = [each for each in tmp_path.glob("lengths/*/index-*.json") if each != index]
     other.write_bytes(index.read_bytes())
-    with pytest.raises(DatasetError, match=f"{other.name}: it belongs to other data"):
+    with pytest.raises(DatasetError, match=f"{other.name}: it belongs to different data"):
         make_loader(str(tmp_path))
 
 

@@ -1,5 +1,5 @@
-"""What cloudload writes, Streaming reads; what Streaming writes, cloudload reads, or refuses by
-name; and both read in one order."""
+"""Streaming reads what cloudload writes. cloudload reads what Streaming writes, or refuses it with
+a clear error. Both read in the same order."""
 
 from __future__ import annotations
 

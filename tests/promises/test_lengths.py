@@ -27,7 +27,7 @@ def keep_most(sample: dict[str, Any]) -> str | None:
 
 
 def fail_on_some(sample: dict[str, Any]) -> str | None:
-    """As `keep_most`, and raises for about a tenth of the documents."""
+    """Like `keep_most`, but raises for about a tenth of the documents."""
     if str(sample["text"]).startswith("3"):
         raise ValueError("a bad document")
     return keep_most(sample)
@@ -133,7 +133,7 @@ def drop_delivery(stats: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of documents of each call that reads texts in this process."""
+    """The number of documents in each call that reads texts in this process."""
     numbers: list[int] = []
     original = DocumentReader.read_texts
 
@@ -225,7 +225,7 @@ def test_without_lengths_the_batches_of_an_epoch_are_not_known(corpora: list[Pat
 
 
 def shorten(sample: dict[str, Any]) -> str | None:
-    """As `keep_most`, but the document 33 has a byte less."""
+    """Like `keep_most`, but document 33 has one byte less."""
     text = keep_most(sample)
     return text[1:] if text is not None and text.startswith("33:") else text
 
@@ -254,7 +254,7 @@ def test_lengths_of_another_transform_or_tokenizer_are_not_taken(tmp_path: Path)
 
 
 def other_tokenizer() -> Any:
-    """The byte tokenizer with one more token."""
+    """The byte tokenizer with one additional token."""
     tokenizer = byte_tokenizer().from_str(byte_tokenizer().to_str())
     tokenizer.add_tokens(["quick"])
     return tokenizer

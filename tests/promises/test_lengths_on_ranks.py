@@ -49,13 +49,13 @@ def make_ranks(data: Any, **settings: Any) -> list[CloudLoader]:
 
 
 def take_in_step(loaders: list[CloudLoader], number: int) -> list[list[Batch]]:
-    """The next batches of each rank, as many as asked for or until the data ends."""
+    """The next batches of each rank, up to the given number or the end of the data."""
     batches: list[Iterator[Batch]] = [loader.take(number) for loader in loaders]
     return [list(each) for each in batches]
 
 
 def rows_of(taken: list[list[Batch]]) -> dict[int, list[int]]:
-    """The ids of each row, by its index in the run."""
+    """Maps the index of each row in the run to its token IDs."""
     return {
         batch.first_row + place * batch.row_step: ids
         for batches in taken
@@ -165,7 +165,7 @@ def test_ranks_out_of_step_are_an_error_with_lengths_too(
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The first row of the plan of each start of workers in this process."""
+    """The first row of each plan with which workers start in this process."""
     found: list[int] = []
     original = worker.read_blocks
 

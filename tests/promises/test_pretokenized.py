@@ -1,4 +1,4 @@
-"""Pre-tokenized data gives the rows that its text would give, and keeps the same promises."""
+"""Pre-tokenized data gives the same rows as its text, with the same guarantees."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_every_place_of_a_document_is_found(
     saved: int,
     chosen: random.Random,
 ) -> None:
-    """Tiny and larger streams, alone, in one order or mixed, whose lanes drift apart."""
+    """Tiny and larger streams: single, in one order, or mixed, with lanes that drift apart."""
     folder = tmp_path_factory.mktemp("places")
     shares = [None] * len(streams) if not share else [1 - share, share][: len(streams)]
     data = [
@@ -241,7 +241,7 @@ def test_every_place_of_a_document_is_found(
 
 
 def test_a_document_is_found_in_lanes_that_run_far_ahead(tmp_path: Path) -> None:
-    """Four large documents hold up the lanes that a quick search reads."""
+    """Four large documents slow down the lanes that a quick search reads."""
     texts = ["x" * 3_000] * 4 + ["a"] * 796
     delivery: dict[str, Any] = {"local": tmp_path / "cache", "num_workers": 0}
     with CloudLoader(

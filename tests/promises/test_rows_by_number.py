@@ -45,7 +45,7 @@ def plain(item: dict[str, torch.Tensor]) -> dict[str, list[int]]:
 
 
 def limit(access: Any, end: int) -> Any:
-    """The rows of an access before row `end`."""
+    """The requested rows that are before row `end`."""
     if isinstance(access, range):
         return range(access.start, min(access.stop, end), access.step)
     return [row for row in access if row < end]

@@ -1,4 +1,4 @@
-"""Names of special tokens become these tokens only in a text that a transform has marked."""
+"""Names of special tokens become these tokens only in texts that a transform marks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = [f"one{EOS}two", "three", f"{EOS}four", f"five{EOS}", EOS, "six"]
 
 
 def mark_some(sample: dict[str, Any]) -> str:
-    """Marks those that begin with `o`."""
+    """Marks texts that begin with `o`."""
     text = str(sample["text"])
     return Text(text, special_tokens=text.startswith("o"))
 
@@ -36,7 +36,7 @@ def mark_all(sample: dict[str, Any]) -> str:
 
 
 def count_special(folder: str, transform: Any, num_workers: int = 0) -> int:
-    """How many `<eos>` tokens the documents of an epoch have, besides those that end them."""
+    """The number of `<eos>` tokens in an epoch's documents, besides the final ones."""
     options = {"transform": transform, "epochs": 1, "eos": None, "num_workers": num_workers}
     with make_loader(folder, **options) as loader:
         return sum(

@@ -1,4 +1,4 @@
-"""A document is always in the same split, and whatever converts it, the bytes are equal."""
+"""A document is always in the same split, and the bytes are the same on every engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SEGMENTS = 6
 
 
 def write_lines(folder: Path, names: str, *, with_ids: bool = True) -> Path:
-    """Files of 150 documents; their text and ID differ from each other."""
+    """Files of 150 documents, each with a unique text and ID."""
     folder.mkdir(exist_ok=True)
     for name in names:
         draw = random.Random(name)
@@ -63,7 +63,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(
     corpus: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> tuple[dict[str, Any], Any, dict[str, str]]:
-    """The options, the report and the objects of a conversion by one process."""
+    """The options, report and objects of a conversion in one process."""
     out, options = tmp_path_factory.mktemp("whole"), OPTIONS | {"segment_bytes": request.param}
     report = convert_to_mds(corpus, out / "out", **options)
     assert report.segments == (SEGMENTS if request.param == 10_000 else 1)
@@ -72,7 +72,8 @@ def whole(
 
 
 def objects_of(out: str) -> dict[str, str]:
-    """The hash of each object but the reports, which tell the time; nothing else may be left."""
+    """The hash of each object except the reports, which contain times. No other object may be
+    left."""
     found = dataset_bytes(out)
     assert {name.split("/")[1] for name in found} == {*NAMES}
     assert not any(".convert" in name for name in found)

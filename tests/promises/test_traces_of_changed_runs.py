@@ -35,7 +35,7 @@ def mix(folder: Path, **shares: float) -> list[Stream]:
 
 
 class ChangingRun:
-    """A run that is saved every four steps, and at each resume gets other options."""
+    """A run that is saved every four steps, and gets different options at each resume."""
 
     def __init__(self, folder: Path, tokenizer: Path) -> None:
         self._options: dict[str, Any] = {

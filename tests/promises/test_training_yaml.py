@@ -1,5 +1,5 @@
-"""A training YAML of llm-foundry as the options of a loader: the same rows as with the
-StreamingDataset that llm-foundry creates from it."""
+"""A loader with the options from an llm-foundry training YAML gives the same rows as with the
+StreamingDataset that llm-foundry creates from the YAML."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def without(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def test_containers_of_omegaconf_will_do(training: Path) -> None:
-    """These are mappings and sequences, but neither dicts nor lists."""
+    """OmegaConf's containers are mappings and sequences, but not dicts or lists."""
     assert config_from_yaml(wrap(parse(training))) == config_from_yaml(training)
     evaluation = config_from_yaml(training, "eval_loader.0")
     assert config_from_yaml(wrap(parse(training)), "eval_loader.0") == evaluation

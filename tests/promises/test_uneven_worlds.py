@@ -1,4 +1,5 @@
-"""With token lengths, a world of any size reads the rows, and saves the states, of one rank."""
+"""With token lengths, a world of any size reads the same rows and saves the same states as one
+rank."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def test_a_chain_of_any_worlds_reads_the_rows_of_one_rank(
     shares: tuple[float | None, ...],
     legs: list[tuple[Leg, int]],
 ) -> None:
-    """Each leg continues from the state of the one before, perhaps with another `seq_len`."""
+    """Each leg continues from the previous leg's state, perhaps with a different `seq_len`."""
     options = {
         **case,
         "num_lanes": num_lanes,
@@ -73,7 +74,7 @@ def test_a_chain_of_any_worlds_reads_the_rows_of_one_rank(
 
 
 def compare_states(states: list[Any], expected: list[Any], exchange_every: int) -> None:
-    """All states are the same; between exchanges, only at the last one that is exchanged."""
+    """All states are equal. Between exchanges, compare them at the last exchange."""
     if exchange_every > 1:
         states, expected = states[::exchange_every], expected[::exchange_every]
     for state, other in zip(states, expected, strict=True):
@@ -146,7 +147,7 @@ def test_without_lengths_the_refusal_says_what_would_work(folder: str) -> None:
 
 
 def test_few_documents_are_tokenized_twice(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """60 lanes and 7 ranks: only the documents of the rows that move to other ranks."""
+    """With 60 lanes and 7 ranks, only documents of rows that move to other ranks are read twice."""
     tokens: list[int] = []
     original = DocumentReader.read_texts
 

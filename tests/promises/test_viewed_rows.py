@@ -1,4 +1,4 @@
-"""The rows that are shown are those that the model got."""
+"""The rows on the page are the rows that the model got."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""With token lengths, the rows of a document are found without reading, and are those that reading
-finds."""
+"""With token lengths, a document's rows are found without reading, and match the rows found by
+reading."""
 
 from __future__ import annotations
 

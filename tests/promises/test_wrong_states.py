@@ -1,4 +1,4 @@
-"""What is no state of this run is recognized, and answered with names, places and the next step."""
+"""The error for a value that is not a state of this run names it, and says what to do."""
 
 from __future__ import annotations
 

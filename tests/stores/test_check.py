@@ -1,4 +1,4 @@
-"""A dataset in a store is checked as one in a folder, and what only a store can do is found."""
+"""A dataset in a store is checked like a local one, and problems specific to stores are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dataset in a store is looked into with few requests and few bytes."""
+"""A dataset in a store is inspected with few requests and few bytes."""
 
 from __future__ import annotations
 

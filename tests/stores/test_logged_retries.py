@@ -1,4 +1,4 @@
-"""A request that takes long says so: retries at INFO, and silence as a warning."""
+"""Slow requests are logged: retries at INFO, and silence as a warning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Raw data in a store is answered as in a folder, with few requests, or with the store's error."""
+"""Raw data in a store gets the same error as in a folder, with few requests, or the store's
+error."""
 
 from __future__ import annotations
 

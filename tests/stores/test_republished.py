@@ -36,7 +36,7 @@ def publish(url: str, documents: list[str], compression: str | None = None) -> C
 
 
 def republish(url: str, documents: list[str], compression: str | None = None) -> None:
-    """Publish other documents of equal sizes."""
+    """Publish different documents of equal sizes."""
     wait_for_the_next_second()
     before = read_object(f"{url}/index.json")
     write_mds(url, documents, shard_bytes=4_000, hashes=(), compression=compression)
@@ -56,7 +56,7 @@ def wait_for_the_next_second() -> None:
 
 @pytest.fixture(params=["local", "s3", "gcs", "memory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str | None]:
-    """A place in a store that tells when an object was written, and a compression.
+    """A location in a store that reports when an object was written, and a compression.
 
     Raw shards of a local dataset would not be cached."""
     if request.param == "memory":
@@ -204,7 +204,7 @@ def loader_of(url: str, root: Path, **settings: Any) -> CloudLoader:
 
 @pytest.fixture
 def silent_store(tmp_path: Path) -> str:
-    """A file system of fsspec that tells nothing about a file but its size."""
+    """An fsspec file system that reports only the size of a file."""
     fsspec = pytest.importorskip("fsspec")
     from fsspec.implementations.local import LocalFileSystem
 

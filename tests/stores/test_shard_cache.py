@@ -133,7 +133,7 @@ def test_a_shard_corrupted_on_its_way_once_is_fetched_again(
 
 
 def find_other(path: Path) -> Path:
-    """Shard 3 beside another."""
+    """The cached file of shard 3, beside another shard."""
     return next(path.parent.glob("shard.00003-*.mds"))
 
 

@@ -1,4 +1,4 @@
-"""A loader that waits for a store says for which object, and its statistics run meanwhile."""
+"""A loader that waits for a store names the object, and its statistics grow during the wait."""
 
 from __future__ import annotations
 

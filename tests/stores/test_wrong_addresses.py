@@ -1,4 +1,4 @@
-"""Requests to an address without a server say so within seconds, and name the setting of it."""
+"""A request to an address without a server fails clearly within seconds, and names the setting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def closed_port() -> str:
 
 @pytest.fixture(params=["refused", "unknown"])
 def wrong(request: pytest.FixtureRequest, closed_port: str) -> tuple[str, FailureKind, str]:
-    """An endpoint, the kind of its failures, and what is said of it."""
+    """An endpoint, its failure kind, and the expected message."""
     if request.param == "refused":
         return closed_port, FailureKind.REFUSED, "refused the connection"
     return NO_HOST, FailureKind.UNKNOWN_HOST, "could not be resolved"
@@ -89,7 +89,7 @@ def test_a_wrong_address_is_a_warning_at_once_and_the_error_names_it_too(
 def test_a_request_that_waits_alone_warns_at_every_doubling(
     s3_server: S3Server, closed_port: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also if a warning was a little late, as after a pause between two attempts."""
+    """This also holds if a warning is slightly late, as after a pause between two attempts."""
     retry = Retry(timeout_s=1.0, deadline_s=7.0, pause_s=0.5)
     with new_clients(s3_server.environment(closed_port)), pytest.raises(StoreError):
         read_object("s3://b/key", retry)

@@ -21,7 +21,7 @@ SECTIONS: dict[str, dict[str, Rows]] = {
             ("GCS", "", "StoreError: cannot read gs://cloudload/nothing"),
         ],
     },
-    "cache": {"cached shard cut short": [("", "every row, as of sound data")]},
+    "cache": {"cached shard cut short": [("", "every row, as from undamaged data")]},
     "data": {"index `null`": [("", "DatasetError")]},
     "state": {"newer version": [("", "StreamChangedError")]},
     "processes": {

@@ -18,7 +18,7 @@ def streaming_dataset(kind: type | None = None, **options: Any) -> Any:
 
 
 def read_by_cloudload(folder: Path, cache: Path, **options: Any) -> list[str]:
-    """The texts of an epoch, in the dataset's order: each row of 32 bytes holds one."""
+    """The texts of an epoch, in the dataset's order. Each row holds one text of 32 bytes."""
     defaults = {"num_lanes": 1, "num_canonical_nodes": 1, "shuffle": False}
     loader = CloudLoader(
         str(folder),

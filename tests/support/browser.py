@@ -123,7 +123,7 @@ class Browser:
 
 @contextlib.contextmanager
 def open_browser() -> Iterator[Browser]:
-    """Run a headless Chromium with a profile of its own."""
+    """Run a headless Chromium with its own profile."""
     assert BROWSER is not None, "there is no chromium. Install it: apt-get install chromium"
     their_commands, commands = os.pipe()
     answers, their_answers = os.pipe()

@@ -82,10 +82,10 @@ def write_mds(
 ) -> str:
     """Write `documents` as an MDS dataset, index last; returns its location.
 
-    `shard_bytes` is what a shard holds at most, unless one document alone is more; `shard_samples`
-    says instead how many documents each holds. Documents of another `encoding` are values of it.
-    `extra` maps further columns to their encoding and
-    values, one for each document.
+    `shard_bytes` is the maximum size of a shard, unless a single document is larger;
+    `shard_samples` sets the number of documents in each shard instead. With a different `encoding`,
+    documents are its values. `extra` maps further columns to their encoding and values, one for
+    each document.
     """
     texts, extra = list(documents), dict(extra or {})
     columns = [

@@ -61,7 +61,7 @@ def replace_bytes(old: bytes, new: bytes) -> Damage:
 
 
 def rename(name: str) -> Damage:
-    """Give the second shard another name, in the index and the folder."""
+    """Rename the second shard, in the index and the folder."""
 
     def apply(folder: Path) -> None:
         target = folder / name
@@ -116,7 +116,7 @@ def exceed_32_bits(folder: Path) -> None:
 
 
 def change_encoding(encoding: str, field_name: str = "more") -> Damage:
-    """Say in index and headers that a column of 8 bytes a sample has another encoding."""
+    """Change the encoding of an 8-byte column in the index and the headers."""
 
     def apply(folder: Path) -> None:
         for name in (FIRST, SECOND):
@@ -137,7 +137,7 @@ def change_encoding(encoding: str, field_name: str = "more") -> Damage:
 
 
 def write_json_shards(folder: Path) -> None:
-    """Replace the dataset by one in JSON shards."""
+    """Replace the dataset with one in JSON shards."""
     from streaming import JSONWriter
 
     shutil.rmtree(folder)
@@ -152,7 +152,7 @@ def add_md5(folder: Path) -> None:
 
 
 def drop_column(folder: Path) -> None:
-    """Replace the second shard by one without the column `more`."""
+    """Replace the second shard with one without the column `more`."""
     other = folder.parent / "other"
     write_mds(other, TEXTS[40:], shard_samples=[30])
     (folder / SECOND).write_bytes((other / FIRST).read_bytes())

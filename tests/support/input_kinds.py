@@ -11,28 +11,28 @@ from typing import Any
 
 
 def write_csv(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """By pandas, quoted where it must be."""
+    """Write CSV with pandas, quoted where necessary."""
     import pandas
 
     pandas.DataFrame(rows).to_csv(folder / "a.csv", index=False)
 
 
 def write_tsv_gz(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """By pandas, compressed."""
+    """Write compressed TSV with pandas."""
     import pandas
 
     pandas.DataFrame(rows).to_csv(folder / "a.tsv.gz", index=False, sep="\t")
 
 
 def write_json(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """An array, by pandas."""
+    """Write a JSON array with pandas."""
     import pandas
 
     pandas.DataFrame(rows).to_json(folder / "a.json", orient="records", indent=1)
 
 
 def write_arrow(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Two Feather files, by pyarrow."""
+    """Write two Feather files with pyarrow."""
     import pyarrow
     import pyarrow.feather
 
@@ -43,14 +43,14 @@ def write_arrow(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_saved(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A folder of `save_to_disk`."""
+    """Write a folder with `save_to_disk`."""
     import datasets
 
     datasets.Dataset.from_list(list(rows)).save_to_disk(folder, num_shards=3)
 
 
 def write_webdataset(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """An archive, by Python."""
+    """Write an archive with Python's tarfile."""
     stored = io.BytesIO()
     with tarfile.open(fileobj=stored, mode="w") as tar:
         for number, row in enumerate(rows):
@@ -63,7 +63,7 @@ def write_webdataset(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_mds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A dataset of many shards, by `MDSWriter`."""
+    """Write a dataset of many shards with `MDSWriter`."""
     from streaming import MDSWriter
 
     options: dict[str, Any] = {"size_limit": 9000, "compression": "zstd", "hashes": ["sha1"]}

@@ -1,4 +1,4 @@
-"""What the readers of the converter promise, for files of any format."""
+"""The guarantees of the converter's readers, for files of any format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_records(
 def check_blocks(inputs: Any, *, keep: Sequence[str] = (), **options: Any) -> None:
     """Records are the same for any block size, and a reader can begin at any block.
 
-    It begins at about 12 of them, spread over each unit.
+    It begins at about 12 blocks, spread over each unit.
     """
     settings = {"format": "auto", "split": None} | options
     fields = Fields(["text", "id", *keep])

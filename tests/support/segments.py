@@ -53,7 +53,7 @@ def mixed_corpus(folder: Path) -> Path:
 
 
 class LastFirst(Executor):
-    """Runs that many units, the last first, once all are submitted."""
+    """Runs the given number of units in reverse order, once all are submitted."""
 
     def __init__(self, number: int) -> None:
         self._number = number

@@ -12,7 +12,7 @@ from tests.support.patience import soon
 
 
 def report_early(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.5) -> None:
-    """Waits of this process are reported after that time."""
+    """Waits of this process are reported after the given time."""
     monkeypatch.setattr("cloudload.system.activity._FIRST_REPORT_S", seconds)
     monkeypatch.setattr("cloudload.system.activity._LOOK_EVERY_S", 0.05)
 

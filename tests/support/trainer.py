@@ -63,7 +63,7 @@ def log_waits_early(path: Path) -> None:
 
 
 def meet_in_files(out: Path, run: int, step: int) -> None:
-    """Wait until all ranks have taken that many steps, without torch.distributed."""
+    """Wait, without torch.distributed, until all ranks have taken that many steps."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     (out / f"met-{run}-{step}-{rank}").touch()
     while len(list(out.glob(f"met-{run}-{step}-*"))) < world_size:
@@ -71,7 +71,7 @@ def meet_in_files(out: Path, run: int, step: int) -> None:
 
 
 def append_data(index: str | None, folder: str, *, is_due: bool) -> None:
-    """Meet the other rank where rank 0 has opened the data; if it `is_due`, append to the data."""
+    """Wait for the other rank after rank 0 has opened the data, and append data if it `is_due`."""
     if index:
         dist.barrier()
         if is_due:
@@ -79,7 +79,7 @@ def append_data(index: str | None, folder: str, *, is_due: bool) -> None:
 
 
 def open_loader(options: dict[str, Any], rank: int, out: Path) -> CloudLoader:
-    """The loader of a rank, as `options` ask for it."""
+    """The loader of a rank, with these `options`."""
     differing = options.get("differ_in") if rank == options.get("differ_on", 1) else None
     if options.get("differ_in") == "nodes":
         os.environ["LOCAL_WORLD_SIZE"] = str(1 + rank)

@@ -61,9 +61,9 @@ def serve(address: str) -> str:
 
 
 def _learn_backend() -> None:
-    """Know the backend for the tests' tokenizer, as each program would find in a second of work.
+    """Choose the backend for the tests' tokenizer once, because each program would take a second.
 
-    A child finds it, because that takes threads.
+    A child process chooses it, because that starts threads.
     """
     receiver, sender = os.pipe()
     if os.fork() == 0:

@@ -1,4 +1,4 @@
-"""No text can drive a terminal, and none of it is lost."""
+"""No text can control a terminal, and no text is lost."""
 
 from __future__ import annotations
 

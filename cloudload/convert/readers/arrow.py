@@ -3,8 +3,8 @@
     file      ARROW1 │ schema, batch, batch, end │ footer
     stream             schema, batch, batch, end
 
-A file is a stream between a marker and a footer, so both are read as a stream: no local copy, and
-one batch in memory. A block is a slice of a batch. A restart reads the batches before it, too.
+A file is a stream between a marker and a footer, so both are read as streams, without a local copy,
+with one batch in memory. A block is a slice of a batch. A restart reads all earlier batches again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ArrowUnit(FileUnit):
         return ArrowBlock.of(self.file, start, stored - start.stored, batch, schema)
 
     def _open(self, chunks: Iterator[bytes]) -> tuple[bool, BinaryIO]:
-        """Return whether this is a file, and its bytes from the stream on.
+        """Return whether this is a file, and its bytes from the start of the stream.
 
         Raises `ConvertError` for version 1 of Feather.
         """
@@ -138,7 +138,7 @@ def _check(batch: Any) -> None:
 
 
 def _list_paths(fields: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the names of all fields of a schema or struct, nested ones as `meta.url`."""
+    """Yield the names of all fields of a schema or struct, with nested ones as `meta.url`."""
     for field in fields:
         if str(field.type).startswith("struct<"):
             yield from _list_paths(field.type, f"{prefix}{field.name}.")

@@ -24,9 +24,9 @@ def check_pyarrow(name: str) -> None:
 def choose_columns(
     names: Iterable[str], paths: Iterable[str], fields: Sequence[str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return the columns to read, and the names to list in a message if none has the text.
+    """Return the columns to read, and, if none has the text, the names to list in an error.
 
-    `paths` are the names of all fields, nested ones as `meta.url`.
+    `paths` are the names of all fields, with nested fields written as `meta.url`.
     """
     columns = [name for name in names if any(has_field([name], field) for field in fields)]
     schema = tuple(paths)

@@ -4,7 +4,7 @@
     blocks   id,text⏎1,"a⏎b"⏎ │ 2,c⏎
 
 A block ends at the first record end that gives it at least `block_bytes` after the header, or at
-the end of the file. Its offset is that of its first byte, so a reader restarts there.
+the end of the file. Its offset is the offset of its first byte, where a reader restarts.
 
 `csv_records` finds the records, and the standard library's `csv` parses each of them.
 `pyarrow.csv` would parse faster, but it gives no offset at which to restart, refuses a record that
@@ -95,7 +95,7 @@ def _skip(records: Iterator[bytes], size: int) -> None:
 
 
 def _next_or_empty(records: Iterator[bytes], file: InputFile) -> bytes:
-    """Return the header's bytes, or none if the file is empty."""
+    """Return the header's bytes; no bytes if the file is empty."""
     try:
         return next(records, b"")
     except DamagedError as error:
@@ -106,7 +106,7 @@ def _next_or_empty(records: Iterator[bytes], file: InputFile) -> bytes:
 
 
 def _parse_header(header: bytes, file: InputFile, fields: Fields) -> tuple[str, ...]:
-    """Return the names of the fields; none if the file is empty.
+    """Return the names of the fields; no names if the file is empty.
 
     Raises `ConvertError` if the header is not UTF-8 or has two fields of a name that is read.
     """
@@ -133,7 +133,7 @@ def _parse_header(header: bytes, file: InputFile, fields: Fields) -> tuple[str, 
 def _group(
     records: Iterator[bytes], begun: bytes, block_bytes: int
 ) -> Iterator[tuple[bytes, str | None]]:
-    """Yield (whole records, description of the damage after them or None) for each block.
+    """Yield (whole records, a description of damage after them, or None) for each block.
 
     The first block begins with the bytes `begun`, which do not count toward its size.
     """
@@ -156,7 +156,7 @@ def _group(
 def _parse_record(record: bytes, file: InputFile) -> list[str]:
     """Parse a record. Raises `UnicodeDecodeError` or `csv.Error` if it is bad."""
     delimiter = _delimiter(file).decode()
-    # the limit is one for the whole process, so restore it for other users of `csv`
+    # the limit is process-wide, so restore it for other users of `csv`
     before = csv.field_size_limit(min(MOST_RECORD_BYTES, sys.maxsize))
     try:
         return next(csv.reader([record.decode()], delimiter=delimiter), [])

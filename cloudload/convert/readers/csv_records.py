@@ -28,7 +28,7 @@ def split_records(chunks: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
     the errors of `chunks`. An unfinished record before an error is dropped.
     """
     pending, opening = bytearray(), delimiter + _QUOTE
-    place, is_quoted = 0, False  # where to search next, and whether that is in a quoted field
+    place, is_quoted = 0, False  # where to search next, and whether that place is in a quoted field
     for chunk in chunks:
         pending += chunk
         start = 0

@@ -1,10 +1,10 @@
-"""Files named `.json`: an array of objects, or JSON Lines. The first character says which.
+"""Files named `.json`: an array of objects, or JSON Lines, depending on the first character.
 
     file     [{"text": "a"}, {"text": "b"}, {"text": "c"}]          block_bytes = 20
     blocks    {"text": "a"}, {"text": "b"} │ {"text": "c"}
 
 A block of an array ends at the first element that gives it at least `block_bytes`, or at the end of
-the file. Its offset is that of its first element, at which a reader restarts.
+the file. Its offset is its first element's, where a reader restarts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JsonUnit(FileUnit):
         if self.file.url == "-":
             return True
         head = b""
-        with suppress(DamagedError):  # which the reader of the blocks finds again
+        with suppress(DamagedError):  # the block reader will find it again
             for chunk in read_decompressed(self.file):
                 head = (head + chunk).removeprefix(BYTE_ORDER_MARK).lstrip()
                 if head:

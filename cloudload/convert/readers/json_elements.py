@@ -3,8 +3,8 @@
     bytes       [{"a": 1}, {"a": [2, 3]}]
     elements     {"a": 1}   {"a": [2, 3]}
 
-The standard library's parser finds the end of an element. If the bytes end first, they double
-before it parses the element again. They are scanned as Latin-1, in which offsets of characters and
+The standard library's parser finds the end of an element. If the bytes end first, it doubles the
+bytes and parses the element again. They are scanned as Latin-1, in which offsets of characters and
 bytes are equal, because the structure of JSON is ASCII.
 """
 
@@ -18,7 +18,7 @@ from cloudload.convert.records import BYTE_ORDER_MARK, describe_not_json
 
 MOST_ELEMENT_BYTES = 1 << 30
 _SPACE = re.compile(r"[ \t\r\n]*")
-_MOST_TOKEN_CHARACTERS = 16  # of a name or an escape that the end of the bytes may cut
+_MOST_TOKEN_CHARACTERS = 16  # longest name or escape that the end of the bytes may cut off
 _AFTER_NUMBER = (" ", "\t", "\r", "\n", ",", "]")
 _DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 
@@ -56,7 +56,7 @@ class _Scan:
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._text, self._start = chunks, "", 0
-        self._before = 0  # bytes that were dropped
+        self._before = 0  # number of bytes dropped
 
     @property
     def offset(self) -> int:
@@ -64,7 +64,7 @@ class _Scan:
         return self._before + self._start
 
     def skip(self, sign: str) -> bool:
-        """Skip white space, and `sign` if it follows. Return whether it did."""
+        """Skip white space, then `sign` if it follows. Return whether it followed."""
         while True:
             if found := _SPACE.match(self._text, self._start):
                 self._start = found.end()
@@ -75,7 +75,7 @@ class _Scan:
         return is_found
 
     def is_at_end(self) -> bool:
-        """Whether only white space is left."""
+        """Whether only white space remains."""
         self.skip("\0")
         return self._start == len(self._text)
 
@@ -115,7 +115,7 @@ def _describe(error: Exception) -> str:
 
 
 def _may_be_cut(error: Exception, size: int) -> bool:
-    """Whether more characters may correct an error in `size` characters."""
+    """Whether an error in `size` characters may disappear once more characters arrive."""
     if not isinstance(error, json.JSONDecodeError):
         return False
     is_at_end = error.pos >= size - _MOST_TOKEN_CHARACTERS

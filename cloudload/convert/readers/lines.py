@@ -5,8 +5,8 @@
 
 A block ends at the first line end that gives it at least `block_bytes`, or at the end of the file.
 
-A range of a file has the lines whose first byte is in it, so that any cut of a file gives each line
-once. Its reader does not know the numbers of lines, so records are named by their offset.
+A range of a file contains the lines whose first byte is in it, so wherever a file is cut, each line
+is read once. Its reader does not know the numbers of lines, so records are named by their offset.
 
     ranges   0 to 20                      20 to 45
     lines    {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
@@ -151,7 +151,7 @@ def _parse_json(line: bytes) -> _Parsed:
 
 
 def _continues(line: bytes) -> bool:
-    """Whether a line that is not JSON may begin an object of several lines."""
+    """Whether a line of invalid JSON may begin an object that spans several lines."""
     try:
         json.loads(line)
     except json.JSONDecodeError as error:
@@ -177,7 +177,7 @@ def parse_object(data: bytes) -> _Parsed:
 
 
 def _until_line_end(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Yield the bytes up to the first line end that gives at least `size`; none if it is 0 or less.
+    """Yield bytes up to the first line end at which there are at least `size`; none if `size` <= 0.
 
     If one line from before a range covers the whole range, the range has no lines.
     """
@@ -202,7 +202,7 @@ def _cut_at_line_ends(
     try:
         for chunk in chunks:
             start = 0
-            # a block ends at the first line end that gives it `block_bytes`
+            # a block ends at the first line end after `block_bytes`
             while (cut := chunk.find(b"\n", start + max(0, block_bytes - 1 - filled)) + 1) > 0:
                 yield b"".join([*parts, chunk[start:cut]]), None
                 start, parts, filled = cut, [], 0

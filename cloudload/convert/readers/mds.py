@@ -1,8 +1,8 @@
 """Shards of an MDS dataset, one document per sample.
 
 A shard is checked against its index entry, as the loader does, and is mapped into memory: in place
-if it is local and uncompressed, otherwise from a temporary file that lasts as long as its blocks
-are read. A block is a run of samples.
+if it is local and uncompressed, otherwise from a temporary file, which exists while its blocks are
+read. A block is a run of samples.
 """
 
 from __future__ import annotations

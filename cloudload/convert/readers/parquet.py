@@ -3,8 +3,8 @@
 A block is a batch of up to 8,192 rows of one row group. The number of rows depends only on the
 file's metadata and `block_bytes`.
 
-A range of a file has the row groups whose first byte is in it, so that any cut of a file gives each
-row once. From a file in a store, only these row groups and the metadata are copied.
+A range of a file contains the row groups whose first byte is in it, so wherever a file is cut, each
+row is read once. From a file in a store, only these row groups and the metadata are copied.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _is_within(group: Any, part: Range) -> bool:
 
 
 def _span(column: Any) -> Range:
-    """The bytes of a column of a row group. Writers give 0 or None for no dictionary."""
+    """The bytes of a column of a row group. Writers record a missing dictionary as 0 or None."""
     places = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
     return min(places), min(places) + column.total_compressed_size
 
@@ -103,9 +103,9 @@ def _span(column: Any) -> Range:
 def _local_copy(file: InputFile, part: Range | None, folder: Path) -> Path:
     """Return a local path to the decompressed file, because a Parquet reader must seek.
 
-    A local, uncompressed file is used as it is. Any other is copied to `folder`; of a range, only
-    what its rows need. Raises `ConvertError` if it cannot be decompressed or copied, and
-    `StoreError` if it cannot be read.
+    A local, uncompressed file is used in place. Any other file is copied to `folder`. For a range,
+    only the parts that its rows need are copied. Raises `ConvertError` if it cannot be decompressed
+    or copied, and `StoreError` if it cannot be read.
     """
     if file.url != "-" and is_local(file.url) and file.compression is None:
         open_object(file.url, tag=file.tag).close()
@@ -132,7 +132,7 @@ def _local_copy(file: InputFile, part: Range | None, folder: Path) -> Path:
 
 
 def _copy_range(file: InputFile, part: Range, path: Path, target: BinaryIO) -> None:
-    """Copy the metadata and a range's row groups to their places in a file without the rest."""
+    """Copy the metadata and a range's row groups to their offsets in a sparse file."""
     import pyarrow.parquet
 
     size = file.bytes or 0

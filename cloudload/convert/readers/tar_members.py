@@ -20,7 +20,7 @@ _READ_BYTES = 1 << 16
 
 
 class MoreDataError(DamagedError):
-    """An archive ends, but its file does not."""
+    """The file continues after the end of the archive."""
 
 
 class Member(NamedTuple):
@@ -37,16 +37,16 @@ class Member(NamedTuple):
 
 
 def read_members(chunks: Iterator[bytes], is_wanted: Callable[[str], bool]) -> Iterator[Member]:
-    """Yield the files and links of an archive, with the data of files whose name `is_wanted`.
+    """Yield the files and links of an archive, with data for files whose name `is_wanted`.
 
-    Raises `DamagedError` after the last file that could be read; `MoreDataError` if the archive is
-    whole.
+    After the last readable file, raises `DamagedError` if the archive is damaged, or
+    `MoreDataError` if data follows a complete archive.
     """
     source = _RecentBytes(chunks)
     try:
         tar: Any = tarfile.open(fileobj=source, mode="r|", bufsize=_READ_BYTES)
         while member := tar.next():
-            tar.members = []  # or it would remember all members
+            tar.members = []  # otherwise, tarfile would keep all members in memory
             is_link = member.issym() or member.islnk()
             if member.isfile() or is_link:
                 is_small = member.size <= MOST_MEMBER_BYTES
@@ -80,7 +80,7 @@ class _RecentBytes(io.BufferedReader):
         data = super().read(size)
         self._reads_past_end = 0 if data else self._reads_past_end + 1
         if self._reads_past_end > 2:
-            # tarfile reads up to the end of a file, whatever size its header declares
+            # tarfile reads to the end of a file, even if its header declares a larger size
             raise DamagedError("the tar archive is damaged or incomplete (unexpected end of data)")
         self._recent = (self._recent[1], data)
         self._end += len(data)
@@ -91,6 +91,7 @@ class _RecentBytes(io.BufferedReader):
         return super().read(_READ_BYTES)
 
     def since(self, offset: int) -> bytes:
-        """The bytes that were read from `offset` on, which must be recent."""
+        """The bytes read so far, starting at `offset`, which must be in one of the last two
+        reads."""
         recent = b"".join(self._recent)
         return recent[len(recent) - (self._end - offset) :] if offset < self._end else b""

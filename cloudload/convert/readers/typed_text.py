@@ -10,8 +10,7 @@ from cloudload.mds.writer import shorten
 def parse_text(name: str, text: str, encoding: str | None) -> Any:
     """Return the value of a field for a column of `encoding`: a number, bytes, or the text.
 
-    Text that is empty is null for a column of numbers. Raises `ValueError` with a message if it is
-    not a number.
+    For a column of numbers, empty text is null. Raises `ValueError` if other text is not a number.
     """
     if encoding in (None, "str", "json"):
         return text

@@ -1,4 +1,4 @@
-"""What `streaming_format` says of Streaming is what Streaming says of itself."""
+"""`streaming_format` agrees with Streaming itself."""
 
 from __future__ import annotations
 

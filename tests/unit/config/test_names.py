@@ -1,4 +1,4 @@
-"""A name or a type that an argument cannot have is answered with the one that it can."""
+"""The error for a wrong argument name or type suggests the right one."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_the_name_has_a_hash_of_the_source() -> None:
 
 
 def test_values_of_other_modules_of_the_program_count(tmp_path: Path) -> None:
-    """In fresh processes, whose sets and addresses differ."""
+    """Run in new processes, where set order and addresses differ."""
     (tmp_path / "train.py").write_text(
         "import helpers, json\n"
         "from cloudload.config.transform import name_function\n"

@@ -24,7 +24,7 @@ HARD = ["a", 'say "hi"', "one\ntwo\r\n\r\nthree", ",", '"', '""', "\t", "007", "
 
 
 def write_table(path: Path, **options: Any) -> list[str]:
-    """Have pandas write rows of hard texts, and return the texts."""
+    """Write rows of difficult texts with pandas, and return the texts."""
     draw = random.Random(3)
     documents = [" ".join(draw.choices(HARD, k=draw.randint(1, 30))) for _ in range(200)]
     table = pandas.DataFrame({"n": range(200), "text": documents, "code": ["007"] * 200})

@@ -1,4 +1,4 @@
-"""An MDS dataset is an input: cut and compressed again, with the columns that are kept."""
+"""An MDS dataset can be an input: its shards are cut and compressed again, with kept columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 def write_dataset(folder: Path, **options: Any) -> list[dict[str, Any]]:
-    """Have `MDSWriter` write samples, and return them."""
+    """Write samples with `MDSWriter`, and return them."""
     settings: dict[str, Any] = {
         "columns": COLUMNS,
         "size_limit": 4000,

@@ -245,7 +245,7 @@ def test_paths_on_the_hugging_face_hub_are_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     class Folder(DirFileSystem):  # type: ignore[misc]
-        """A local folder in place of the Hub."""
+        """A local folder that replaces the Hub."""
 
         protocol = "hf"
 

@@ -82,7 +82,7 @@ def read(unit: InputUnit, block_bytes: int, start: BlockStart | None = None) -> 
 
 
 def ranges(size: int, cuts: list[int]) -> list[tuple[int, int]]:
-    """The ranges of a file of that size between these places."""
+    """The ranges of a file of this size between these cuts."""
     bounds = sorted({0, size, *(cut for cut in cuts if cut < size)})
     return list(itertools.pairwise(bounds))
 

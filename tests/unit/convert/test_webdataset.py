@@ -1,4 +1,4 @@
-"""Archives of WebDataset are read sample by sample, and are harmless whatever they hold."""
+"""WebDataset archives are read sample by sample, and hostile contents are harmless."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_webdataset(path: Path) -> None:
 
 
 def write_tar(path: Path, members: Iterable[tuple[str, str | bytes]], **options: Any) -> Path:
-    """Write files by Python's tarfile."""
+    """Write files with Python's tarfile."""
     with tarfile.open(path, "w", **options) as tar:
         for name, data in members:
             stored = data.encode() if isinstance(data, str) else data

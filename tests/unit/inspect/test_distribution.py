@@ -1,4 +1,4 @@
-"""A distribution's bins hold every value once, and double."""
+"""A distribution's bins count every value once, and double in width."""
 
 from __future__ import annotations
 

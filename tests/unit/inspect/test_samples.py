@@ -1,4 +1,4 @@
-"""`read_samples` yields what is stored, and decodes nothing that is dangerous to decode."""
+"""`read_samples` yields the stored values, and decodes nothing dangerous."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_token_ids_are_lists(tmp_path: Path) -> None:
 
 
 def change_encoding(folder: Path, encoding: str) -> None:
-    """Say in the index and in the header that a column of bytes has another encoding."""
+    """Change the encoding of a column of bytes in the index and the header."""
     path = folder / "index.json"
     index = json.loads(path.read_text())
     for shard in index["shards"]:

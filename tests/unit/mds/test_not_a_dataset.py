@@ -1,4 +1,4 @@
-"""A location that is not an MDS dataset is answered with what it is, and what to do."""
+"""The error for a location that is not an MDS dataset says what it is, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged values of token IDs name their sample, and are never read as other IDs."""
+"""The error for damaged token IDs names their sample. They are never read as other IDs."""
 
 from __future__ import annotations
 

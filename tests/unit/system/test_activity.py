@@ -1,4 +1,4 @@
-"""A wait that is too long is reported, with what the thread does at that time."""
+"""A long wait is reported, with the thread's activity at that time."""
 
 from __future__ import annotations
 

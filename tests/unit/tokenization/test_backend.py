@@ -191,7 +191,7 @@ def test_a_fallback_to_hf_is_one_warning_that_names_its_cost_and_the_next_step(
 
 
 def test_the_cost_of_a_fallback_is_the_one_that_was_measured() -> None:
-    """Of the loader, with each tokenizer that is measured."""
+    """The stated ratio is the loader's, with each tokenizer measured."""
     results = (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8")
     fast, slow = (
         [float(each) for each in re.findall(rf"^\| cloudload, {name} \| ([\d.]+)", results, re.M)]

@@ -1,4 +1,4 @@
-"""One tokenizer frames documents alike however it is passed, and says from where it knows."""
+"""A tokenizer adds the same bos and eos however it is passed, and logs where they come from."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_files(
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the Hub in which the files of `some/model` go."""
+    """A Hub cache for the files of `some/model`."""
     import huggingface_hub.constants
     from transformers.utils import hub as transformers_hub
 

@@ -1,4 +1,4 @@
-"""Without a connection, a name on the Hub is answered at once, or loaded from the cache."""
+"""Without a connection, a name on the Hub fails quickly, or loads from the cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["hub_cache"]
 
 
 def closed_port() -> str:
-    """The address of a port at which nobody listens."""
+    """The address of a port on which no server listens."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -63,7 +63,7 @@ def test_without_a_connection_a_name_in_the_cache_loads(
 ) -> None:
     write_files(hub_cache, {"eos_token": "</s>"})
     assert load_tokenizer("some/model").frames == ((None, 2),)
-    assert "so the tokenizer 'some/model' is from the local cache" in caplog.text
+    assert "so the tokenizer 'some/model' is loaded from the local cache" in caplog.text
 
 
 def test_without_a_connection_files_on_the_hub_are_one_sentence(

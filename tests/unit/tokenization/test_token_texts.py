@@ -34,7 +34,7 @@ def test_merged_tokens_have_the_bytes_of_the_text(text: str) -> None:
 
 
 def fallback_tokenizer() -> Tokenizer:
-    """As Llama 2's: spaces are marks, and a character outside of the vocabulary is bytes."""
+    """Like Llama 2's: spaces are marks, and characters outside the vocabulary become bytes."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
     vocabulary |= {letter: 256 + place for place, letter in enumerate("\u2581abc")}
     tokenizer = Tokenizer(

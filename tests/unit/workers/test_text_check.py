@@ -1,4 +1,4 @@
-"""Binary content is doubted, and honest text of every kind is not."""
+"""Binary content gives a warning, and real text of every kind does not."""
 
 from __future__ import annotations
 
