@@ -76,7 +76,7 @@ def test_a_tokenizer_that_changed_is_loaded_again(tokenizer_folder: Path, tmp_pa
 
 
 def test_objects_are_kept_by_their_text(tmp_path: Path) -> None:
-    tokenizer = byte_tokenizer()
+    tokenizer = tokenizers.Tokenizer.from_str(byte_tokenizer().to_str())
     first = load_tokenizer(tokenizer, [(None, None)], tmp_path)
     assert load_tokenizer(tokenizer, [(None, None)], tmp_path) == first
     tokenizer.add_special_tokens([tokenizers.AddedToken("<new>", special=True)])
