@@ -1,6 +1,6 @@
 """Measure how the shard size affects requests, bytes and the first batch, from an S3 server.
 
-    python -m benchmarks.shard_sizes --corpus FOLDER --tokenizers FOLDER
+    python -m benchmarks.shard_sizes --corpus FOLDER --tokenizer FOLDER
 
 The same documents, with zstd, in shards of each raw size. The server is on this machine, behind a
 proxy that delays every request by --latency-ms.

@@ -186,9 +186,11 @@ class CloudLoader:
         self._environment = current_environment()
         self._is_first = self._environment.is_first_process(self._delivery)
         self._start_log = StartLog(created_at, is_shown=self._is_first)
-        self._opened = self._recipe = open_recipe(self._asked, tokenizer, self._delivery.retry)
         local = self._delivery.local
         self._cache_root = Path(local).expanduser() if local else default_cache()
+        self._opened = self._recipe = open_recipe(
+            self._asked, tokenizer, self._delivery.retry, self._cache_root
+        )
         asked_backend = self._delivery.tokenizer_backend
         text = self._recipe.tokenizer.json if self._recipe.has_text else ""
         self._backend = choose_backend(text, asked_backend, self._cache_root)

@@ -7,7 +7,7 @@
     root/<dataset>-<hash>/shard.00000-<hash>.mds.….part       a partial download
     root/space.lock                                           held while bytes are reserved
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
-    root/tokenizers/                                          tokenizer backend comparisons
+    root/tokenizers/                                          tokenizers, and their checks
 
 A dataset folder's name contains a hash of the URL, and a file's name a hash of its shard's
 index entry. So a file belongs to one shard as published, and stays valid when others are appended.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -165,13 +166,16 @@ class Recipe:
         return replace(self, layout=layout, components=components)
 
 
-def open_recipe(config: RowsConfig, tokenizer: Any, retry: Retry) -> Recipe:
+def open_recipe(
+    config: RowsConfig, tokenizer: Any, retry: Retry, cache_root: Path | None = None
+) -> Recipe:
     """Load the tokenizer, read each stream's index, and choose the values that the config omits.
 
+    With `cache_root`, what is learned of the tokenizer is kept in a file there.
     Raises `TokenizerError`, `StoreError` and `DatasetError` for a tokenizer or data that cannot be
     used, and `ValueError` for a config that does not fit the data.
     """
-    spec = _open_tokenizer(config, tokenizer)
+    spec = _open_tokenizer(config, tokenizer, cache_root)
     began = time.monotonic()
     corpus = open_corpus(config.streams, retry, may_be_empty=not config.is_mixed)
     index_s = time.monotonic() - began
@@ -205,10 +209,12 @@ def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:
     )
 
 
-def _open_tokenizer(config: RowsConfig, tokenizer: Any) -> TokenizerSpec:
+def _open_tokenizer(
+    config: RowsConfig, tokenizer: Any, cache_root: Path | None = None
+) -> TokenizerSpec:
     frames = [_frame_of(config, stream) for stream in config.streams]
     if tokenizer is not None:
-        return load_tokenizer(tokenizer, frames)
+        return load_tokenizer(tokenizer, frames, cache_root)
     if not all(config.token_columns):
         raise ValueError(
             "tokenizer is None, but the documents are text. Pass a tokenizer, or tokens_key if the "

@@ -13,7 +13,6 @@ choice to its workers.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -27,8 +26,6 @@ from typing import Any
 
 from cloudload.config.choices import AUTO, FASTOKENS, HF, NO_BACKEND
 from cloudload.errors import TokenizerError
-from cloudload.system.file_locks import locked, remove_orphans
-from cloudload.system.temp_files import lock_path, partial_file
 from cloudload.tokenization.encoders import (
     encode_flat,
     is_failure,
@@ -37,6 +34,7 @@ from cloudload.tokenization.encoders import (
     load_hf,
     make_hf,
 )
+from cloudload.tokenization.kept import keep, kept_path, read_kept, with_version
 from cloudload.tokenization.probes import assigned_code_points, probes
 
 logger = logging.getLogger(__name__)
@@ -46,11 +44,8 @@ pass the checks below."""
 # tokens per second of the loader, benchmarks/RESULTS.md, 2026-11-22: 50 with GPT-2, 47 with Llama 3
 _TIMES_SLOWER = 50
 _INSTALL = f"Run: pip install fastokens=={MEASURED_VERSIONS[-1]}"
-_FOLDER = "tokenizers"
-# part of the cache key, to be incremented when the sweep changes
-_SWEEP = 1
-# the last line of a cached result; a file without it is truncated
-_SWEPT = "swept"
+# part of the cache key, to be incremented when a check changes
+_CHECKS = 2
 _CODE_POINTS_AT_ONCE = 64
 
 
@@ -149,13 +144,43 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
         )
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     if digest not in _refusals:
-        content = json.loads(text)
-        _refusals[digest] = (
-            find_unsupported_feature(content)
-            or find_probe_mismatch(text, content)
-            or _sweep_once(text, digest, cache_root)
-        )
+        _refusals[digest] = _check_once(text, cache_root)
     return _refusals[digest]
+
+
+def _check_once(text: str, cache_root: Path) -> str | None:
+    """Check fastokens for this tokenizer, and return the problem or None.
+
+    A node checks each tokenizer once, unless fastokens fails.
+    """
+    packages = [with_version(name) for name in ("fastokens", "tokenizers")]
+    names = [f"checks-{_CHECKS}", *packages, unicodedata.unidata_version]
+    path = kept_path(cache_root, [text], names)
+    if (found_before := read_kept(path)) is not None:
+        return found_before or None
+    try:
+        refusal = _check(text)
+    except _FailedError as error:
+        return str(error)
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        return f"fastokens fails on some texts ({error})"
+    keep(path, refusal or "")
+    return refusal
+
+
+class _FailedError(Exception):
+    """A check could not be made. It is tried again at the next start."""
+
+
+def _check(text: str) -> str | None:
+    content = json.loads(text)
+    return (
+        find_unsupported_feature(content)
+        or find_probe_mismatch(text, content)
+        or find_code_point_mismatch(text)
+    )
 
 
 # ---------------------------------------------------------------- features of the tokenizer.json
@@ -227,7 +252,7 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
     """Load both backends, compare their IDs for the probes, and return the problem or None.
 
     `content` is the parsed tokenizer.json `text`. Compares twice: with the names of special tokens
-    encoded as these tokens, and as text.
+    encoded as these tokens, and as text. Raises `_FailedError` if fastokens fails.
     """
     with ThreadPoolExecutor(1) as thread:  # in parallel: loading a large vocabulary takes seconds
         loading = thread.submit(load_fastokens, text)
@@ -237,16 +262,11 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
     except BaseException as error:
         if not is_failure(error):
             raise
-        return f"fastokens does not load this tokenizer ({error})"
+        raise _FailedError(f"fastokens does not load this tokenizer ({error})") from None
     for is_text in (False, True):
         hf.encode_special_tokens = is_text
-        try:
-            if different := _different(hf, fast, strings, is_text):
-                return f"fastokens gives different IDs than tokenizers for {different[0][:60]!r}"
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            return f"fastokens fails on some texts ({error})"
+        if different := _different(hf, fast, strings, is_text):
+            return f"fastokens gives different IDs than tokenizers for {different[0][:60]!r}"
     keep_hf(text, hf)
     return None
 
@@ -286,42 +306,16 @@ def sweep_code_points(text: str, points: Sequence[int]) -> list[int]:
     return found
 
 
+def find_code_point_mismatch(text: str) -> str | None:
+    """Compare the backends on `assigned_code_points`, and return the problem or None."""
+    found = sweep_code_points(text, assigned_code_points())
+    if not found:
+        return None
+    return (
+        f"fastokens gives different IDs than tokenizers for {len(found)} code points, such as "
+        f"U+{found[0]:04X}"
+    )
+
+
 def _around(point: int) -> str:
     return f"a{chr(point)}b {chr(point)}1\n{chr(point)}"
-
-
-def _sweep_once(text: str, digest: str, cache_root: Path) -> str | None:
-    """Compare the backends on `assigned_code_points`, and return the problem or None.
-
-    Caches the result in a file, unless fastokens fails or the file cannot be written.
-    """
-    names = (
-        f"sweep-{_SWEEP}",
-        *(f"{name}-{version(name)}" for name in ("fastokens", "tokenizers")),
-        unicodedata.unidata_version,
-    )
-    path = cache_root / _FOLDER / "-".join([digest, *names])
-    remove_orphans(path.parent)
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        found_before, _, mark = path.read_text("utf-8").partition("\n")
-        if mark == _SWEPT:
-            return found_before or None
-    try:
-        found = sweep_code_points(text, assigned_code_points())
-    except BaseException as error:
-        if not is_failure(error):
-            raise
-        return f"fastokens fails on some code points ({error})"
-    refusal = (
-        f"fastokens gives different IDs than tokenizers for {len(found)} code points, "
-        f"such as U+{found[0]:04X}"
-        if found
-        else None
-    )
-    # if the folder is not writable, the next process sweeps again
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock_path(path)), partial_file(path) as part:
-            part.write_text(f"{refusal or ''}\n{_SWEPT}", "utf-8")
-            part.replace(path)
-    return refusal

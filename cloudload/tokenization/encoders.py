@@ -12,10 +12,12 @@ caches the last tokenizer that it loaded, and forked workers share it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import threading
+import time
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +35,8 @@ COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
 # hf needs about 60 bytes per character, so a book of 100 MB would need 6 GB
 _MOST_COMPARED_CHARACTERS = 1 << 22
 _SHOWN_CHARACTERS = 80
+# loading hf stops all other threads of a worker, so the first batches come before
+_LOADING_DELAY_S = 1.0
 
 
 class Encoder(Protocol):
@@ -157,6 +161,8 @@ class _Comparison:
             self._num_seen += len(documents)
 
     def _compare(self, document: str, ids: list[int]) -> None:
+        if self._text not in _kept:
+            time.sleep(_LOADING_DELAY_S)
         encoder = HFEncoder(self._text, self._special_tokens)
         try:
             expected = encoder.encode([document])[0].tolist()
@@ -225,6 +231,15 @@ def keep_hf(text: str, tokenizer: Any) -> None:
     """Make `load_hf` return this tokenizer for `text`, and drop the one cached before."""
     _kept.clear()
     _kept[text] = tokenizer
+
+
+def preload(text: str, backend: str) -> None:
+    """Load the backend's tokenizer in this process, so that forked workers share it.
+
+    A failure is left to the workers.
+    """
+    with contextlib.suppress(Exception):
+        (load_fastokens if backend == FASTOKENS else load_hf)(text)
 
 
 @functools.lru_cache(maxsize=1)

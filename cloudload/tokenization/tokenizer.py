@@ -16,7 +16,7 @@ import itertools
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -39,11 +39,15 @@ from cloudload.tokenization.framing import (
     read_named_tokens,
 )
 from cloudload.tokenization.hub import load_by_name
+from cloudload.tokenization.kept import keep, kept_path, read_kept, with_version
 from cloudload.tokenization.probes import FIXED_TEXTS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+
+# part of the cache key, to be incremented when a spec changes
+_SPECS = 1
 
 WITHOUT_TOKENIZER = "none"
 """The fingerprint if there is no tokenizer."""
@@ -63,6 +67,11 @@ class TokenizerSpec:
     token_ids: str
     """A hash of the IDs of `probes.FIXED_TEXTS`: 16 hex digits. It differs if a version of
     `tokenizers` gives different IDs. Empty without a tokenizer."""
+    fingerprint: str
+    """A hash of the tokenizer.json without its post-processor and decoder: 32 hex digits.
+
+    Tokenizers with equal fingerprints give the same IDs. `frames` are not included. Without a
+    tokenizer, it is `none`."""
     framing: str = field(default="", compare=False)
     """The tokens in `frames` and their origin, for a log."""
     framing_warning: str | None = field(default=None, compare=False)
@@ -74,24 +83,11 @@ class TokenizerSpec:
             f"vocab_size={self.vocab_size})"
         )
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the tokenizer.json without its post-processor and decoder: 32 hex digits.
-
-        Tokenizers with equal fingerprints give the same IDs. `frames` are not included. Without a
-        tokenizer, it is `none`.
-        """
-        if not self.json:
-            return WITHOUT_TOKENIZER
-        # templates do not affect documents, and transformers 5 adds one that has no effect
-        content = json.loads(self.json) | {"post_processor": None, "decoder": None}
-        # `self.json` stays in ID order, because encoding with a sorted vocabulary is a fifth slower
-        text = json.dumps(content, sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
 
 def load_tokenizer(
-    source: Any, frames: Sequence[tuple[TokenName, TokenName]] = ((AUTO, AUTO),)
+    source: Any,
+    frames: Sequence[tuple[TokenName, TokenName]] = ((AUTO, AUTO),),
+    cache_root: Path | None = None,
 ) -> TokenizerSpec:
     """Load a tokenizer as plain data.
 
@@ -103,28 +99,72 @@ def load_tokenizer(
     different bos). For eos, it is the eos that the tokenizer names, or else the special token with
     which its template ends.
 
+    With `cache_root`, the result is kept in a file there, because a large tokenizer takes seconds.
     Raises `TokenizerError` if `source` is not a tokenizer, cannot be loaded, or has no fast
     version, if "auto" finds no eos, or if a bos or eos is not one of its tokens.
     """
-    backend, named = _find(source)
+    text, named, file = _find(source)
+    where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
+    if cache_root is None:
+        return _describe(text, named, frames, file, where)
+    names = [f"spec-{_SPECS}", with_version("tokenizers")]
+    path = kept_path(cache_root, [text, repr(named), repr(list(frames)), where], names)
+    if (kept := read_kept(path)) is not None:
+        return _decode(kept)
+    spec = _describe(text, named, frames, file, where)
+    keep(path, _encode(spec))
+    return spec
+
+
+def _describe(
+    text: str,
+    named: NamedTokens,
+    frames: Sequence[tuple[TokenName, TokenName]],
+    file: Path | None,
+    where: str,
+) -> TokenizerSpec:
+    """Parse the tokenizer.json `text` of `file`, and choose the tokens that frame documents."""
+    backend = _parse(text, file)
     backend.no_truncation()
     backend.no_padding()
     if getattr(backend.model, "dropout", None):
         backend.model.dropout = None  # with dropout, IDs would be random
-    where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
     tokens = [
         (choose_bos(backend, bos, named), choose_eos(backend, eos, named, where))
         for bos, eos in frames
     ]
     warnings = [eos.warning for _, eos in tokens if eos.warning]
+    plain = backend.to_str()
     return TokenizerSpec(
-        json=backend.to_str(),
+        json=plain,
         frames=tuple((bos.id, eos.id) for bos, eos in tokens),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         token_ids=_hash_ids(backend),
+        fingerprint=_fingerprint(plain),
         framing=" · ".join(dict.fromkeys(f"{bos.text}, {eos.text}" for bos, eos in tokens)),
         framing_warning=warnings[0] if warnings else None,
     )
+
+
+def _fingerprint(text: str) -> str:
+    # templates do not affect documents, and transformers 5 adds one that has no effect
+    content = json.loads(text) | {"post_processor": None, "decoder": None}
+    # the spec's text stays in ID order: encoding with a sorted vocabulary is a fifth slower
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+
+def _encode(spec: TokenizerSpec) -> str:
+    """A spec as a line of JSON, followed by its tokenizer.json."""
+    return f"{json.dumps(asdict(spec) | {'json': ''})}\n{spec.json}"
+
+
+def _decode(kept: str) -> TokenizerSpec:
+    """The spec that `_encode` wrote."""
+    line, _, text = kept.partition("\n")
+    fields = json.loads(line)
+    frames = tuple((bos, eos) for bos, eos in fields["frames"])
+    return TokenizerSpec(**fields | {"json": text, "frames": frames})
 
 
 def _hash_ids(backend: Tokenizer) -> str:
@@ -151,28 +191,29 @@ def frame_without_tokenizer(frames: Sequence[tuple[TokenName, TokenName]]) -> To
                 "the tokenizer"
             )
     ids = tuple((bos, eos) for bos, eos in frames)
-    texts = [f"{_describe(bos, 'bos')}, {_describe(eos, 'eos')}" for bos, eos in frames]
+    texts = [f"{_describe_id(bos, 'bos')}, {_describe_id(eos, 'eos')}" for bos, eos in frames]
     return TokenizerSpec(
         json="",
         frames=cast("tuple[Frame, ...]", ids),
         vocab_size=MOST_IDS,
         token_ids="",
+        fingerprint=WITHOUT_TOKENIZER,
         framing=" · ".join(dict.fromkeys(texts)),
     )
 
 
-def _describe(token: TokenName, kind: str) -> str:
+def _describe_id(token: TokenName, kind: str) -> str:
     return f"no {kind}" if token is None else f"{kind} {token}"
 
 
-def _find(source: Any) -> tuple[Tokenizer, NamedTokens]:
-    """Load a `tokenizers.Tokenizer` that we may modify, and find the bos and eos that it names."""
+def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
+    """Find the text of a tokenizer.json, the bos and eos that it names, and its file, if any."""
     from tokenizers import Tokenizer
 
     if isinstance(source, Tokenizer):
-        return Tokenizer.from_str(source.to_str()), NamedTokens()
+        return source.to_str(), NamedTokens(), None
     if not isinstance(source, str | os.PathLike):
-        return _from_transformers(source)
+        return *_from_transformers(source), None
     path = Path(source).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.exists() and not (path / CONFIG_NAME).exists():
@@ -187,28 +228,40 @@ def _find(source: Any) -> tuple[Tokenizer, NamedTokens]:
         )
     named = read_named_tokens(file.parent) if path.exists() else NamedTokens()
     if file.is_file():
-        return _from_file(file), named
+        return _read(file), named, file
     tokenizer, folder = load_by_name(str(path if path.exists() else source))
     if folder is None:
-        return _from_transformers(tokenizer)
+        return *_from_transformers(tokenizer), None
     # use the published file: transformers 5 converts some tokenizers, which changes their IDs
-    return _from_file(folder / "tokenizer.json"), read_named_tokens(folder)
+    file = folder / "tokenizer.json"
+    return _read(file), read_named_tokens(folder), file
 
 
-def _from_file(file: Path) -> Tokenizer:
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _explain_file(file, error) from error
+
+
+def _parse(text: str, file: Path | None) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(file))
+        return Tokenizer.from_str(text)
     except Exception as error:
-        raise TokenizerError(
-            f"{file} is not a tokenizer.json: {error}. Pass the tokenizer.json of a fast tokenizer"
-        ) from error
+        if file is None:
+            raise
+        raise _explain_file(file, error) from error
 
 
-def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, NamedTokens]:
-    from tokenizers import Tokenizer
+def _explain_file(file: Path, error: Exception) -> TokenizerError:
+    return TokenizerError(
+        f"{file} is not a tokenizer.json: {error}. Pass the tokenizer.json of a fast tokenizer"
+    )
 
+
+def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
     if not hasattr(tokenizer, "is_fast"):
         raise TokenizerError(
             f"{type(tokenizer).__name__} is not a tokenizer. Pass a name on the Hugging Face Hub, "
@@ -220,8 +273,7 @@ def _from_transformers(tokenizer: Any) -> tuple[Tokenizer, NamedTokens]:
             "(AutoTokenizer with use_fast=True), or convert it with "
             "transformers.convert_slow_tokenizer and pass the resulting tokenizers.Tokenizer"
         )
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    return backend, list_named_tokens(tokenizer)
+    return tokenizer.backend_tokenizer.to_str(), list_named_tokens(tokenizer)
 
 
 class DocumentTokenizer:

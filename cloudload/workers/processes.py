@@ -33,6 +33,7 @@ from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
 from cloudload.system.open_files import raise_open_file_limit
 from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
 from cloudload.system.shared_memory import SharedMemoryRing
+from cloudload.tokenization.encoders import preload
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 from cloudload.workers.transport import PackedBlock, Slots, slot_bytes, unpack_block
@@ -120,6 +121,8 @@ class WorkerProcess:
         self._activities.write_text(self._number, "starting")
         self._connection, theirs = self._context.Pipe()
         plan = self._plan if self._is_forked else None
+        if plan and plan.recipe.has_text:
+            preload(plan.recipe.tokenizer.json, plan.backend.name)
         self._process = self._context.Process(
             target=_work, args=(*self._arguments, theirs, plan), daemon=True
         )

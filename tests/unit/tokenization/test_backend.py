@@ -94,7 +94,6 @@ def test_the_gate_names_what_is_wrong_with_a_tokenizer(defect: str, tmp_path: Pa
         match=f"tokenizer_backend is 'fastokens', but .*{named}.* Use 'auto' or 'hf'",
     ):
         choose_backend(text, "fastokens", tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 @needs_fastokens
@@ -284,7 +283,7 @@ def test_the_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> No
         assert held.exists(), "another process writes it"
         assert not orphan.exists()
     [kept] = [path for path in tokenizers.iterdir() if path != held]
-    assert "sweep" in kept.name
+    assert "checks" in kept.name
 
 
 @needs_fastokens
