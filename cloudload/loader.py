@@ -580,8 +580,8 @@ class CloudLoader:
         ended the run. If data was written again with the same samples in each shard, for example
         with a different compression, nothing is dropped. The index of a converted dataset has
         hashes that show this. For other data, `on_change={"data": "same"}` says that the samples
-        are the same. If shards were appended to the data, the run continues to read only its original
-        shards. Once a stream of a mixture is in its tail, no change can be accepted.
+        are the same. If shards were appended to the data, the run continues to read only its
+        original shards. Once a stream of a mixture is in its tail, no change can be accepted.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
