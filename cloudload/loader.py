@@ -28,6 +28,7 @@ from cloudload.config.choices import (
     PackingName,
     ShuffleAlgorithm,
     StartMethod,
+    Stopping,
     TailMode,
     TokenDtype,
     TokenizerBackend,
@@ -79,7 +80,7 @@ from cloudload.storage.base import Retry
 from cloudload.streaming_arguments.objects import adopt_streaming
 from cloudload.system.activity import Wait
 from cloudload.tokenization.backend import choose_backend
-from cloudload.workers.plan import Foreseen, Measuring, Plan, Steady
+from cloudload.workers.plan import Foreseen, Measuring, Mixed, Phase, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
 
 logger = logging.getLogger(__name__)
@@ -135,6 +136,7 @@ class CloudLoader:
         open_rows: int = 16,
         overflow: Overflow = "cut",
         schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None,
+        stopping: Stopping = "all",
         shuffle: bool = True,
         seed: int = 17,
         shuffle_algo: ShuffleAlgorithm = "py1e",
@@ -283,7 +285,9 @@ class CloudLoader:
 
     @property
     def is_endless(self) -> bool:
-        """Whether a pass never ends, because the loader has neither `epochs` nor `stop_every`."""
+        """Whether a pass never ends, because the run is endless, and there is no `stop_every`."""
+        if self._delivery.stop_every is None and self._recipe.has_stream_ends:
+            return self._count_all_rows() is None
         return self._asked.epochs is None and self._delivery.stop_every is None
 
     def __len__(self) -> int:
@@ -313,7 +317,8 @@ class CloudLoader:
         It makes an epoch of the data an epoch of a training framework, as `stop_every` or as a
         number of steps. The last batch may not be full. Needs token lengths (see `lengths`), or
         that every document becomes exactly one row. Raises `ValueError` if the number is unknown,
-        as with `best_fit` and for mixed streams, and unless `epochs` is at least 1.
+        as with `best_fit`, and unless `epochs` is at least 1. For mixed streams, it is the number
+        of batches with `epochs=N`, their own `max_epochs`, and `stopping`.
         """
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}. It must be at least 1")
@@ -324,17 +329,17 @@ class CloudLoader:
         if rows is None:
             raise ValueError(
                 "the number of batches of an epoch is not known, because there are no token "
-                "lengths, the packing is best_fit, or the streams are mixed. Run cloudload count, "
-                "or choose a number of batches"
+                "lengths, or the packing is best_fit. Run cloudload count, or choose a number of "
+                "batches"
             )
         return -(-rows // (self._delivery.batch_size * self._find_world().size))
 
     def _count_all_rows(self) -> int | None:
         """The number of rows of a finite run, at its current `seq_len`; None if it is unknown."""
-        if self._asked.epochs is None:
+        if self._asked.epochs is None and not self._recipe.has_stream_ends:
             return None
         origin = self._log.position.origin
-        if self._recipe.has_row_per_document:
+        if self._asked.epochs is not None and self._recipe.has_row_per_document:
             lanes = self._recipe.components[0].lanes
             return self._asked.epochs * lanes.num_positions - origin.count_documents(lanes)
         lengths = self._open_run_lengths()
@@ -387,6 +392,10 @@ class CloudLoader:
         if position.table_rows < position.rows:
             position = self._advance(position, position.rows) or position
         self._check_world(self.num_lanes)
+        phase: Phase = Steady() if position.tail is None else Measuring(position.table_rows)
+        lengths = self._open_run_lengths()
+        if lengths is not None and self._recipe.has_stream_ends:
+            phase = Mixed(lengths.find_tails(position).ending)
         lanes_of_rank = max(1, self.num_lanes // world.size)
         num_workers = self._delivery.num_workers
         if num_workers is None:
@@ -401,7 +410,7 @@ class CloudLoader:
             hosts=world.hosts,
             num_workers=min(max(1, num_workers), lanes_of_rank),
             position=position,
-            phase=Steady() if position.tail is None else Measuring(position.table_rows),
+            phase=phase,
             lengths=self._lengths,
             has_jumped=self._has_jumped and self._is_first,
         )
@@ -416,10 +425,13 @@ class CloudLoader:
             self._found_lengths, self._recipe.corpus, self._cache_root, self._delivery.retry
         )
 
-    def _advance(self, position: Position, row: int) -> Position | None:
-        """The position at a later row; None if lengths do not determine it."""
+    def _advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:
+        """The position at a later row; None if lengths do not determine it.
+
+        `pads` is that of `RunLengths.advance`.
+        """
         lengths = self._open_run_lengths()
-        found = None if lengths is None else lengths.advance(position, row)
+        found = None if lengths is None else lengths.advance(position, row, pads=pads)
         self._has_jumped |= found is not None and row > position.table_rows
         return found
 
@@ -429,7 +441,13 @@ class CloudLoader:
             return None
         if self._run_lengths is None or self._run_lengths.recipe is not self._recipe:
             self._run_lengths = RunLengths(self._recipe, self._cache_root, self._lengths)
+            self._recipe = self._run_lengths.settle(self._log.position)
         return self._run_lengths
+
+    def _settle(self) -> None:
+        """Find the ends of a mixture's streams, with which they have weight 0 from there on."""
+        if self._recipe.has_stream_ends:
+            self._open_run_lengths()
 
     def _iterate(self) -> Iteration:
         self._stop_iteration("another was started")
@@ -456,7 +474,7 @@ class CloudLoader:
     def _foresee(self, plan: Plan, exchange: Exchange) -> Plan:
         """Add the end of a finite run to its plan, if the lengths determine it."""
         lengths = self._open_run_lengths()
-        if lengths is None or self._asked.epochs is None:
+        if lengths is None or self._asked.epochs is None or isinstance(plan.phase, Mixed):
             return plan
         is_needed = (exchange.is_alone and plan.world_size > 1) or not plan.is_even
         if not lengths.can_foresee(plan.position, is_needed=is_needed):
@@ -466,6 +484,8 @@ class CloudLoader:
     def _find_known(self, plan: Plan) -> KnownLanes | None:
         """The lanes of all ranks, if there are several ranks and lengths determine the lanes."""
         lengths = self._open_run_lengths()
+        if lengths is not None and isinstance(plan.phase, Mixed):
+            return KnownLanes(lengths, plan.position)
         if plan.world_size == 1 or lengths is None:
             return None
         is_endless = self._asked.epochs is None and lengths.locates_rows
@@ -520,6 +540,7 @@ class CloudLoader:
                 "torch.distributed before iterating, or save local_state_dict() on every rank and "
                 "load merge_state_dicts([...])"
             )
+        self._settle()
         return build_state(self._recipe, position, self._backend.versions)
 
     def local_state_dict(self, lag: int = 0) -> State:
@@ -530,6 +551,7 @@ class CloudLoader:
         `merge_state_dicts` merges the parts of all ranks. Raises `ValueError` for an invalid `lag`,
         as `state_dict` does.
         """
+        self._settle()
         world = self._find_world()
         position = mask_lanes(self._log.past(lag), world.lanes(self.num_lanes))
         if world.index:
@@ -547,18 +569,19 @@ class CloudLoader:
 
         With token lengths (not with `best_fit`), the world size may be any.
         All options of `DeliveryConfig` may change, too, and so may `seq_len` if the state was saved
-        at an exchange. For mixed streams, new proportions, a new schedule, and streams added at the
-        end take effect with the next row. Any other change that could affect the rows is refused.
-        If the state was saved at an exchange and before the tail of a finite run, you can accept
-        changes of some fields: `on_change={"min_tokens": "accept"}`, and likewise `open_rows`,
-        `epochs`, `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`,
-        `transform` and `overflow`. If one of the last eight changes, each lane drops the rest of
-        the documents that it was reading. `on_error` may change without acceptance if no document
-        has failed so far, for example after a bad document ended the run. If data was written again
-        with the same samples in each shard, for example with a different compression, nothing is
-        dropped. The index of a converted dataset has hashes that show this. For other data,
-        `on_change={"data": "same"}` says that the samples are the same. If shards were appended to
-        the data, the run continues to read only its original shards.
+        at an exchange. For mixed streams, new proportions, a new schedule, another `stopping`, and
+        streams added at the end take effect with the next row. Any other change that could affect
+        the rows is refused. If the state was saved at an exchange and before the tail of a finite
+        run, you can accept changes of some fields: `on_change={"min_tokens": "accept"}`, and
+        likewise `open_rows`, `epochs`, `max_epochs`, `on_error`, `data`, `tokenizer`, `token_ids`,
+        `bos_eos`, `text_key`, `tokens_key`, `transform` and `overflow`. If one of the last eight
+        changes, each lane drops the rest of the documents that it was reading. `on_error` may
+        change without acceptance if no document has failed so far, for example after a bad document
+        ended the run. If data was written again with the same samples in each shard, for example
+        with a different compression, nothing is dropped. The index of a converted dataset has
+        hashes that show this. For other data, `on_change={"data": "same"}` says that the samples
+        are the same. If shards were appended to the data, the run continues to read only its
+        original shards. Once a stream of a mixture is in its tail, no change can be accepted.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
@@ -638,7 +661,8 @@ class CloudLoader:
                 "earlier state"
             )
         self._stop_iteration("the loader was moved by seek")
-        if (found := self._advance(position, rows)) is not None:
+        pads = self._recipe.has_stream_ends
+        if (found := self._advance(position, rows, pads=pads)) is not None:
             self._log.move_to(found)
             return
         tail = position.tail

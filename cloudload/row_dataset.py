@@ -56,8 +56,8 @@ class Rows(torch.utils.data.Dataset[Item]):
 
     Args:
         data: as for `CloudLoader`.
-        num_rows: the number of rows of the dataset, for a run without `epochs`, or for a part of
-            one. By default, all rows of a run with `epochs`.
+        num_rows: the number of rows of the dataset, for an endless run, or for a part of one. By
+            default, all rows of a run that ends.
         options: the other options of `CloudLoader`, except those that the sampler and the
             `DataLoader` decide, such as `batch_size` and `num_workers`.
 

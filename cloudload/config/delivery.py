@@ -89,7 +89,8 @@ class DeliveryConfig:
     exchange_every: int = 1
     """Number of batches between exchanges of cursors among the ranks, or, with token lengths,
     between checks that they are in step. On resume, at most exchange_every - 1 batches are read
-    again, unless there are token lengths. Always 1 with `epochs` or stop_every="epoch"."""
+    again, unless there are token lengths. Always 1 with `epochs`, `max_epochs` of a stream, or
+    stop_every="epoch"."""
     exchange_timeout_s: float = 1800.0
     """Seconds that a rank waits for the others in an exchange before it raises an error."""
     start_method: StartMethod | None = None

@@ -30,7 +30,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
     given = {**_pick(DeliveryConfig, options), "retry": Retry() if retry is None else retry}
     delivery = DeliveryConfig(**given)
     _check_memory(rows, delivery)
-    if rows.epochs is not None or delivery.stop_every == EPOCH:
+    if rows.epochs is not None or rows.has_stream_ends or delivery.stop_every == EPOCH:
         delivery = replace(delivery, exchange_every=1)
     if delivery.stop_every == EPOCH and rows.is_mixed:
         raise ValueError(

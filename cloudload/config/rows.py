@@ -18,16 +18,19 @@ from cloudload.config.checks import (
 )
 from cloudload.config.choices import (
     AUTO,
+    FIRST,
     ON_ERROR,
     OVERFLOWS,
     PACKINGS,
     RAISE,
     SAME,
     SHUFFLE_ALGORITHMS,
+    STOPPINGS,
     OnError,
     Overflow,
     PackingName,
     ShuffleAlgorithm,
+    Stopping,
     TokenDtype,
 )
 from cloudload.config.stream import Stream
@@ -98,7 +101,11 @@ class RowsConfig:
     divisible by every power of two up to 256, and by 3, 5 and 15 times these. For 512 or 1,024
     ranks, count token lengths, or set it, for example to 4,096, when the run starts."""
     epochs: int | None = None
-    """Number of passes over the data. None repeats the data forever."""
+    """Number of passes over the data. None repeats the data forever. In a mixture, each stream ends
+    after that many of its own epochs, which needs token lengths; see `stopping`."""
+    stopping: Stopping = "all"
+    """When a mixture with `epochs` or `max_epochs` ends: with its `first` stream, or when `all` of
+    its streams have ended. It may change on resume."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
     """Pairs of a row and the streams' weights, by name or URL, starting at that row. The first row
     must be 0. Streams that are not named have weight 0. None means to use the streams'
@@ -165,6 +172,7 @@ class RowsConfig:
             check_token(name, getattr(self, name))
         self._check_tokens_columns()
         check_choice("on_error", self.on_error, ON_ERROR)
+        check_choice("stopping", self.stopping, STOPPINGS)
         check_choice("packing", self.packing, PACKINGS)
         check_choice("overflow", self.overflow, OVERFLOWS)
         check_positive("open_rows", self.open_rows)
@@ -239,7 +247,18 @@ class RowsConfig:
                 "Stream(..., name=...)"
             )
         if not self.is_mixed:
+            self._check_no_mixing()
             return
+        if self.stopping == FIRST and not self.has_stream_ends:
+            raise ValueError(
+                "stopping is 'first', but no stream ends. Set epochs, or max_epochs of a stream"
+            )
+        if self.has_stream_ends and self.packing == "best_fit":
+            raise ValueError(
+                "packing is 'best_fit', whose rows do not follow from token lengths, so a mixture "
+                "cannot have epochs or max_epochs. Use 'concat' or 'one_per_row', or omit them and "
+                "use take(n)"
+            )
         if without := [
             stream.label
             for stream in self.streams
@@ -248,12 +267,6 @@ class RowsConfig:
             raise ValueError(
                 f"{without[0]} has no proportion, but other streams do. Set a proportion for "
                 "every stream, or for none"
-            )
-        if self.epochs is not None:
-            raise ValueError(
-                f"epochs is {self.epochs!r}, but streams that are mixed by proportion each have "
-                "their own epochs. Omit epochs and use take(n), or replace proportions and "
-                "schedule with repeat or choose, for which an epoch covers all streams"
             )
         if part := [
             stream.label
@@ -264,6 +277,31 @@ class RowsConfig:
                 f"{part[0]} has repeat or choose, which cannot be combined with a schedule or "
                 "proportions. Remove one or the other"
             )
+
+    def _check_no_mixing(self) -> None:
+        """Raise `ValueError` for options that only mixtures have."""
+        capped = [stream.label for stream in self.streams if stream.max_epochs is not None]
+        if capped:
+            raise ValueError(
+                f"{capped[0]} has max_epochs, but only a mixture has epochs for each stream. Set "
+                "proportions or a schedule, or use epochs of the loader, and repeat or choose"
+            )
+        if self.stopping == FIRST:
+            raise ValueError(
+                "stopping is 'first', but the data is one corpus, which ends as a whole. Set "
+                "proportions or a schedule, or omit stopping"
+            )
+
+    def epochs_of(self, streams: range) -> int | None:
+        """The number of epochs of streams that share an order, given their indices."""
+        own = self.streams[streams.start].max_epochs
+        return self.epochs if own is None else own
+
+    @property
+    def has_stream_ends(self) -> bool:
+        """Whether streams of a mixture end, due to `epochs` or `max_epochs`."""
+        capped = [stream.max_epochs for stream in self.streams if stream.max_epochs is not None]
+        return self.is_mixed and (self.epochs is not None or bool(capped))
 
     @property
     def is_mixed(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from cloudload.config.checks import check_token, check_tokens_column, is_number
+from cloudload.config.checks import check_positive, check_token, check_tokens_column, is_number
 from cloudload.config.choices import SAME
 from cloudload.option_docs import explained
 from cloudload.option_names import suggests_fields
@@ -20,7 +20,7 @@ class Stream:
     """An MDS dataset: its location, and how much of it to read.
 
     Raises `ValueError` if an option other than `repeat` and `choose` is invalid. The loader checks
-    these two.
+    these two, and that a stream with `max_epochs` is in a mixture.
     """
 
     remote: str
@@ -36,6 +36,9 @@ class Stream:
     choose: int | None = None
     """Number of this stream's samples that an epoch over all streams reads, as an alternative to
     `repeat`."""
+    max_epochs: int | None = None
+    """Number of times that a mixture reads this stream, instead of the loader's `epochs`. Then the
+    stream ends, and the others share its rows. Needs token lengths."""
     name: str | None = None
     """The stream's name in schedules, statistics and traces. By default the last folder of its
     location that is not one like `train` or `v2`, with a number if an earlier stream has it."""
@@ -68,6 +71,8 @@ class Stream:
                 f"{self.label} has a proportion and repeat or choose, which cannot be combined. "
                 "Remove one or the other"
             )
+        if self.max_epochs is not None:
+            check_positive(f"max_epochs of {self.label}", self.max_epochs)
         for name in ("bos", "eos"):
             check_token(f"{name} of {self.label}", getattr(self, name))
         check_tokens_column(self.tokens_key, self.tokens_dtype, f" of {self.label}")

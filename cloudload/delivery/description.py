@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
+from cloudload.arrays import NEVER
 from cloudload.config.choices import AUTO
 from cloudload.delivery.working_set import (
     count_downloads,
@@ -17,8 +18,9 @@ from cloudload.delivery.working_set import (
     open_current_orders,
 )
 from cloudload.delivery.world import World
+from cloudload.order.mixture import Weights
 from cloudload.storage.redaction import redact
-from cloudload.workers.plan import Plan
+from cloudload.workers.plan import Mixed, Plan
 
 GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "default"
 DERIVED = "from batch_size and ranks"
@@ -111,10 +113,12 @@ def _rows(plan: Plan) -> Iterator[Setting]:
     config = plan.recipe.config
     yield Setting("seq_len", config.seq_len, GIVEN, "tokens")
     names = ["packing", "shuffle", "shuffle_algo", "seed", "epochs", "min_tokens"]
-    names += ["text_key"] * plan.recipe.has_text
+    names += ["stopping"] * plan.recipe.has_stream_ends + ["text_key"] * plan.recipe.has_text
     names += ["tokens_key", "tokens_dtype"] * any(config.token_columns)
     for name in names + ["open_rows"] * (config.packing == "best_fit"):
         yield _option(config, name)
+    if isinstance(plan.phase, Mixed):
+        yield Setting("rows", plan.end, DATA, "in the run")
 
 
 def _option(config: Any, name: str) -> Setting:
@@ -175,11 +179,14 @@ def _cache(plan: Plan, world: World) -> Iterator[Setting]:
 
 def _streams(plan: Plan) -> Iterator[Setting]:
     recipe = plan.recipe
-    weights = dict(zip(recipe.mixture.names, recipe.mixture.schedule[-1][1], strict=True))
+    weights = dict(zip(recipe.mixture.names, _find_weights(plan), strict=True))
+    ends = plan.phase.ending.stream_ends if isinstance(plan.phase, Mixed) else ()
     for stream, label in enumerate(recipe.labels):
         dataset = recipe.corpus.datasets[stream]
         samples = sum(shard.samples for shard in dataset.shards)
         share = f", weight {weights[label]:g}" if recipe.config.is_mixed else ""
+        if ends and ends[stream] < NEVER:
+            share += f", ends at row {ends[stream]:,}"
         column = recipe.config.token_columns[stream]
         kind = f" of token IDs in column {column.key!r}" if column else ""
         url = redact(recipe.config.streams[stream].url)
@@ -190,6 +197,14 @@ def _streams(plan: Plan) -> Iterator[Setting]:
         note = f"samples{kind} in {shards}{share}, from {url}"
         origin = STATE if dataset.num_left_out else DATA
         yield Setting(f"stream {label}", samples, origin, note)
+
+
+def _find_weights(plan: Plan) -> Weights:
+    """The last weights of a mixture; those of the current row if its streams end."""
+    mixture = plan.recipe.mixture
+    if plan.recipe.has_stream_ends:
+        return mixture.weights_at(plan.position.rows)
+    return mixture.schedule[-1][1]
 
 
 def join_numbers(numbers: tuple[int, ...]) -> int | str:

@@ -19,6 +19,8 @@ With token lengths, these are the shortcuts:
                  the workers pack the tail when they reach it.
     Measuring    in runs whose end is too costly to compute, and with `best_fit`, no worker measures
                  documents, because their sizes are known.
+    Mixed        the rows at which streams of a mixture end are known from the start, and the
+                 workers pack the tail of each stream when they reach it. Lanes are always known.
     known lanes  several ranks exchange only the row that they are at (`known_lanes`).
 """
 
@@ -55,8 +57,9 @@ from cloudload.delivery.start_log import StartLog
 from cloudload.errors import WorkerError
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import LaneLog, Position, join_ranges
+from cloudload.stats import TOKENS
 from cloudload.workers.block import Block
-from cloudload.workers.plan import Foreseen, InTail, Measuring, Plan
+from cloudload.workers.plan import Foreseen, InTail, Measuring, Mixed, Plan
 
 OpenBlocks = Callable[[Plan, RetryCounts], Iterator[list[Block]]]
 """Starts the workers of a plan, and repeatedly yields one block of each worker."""
@@ -331,6 +334,9 @@ class Iteration(Iterator[Batch]):
     def _end(self) -> None:
         """Record the tokens left over, and the documents not counted with any row, and close."""
         plan, position = self._plan, self._position
+        if isinstance(plan.phase, Mixed):
+            self._end_mixture(plan)
+            return
         tail = plan.tail
         assert tail is not None
         dropped = tail.num_tokens(position.rows)
@@ -340,6 +346,15 @@ class Iteration(Iterator[Batch]):
         elif not tail.num_rows:
             uncounted = tail_exchange.count_remnants(plan, tail.remnants)
         self._log.record_end(dropped, uncounted)
+        self.close()
+
+    def _end_mixture(self, plan: Plan) -> None:
+        """As `_end`, for a mixture whose streams end, so that all lanes are known."""
+        left = 0
+        if plan.end is not None and self._position.rows < plan.end and self._known is not None:
+            counts = self._known.at(plan.end).arrays.counts - self._position.counts
+            left = int(counts[:, TOKENS].sum())
+        self._log.record_end(left, np.zeros_like(self._position.counts))
         self.close()
 
 

@@ -53,10 +53,14 @@ def first_dry_row(num_rows: Ints, row: int) -> int:
 
 
 class TailCounts:
-    """The statistics of a tail's rows. `streams` has the stream of each remnant: int64."""
+    """The statistics of a tail's rows. `streams` has the stream of each remnant: int64.
 
-    def __init__(self, recipe: Recipe, tail: Tail, streams: Ints) -> None:
+    `padding_stream` is the stream that counts their padding.
+    """
+
+    def __init__(self, recipe: Recipe, tail: Tail, streams: Ints, padding_stream: int = 0) -> None:
         self._recipe, self._tail, self._streams = recipe, tail, streams
+        self._padding_stream = padding_stream
 
     def before(self, row: int) -> Ints:
         """The statistics of the rows from the stage's first one to `row`: [streams, counts].
@@ -69,13 +73,26 @@ class TailCounts:
         pieces = tail.pieces[: tail.piece_starts[index]]
         tokens = pieces[:, TAIL_STOP] - pieces[:, TAIL_START]
         np.add.at(counts[:, TOKENS], self._streams[pieces[:, TAIL_REMNANT]], tokens)
-        sizes = tail.remnants[: tail.passed[index], REMNANT_SIZE]
+        self._count_documents(counts, int(tail.passed[index]))
+        num_rows = max(0, row - tail.first_row)
+        counts[self._padding_stream, PADDING] = num_rows * packing.seq_len - int(tokens.sum())
+        return counts
+
+    def of_rest(self) -> Ints:
+        """The statistics of the documents of a tail without rows: [streams, counts].
+
+        None of them has tokens left.
+        """
+        counts = np.zeros((len(self._recipe.labels), len(COUNTS)), np.int64)
+        self._count_documents(counts, len(self._tail.remnants))
+        return counts
+
+    def _count_documents(self, counts: Ints, number: int) -> None:
+        """Add the documents of the first `number` remnants to `counts`."""
+        sizes, packing = self._tail.remnants[:number, REMNANT_SIZE], self._recipe.packing
         counted = np.flatnonzero(sizes != SIZE_ABSENT)
         streams, sizes = self._streams[counted], sizes[counted]
         np.add.at(counts, (streams, counts_of_sizes(sizes)), 1)
         if packing.cuts:
             cut_off = np.maximum(0, sizes - packing.seq_len)
             np.add.at(counts[:, TRUNCATED], streams, cut_off)
-        num_rows = max(0, row - tail.first_row)
-        counts[0, PADDING] = num_rows * packing.seq_len - int(tokens.sum())
-        return counts

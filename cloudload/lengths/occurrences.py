@@ -24,6 +24,7 @@ from cloudload.packing.tables import (
     REMNANT_ORDINAL,
     TAIL_REMNANT,
 )
+from cloudload.packing.tail import Tail
 from cloudload.run.position import Position
 
 _ROWS_AT_ONCE = 1 << 22
@@ -56,6 +57,8 @@ def find_spans(
     `sample` is an index within the component with index `component`. The position must be before
     the tail, and the packing must not be `best_fit`. Raises the errors of `RunLengths.advance`.
     """
+    if lengths.recipe.has_stream_ends:
+        return _find_in_mixture(lengths, position, component, sample, stop_row)
     cursors, end_of_lanes = position.cursors[component], stop_row
     found = lengths.advance(position, stop_row, pads=True)
     assert found is not None
@@ -72,6 +75,39 @@ def find_spans(
     spans = list(_find_in_lanes(lengths, position, component, readings, end_of_lanes))
     if found.tail is not None:
         spans += _find_in_tail(lengths, position, readings, stop_row)
+    return sorted(spans)
+
+
+def _find_in_mixture(
+    lengths: RunLengths, position: Position, component: int, sample: int, stop: int
+) -> list[FoundSpan]:
+    """As `find_spans`, for a mixture whose streams end."""
+    tails = lengths.find_tails(position)
+    stop = min(stop, tails.ending.end)
+    found = lengths.advance(position, stop)
+    assert found is not None
+    lanes, cursors = lengths.recipe.components[component].lanes, position.cursors[component]
+    if found.stages_of(component):
+        last = (lanes.epochs or 0) - 1
+    else:
+        heads = found.cursors[component][:, CURSOR_ORDINAL]
+        last = int(lanes.epoch_positions(np.arange(lanes.num_lanes), heads)[0].max())
+    readings = list(_list_readings(lengths, component, sample, cursors, last))
+    if not readings:
+        return []
+    spans: list[FoundSpan] = []
+    if not position.stages_of(component):
+        end = min(stop, tails.ending.lane_ends[component])
+        spans += _find_in_lanes(lengths, position, component, readings, end)
+    if found.stages_of(component):
+        first = component * lanes.num_lanes
+        flat = [reading._replace(lane=first + reading.lane) for reading in readings]
+        rows = range(tails.number(component, position.rows), tails.number(component, stop))
+        spans += [
+            span._replace(row=tails.row_of(component, span.row))
+            for span in _find_pieces(tails.tail(component), flat)
+            if span.row in rows
+        ]
     return sorted(spans)
 
 
@@ -138,6 +174,11 @@ def _find_in_tail(
 ) -> Iterator[FoundSpan]:
     """Yield the spans in rows of the tail before `stop`."""
     tail = lengths.pack_tail(lengths.find_ending(position))
+    return (span for span in _find_pieces(tail, readings) if span.row < stop)
+
+
+def _find_pieces(tail: Tail, readings: list[_Reading]) -> Iterator[FoundSpan]:
+    """Yield the spans in rows of a tail."""
     epoch_of = {reading[1:]: reading.epoch for reading in readings}
     pairs = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]]
     lanes = np.array([lane for lane, _ in epoch_of])
@@ -147,6 +188,5 @@ def _find_in_tail(
             continue
         for piece in np.flatnonzero(tail.pieces[:, TAIL_REMNANT] == remnant).tolist():
             row = tail.first_row + int(np.searchsorted(tail.piece_starts, piece, "right")) - 1
-            if row < stop:
-                _, first, after = tail.pieces[piece].tolist()
-                yield FoundSpan(row, piece, epoch, first, after)
+            _, first, after = tail.pieces[piece].tolist()
+            yield FoundSpan(row, piece, epoch, first, after)

@@ -50,8 +50,11 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
     """Find the lengths of all streams; None if lengths are off, or if "auto" does not find all.
 
     Makes one request per stream. Raises `DatasetError` for damaged lengths, and for missing lengths
-    that the user requested; `StoreError` if a requested store cannot be read.
+    that the user requested, or that a mixture with ends needs; `StoreError` if a requested store
+    cannot be read; and `ValueError` if lengths are needed, but off.
     """
+    if recipe.has_stream_ends:
+        asked = _ask_for_needed(asked)
     if asked == OFF or (found := _search(recipe, asked, retry)) is None:
         return None
     datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
@@ -90,6 +93,15 @@ def find_lengths_of_beginning(
     return [each for each in counted if each is not None] if all(counted) else None
 
 
+def _ask_for_needed(asked: str) -> str:
+    if asked == OFF:
+        raise ValueError(
+            "lengths is 'off', but a mixture with epochs or max_epochs needs token lengths to know "
+            "where its streams end. Use 'auto', and run cloudload count for each stream"
+        )
+    return REQUIRE if asked == AUTO else asked
+
+
 def _list_places(recipe: Recipe, asked: str) -> list[str]:
     place = None if asked in (AUTO, REQUIRE) else asked
     return [place_of(dataset, place) for dataset in recipe.corpus.datasets]
@@ -116,9 +128,16 @@ def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | N
 
 def _missing(recipe: Recipe, missing: list[int], places: list[str]) -> DatasetError:
     dataset = recipe.corpus.datasets[missing[0]]
-    of = f"{len(missing):,} of {len(places):,} streams" if len(places) > 1 else "the dataset"
+    who = "the dataset has"
+    if len(places) > 1:
+        verb = "has" if len(missing) == 1 else "have"
+        who = f"{len(missing):,} of {len(places):,} streams {verb}"
+    why, instead = "lengths are required", "use lengths='auto'"
+    if recipe.has_stream_ends:
+        why = "a mixture with epochs or max_epochs needs token lengths"
+        instead = "omit epochs and max_epochs, and use take(n)"
     return DatasetError(
-        f"lengths are required, but {of} has none for this tokenizer, text column and transform "
+        f"{why}, but {who} none for this tokenizer, text column and transform "
         f"(looked in {redact(places[missing[0]])}). Run: cloudload count {redact(dataset.url)} "
-        "--tokenizer NAME, or use lengths='auto'"
+        f"--tokenizer NAME, or {instead}"
     )

@@ -15,6 +15,7 @@ from cloudload.lengths.row_pieces import LANE, ROW, RowPieces
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.mixture_counts import number_rows
 from cloudload.packing.tables import REMNANT_LANE, REMNANT_ORDINAL, TAIL_REMNANT
+from cloudload.packing.tail import Tail
 from cloudload.run.position import Position
 
 
@@ -37,6 +38,8 @@ class RowFinder:
         is an index into `rows`, and a lane is a flat lane. Rows past the end of a finite run have
         no pieces. Raises the errors of `RowPieces.find` and of `pack_run_tail`.
         """
+        if self._recipe.has_stream_ends:
+            return self._find_in_mixture(rows)
         tail_start = NEVER
         if self._recipe.config.epochs is not None:
             tail_start = self._lengths.find_ending(self._position).start
@@ -44,6 +47,21 @@ class RowFinder:
         parts = [self.find_in_lanes(rows[in_lanes], in_lanes)]
         if len(in_tail := np.flatnonzero(rows >= tail_start)):
             parts.append(self._find_in_tail(rows[in_tail], in_tail))
+        return _in_order(parts)
+
+    def _find_in_mixture(self, rows: Ints) -> Ints:
+        """As `find`, for a mixture whose streams end."""
+        tails = self._lengths.find_tails(self._position)
+        places = np.flatnonzero(rows < tails.ending.end)
+        components = self._recipe.components_of(rows[places])
+        is_in_tail = tails.is_in_tail(components, rows[places])
+        in_lanes, in_tails = places[~is_in_tail], places[is_in_tail]
+        parts = [self.find_in_lanes(rows[in_lanes], in_lanes)]
+        components = components[is_in_tail]
+        numbers = tails.number_rows(components, rows[in_tails])
+        for component in np.unique(components).tolist():
+            own = components == component
+            parts.append(_list_pieces(tails.tail(component), numbers[own], in_tails[own]))
         return _in_order(parts)
 
     def find_in_lanes(self, rows: Ints, places: Ints) -> Ints:
@@ -67,16 +85,21 @@ class RowFinder:
     def _find_in_tail(self, rows: Ints, places: Ints) -> Ints:
         """The pieces of rows of the tail. `places` replace their indices."""
         tail = self._lengths.pack_tail(self._lengths.find_ending(self._position))
-        of_rows = [tail.row_pieces(row) for row in rows.tolist()]
-        pieces = np.concatenate(of_rows)
-        remnants = tail.remnants[pieces[:, TAIL_REMNANT]]
-        return np.column_stack(
-            [
-                np.repeat(places, [len(each) for each in of_rows]),
-                remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]],
-                pieces[:, TAIL_REMNANT + 1 :],
-            ]
-        )
+        return _list_pieces(tail, rows, places)
+
+
+def _list_pieces(tail: Tail, rows: Ints, places: Ints) -> Ints:
+    """The pieces of rows of a tail. `places` replace their indices."""
+    of_rows = [tail.row_pieces(row) for row in rows.tolist()]
+    pieces = np.concatenate(of_rows)
+    remnants = tail.remnants[pieces[:, TAIL_REMNANT]]
+    return np.column_stack(
+        [
+            np.repeat(places, [len(each) for each in of_rows]),
+            remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]],
+            pieces[:, TAIL_REMNANT + 1 :],
+        ]
+    )
 
 
 def _in_order(parts: Sequence[Ints]) -> Ints:

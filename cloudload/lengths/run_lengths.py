@@ -12,9 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
+from cloudload.arrays import NEVER
 from cloudload.lengths.advance import Walker
 from cloudload.lengths.ending import Ending, TailCounts, first_dry_row
 from cloudload.lengths.files import LENGTHS_FOLDER, CorpusLengths
+from cloudload.lengths.mixture_ending import (
+    MixtureEnding,
+    MixtureTails,
+    advance_mixture,
+    find_mixture_ending,
+)
 from cloudload.lengths.sizes import LaneSizes
 from cloudload.lengths.tables import LaneTables
 from cloudload.order.mixture_counts import count_rows
@@ -22,8 +29,9 @@ from cloudload.packing.tables import CURSOR_ORDINAL, REMNANT_LANE, REMNANT_ORDIN
 from cloudload.packing.tail import Stages, Tail, next_stages
 from cloudload.run.components import Component, build_components
 from cloudload.run.position import LaneArrays, LaneLog, Position
-from cloudload.run.recipe import Recipe
+from cloudload.run.recipe import Recipe, mixture_of
 from cloudload.run.run_tail import check_has_tokens, pack_run_tail
+from cloudload.stats import PADDING
 
 # the lengths of this many documents are summed in about two seconds
 _MOST_FORESEEN = 1 << 24
@@ -36,6 +44,7 @@ class RunLengths:
         self.recipe, self._root, self._lengths = recipe, root, lengths
         self._ending: Ending | None = None
         self._packed: tuple[Ending, Tail, TailCounts] | None = None
+        self._mixture_tails: MixtureTails | None = None
 
     @cached_property
     def sizes(self) -> list[LaneSizes]:
@@ -100,6 +109,8 @@ class RunLengths:
         `StreamChangedError` if a cursor does not match the lengths, and `DatasetError` if a finite
         run has no tokens.
         """
+        if self.recipe.has_stream_ends:
+            return self._advance_mixture(position, row, pads=pads)
         if position.tail is not None:
             return self._advance_in_tail(position, row, pads=pads)
         if not self.locates_rows:
@@ -127,6 +138,46 @@ class RunLengths:
         lanes = LaneLog(LaneArrays(cursors, None, counts))
         return replace(position, rows=row, table_rows=row, lanes=lanes)
 
+    def settle(self, position: Position) -> Recipe:
+        """The recipe, whose mixture has the ends of its streams, as found at a position.
+
+        Raises the errors of `find_mixture_ending`.
+        """
+        if self.recipe.has_stream_ends:
+            self.find_tails(position)
+        return self.recipe
+
+    def find_tails(self, position: Position) -> MixtureTails:
+        """The tails of the mixture that a position belongs to, as found at the first position.
+
+        Raises the errors of `find_mixture_ending`.
+        """
+        if self._mixture_tails is None:
+            recipe, walkers = self.recipe, self.walkers
+            self.use_ending(find_mixture_ending(recipe, walkers, position, self.units_of_row))
+        assert self._mixture_tails is not None
+        return self._mixture_tails
+
+    def use_ending(self, ending: MixtureEnding) -> MixtureTails:
+        """Use an ending that was found before, and return its tails."""
+        self.recipe = replace(self.recipe, mixture=ending.mixture)
+        self._mixture_tails = MixtureTails(self.recipe, self.walkers, ending)
+        return self._mixture_tails
+
+    def _advance_mixture(self, position: Position, row: int, *, pads: bool) -> Position | None:
+        """`advance` in a mixture whose streams end."""
+        tails = self.find_tails(position)
+        end = tails.ending.end
+        if row > end and not pads:
+            return None
+        arrays = advance_mixture(self.recipe, self.walkers, tails, position, min(row, end))
+        if arrays is None:
+            return None
+        # as in a finite run of one corpus, the first stream counts the padding after the end
+        padded = row - max(position.rows, min(row, end))
+        arrays.counts[0, PADDING] += padded * self.recipe.packing.seq_len
+        return replace(position, rows=row, table_rows=row, lanes=LaneLog(arrays))
+
     def _advance_in_tail(self, position: Position, row: int, *, pads: bool) -> Position | None:
         ending = self.find_ending(position)
         if row > ending.end and not pads:
@@ -144,6 +195,9 @@ class RunLengths:
         `CacheError` if an order or a table cannot be built.
         """
         packing = self.recipe.packing
+        if self.recipe.has_stream_ends:
+            end = self.find_tails(position).ending.end
+            return None if end == NEVER else end - position.rows
         if packing.has_residue or position.tail is not None or len(self.walkers) > 1:
             return None
         units = int(self.walkers[0].count_units(position.cursors[0]).sum())
@@ -152,15 +206,16 @@ class RunLengths:
     def count_rows_of_epochs(self, epochs: int) -> int | None:
         """The number of rows in a run of `epochs` epochs, at the recipe's `seq_len`.
 
-        None if lengths alone do not determine it: with `best_fit`, and with several components.
-        Raises the errors of `count_rows`.
+        None if lengths alone do not determine it, as with `best_fit`. Raises the errors of
+        `count_rows`.
         """
         recipe = self.recipe
-        if not self.locates_rows or len(recipe.components) > 1:
+        if not self.locates_rows:
             return None
         config = replace(recipe.config, epochs=epochs)
         components = build_components(config, recipe.components, recipe.layout)
-        finite = replace(recipe, config=config, components=components)
+        mixture = mixture_of(config)
+        finite = replace(recipe, config=config, components=components, mixture=mixture)
         run = RunLengths(finite, self._root, self._lengths)
         return run.count_rows(Position.start(finite))
 

@@ -113,9 +113,9 @@ class Mixture:
         added = (0.0,) * (len(self.names) - len(saved.names))
         before = [(first, weights + added) for first, weights in saved.schedule if first < row]
         after = [(first, weights) for first, weights in self.schedule if first > row]
-        return Mixture(self.names, _merged([*before, (row, self._weights(row)), *after]))
+        return Mixture(self.names, merge_entries([*before, (row, self.weights_at(row)), *after]))
 
-    def _weights(self, row: int) -> Weights:
+    def weights_at(self, row: int) -> Weights:
         return self.schedule[bisect_right(self.schedule, row, key=lambda entry: entry[0]) - 1][1]
 
     def to_json(self) -> str:
@@ -174,7 +174,7 @@ def build_mixture(
         for row, weights in schedule
     ]
     plain = Mixture(tuple(names), tuple(entries))
-    return Mixture(plain.names, _merged(plain.schedule))
+    return Mixture(plain.names, merge_entries(plain.schedule))
 
 
 def _is_mixture(fields: Any) -> bool:
@@ -205,7 +205,7 @@ def _weight(weight: object) -> float:
     return float(weight)
 
 
-def _merged(schedule: Sequence[tuple[int, Weights]]) -> tuple[tuple[int, Weights], ...]:
+def merge_entries(schedule: Sequence[tuple[int, Weights]]) -> tuple[tuple[int, Weights], ...]:
     """Drop the entries that do not change any share."""
     last = [None, *(_shares(weights) for _, weights in schedule)]
     return tuple(

@@ -9,15 +9,21 @@ fast. The rows of short ranges are enumerated instead.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints
-from cloudload.order.mixture import Mixture, list_arcs
+from cloudload.order.mixture import Mixture, Weights, list_arcs
 from cloudload.order.mixture_step import TURN, find_step
 
 _LISTED = 1 << 22
+# rows by which a walk of any length stays behind a stream's share, at most
+_MOST_UNEVEN = 256
 
 
 def count_rows(mixture: Mixture, num_lanes: int, start: int, stop: int) -> Ints:
@@ -31,10 +37,7 @@ def count_rows(mixture: Mixture, num_lanes: int, start: int, stop: int) -> Ints:
         counts = np.bincount(cells, minlength=num_streams * num_lanes)
         return counts.reshape(num_streams, num_lanes)
     counted = np.zeros((num_streams, num_lanes), np.int64)
-    firsts = [row for row, _ in mixture.schedule]
-    for first, after, (_, weights) in zip(
-        firsts, [*firsts[1:], NEVER], mixture.schedule, strict=True
-    ):
+    for first, after, weights in list_entries(mixture):
         low, high = max(first, start), min(after, stop)
         if low < high:
             streams, ends = list_arcs(weights)
@@ -54,28 +57,79 @@ def number_rows(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tup
         return np.zeros(len(rows), np.int64), (rows - start) // num_lanes
     components = mixture.components(rows, num_lanes)
     numbers = [
-        _count_between(mixture, num_lanes, (start, row), component)
+        Walk(mixture, num_lanes, component, row % num_lanes).count(start, row)
         for row, component in zip(rows.tolist(), components.tolist(), strict=True)
     ]
     return components, np.array(numbers, np.int64)
 
 
-def _count_between(mixture: Mixture, num_lanes: int, rows: tuple[int, int], component: int) -> int:
-    """The number of a component's rows between two rows, in the lane of the second row."""
-    lane, counted = rows[1] % num_lanes, 0
-    firsts = [first for first, _ in mixture.schedule]
-    for first, after, (_, weights) in zip(
-        firsts, [*firsts[1:], NEVER], mixture.schedule, strict=True
-    ):
+@dataclass(frozen=True)
+class Walk:
+    """The rows of one component: of the whole run, or of one lane."""
+
+    mixture: Mixture
+    num_lanes: int
+    component: int
+    lane: int | None = None
+    """None for the whole run."""
+
+    def count(self, start: int, stop: int) -> int:
+        """The number of its rows within `start ≤ row < stop`."""
+        return sum(
+            self._count_in(weights, max(first, start), min(after, stop))
+            for first, after, weights in list_entries(self.mixture)
+            if max(first, start) < min(after, stop)
+        )
+
+    def find(self, start: int, number: int) -> int:
+        """Its row with index `number` (from 0) from row `start` on; `NEVER` if it has fewer."""
+        left = number + 1
+        for first, after, weights in list_entries(self.mixture):
+            low, streams = max(first, start), list_arcs(weights)[0]
+            if low >= after or self.component not in streams:
+                continue
+            # a walk is even, so it has `left` rows before this row
+            scale = sum(map(Fraction, weights)) / Fraction(weights[self.component])
+            most = math.ceil((left + _MOST_UNEVEN) * scale)
+            high = min(after, low + most * (1 if self.lane is None else self.num_lanes))
+            if (counted := self._count_in(weights, low, high)) >= left:
+                return self._bisect(weights, low, high, left) - 1
+            assert high == after
+            left -= counted
+        return NEVER
+
+    def _bisect(self, weights: Weights, start: int, stop: int, number: int) -> int:
+        """The first row before which there are `number` of its rows from row `start` on."""
+        stops = range(start + 1, stop + 1)
+        return stops[
+            bisect_left(stops, number, key=lambda row: self._count_in(weights, start, row))
+        ]
+
+    def _count_in(self, weights: Weights, start: int, stop: int) -> int:
+        """The number of its rows between two rows of a schedule entry with `weights`."""
         streams, ends = list_arcs(weights)
-        low, high = max(first, rows[0]), min(after, rows[1])
-        if low < high and component in streams:
-            arc = int(np.flatnonzero(streams == component)[0])
-            bounds = [0, *ends.tolist(), TURN][arc : arc + 2]
-            number = (high - 1 - lane) // num_lanes - (low - 1 - lane) // num_lanes
-            below = _count_below(bounds, num_lanes, lane, low, number)
-            counted += below[1] - below[0]
-    return counted
+        if self.component not in streams:
+            return 0
+        arc = int(np.flatnonzero(streams == self.component)[0])
+        bounds = [0, *ends.tolist(), TURN][arc : arc + 2]
+        if self.lane is None:
+            step = find_step(self.num_lanes)
+            below = _count_points(bounds, start * step % TURN, step, stop - start)
+        else:
+            before, until = ((row - 1 - self.lane) // self.num_lanes for row in (start, stop))
+            below = _count_below(bounds, self.num_lanes, self.lane, start, until - before)
+        return below[1] - below[0]
+
+
+def list_entries(mixture: Mixture) -> list[tuple[int, int, Weights]]:
+    """The entries of a schedule, as (first row, row after the last one, weights)."""
+    firsts = [first for first, _ in mixture.schedule]
+    return [
+        (first, after, weights)
+        for first, after, (_, weights) in zip(
+            firsts, [*firsts[1:], NEVER], mixture.schedule, strict=True
+        )
+    ]
 
 
 def count_lane_rows(num_lanes: int, start: int, stop: int) -> Ints:
@@ -101,6 +155,14 @@ def _count_below(
     step = find_step(num_lanes)
     first = (start + (lane - start) % num_lanes) * step % TURN
     stride = num_lanes * step % TURN
+    return _count_points(ends, first, stride, number)
+
+
+def _count_points(ends: Sequence[int], first: int, stride: int, number: int) -> list[int]:
+    """Count the first `number` points of a walk, by `stride` from `first`, that are below each end.
+
+    All are in units of 2⁻⁶⁴ of the circle.
+    """
     turns = floor_sum(number, TURN, stride, first)
     return [turns - floor_sum(number, TURN, stride, first + TURN - end) + number for end in ends]
 

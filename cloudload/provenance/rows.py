@@ -53,7 +53,7 @@ def read_steps(
 
     The row is None if `row` is. Each batch is valid until the next one is requested.
     """
-    if row is None or run.arguments["epochs"] is not None:
+    if row is None or run.can_end:
         yield from _read_in_turn(run, steps, row, delivery)
         return
     for step in steps:

@@ -46,6 +46,12 @@ class Run:
         """
         return read_state(self.state)
 
+    @property
+    def can_end(self) -> bool:
+        """Whether the run, or a stream of its mixture, has a number of epochs."""
+        capped = [stream for stream in self.arguments["data"] if stream.max_epochs is not None]
+        return self.arguments["epochs"] is not None or bool(capped)
+
     def loader(self, **delivery: Any) -> CloudLoader:
         """Create a loader at the state's position.
 
@@ -127,6 +133,7 @@ def open_run(
         "tokens_key": sources.tokens_key,
         "tokens_dtype": sources.tokens_dtype,
         "schedule": schedule if sources.is_mixed else None,
+        "stopping": saved.stopping,
     }
     return Run(state, arguments, global_batch)
 

@@ -87,7 +87,9 @@ def build_components(
         Component(
             **{each.name: getattr(spec, each.name) for each in fields(ComponentSpec)},
             order=OrderConfig(config.shuffle, config.shuffle_algo, block_size, nodes, config.seed),
-            lanes=Lanes(layout.num_lanes, spec.num_positions, config.epochs, nodes),
+            lanes=Lanes(
+                layout.num_lanes, spec.num_positions, config.epochs_of(spec.streams), nodes
+            ),
         )
         for spec, nodes, block_size in zip(
             specs, layout.canonical_nodes, layout.shuffle_block_sizes, strict=True

@@ -40,6 +40,9 @@ class LaneArrays:
     emitted. None if the packing has no residue."""
     counts: Ints
     """int64 [streams, counts], with columns `stats.COUNTS`."""
+    tails: tuple[Stages, ...] = ()
+    """In a mixture whose streams end, the stages of each component's tail so far; empty for a
+    component that is not in its tail. Empty if none is."""
 
     @staticmethod
     def blank(
@@ -58,7 +61,7 @@ class LaneArrays:
     def copy(self) -> LaneArrays:
         """A deep copy."""
         residues = None if self.residues is None else self.residues.copy()
-        return LaneArrays(self.cursors.copy(), residues, self.counts.copy())
+        return LaneArrays(self.cursors.copy(), residues, self.counts.copy(), self.tails)
 
     def set_lanes(self, lanes: Any, other: LaneArrays) -> None:
         """Overwrite these lanes' cursors and residues with those of `other`.
@@ -179,6 +182,11 @@ class Position:
     def counts(self) -> Ints:
         """int64 [streams, counts]; see `LaneArrays`."""
         return self.lanes.arrays.counts
+
+    def stages_of(self, component: int) -> Stages:
+        """The stages of a component's tail; empty if it is not in its tail. See `LaneArrays`."""
+        tails = self.lanes.arrays.tails
+        return tails[component] if tails else ()
 
     def residue(self, component: int, lane: int) -> bytes:
         """The residue of one lane; empty if the packing has no residue."""

@@ -52,6 +52,8 @@ TOKENS_FIELD = "tokens_key"
 SAMPLES_FIELD = "samples"
 """The field of a state with fingerprints of samples without their shards' headers. A state has it
 only if an index has `mds.hashes.SAMPLES_HASH`."""
+MAX_EPOCHS_FIELD = "max_epochs"
+"""The field of a state with the `max_epochs` of each stream. A state has it only if one is set."""
 STREAM_SHARDS_FIELD = "stream_shards"
 """The field of a state with the number of shards of each stream. A state has it only if several
 streams are read as one corpus, because its fingerprints do not show where each stream ends."""
@@ -71,7 +73,8 @@ class Recipe:
     layout: Layout
     components: tuple[Component, ...]
     mixture: Mixture
-    """The assignment of rows to components."""
+    """The assignment of rows to components. Once the ends of its streams are known, streams have
+    weight 0 from their ends on."""
     index_s: float = field(default=0.0, compare=False)
     """Seconds that reading the streams' indexes took, for a log."""
 
@@ -87,6 +90,11 @@ class Recipe:
         return self.layout.num_lanes
 
     @property
+    def has_stream_ends(self) -> bool:
+        """Whether streams of a mixture end, so that token lengths are needed."""
+        return self.config.has_stream_ends
+
+    @property
     def has_text(self) -> bool:
         """Whether the documents of any stream are text, which must be tokenized."""
         return not all(self.config.token_columns)
@@ -98,7 +106,8 @@ class Recipe:
         is_cut = (config.packing, config.overflow) == ("one_per_row", "cut")
         keeps_all = config.transform is None and config.min_tokens <= 1 and config.on_error == RAISE
         has_tokens = all(bos is not None or eos is not None for bos, eos in self.tokenizer.frames)
-        return is_cut and keeps_all and has_tokens and len(self.components) == 1
+        is_one = len(self.components) == 1 and not self.has_stream_ends
+        return is_cut and keeps_all and has_tokens and is_one
 
     def components_of(self, rows: Ints) -> Ints:
         """The index of the component of each row of the run: int64 [rows]."""
@@ -138,6 +147,8 @@ class Recipe:
             "choose": ",".join(map(str, itertools.chain.from_iterable(chosen))),
             TOKENS_FIELD: ",".join(map(_describe_column, self.config.token_columns)),
             STREAM_SHARDS_FIELD: self._describe_shards(),
+            MAX_EPOCHS_FIELD: ",".join(str(each.max_epochs or "") for each in self.config.streams),
+            "stopping": self.config.stopping,
         }
 
     def _describe_shards(self) -> str:
@@ -188,7 +199,7 @@ def open_recipe(
         sources=describe_sources(config, tokenizer),
         layout=layout,
         components=components,
-        mixture=_build_mixture(config),
+        mixture=mixture_of(config),
         index_s=index_s,
     )
 
@@ -205,7 +216,7 @@ def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:
         sources=describe_sources(config, tokenizer),
         layout=Layout(1, (), ()),
         components=(),
-        mixture=_build_mixture(config),
+        mixture=mixture_of(config),
     )
 
 
@@ -264,7 +275,8 @@ def _hash_sizes(shard_sizes: Ints) -> str:
     return hashlib.sha256(shard_sizes.tobytes()).hexdigest()[:16]
 
 
-def _build_mixture(config: RowsConfig) -> Mixture:
+def mixture_of(config: RowsConfig) -> Mixture:
+    """The mixture that a config asks for: of one component, unless its streams are mixed."""
     labels = [stream.label for stream in config.streams]
     if config.is_mixed:
         proportions = [stream.proportion or 0.0 for stream in config.streams]

@@ -4,6 +4,7 @@ no effect on rows        world, workers, batch_size, …       they are not part
                          shards written again                if their samples are the same; see
                                                              `same_data`
 from the next row on     shares of streams, streams added    the mixture keeps earlier rows
+                         stopping
 different rows           seq_len                             cursors count tokens; residues are
                                                              packed again
 from the bad one on      on_error="skip" after "raise"       no document has failed so far
@@ -31,7 +32,7 @@ from cloudload.packing.residue import residue_spans, unpack_residue
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.components import Component
 from cloudload.run.position import LaneArrays, LaneLog, Position
-from cloudload.run.recipe import SAMPLES_FIELD, TOKENS_FIELD, Recipe
+from cloudload.run.recipe import MAX_EPOCHS_FIELD, SAMPLES_FIELD, TOKENS_FIELD, Recipe
 from cloudload.run.same_data import explain_data, has_same_samples
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
@@ -50,15 +51,16 @@ _DESCRIPTIONS = {
     "tokens_key": "tokens_key (the columns of token IDs and the dtypes of bytes, by stream)",
     "bos_eos": "bos_eos (the IDs before and after each document, by stream)",
     "choose": "choose (samples in an epoch, by stream or corpus)",
+    MAX_EPOCHS_FIELD: "max_epochs (by stream)",
     "on_error": "on_error (documents were left out before the state)",
 }
 # a stream added at the end appends an item to each of these
 _GROWING_FIELDS = (
-    *("data", "shards", "bos_eos", "tokens_key", "choose"),
+    *("data", "shards", "bos_eos", "tokens_key", "choose", MAX_EPOCHS_FIELD),
     *("num_canonical_nodes", "shuffle_block_size"),
 )
 # cursors stay valid if these change, unless they are past the end of fewer epochs
-_HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs", "on_error")
+_HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs", MAX_EPOCHS_FIELD, "on_error")
 # only cursors between documents stay valid if these change
 _CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "transform"),
@@ -152,6 +154,7 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
     if changes.keys() & set(_CONTENT_FIELDS):
         position = _skip_open_documents(position, changes)
     _check_cursors(position, recipe.components)
+    _check_stream_tails(position, recipe)
     if saved.seq_len != recipe.config.seq_len:
         position = _change_seq_len(saved, position, recipe.config.seq_len)
     return position
@@ -254,6 +257,17 @@ def _check_moment(saved: Saved, changes: Changes) -> None:
             "no lane can continue after them. Restore the saved values, load a state that was "
             "saved before that row, or start a new run, with a different seed if you like"
         )
+    ended = [
+        name
+        for name, stages in zip(saved.mixture.names, position.lanes.arrays.tails, strict=False)
+        if stages
+    ]
+    if changes and ended:
+        raise StreamChangedError(
+            f"{names}: cannot change once a stream of the mixture is in its tail or has ended "
+            f"({', '.join(ended)}), because its lanes cannot continue. Restore the saved values, "
+            "load an earlier state, or start a new run"
+        )
     if changes and position.rows != position.table_rows:
         raise StreamChangedError(f"{names}: cannot change at this state. {_explain_replay(saved)}")
 
@@ -290,7 +304,9 @@ def _add_components(position: Position, recipe: Recipe) -> Position:
     )
     arrays.set_lanes(np.s_[: len(saved.cursors)], saved)
     arrays.counts[: len(saved.counts)] = saved.counts
-    return replace(position, lanes=LaneLog(arrays))
+    added = len(recipe.components) - len(saved.cursors)
+    tails = (*saved.tails, *[()] * added) if saved.tails else ()
+    return replace(position, lanes=LaneLog(replace(arrays, tails=tails)))
 
 
 def _skip_open_documents(position: Position, changes: Changes) -> Position:
@@ -368,6 +384,21 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
             f"cursors: lane {within[0]} is within document {ordinals[within[0]]}, which does not "
             "exist. The state is damaged. Load an earlier one"
         )
+
+
+def _check_stream_tails(position: Position, recipe: Recipe) -> None:
+    if recipe.has_stream_ends and (position.rows != position.table_rows or position.tail):
+        raise StreamChangedError(
+            f"table_rows: a mixture whose streams end is at row {position.rows:,}, but its cursors "
+            f"are those of row {position.table_rows:,}. The state is damaged. Load an earlier one"
+        )
+    for component, stages in zip(recipe.components, position.lanes.arrays.tails, strict=False):
+        is_possible = all(seq_len >= 1 for seq_len, _ in stages) and recipe.has_stream_ends
+        if stages and (component.lanes.epochs is None or not is_possible):
+            raise StreamChangedError(
+                f"stream_tails: {stages} (seq_len, rows) is not a tail of a stream with "
+                f"epochs={component.lanes.epochs}. The state is damaged. Load an earlier one"
+            )
 
 
 def _check_tail(position: Position, epochs: int | None) -> None:

@@ -21,14 +21,32 @@ def pack_run_tail(
     as for `packing.tail.pack_tail`. Raises `StreamChangedError` if the lanes do not match the
     documents, and `DatasetError` if the whole run has no tokens.
     """
+    tail = pack_component_tail(recipe, start=start, stages=stages, ended=ended, sizes=sizes)
+    check_has_tokens(recipe, tail.end)
+    return tail
+
+
+def pack_component_tail(
+    recipe: Recipe,
+    *,
+    start: int,
+    stages: Stages,
+    ended: LaneArrays,
+    sizes: Sequence[Ints],
+    component: int = 0,
+) -> Tail:
+    """Pack the tail of one component; see `pack_run_tail`. It may have no rows.
+
+    Raises `StreamChangedError` if the lanes do not match the documents.
+    """
     residues = ended.residues
     try:
-        tail = pack_tail(
+        return pack_tail(
             recipe.packing,
             start_row=start,
             stages=stages,
-            cursors=ended.cursors[0, :, :CURSOR_SIZE],
-            residues=[b""] * recipe.num_lanes if residues is None else residues[0].tolist(),
+            cursors=ended.cursors[component, :, :CURSOR_SIZE],
+            residues=[b""] * recipe.num_lanes if residues is None else residues[component].tolist(),
             sizes=sizes,
         )
     except ValueError as error:
@@ -37,8 +55,6 @@ def pack_run_tail(
             "transform, or the transform is not deterministic. Load an earlier state, restore the "
             "data and the config, or fix the transform"
         ) from error
-    check_has_tokens(recipe, tail.end)
-    return tail
 
 
 def check_has_tokens(recipe: Recipe, num_rows: int) -> None:

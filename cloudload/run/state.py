@@ -19,6 +19,11 @@
     counts, skipped         statistics by stream; and the ranges of rows skipped, as "100:164,…"
     batches, global_batch   number of global batches handed out or skipped, and of rows in the last
                             one; a trace uses them to count steps
+    stream_tails            the tails of streams that ended in a mixture, by stream, as
+                            "512:100,1024:3;;512:0"; "512:0" for a stream whose last row was not in
+                            a tail; if no stream has a tail yet, there is no such key
+    max_epochs, stopping    when the streams of a mixture, and the mixture, end; if they have their
+                            default values, there are no such keys
     origin                  "epoch:num_read" if the run continues a StreamingDataset's: it started
                             after `num_read` documents of `epoch`; otherwise there is no such key
     token_ids               hash of the IDs of fixed texts, so a resume detects a version of
@@ -57,7 +62,7 @@ import numpy as np
 
 from cloudload._version import __version__
 from cloudload.arrays import Ints
-from cloudload.config.choices import ON_ERROR, RAISE, SKIP
+from cloudload.config.choices import ALL, ON_ERROR, RAISE, SKIP, STOPPINGS
 from cloudload.config.rows import MAX_LANES
 from cloudload.errors import StreamChangedError
 from cloudload.order.layout import Layout
@@ -67,6 +72,7 @@ from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
 from cloudload.run.position import DATA_START, UNKNOWN, LaneArrays, LaneLog, Origin, Position
 from cloudload.run.recipe import (
     HELD_CONFIG_FIELDS,
+    MAX_EPOCHS_FIELD,
     SAMPLES_FIELD,
     STREAM_SHARDS_FIELD,
     TOKENS_FIELD,
@@ -80,10 +86,12 @@ from cloudload.run.state_codec import (
     encode_residues,
     encode_sizes,
     join_pairs,
+    join_tails,
     read_counts,
     read_cursors,
     read_numbers,
     read_pairs,
+    read_tails,
     show,
 )
 
@@ -114,6 +122,7 @@ _OPTIONAL_KEYS = frozenset(
     {
         *("origin", "token_ids", "on_error", "document_sizes"),
         *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD),
+        *("stream_tails", MAX_EPOCHS_FIELD, "stopping"),
     }
 )
 _KEYS = (
@@ -157,13 +166,14 @@ def _encode_lanes(arrays: LaneArrays) -> dict[str, str]:
         "cursors": encode_cursors(arrays.cursors),
         "document_sizes": encode_sizes(arrays.cursors),
         "residues": encode_residues(arrays.residues),
+        **({"stream_tails": join_tails(arrays.tails)} if any(arrays.tails) else {}),
     }
 
 
 def _is_saved(name: str, value: Any) -> bool:
     """Whether a state has this field. A state omits newer fields, and fields for only some data, if
     they are empty or have their default value."""
-    return name not in _OPTIONAL_KEYS or value.strip(",") not in ("", RAISE)
+    return name not in _OPTIONAL_KEYS or value.strip(",") not in ("", RAISE, ALL)
 
 
 # ---------------------------------------------------------------- loading
@@ -182,6 +192,8 @@ class Saved:
     """Locations of data and tokenizer, as JSON; see `run.sources`."""
     tokenizer_backend: str
     """The versions of the libraries that encoded the text."""
+    stopping: str = ALL
+    """When a mixture whose streams end ends."""
     stream_shards: tuple[int, ...] = ()
     """The number of shards of each stream; empty if the state does not record it."""
 
@@ -216,7 +228,8 @@ def read_state(state: Mapping[str, Any]) -> Saved:
     fields["on_error"] = state.get("on_error", RAISE)
     if fields["on_error"] not in ON_ERROR:
         raise damaged("on_error", f"{show(fields['on_error'])} is not {SKIP!r}")
-    fields[TOKENS_FIELD] = state.get(TOKENS_FIELD, "," * str(state["bos_eos"]).count(","))
+    for name in (TOKENS_FIELD, MAX_EPOCHS_FIELD):
+        fields[name] = state.get(name, "," * str(state["bos_eos"]).count(","))
     return Saved(
         position=position,
         layout=layout,
@@ -225,12 +238,20 @@ def read_state(state: Mapping[str, Any]) -> Saved:
         fields=fields,
         sources=state["sources"],
         tokenizer_backend=state["tokenizer_backend"],
+        stopping=_read_stopping(state),
         stream_shards=(
             read_numbers(STREAM_SHARDS_FIELD, state[STREAM_SHARDS_FIELD])
             if STREAM_SHARDS_FIELD in state
             else ()
         ),
     )
+
+
+def _read_stopping(state: Mapping[str, Any]) -> str:
+    stopping = state.get("stopping", ALL)
+    if stopping not in STOPPINGS:
+        raise damaged("stopping", f"{show(stopping)} is not one of {list(STOPPINGS)}")
+    return str(stopping)
 
 
 def _read_layout(state: Mapping[str, Any]) -> Layout:
@@ -358,7 +379,7 @@ def _read_position(state: Mapping[str, Any]) -> Position:
     return Position(
         rows=rows,
         table_rows=table_rows,
-        lanes=LaneLog(LaneArrays(cursors, residues, counts)),
+        lanes=LaneLog(LaneArrays(cursors, residues, counts, read_tails(state, len(cursors)))),
         tail=read_pairs("tail", state["tail"]) or None,
         skipped=skipped,
         batches=state["batches"],

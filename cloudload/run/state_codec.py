@@ -145,6 +145,24 @@ def read_pairs(name: str, text: Any) -> tuple[tuple[int, int], ...]:
         ) from error
 
 
+def join_tails(tails: Sequence[Sequence[tuple[int, int]]]) -> str:
+    return ";".join(map(join_pairs, tails))
+
+
+def read_tails(
+    state: Mapping[str, Any], num_components: int
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Decode the stages of each component's tail; empty if the state has none."""
+    if not (text := state.get("stream_tails", "")):
+        return ()
+    parts = text.split(";") if isinstance(text, str) else [text]
+    if len(parts) != num_components:
+        raise damaged(
+            "stream_tails", f"{show(text)} has {len(parts)} tails for {num_components} streams"
+        )
+    return tuple(read_pairs("stream_tails", part) for part in parts)
+
+
 def _decode(name: str, text: Any) -> bytes:
     try:
         return base64.b64decode(text, validate=True)

@@ -3,10 +3,11 @@
     Plan: recipe of the rows, place in the world, position of the lanes, phase
       └─► pickled to each worker ─► read_blocks ─► Block, Block, …
 
-A run is in one of these phases. Only a finite run (`epochs=N`) leaves the first one:
+A run is in one of these phases. Only a run that ends, or whose streams end, leaves the first one:
 
     Steady ── a lane cannot fill row `start` ──► Measuring ── sizes exchanged ──► InTail ──► end
     Foreseen ── the token lengths tell the row `start` and the tail beforehand ────────────► end
+    Mixed ── the token lengths tell the ends and the tails of a mixture's streams ─────────► end
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.lengths.ending import Ending
 from cloudload.lengths.files import CorpusLengths
+from cloudload.lengths.mixture_ending import MixtureEnding
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.dealing import Dealing, share_lanes
 from cloudload.order.lanes import rank_rows, worker_of_rows
@@ -73,7 +75,16 @@ class Foreseen:
         return self.ending.start
 
 
-Phase = Steady | Measuring | InTail | Foreseen
+@dataclass(frozen=True)
+class Mixed:
+    """Streams of a mixture end at rows that the token lengths tell. Each has its own tail."""
+
+    ending: MixtureEnding
+    start: int = NEVER
+    """No row is in a tail of all lanes."""
+
+
+Phase = Steady | Measuring | InTail | Foreseen | Mixed
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,9 @@ class Plan:
         """The number of rows in the run, or None if it is not known."""
         if isinstance(self.phase, Foreseen):
             return self.phase.ending.end
+        if isinstance(self.phase, Mixed):
+            end = self.phase.ending.end
+            return None if end == NEVER else end
         return self.phase.tail.end if isinstance(self.phase, InTail) else None
 
     @property

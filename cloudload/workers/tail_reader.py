@@ -3,13 +3,15 @@
     Measuring    lanes ─► documents left in each ─► their sizes, to be exchanged
     InTail       tail ─► pieces of this worker's rows ─► documents of any lane, read when needed
 
-A row of the tail may contain documents of any lane. The rows are divided among workers in the same
+A row of the tail may contain documents of any lane. In a mixture whose streams end, each stream has
+its own tail. The rows are divided among workers in the same
 way as rows of lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,6 +76,16 @@ def measure_rest(
     return sizes
 
 
+class RowOfTail(NamedTuple):
+    """A row of a block that is cut from a tail."""
+
+    block_row: int
+    """The index of the row in the block."""
+    tail: Tail
+    row: int
+    """The row of the tail, as `Tail` numbers them."""
+
+
 class TailReader:
     """Cuts a worker's rows of the tail. It keeps only the documents of the latest block."""
 
@@ -81,16 +93,14 @@ class TailReader:
         self._recipe, self._documents = recipe, documents
         self._held: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
 
-    def cut(self, block: BlockBuilder, tail: Tail, first_block_row: int) -> Pieces:
-        """Cut the block's rows, starting at `first_block_row`, and count the documents that end
-        there.
+    def cut(self, block: BlockBuilder, rows: Iterable[RowOfTail]) -> Pieces:
+        """Cut rows of the block from tails, in order, and count the documents that end there.
 
         Raises the errors of `LaneDocuments.find` and `read`.
         """
         remnants: list[Ints] = []
         pieces: list[Ints] = []
-        for block_row in range(first_block_row, len(block.rows)):
-            row = int(block.rows[block_row])
+        for block_row, tail, row in rows:
             of_row = tail.row_pieces(row)
             remnants.append(tail.remnants[of_row[:, TAIL_REMNANT]])
             pieces.append(np.column_stack([np.full(len(of_row), block_row), of_row]))
@@ -124,6 +134,7 @@ class TailReader:
         if missing:
             lanes, ordinals = np.array(missing, np.int64).T
             found = self._documents.find(lanes, ordinals)
+            self._documents.prefetch(found.samples)
             expected = np.array([sizes[key] for key in missing], np.int64)
             read = own_documents(self._documents.read(found, expected))
             held |= dict(zip(missing, read, strict=True))

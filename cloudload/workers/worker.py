@@ -16,14 +16,17 @@ import numpy as np
 from cloudload.arrays import NEVER, Ints, Tokens, count_within
 from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import StreamChangedError
+from cloudload.lengths.mixture_ending import MixtureTails
+from cloudload.lengths.run_lengths import RunLengths
 from cloudload.packing.rows import Framing, fill_rows, list_spans, row_lengths
+from cloudload.packing.tables import PIECE_ROW
 from cloudload.workers.block import Block, BlockBuilder, Pieces
 from cloudload.workers.dealt_rows import DealtRows
 from cloudload.workers.documents import open_cache, open_documents
 from cloudload.workers.lane_reader import LaneReader
 from cloudload.workers.length_check import check_some_lengths
-from cloudload.workers.plan import Measuring, Plan
-from cloudload.workers.tail_reader import TailReader, measure_rest
+from cloudload.workers.plan import Measuring, Mixed, Plan
+from cloudload.workers.tail_reader import RowOfTail, TailReader, measure_rest
 
 NewTokens = Callable[[int, int], Tokens]
 """Allocates an uninitialized array for tokens: int32 [rows, seq_len]."""
@@ -50,6 +53,15 @@ def read_blocks(
         cache.close()
 
 
+def _open_mixture(plan: Plan) -> MixtureTails | None:
+    """The tails of a mixture whose streams end; None for another run."""
+    if not isinstance(plan.phase, Mixed):
+        return None
+    assert plan.lengths is not None
+    lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
+    return lengths.use_ending(plan.phase.ending)
+
+
 def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
     return np.empty((num_rows, seq_len), np.int32)
 
@@ -65,6 +77,7 @@ class _Worker:
         self._dealt = (
             None if plan.is_even else DealtRows(plan, worker, self._documents, self._lanes.ends)
         )
+        self._mixture = _open_mixture(plan)
         self._first_dry, self._is_awaited = NEVER, True
 
     def blocks(self) -> Iterator[Block]:
@@ -126,24 +139,55 @@ class _Worker:
 
     def _cut(self, block: BlockBuilder, *, num_batches: int) -> Pieces:
         """Cut the block's rows: from the lanes before row `phase.start`, then from the tail."""
+        if self._mixture is not None:
+            return self._cut_mixture(block, self._mixture, num_batches)
         num_of_lanes = int(np.searchsorted(block.rows, self._plan.phase.start))
-        rows = block.rows[:num_of_lanes]
-        if self._dealt is not None:
-            pieces = self._dealt.read(rows, is_awaited=self._is_awaited)
-        else:
-            pieces = self._cut_lanes(block, rows, num_batches)
+        pieces = self._cut_lanes(block, np.arange(num_of_lanes), num_batches)
         if num_of_lanes < len(block.rows):
-            assert self._plan.tail is not None
-            pieces += self._tail.cut(block, self._plan.tail, num_of_lanes)
+            tail = self._plan.tail
+            assert tail is not None
+            left = enumerate(block.rows[num_of_lanes:].tolist(), num_of_lanes)
+            pieces += self._tail.cut(block, (RowOfTail(place, tail, row) for place, row in left))
         return pieces
 
-    def _cut_lanes(self, block: BlockBuilder, rows: Ints, num_batches: int) -> Pieces:
-        """Cut the block's first rows from their lanes.
+    def _cut_mixture(self, block: BlockBuilder, tails: MixtureTails, num_batches: int) -> Pieces:
+        """Cut the block's rows, up to the end of the run: each from a lane or its stream's tail."""
+        num_rows = int(np.searchsorted(block.rows, tails.ending.end))
+        rows = block.rows[:num_rows]
+        components = self._plan.recipe.components_of(rows)
+        is_in_tail = tails.is_in_tail(components, rows)
+        pieces = self._cut_lanes(block, np.flatnonzero(~is_in_tail), num_batches)
+        if not is_in_tail.any():
+            return pieces
+        places = np.flatnonzero(is_in_tail)
+        numbers = tails.number_rows(components[places], rows[places])
+        pieces += self._tail.cut(
+            block,
+            [
+                RowOfTail(place, tails.tail(component), number)
+                for place, component, number in zip(
+                    places.tolist(), components[places].tolist(), numbers.tolist(), strict=True
+                )
+            ],
+        )
+        in_order = np.argsort(pieces.pieces[:, PIECE_ROW], kind="stable")
+        return pieces._replace(pieces=pieces.pieces[in_order])
+
+    def _cut_lanes(self, block: BlockBuilder, places: Ints, num_batches: int) -> Pieces:
+        """Cut rows of the block from their lanes, given their indices in it, int64 [rows]."""
+        if self._dealt is None:
+            return self._cut_own_lanes(block, places, num_batches)
+        pieces = self._dealt.read(block.rows[places], is_awaited=self._is_awaited)
+        pieces.pieces[:, PIECE_ROW] = places[pieces.pieces[:, PIECE_ROW]]
+        return pieces
+
+    def _cut_own_lanes(self, block: BlockBuilder, places: Ints, num_batches: int) -> Pieces:
+        """Cut rows of the block from their lanes, which this worker owns.
 
         Example: rows 0 to 5 belong to lanes 0 1 2 0 1 2, and lane 1 has only one row left. The rows
         cut, lane by lane, are block rows 0 3 1 2 5, and row 4 is the first dry row.
         """
-        recipe = self._plan.recipe
+        recipe, rows = self._plan.recipe, block.rows[places]
         flat_lanes = recipe.components_of(rows) * recipe.num_lanes + rows % recipe.num_lanes
         lanes, wanted = np.unique(flat_lanes, return_counts=True)
         try:
@@ -156,7 +200,8 @@ class _Worker:
                 "or transform, or the transform is not deterministic. Load an earlier state, "
                 "restore the data and the config, or fix the transform"
             ) from None
-        block_rows = np.argsort(flat_lanes, kind="stable")
+        block_rows = places[np.argsort(flat_lanes, kind="stable")]
         is_cut = count_within(wanted) < np.repeat(cut.num_rows, wanted)
-        self._first_dry = min(self._first_dry, int(rows[block_rows[~is_cut]].min(initial=NEVER)))
+        dry = block.rows[block_rows[~is_cut]]
+        self._first_dry = min(self._first_dry, int(dry.min(initial=NEVER)))
         return Pieces(cut.table, cut.buffers, block.take(cut, block_rows[is_cut]))

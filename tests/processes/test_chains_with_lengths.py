@@ -20,6 +20,12 @@ PACKINGS: dict[str, dict[str, Any]] = {
     "rows": {"packing": "one_per_row", "overflow": "rows"},
     "cut": {"packing": "one_per_row"},
     "mixed": {"mixed": True},
+    "mixed rows, first": {
+        "mixed": True,
+        "stopping": "first",
+        "packing": "one_per_row",
+        "overflow": "rows",
+    },
     "best_fit": {"packing": "best_fit", "open_rows": 4},
 }
 TO_THE_END = 10_000
@@ -96,10 +102,20 @@ CHAINS = {
     "killed in the tail without communication": Chain(
         [part(3, 4, 102, alone=True), part(2, 2, TO_THE_END, OFF)], "rows", 1
     ),
+    "a mixture to its end": Chain(
+        [part(2, 6, 25), part(5, 3, 12, alone=True), part(3, 4, 12), part(4, 5, TO_THE_END)],
+        "mixed",
+        1,
+    ),
+    "a mixture to its first end": Chain(
+        [part(3, 4, 9), part(7, 2, 8, alone=True), part(2, 5, 7), part(5, 3, TO_THE_END)],
+        "mixed rows, first",
+        2,
+    ),
     "cut rows": Chain([part(3, 4, 30, alone=True), part(2, 2, TO_THE_END, OFF)], "cut", 1),
 }
 # `make test-long` runs all of them
-SHORT = ("without communication", "to the end")
+SHORT = ("without communication", "to the end", "a mixture to its end")
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +127,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def find_expected(corpus: Corpus, chain: Chain, number: int) -> list[list[int]]:
-    """The first rows of the run, or all if it is finite, read in this process without lengths."""
-    settings = {**PACKINGS[chain.packing], "lengths": OFF}
+    """The first rows of the run, or all if it is finite, read in this process without lengths.
+
+    A mixture whose streams end needs them.
+    """
+    is_finite_mixture = chain.epochs is not None and "mixed" in PACKINGS[chain.packing]
+    settings = {**PACKINGS[chain.packing], "lengths": ON if is_finite_mixture else OFF}
     if chain.epochs is None:
         return corpus.expected_rows(number, **settings)
     with corpus.make_loader(batch_size=1, num_workers=0, epochs=chain.epochs, **settings) as loader:
@@ -148,6 +168,8 @@ def test_ranks_killed_and_resumed_with_and_without_lengths_read_one_stream(
     assert [found[row] for row in range(len(expected))] == expected
     if "in the tail" in name:
         assert json.loads((tmp_path / "state.json").read_text())["tail"]
+    if "a mixture" in name:
+        assert json.loads((tmp_path / "state.json").read_text())["stream_tails"]
     last = chain.parts[-1].run
     assert len(found) - len(expected) < last.ranks * last.batch_size
     if not last.killed:

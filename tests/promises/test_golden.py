@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Stream
+from cloudload.count import count_tokens
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 GOLDEN: dict[str, tuple[dict[str, Any], str]] = {
@@ -24,6 +25,7 @@ GOLDEN: dict[str, tuple[dict[str, Any], str]] = {
     "mixed": ({"packing": "best_fit", "mixed": True}, "67afc0c32c551775"),
     "repeated": ({"repeat": 1.5}, "57769374aa8851d3"),
     "to the end": ({"packing": "best_fit", "epochs": 1}, "72f84a6ccdcc4563"),
+    "mixed to the end": ({"mixed": True, "epochs": 1}, "65d547f1e71a7961"),
 }
 
 
@@ -50,6 +52,11 @@ def test_the_first_thousand_rows_are_what_they_always_were(
             Stream(folders[0], proportion=2, name="a"),
             Stream(folders[1], proportion=1, name="b"),
         ]
+        if "epochs" in settings:
+            settings["lengths"] = place = str(tmp_path / "lengths")
+            for folder in folders:
+                options: dict[str, Any] = {"processes": 1, "progress": False, "out": place}
+                count_tokens(folder, tokenizer=byte_tokenizer(), **options)
     loader = CloudLoader(
         streams,
         local=tmp_path,

@@ -267,7 +267,7 @@ def test_a_stream_may_have_a_frame_of_its_own(urls: dict[str, str], cache: Path)
         ({"web": 1, "code": None}, {}, "code has no proportion, but other streams do"),
         ({"web": -1, "code": 1}, {}, "proportion of web is -1"),
         ({"web": 0, "code": 0}, {}, "all weights are 0"),
-        ({"web": 1, "code": 1}, {"epochs": 1}, "epochs is 1, but streams that are mixed"),
+        ({"web": 1, "code": 1}, {"stopping": "first"}, "stopping is 'first', but no stream ends"),
         ({"web": None}, {"schedule": [(5, {"web": 1})]}, "first must start at row 0"),
         ({"web": None}, {"schedule": [(0, {"wiki": 1})]}, "wiki"),
     ],

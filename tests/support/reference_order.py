@@ -32,7 +32,7 @@ def interleave(ids: Ids, num_nodes: int) -> Ids:
 
 def shares_at(mixture: Mixture, row: int) -> tuple[float, ...]:
     """The share of the rows that each stream has at `row`."""
-    return _shares(mixture._weights(row))
+    return _shares(mixture.weights_at(row))
 
 
 Weight = dict[str, Any]
