@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from cloudload.batch import Batch
-from cloudload.cache.folder import default_cache, open_cache_folder
+from cloudload.cache.folder import check_cache_folder, default_cache, open_cache_folder
 from cloudload.config.choices import (
     AUTO,
     OnError,
@@ -190,6 +190,7 @@ class CloudLoader:
         self._start_log = StartLog(created_at, is_shown=self._is_first)
         local = self._delivery.local
         self._cache_root = Path(local).expanduser() if local else default_cache()
+        check_cache_folder(self._cache_root, [stream.url for stream in self._asked.streams])
         self._opened = self._recipe = open_recipe(
             self._asked, tokenizer, self._delivery.retry, self._cache_root
         )
@@ -363,7 +364,7 @@ class CloudLoader:
         asked = self._delivery.num_workers
         if asked and self._is_first:
             self._explain_num_workers(asked, plan.num_workers, world)
-        open_cache_folder(self._cache_root, self._recipe.corpus)
+        open_cache_folder(self._cache_root)
         began = time.monotonic()
         orders = open_current_orders(plan, world)
         self._start_log.log_order(plan, time.monotonic() - began)
@@ -420,7 +421,7 @@ class CloudLoader:
         """The lengths of the samples, or None. Reads them into the cache folder if needed."""
         if self._found_lengths is None:
             return None
-        open_cache_folder(self._cache_root, self._recipe.corpus)
+        open_cache_folder(self._cache_root)
         return open_lengths(
             self._found_lengths, self._recipe.corpus, self._cache_root, self._delivery.retry
         )

@@ -55,6 +55,13 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if WORKER else base
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A default cache folder of this process, so that no test reads or sweeps the user's."""
+    with environment({"CLOUDLOAD_CACHE": str(tmp_path_factory.mktemp("cache"))}):
+        yield
+
+
 @pytest.fixture(scope="session")
 def s3_server(run_folder: Path) -> Iterator[S3Server]:
     """A running S3 server with one bucket; `os.environ` points at it, so subprocesses find it,

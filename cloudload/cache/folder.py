@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cloudload.errors import CacheError
-from cloudload.mds.dataset import Corpus, Dataset
+from cloudload.mds.dataset import Dataset
 from cloudload.mds.index import ShardInfo
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
@@ -78,19 +78,18 @@ def shard_path(folder: Path, info: ShardInfo) -> Path:
     return path.with_name(f"{stem}-{digest}{path.suffix[:_MOST_SUFFIX]}")
 
 
-def open_cache_folder(root: Path, corpus: Corpus) -> None:
-    """Create a cache folder, and `sweep` it.
-
-    Raises `CacheError` if that fails, or if the folder is inside a local dataset.
-    """
-    for dataset in corpus.datasets:
-        if is_local(dataset.url) and root.resolve().is_relative_to(
-            local_path(dataset.url).resolve()
-        ):
+def check_cache_folder(root: Path, urls: Iterable[str]) -> None:
+    """Raise `CacheError` if a cache folder is inside a local dataset, given the datasets' URLs."""
+    for url in urls:
+        if is_local(url) and root.resolve().is_relative_to(local_path(url).resolve()):
             raise CacheError(
-                f"the cache folder {root} is inside the dataset {dataset.url}, which a loader "
-                "must not modify. Set `local` to a different folder"
+                f"the cache folder {root} is inside the dataset {url}, which a loader must not "
+                "modify. Set `local` to a different folder"
             )
+
+
+def open_cache_folder(root: Path) -> None:
+    """Create a cache folder, and `sweep` it. Raises `CacheError` if that fails."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         sweep(root)

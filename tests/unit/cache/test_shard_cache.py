@@ -33,11 +33,6 @@ def test_a_cache_within_a_dataset_is_refused(tmp_path: Path) -> None:
     write(str(tmp_path / "mds"))
     before = sorted(tmp_path.rglob("*"))
     for cache in (tmp_path / "mds", tmp_path / "mds" / "cache"):
-        with (
-            loader_of(
-                str(tmp_path / "mds"), cache, batch_size=2, num_workers=0, tokenizer_backend="hf"
-            ) as loader,
-            pytest.raises(CacheError, match="is inside the dataset"),
-        ):
-            next(iter(loader))
+        with pytest.raises(CacheError, match="is inside the dataset"):
+            loader_of(str(tmp_path / "mds"), cache, batch_size=2)
     assert sorted(tmp_path.rglob("*")) == before
