@@ -56,6 +56,7 @@ def draw_screens() -> None:
         draw_command(browser, "info", ["info", "docs"])
         draw_command(browser, "head", ["head", "code", "--grep", "class \\w+Error", "-n", "1"])
         draw_rows(browser)
+        draw_plan(browser)
 
 
 class _Terminal(io.StringIO):
@@ -92,6 +93,24 @@ def draw_rows(browser: Browser) -> None:
         browser.press(*"jjj")
         browser.evaluate("new Promise(done => setTimeout(done, 300))")
         save_picture(browser, f"rows-{theme}")
+
+
+def draw_plan(browser: Browser) -> None:
+    """Draw the page of a plan of two streams, in both themes."""
+    data = ["--tokenizer", str(ROOT / "examples/tokenizer")]
+    for name, pattern, form in _DATASETS[:2]:  # compressed, because others are mapped in place
+        folder = f"compressed/{name}"
+        shared = {"compression": "zstd", "shard_bytes": 64_000, "progress": False}
+        convert_to_mds(str(ROOT / pattern), folder, format=form, processes=1, **shared)
+        data += ["--data", folder]
+    options = ["--option", "seq_len=512", "--option", "batch_size=1", "--option", "num_workers=0"]
+    options += ["--option", "cache_limit=2mb", "--option", "lengths=off"]
+    length = ["--tokens", "1M", "--nodes", "2", "--gpu-tokens-per-s", "3_000_000"]
+    assert main(["plan", *data, *options, *length, "--quiet", "--html", "plan.html"]) == 0
+    for theme in ("light", "dark"):
+        browser.show_as(1000, 900, theme)
+        browser.open(Path("plan.html"))
+        save_picture(browser, f"plan-{theme}")
 
 
 def save_picture(browser: Browser, name: str) -> None:

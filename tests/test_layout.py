@@ -28,7 +28,7 @@ lengths
 workers
 delivery count
 loader convert
-evaluation export row_dataset
+evaluation export row_dataset forecast
 integrations provenance testing
 cli
 __main__

@@ -9,6 +9,7 @@
     cloudload where     find the steps that read a document   cloudload.provenance
     cloudload rows      show the rows of steps as HTML        cloudload.provenance
     cloudload plan      forecast a run                        cloudload.forecast
+    cloudload state     show or compare checkpoints           cloudload.provenance
     cloudload export    write rows as pre-tokenized MDS       cloudload.export
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
@@ -33,6 +34,7 @@ from cloudload.cli.info import add_info
 from cloudload.cli.plan import add_plan
 from cloudload.cli.provenance import add_trace, add_where
 from cloudload.cli.rows import add_rows
+from cloudload.cli.state import add_state
 from cloudload.cli.words import in_words_of_options
 from cloudload.errors import CloudloadError
 
@@ -90,5 +92,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_where(commands)
     add_rows(commands)
     add_plan(commands)
+    add_state(commands)
     add_export(commands)
     return parser

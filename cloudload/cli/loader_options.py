@@ -51,6 +51,8 @@ def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, A
 
         arguments["transform"] = import_transform(arguments["transform"])
     arguments |= dict(map(_parse_option, options.option))
+    if arguments.get("lengths") is False:
+        arguments["lengths"] = "off"  # which YAML reads as a boolean
     _check_names(arguments, known)
     for name, flag in (("data", "--data"), ("seq_len", "--option seq_len=2048")):
         if name not in arguments:

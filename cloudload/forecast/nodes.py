@@ -54,7 +54,8 @@ class NodeForecast:
             return replace(found, is_exact=is_sure)
 
         working = [part["working"].value for part in parts]
-        error = 0.0 if is_listed and not self._plan.recipe.packing.has_residue else math.nan
+        is_known = is_listed and not self._plan.recipe.packing.has_residue
+        error = self._cases.error if is_known else math.nan
         peak = Figure.exact(working[0]) if is_exact else Figure.predicted(working, error)
         epochs = [part["by_epoch"] for part in parts]
         most = max(len(each) for each in epochs)

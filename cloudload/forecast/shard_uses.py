@@ -153,10 +153,11 @@ def _list_tail(reading: Reading, find: _ShardFinder) -> Iterator[Part]:
     rows = np.repeat(np.arange(tail.first_row, tail.end), np.diff(tail.piece_starts))
     lanes, ordinals = remnants[:, REMNANT_LANE], remnants[:, REMNANT_ORDINAL]
     yield find.uses(lanes, ordinals, rows, rows % lengths.recipe.num_lanes)
-    if reading.measures_rest:
-        left = tail.remnants
-        starts = np.full(len(left), ending.start)
-        yield find.uses(left[:, REMNANT_LANE], left[:, REMNANT_ORDINAL], starts)
+    left = tail.remnants
+    # with token lengths, lanes only fetch what they have left ahead of time, if at all
+    row = ending.start if reading.measures_rest else max(reading.num_rows, tail.end)
+    starts = np.full(len(left), row)
+    yield find.uses(left[:, REMNANT_LANE], left[:, REMNANT_ORDINAL], starts)
 
 
 class _ShardFinder:
