@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import html
 import io
+import json
 import os
 import shlex
+import shutil
 import tempfile
 from pathlib import Path
 
 from PIL import Image
 
-from cloudload import convert_to_mds
+from cloudload import CloudLoader, convert_to_mds
 from cloudload.cli import main
 from tests.support.browser import Browser, open_browser
 
@@ -57,6 +59,7 @@ def draw_screens() -> None:
         draw_command(browser, "head", ["head", "code", "--grep", "class \\w+Error", "-n", "1"])
         draw_rows(browser)
         draw_plan(browser)
+        draw_state(browser)
 
 
 class _Terminal(io.StringIO):
@@ -66,7 +69,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def draw_command(browser: Browser, name: str, arguments: list[str]) -> None:
+def draw_command(browser: Browser, name: str, arguments: list[str], width: int = 660) -> None:
     """Draw a command and its output, as a terminal shows them."""
     printed = _Terminal()
     with contextlib.redirect_stdout(printed):
@@ -76,7 +79,7 @@ def draw_command(browser: Browser, name: str, arguments: list[str]) -> None:
     text = f"<b>$</b> cloudload {command}\n{output}"
     page = Path("screen.html")
     page.write_text(_TERMINAL + text, "utf-8")
-    browser.show_as(660, text.rstrip("\n").count("\n") * _LINE_PIXELS + 46, "dark")
+    browser.show_as(width, text.rstrip("\n").count("\n") * _LINE_PIXELS + 46, "dark")
     browser.open(page)
     save_picture(browser, name)
 
@@ -111,6 +114,18 @@ def draw_plan(browser: Browser) -> None:
         browser.show_as(1000, 900, theme)
         browser.open(Path("plan.html"))
         save_picture(browser, f"plan-{theme}")
+
+
+def draw_state(browser: Browser) -> None:
+    """Draw the position of a checkpoint of two streams."""
+    shutil.copytree(ROOT / "examples/tokenizer", "tokenizer")
+    with CloudLoader(
+        ["docs", "code"], tokenizer="tokenizer", seq_len=512, batch_size=8, num_workers=0
+    ) as loader:
+        for _ in loader.take(100):
+            pass
+        Path("checkpoint.json").write_text(json.dumps({"loader": loader.state_dict()}))
+    draw_command(browser, "state", ["state", "show", "checkpoint.json"], width=900)
 
 
 def save_picture(browser: Browser, name: str) -> None:

@@ -28,7 +28,7 @@ lengths
 workers
 delivery count
 loader convert
-evaluation export row_dataset forecast
+evaluation export row_dataset forecast warm
 integrations provenance testing
 cli
 __main__

@@ -10,6 +10,7 @@
     cloudload rows      show the rows of steps as HTML        cloudload.provenance
     cloudload plan      forecast a run                        cloudload.forecast
     cloudload state     show or compare checkpoints           cloudload.provenance
+    cloudload fetch     warm a node's cache                   cloudload.warm
     cloudload export    write rows as pre-tokenized MDS       cloudload.export
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
@@ -29,6 +30,7 @@ from cloudload.cli.command import CommandParser
 from cloudload.cli.convert import add_convert
 from cloudload.cli.count import add_count
 from cloudload.cli.export import add_export
+from cloudload.cli.fetch import add_fetch
 from cloudload.cli.head import add_head
 from cloudload.cli.info import add_info
 from cloudload.cli.plan import add_plan
@@ -93,5 +95,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_rows(commands)
     add_plan(commands)
     add_state(commands)
+    add_fetch(commands)
     add_export(commands)
     return parser

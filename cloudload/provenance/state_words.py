@@ -260,5 +260,5 @@ def _rule_of(name: str) -> str:
 
 def shorten(value: Any) -> str:
     """A value of a state as text of limited length."""
-    text = "nothing" if value is None else str(value)
+    text = "none" if value is None else str(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}… ({len(text):,} characters)"
