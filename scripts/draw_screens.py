@@ -103,8 +103,15 @@ def draw_plan(browser: Browser) -> None:
     data = ["--tokenizer", str(ROOT / "examples/tokenizer")]
     for name, pattern, form in _DATASETS[:2]:  # compressed, because others are mapped in place
         folder = f"compressed/{name}"
-        shared = {"compression": "zstd", "shard_bytes": 64_000, "progress": False}
-        convert_to_mds(str(ROOT / pattern), folder, format=form, processes=1, **shared)
+        convert_to_mds(
+            str(ROOT / pattern),
+            folder,
+            format=form,
+            compression="zstd",
+            shard_bytes=64_000,
+            processes=1,
+            progress=False,
+        )
         data += ["--data", folder]
     options = ["--option", "seq_len=512", "--option", "batch_size=1", "--option", "num_workers=0"]
     options += ["--option", "cache_limit=2mb", "--option", "lengths=off"]

@@ -1,14 +1,14 @@
 """The price of requests and egress, by a table that users can edit.
 
-    {"currency": "USD",
-     "stores": {"s3": {"per_1000_requests": 0.0004, "per_gb": {"internet": 0.09}}}}
+    currency: USD
+    stores:
+      s3: {per_1000_requests: 0.0004, per_gb: {internet: 0.09}}
 
 A store is named by the scheme of its URLs. A local folder costs nothing.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,21 +47,23 @@ class Prices:
 def read_prices(path: str | os.PathLike[str] | None = None) -> Prices:
     """Read a table of prices; by default, the one that is part of cloudload.
 
-    Raises `ValueError` for a file that is not a table, and `OSError` if it cannot be read.
+    The file is YAML or JSON. Raises `ValueError` for a file that is not a table, and `OSError` if it cannot be read.
     """
+    import yaml
+
     if path is None:
-        text, name = (files("cloudload.forecast") / "prices.json").read_text("utf-8"), "prices.json"
+        text, name = (files("cloudload.forecast") / "prices.yaml").read_text("utf-8"), "prices.yaml"
     else:
         text, name = Path(path).read_text("utf-8"), os.fspath(path)
     try:
-        table = json.loads(text)
+        table = yaml.safe_load(text)
         stores = {scheme: _read_store(store) for scheme, store in table["stores"].items()}
         return Prices(str(table.get("currency", "USD")), stores)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{name} is not a table of prices ({error!r:.200}). It needs, for each store, "
-            f'{_REQUESTS!r} and {_PER_GB!r}: {{"stores": {{"s3": {{"{_REQUESTS}": 0.0004, '
-            f'"{_PER_GB}": {{"internet": 0.09}}}}}}}}'
+            f"{_REQUESTS!r} and {_PER_GB!r}: {{stores: {{s3: {{{_REQUESTS}: 0.0004, "
+            f"{_PER_GB}: {{internet: 0.09}}}}}}}}"
         ) from error
 
 
