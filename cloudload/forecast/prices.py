@@ -47,7 +47,8 @@ class Prices:
 def read_prices(path: str | os.PathLike[str] | None = None) -> Prices:
     """Read a table of prices; by default, the one that is part of cloudload.
 
-    The file is YAML or JSON. Raises `ValueError` for a file that is not a table, and `OSError` if it cannot be read.
+    The file is YAML or JSON. Raises `ValueError` for a file that is not a table, and `OSError` if
+    it cannot be read.
     """
     import yaml
 

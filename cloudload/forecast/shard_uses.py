@@ -22,6 +22,7 @@ from cloudload.lengths.sizes import ABSENT, units_of
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.seekable import SeekableOrder
 from cloudload.packing.tables import (
+    CURSOR_OFFSET,
     CURSOR_ORDINAL,
     REMNANT_LANE,
     REMNANT_ORDINAL,
@@ -30,7 +31,7 @@ from cloudload.packing.tables import (
 
 _MOST_LISTED = 1 << 24
 _DOCUMENTS_AT_ONCE = 1 << 20
-_MOST_CURSORS = 64
+_MOST_CURSORS = 48
 
 
 @dataclass(frozen=True)
@@ -258,12 +259,16 @@ def _list_blocks(reading: Reading, place: int) -> Iterator[Part]:
 
 
 def _sample_cursors(reading: Reading, place: int) -> tuple[Ints, Ints]:
-    """Rows of the run, int64 [rows], and the lanes' ordinals there: int64 [rows, lanes]."""
-    wanted = np.unique(np.linspace(0, reading.last_row, _MOST_CURSORS).astype(np.int64))
-    found = [(row, reading.find(row)) for row in wanted.tolist()]
-    known = [
-        (row, cursors[place, :, CURSOR_ORDINAL]) for row, cursors in found if cursors is not None
-    ]
-    if len(known) < len(found):
-        known.append((reading.last_row, reading.stops[place]))
-    return np.array([row for row, _ in known]), np.stack([cursors for _, cursors in known])
+    """Rows of the run, int64 [rows], and the documents begun before them: int64 [rows, lanes]."""
+    wanted = np.concatenate(
+        [
+            np.linspace(0, reading.num_rows, _MOST_CURSORS),
+            np.linspace(reading.num_rows, reading.last_row, _MOST_CURSORS),
+        ]
+    )
+    known: dict[int, Ints] = {}
+    for row in np.unique(wanted.astype(np.int64)).tolist():
+        if (cursors := reading.find(row)) is not None:
+            known[row] = cursors[place, :, CURSOR_ORDINAL] + (cursors[place, :, CURSOR_OFFSET] > 0)
+    known.setdefault(reading.last_row, reading.stops[place])
+    return np.array(list(known)), np.stack(list(known.values()))

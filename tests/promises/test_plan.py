@@ -167,6 +167,24 @@ def test_a_small_cache_downloads_again_within_the_stated_range(
         assert warning in shown or too_small >= node.working_set_bytes.value
 
 
+def test_beyond_the_documents_that_are_listed_shuffle_blocks_bound_the_figures(
+    corpora: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of many documents is not listed; the same run, listed, uses no more at a time."""
+    options = options_of(data_of("mixed", corpora), shuffle_algo="seekable", shuffle_block_size=20)
+    length: dict[str, Any] = {"tokens": 30_000, "nodes": 2}
+    listed = plan(tmp_path, options, **length)
+    monkeypatch.setattr("cloudload.forecast.shard_uses._MOST_LISTED", 0)
+    found = plan(tmp_path, options, **length)
+    assert (found.rows, found.streams, found.steps) == (listed.rows, listed.streams, listed.steps)
+    for node, exact in zip(found.node_plans, listed.node_plans, strict=True):
+        assert node.shards.value >= exact.shards.value
+        assert node.all_bytes.value <= 1.3 * exact.all_bytes.value
+        assert not node.working_set_bytes.is_exact
+        ratio = node.working_set_bytes.value / exact.working_set_bytes.value
+        assert 0.9 < ratio < 2
+
+
 def test_the_length_of_a_run_is_checked(corpora: list[Path], tmp_path: Path) -> None:
     options = options_of(corpora[0])
     with pytest.raises(ValueError, match="endless, so its length is not known"):
