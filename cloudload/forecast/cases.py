@@ -32,6 +32,7 @@ from cloudload.run.recipe import Recipe
 from cloudload.workers.plan import Plan
 
 _DRAWS = 4
+_MOST_REPEATED = 1 << 22  # in larger corpora, the draws hardly differ, and each takes minutes
 _PACKED_DOCUMENTS, _DOCUMENTS_OF_LANE, _DOCUMENTS_AT_ONCE = 100_000, 4_096, 128
 
 
@@ -50,7 +51,7 @@ class Cases:
     @property
     def is_exact(self) -> bool:
         """Whether the case is the run itself."""
-        return len(self.runs) == 1 and self.fill.is_exact
+        return self.fill.is_exact and all(each.is_whole for each in self.samples)
 
     @property
     def error(self) -> float:
@@ -90,7 +91,8 @@ def open_cases(plan: Plan, share: float, rows_of_lane: int | None) -> Iterator[C
     basis = f"a sample of {read:,} of {recipe.corpus.num_samples:,} documents"
     if all(each.is_whole for each in samples):
         basis = f"all {read:,} documents, which were tokenized for this"
-    draws = 1 if all(each.is_whole for each in samples) else _DRAWS
+    is_large = recipe.corpus.num_samples > _MOST_REPEATED
+    draws = 1 if is_large or all(each.is_whole for each in samples) else _DRAWS
     drawn = [draw_lengths(recipe, samples, draw) for draw in range(draws)]
     with TemporaryDirectory(prefix="cloudload-plan-") as folder:
         yield _prepare(recipe, drawn, Path(folder), (samples, basis), most)
