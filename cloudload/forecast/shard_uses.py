@@ -10,7 +10,7 @@ which shuffle blocks a node reads a shard, and the cursors at some rows say when
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -77,37 +77,43 @@ def find_uses(reading: Reading) -> FoundUses:
     """Find all uses of a run. Raises `CacheError` if an order or a table cannot be built."""
     recipe = reading.lengths.recipe
     is_listed = int(reading.stops.sum()) <= _MOST_LISTED
-    parts: list[Part] = []
+    number = len(recipe.corpus.shard_sizes)
+    needed: list[ShardUses] = []
+    fetched: list[ShardUses] = []
     for place in range(len(recipe.components)):
         is_seekable = isinstance(reading.lengths.walkers[place].orders(0), SeekableOrder)
         list_uses = _list_documents if is_listed or not is_seekable else _list_blocks
-        parts += list_uses(reading, place)
         is_listed &= list_uses is _list_documents
-    nodes, epochs, shards, first, last = (
-        np.concatenate(column) for column in zip(*parts, strict=True)
-    )
-    uses = ShardUses(nodes, epochs, shards, first, last, is_listed)
-    own = uses.take(first < reading.num_rows)
-    own = replace(own, last_rows=np.minimum(own.last_rows, reading.num_rows - 1))
-    number = len(recipe.corpus.shard_sizes)
-    return FoundUses(_join(own, number), _join(uses, number))
+        for part in list_uses(reading, place):
+            uses = ShardUses(*part, is_listed)
+            own = uses.take(uses.first_rows < reading.num_rows)
+            own = replace(own, last_rows=np.minimum(own.last_rows, reading.num_rows - 1))
+            # parts have one use for each document and row, so they are joined one by one
+            needed.append(_join([own], number))
+            fetched.append(_join([uses], number))
+    return FoundUses(_join(needed, number), _join(fetched, number))
 
 
 Part = tuple[Ints, Ints, Ints, Ints, Ints]
 """The columns of `ShardUses`."""
 
 
-def _join(uses: ShardUses, num_shards: int) -> ShardUses:
+def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
     """Join the uses of a shard by a node in an epoch into one."""
-    num_epochs = int(uses.epochs.max(initial=0)) + 1
-    keys = (uses.nodes * num_epochs + uses.epochs) * num_shards + uses.shards
-    unique, places = np.unique(keys, return_inverse=True)
+    nodes, epochs, shards, firsts, lasts = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("nodes", "epochs", "shards", "first_rows", "last_rows")
+    )
+    num_epochs = int(epochs.max(initial=0)) + 1
+    unique, places = np.unique(
+        (nodes * num_epochs + epochs) * num_shards + shards, return_inverse=True
+    )
     first, last = np.full(len(unique), NEVER), np.full(len(unique), -1)
-    np.minimum.at(first, places, uses.first_rows)
-    np.maximum.at(last, places, uses.last_rows)
+    np.minimum.at(first, places, firsts)
+    np.maximum.at(last, places, lasts)
     rest, shards = np.divmod(unique, num_shards)
     nodes, epochs = np.divmod(rest, num_epochs)
-    return ShardUses(nodes, epochs, shards, first, last, uses.is_listed)
+    return ShardUses(nodes, epochs, shards, first, last, all(part.is_listed for part in parts))
 
 
 # ---------------------------------------------------------------- documents, one by one
