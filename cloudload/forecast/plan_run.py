@@ -80,6 +80,11 @@ def plan_run(
     options = {**options, "data": data, "device_mesh": None}
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
     with CloudLoader(**alone) as loader:
+        if loader.recipe.has_stream_ends:
+            raise ValueError(
+                "streams that are mixed have epochs, so they end at different rows, for which "
+                "there is no plan. Omit epochs, and set tokens or steps"
+            )
         plan = loader.plan()
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
     limit = delivery.cache_limit_bytes()
