@@ -14,10 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
+from cloudload.html_tables import render_table
+
 COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding", "failed")
 TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING, FAILED = range(len(COUNTS))
 READ = (DOCUMENTS, FILTERED, EMPTY, FAILED)
 """Indices of the counts whose sum is the number of documents read."""
+_TOTALS = ("rows", *COUNTS, "skipped_rows", "dropped")
 _NOT_NUMBERS = ("streams", "delivery", "tokenizer_backend", "tokenizer_backend_reason")
 
 
@@ -152,6 +155,21 @@ class Stats:
     text is tokenized."""
     tokenizer_backend_reason: str | None
     """Why tokenizer_backend="auto" chose hf instead of fastokens; None if it did not."""
+
+    def _repr_html_(self) -> str:
+        """The statistics as tables, for a notebook."""
+        counts = [(name, f"{getattr(self, name):,}") for name in _TOTALS]
+        heads = ("stream", "tokens", "share", "epoch", *COUNTS[1:5], COUNTS[6])
+        streams = [
+            (
+                *(name, f"{each.tokens:,}", f"{each.share:.2%}", f"{each.epoch:.3f}"),
+                *(f"{getattr(each, count):,}" for count in heads[4:]),
+            )
+            for name, each in self.streams.items()
+        ]
+        return render_table("statistics of the run", ("count", "value"), counts) + render_table(
+            "streams", heads, streams
+        )
 
     def as_dict(self, prefix: str = "") -> dict[str, Any]:
         """Return the statistics as a flat dict of numbers, for a logger.

@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import html
 import io
+import json
 import os
 import shlex
+import shutil
 import tempfile
 from pathlib import Path
 
 from PIL import Image
 
-from cloudload import convert_to_mds
+from cloudload import CloudLoader, convert_to_mds
 from cloudload.cli import main
 from tests.support.browser import Browser, open_browser
 
@@ -56,6 +58,8 @@ def draw_screens() -> None:
         draw_command(browser, "info", ["info", "docs"])
         draw_command(browser, "head", ["head", "code", "--grep", "class \\w+Error", "-n", "1"])
         draw_rows(browser)
+        draw_plan(browser)
+        draw_state(browser)
 
 
 class _Terminal(io.StringIO):
@@ -65,7 +69,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def draw_command(browser: Browser, name: str, arguments: list[str]) -> None:
+def draw_command(browser: Browser, name: str, arguments: list[str], width: int = 660) -> None:
     """Draw a command and its output, as a terminal shows them."""
     printed = _Terminal()
     with contextlib.redirect_stdout(printed):
@@ -75,7 +79,7 @@ def draw_command(browser: Browser, name: str, arguments: list[str]) -> None:
     text = f"<b>$</b> cloudload {command}\n{output}"
     page = Path("screen.html")
     page.write_text(_TERMINAL + text, "utf-8")
-    browser.show_as(660, text.rstrip("\n").count("\n") * _LINE_PIXELS + 46, "dark")
+    browser.show_as(width, text.rstrip("\n").count("\n") * _LINE_PIXELS + 46, "dark")
     browser.open(page)
     save_picture(browser, name)
 
@@ -92,6 +96,43 @@ def draw_rows(browser: Browser) -> None:
         browser.press(*"jjj")
         browser.evaluate("new Promise(done => setTimeout(done, 300))")
         save_picture(browser, f"rows-{theme}")
+
+
+def draw_plan(browser: Browser) -> None:
+    """Draw the page of a plan of two streams, in both themes."""
+    data = ["--tokenizer", str(ROOT / "examples/tokenizer")]
+    for name, pattern, form in _DATASETS[:2]:  # compressed, because others are mapped in place
+        folder = f"compressed/{name}"
+        convert_to_mds(
+            str(ROOT / pattern),
+            folder,
+            format=form,
+            compression="zstd",
+            shard_bytes=64_000,
+            processes=1,
+            progress=False,
+        )
+        data += ["--data", folder]
+    options = ["--option", "seq_len=512", "--option", "batch_size=1", "--option", "num_workers=0"]
+    options += ["--option", "cache_limit=2mb", "--option", "lengths=off"]
+    length = ["--tokens", "1M", "--nodes", "2", "--gpu-tokens-per-s", "3_000_000"]
+    assert main(["plan", *data, *options, *length, "--quiet", "--html", "plan.html"]) == 0
+    for theme in ("light", "dark"):
+        browser.show_as(1000, 900, theme)
+        browser.open(Path("plan.html"))
+        save_picture(browser, f"plan-{theme}")
+
+
+def draw_state(browser: Browser) -> None:
+    """Draw the position of a checkpoint of two streams."""
+    shutil.copytree(ROOT / "examples/tokenizer", "tokenizer")
+    with CloudLoader(
+        ["docs", "code"], tokenizer="tokenizer", seq_len=512, batch_size=8, num_workers=0
+    ) as loader:
+        for _ in loader.take(100):
+            pass
+        Path("checkpoint.json").write_text(json.dumps({"loader": loader.state_dict()}))
+    draw_command(browser, "state", ["state", "show", "checkpoint.json"], width=900)
 
 
 def save_picture(browser: Browser, name: str) -> None:

@@ -17,6 +17,7 @@ PACKAGE = Path(cloudload.__file__).parent
 
 # each box imports only from the lines above its own; those of one line do not know each other
 STOREYS = """
+html_tables
 _version arrays errors file_kinds option_docs option_names stats system
 storage segments
 config
@@ -28,7 +29,7 @@ lengths
 workers
 delivery count
 loader convert
-evaluation export row_dataset
+evaluation export row_dataset forecast warm
 integrations provenance testing
 cli
 __main__

@@ -8,6 +8,9 @@
     cloudload trace     list the documents that steps read    cloudload.provenance
     cloudload where     find the steps that read a document   cloudload.provenance
     cloudload rows      show the rows of steps as HTML        cloudload.provenance
+    cloudload plan      forecast a run                        cloudload.forecast
+    cloudload state     show or compare checkpoints           cloudload.provenance
+    cloudload fetch     warm a node's cache                   cloudload.warm
     cloudload export    write rows as pre-tokenized MDS       cloudload.export
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
@@ -27,10 +30,13 @@ from cloudload.cli.command import CommandParser
 from cloudload.cli.convert import add_convert
 from cloudload.cli.count import add_count
 from cloudload.cli.export import add_export
+from cloudload.cli.fetch import add_fetch
 from cloudload.cli.head import add_head
 from cloudload.cli.info import add_info
+from cloudload.cli.plan import add_plan
 from cloudload.cli.provenance import add_trace, add_where
 from cloudload.cli.rows import add_rows
+from cloudload.cli.state import add_state
 from cloudload.cli.words import in_words_of_options
 from cloudload.errors import CloudloadError
 
@@ -87,5 +93,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_trace(commands)
     add_where(commands)
     add_rows(commands)
+    add_plan(commands)
+    add_state(commands)
+    add_fetch(commands)
     add_export(commands)
     return parser

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudload.cli.command import add_command
+from cloudload.cli.loader_options import add_loader_options, read_loader_options
 from cloudload.cli.provenance import (
     add_run_options,
     open_runs_of,
@@ -56,10 +55,7 @@ def add_rows(commands: Commands) -> None:
     row = "only these rows of each global batch, from 0 (default: all)"
     add("--row", type=parse_rows, metavar="A:B", help=row)
     add("--mask-edges", action="store_true", help="mask labels as the loader's mask_edges does")
-    yaml = "start the run that an llm-foundry training YAML describes, instead of a state"
-    add("--yaml", metavar="FILE", type=Path, help=yaml)
-    option = "an argument of CloudLoader, without a state; the value is YAML; may be repeated"
-    add("--option", action="append", default=[], metavar="NAME=VALUE", help=option)
+    add_loader_options(parser)
     out = "file to write (default: rows.html)"
     add("--out", type=Path, default=Path("rows.html"), metavar="FILE", help=out)
 
@@ -107,9 +103,10 @@ def _describe_steps(steps: range) -> str:
 
 def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     if options.states:
-        if options.yaml or options.option:
+        if options.yaml or options.config or options.option:
             raise ValueError(
-                "there is a state, so --yaml and --option have no effect. Omit them, or the state"
+                "there is a state, so --yaml, --config and --option have no effect. Omit them, or "
+                "the state"
             )
         if len(options.states) > 1:
             raise ValueError("there is more than one state. Pass the last one before the steps")
@@ -117,43 +114,9 @@ def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
         return run, delivery
     from cloudload.provenance import start_run
 
-    arguments: dict[str, Any] = {}
-    if options.yaml:
-        from cloudload.streaming_arguments.training_yaml import config_from_yaml
-
-        arguments |= config_from_yaml(options.yaml)
-    given = {name: getattr(options, name) for name in ("data", "tokenizer", "transform")}
-    arguments |= {name: value for name, value in given.items() if value is not None}
-    arguments |= dict(map(_parse_option, options.option))
-    _check_names(arguments)
-    for name, flag in (("data", "--data"), ("seq_len", "--option seq_len=2048")):
-        if name not in arguments:
-            raise ValueError(f"there is neither a state nor {name}. Pass a state, or {flag}")
-    if options.local is not None:
-        arguments["local"] = options.local
+    arguments = read_loader_options(options)
     try:
         run = start_run(options.global_batch or _ROWS_PER_STEP, **arguments)
     except TypeError as error:
         raise ValueError(f"--option: {error}") from error
     return run, {"local": arguments.get("local"), "num_workers": options.workers}
-
-
-def _check_names(arguments: Mapping[str, Any]) -> None:
-    from cloudload.loader import CloudLoader
-    from cloudload.option_names import explain_unknown
-
-    known = list(inspect.signature(CloudLoader).parameters)
-    if unknown := [name for name in arguments if name not in known]:
-        raise ValueError(f"--option: {explain_unknown('CloudLoader', unknown, known)}")
-
-
-def _parse_option(text: str) -> tuple[str, Any]:
-    import yaml
-
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise ValueError(f"--option is {text!r}. Use NAME=VALUE, such as seq_len=2048")
-    try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ValueError(f"--option {name} is {value!r}, which is not YAML: {error}") from None

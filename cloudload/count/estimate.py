@@ -13,11 +13,10 @@ import math
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import Ints
+from cloudload.arrays import Floats, Ints
 from cloudload.count.group import open_meter
 from cloudload.count.report import Distribution, LengthStats
 from cloudload.lengths.group_file import FILTERED
@@ -26,7 +25,6 @@ from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 
 _LEAST_SHARDS, _LEAST_DOCUMENTS = 16, 2_000
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 _Z = 1.96  # of a 95 % interval
 
 
@@ -61,8 +59,55 @@ class CountEstimate:
         return json.dumps(asdict(self), indent=2)
 
 
+@dataclass(frozen=True)
+class LengthSample:
+    """The lengths of a sample of a dataset's documents."""
+
+    recipe: Recipe
+    lengths: Ints
+    """The lengths of the documents read, with `group_file.FILTERED` and `FAILED`: int64 [read]."""
+    text_bytes: int
+    """Bytes of their texts."""
+    chosen: Ints
+    """The shards that were read: int64 [shards]."""
+    table: Floats
+    """A row for each of them: samples, samples read, tokens, filtered, stored bytes read, stored
+    bytes."""
+
+    @property
+    def shards(self) -> Ints:
+        """The shard of each of `lengths`: int64 [read]."""
+        return np.repeat(self.chosen, self.table[:, 1].astype(np.int64))
+
+    def estimate(self) -> CountEstimate:
+        """Estimate the tokens of the dataset."""
+        corpus, table = self.recipe.corpus, self.table
+        num_shards = int((corpus.shard_sizes > 0).sum())
+        all_bytes = _sum_sample_bytes(self.recipe, self.chosen, table[:, -1])
+        tokens, error = _extrapolate(table, num_shards, all_bytes)
+        spread = Distribution()
+        spread.add(self.lengths)
+        return CountEstimate(
+            dataset=redact(corpus.datasets[0].url),
+            samples=corpus.num_samples,
+            tokens=round(tokens),
+            error=error,
+            tokens_per_byte=float(table[:, 2].sum()) / max(1, self.text_bytes),
+            filtered=float(table[:, 3].sum() / table[:, 1].sum()),
+            stats=spread.summarize(),
+            samples_read=int(table[:, 1].sum()),
+            shards_read=len(self.chosen),
+            shards=num_shards,
+        )
+
+
 def estimate(recipe: Recipe, backend: str, share: float, retry: Retry) -> CountEstimate:
-    """Estimate the tokens of a recipe's only dataset from about `share` of its samples.
+    """Estimate the tokens of a recipe's only dataset. Raises the errors of `sample_lengths`."""
+    return sample_lengths(recipe, backend, share, retry).estimate()
+
+
+def sample_lengths(recipe: Recipe, backend: str, share: float, retry: Retry) -> LengthSample:
+    """Tokenize about `share` of the samples of a recipe's only dataset.
 
     Reads at least 16 shards and 2,000 samples, if there are as many. Raises `ValueError` for a
     share that is not above 0 and at most 1, and the errors of `LengthMeter.measure`.
@@ -70,12 +115,11 @@ def estimate(recipe: Recipe, backend: str, share: float, retry: Retry) -> CountE
     if not 0 < share <= 1:
         raise ValueError(f"sample is {share:.3%}. Use a share above 0% and at most 100%")
     corpus = recipe.corpus
-    [dataset] = corpus.datasets
     full = np.flatnonzero(corpus.shard_sizes)
     wanted = min(corpus.num_samples, max(_LEAST_DOCUMENTS, round(share * corpus.num_samples)))
     num_shards = min(len(full), max(_LEAST_SHARDS, math.ceil(share * len(full))))
     chosen = full[_spread(len(full), num_shards)]
-    spread, rows, text_bytes = Distribution(), [], 0
+    found, rows, text_bytes = [], [], 0
     with (
         tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder,
         open_meter(recipe, backend, Path(folder), retry) as meter,
@@ -85,25 +129,12 @@ def estimate(recipe: Recipe, backend: str, share: float, retry: Retry) -> CountE
             number = max(1, round(wanted * size / int(corpus.shard_sizes[chosen].sum())))
             within = _spread(size, min(size, number))
             lengths, read = meter.measure(int(corpus.shard_starts[shard]) + within)
-            spread.add(lengths)
+            found.append(lengths)
             text_bytes += read
             sizes = meter.shard(shard).sample_bytes()
             rows.append((size, len(within), *_sums(lengths, sizes[within]), int(sizes.sum())))
     table = np.array(rows, np.float64)
-    all_bytes = _sum_sample_bytes(recipe, chosen, table[:, -1])
-    tokens, error = _extrapolate(table, len(full), all_bytes)
-    return CountEstimate(
-        dataset=redact(dataset.url),
-        samples=corpus.num_samples,
-        tokens=round(tokens),
-        error=error,
-        tokens_per_byte=float(table[:, 2].sum()) / max(1, text_bytes),
-        filtered=float(table[:, 3].sum() / table[:, 1].sum()),
-        stats=spread.summarize(),
-        samples_read=int(table[:, 1].sum()),
-        shards_read=len(chosen),
-        shards=len(full),
-    )
+    return LengthSample(recipe, np.concatenate(found), text_bytes, chosen, table)
 
 
 def _spread(number: int, wanted: int) -> Ints:

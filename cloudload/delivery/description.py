@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from cloudload.delivery.working_set import (
     open_current_orders,
 )
 from cloudload.delivery.world import World
+from cloudload.html_tables import render_table
 from cloudload.order.mixture import Weights
 from cloudload.storage.redaction import redact
 from cloudload.workers.plan import Mixed, Plan
@@ -74,13 +74,8 @@ class Description:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        cells = [
-            "".join(f"<td>{html.escape(text)}</td>" for text in (each.name, str(each), each.origin))
-            for each in self.settings
-        ]
-        rows = "".join(f"<tr>{row}</tr>" for row in cells)
-        head = "<tr><th>setting</th><th>value</th><th>origin</th></tr>"
-        return f"<table><caption>{html.escape(self.title)}</caption>{head}{rows}</table>"
+        rows = [(each.name, str(each), each.origin) for each in self.settings]
+        return render_table(self.title, ("setting", "value", "origin"), rows)
 
 
 def describe(title: str, plan: Plan, world: World, *, is_resumed: bool) -> Description:

@@ -8,6 +8,8 @@
     trace_steps     steps ─► their rows ─► spans: IDs, shards, text
     view_rows       steps ─► their rows, token by token, with the documents in them
     render_rows     rows ─► a page of HTML
+    describe_state  state ─► where the run is, in words
+    compare_states  two states ─► what differs, and what a resume does about it
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
 Steps count global batches from the start of the run, from 1. The run's world size does not matter.
@@ -27,6 +29,11 @@ from cloudload.provenance.run_parts import split_steps as split_steps
 from cloudload.provenance.state_run import Run as Run
 from cloudload.provenance.state_run import open_run as open_run
 from cloudload.provenance.state_run import start_run as start_run
+from cloudload.provenance.state_words import Difference as Difference
+from cloudload.provenance.state_words import StateDescription as StateDescription
+from cloudload.provenance.state_words import compare_states as compare_states
+from cloudload.provenance.state_words import compare_with_loader as compare_with_loader
+from cloudload.provenance.state_words import describe_state as describe_state
 from cloudload.provenance.viewed_rows import ViewedRow as ViewedRow
 from cloudload.provenance.viewed_rows import ViewedSpan as ViewedSpan
 from cloudload.provenance.viewed_rows import view_rows as view_rows

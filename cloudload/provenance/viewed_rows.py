@@ -14,12 +14,17 @@ import numpy as np
 
 from cloudload.arrays import Ints, Tokens
 from cloudload.batch import Batch
+from cloudload.html_tables import escape_text, render_table
 from cloudload.loader import CloudLoader
 from cloudload.packing.tables import SPAN_ROW
 from cloudload.provenance.rows import check_rows, read_steps
 from cloudload.provenance.state_run import Run
 from cloudload.tokenization.token_texts import TokenTexts
 from cloudload.workers.trace import TracedSpan, WholeDocument
+
+_MOST_TOKENS = 2_048
+# translucent, so that they suit light and dark notebooks
+_COLORS = ("#4e9af155", "#f1a14e55", "#5cc47a55", "#d971c955", "#c9c04655")
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,27 @@ class ViewedRow:
         """Number of tokens, without padding."""
         return sum(each.span.stop - each.span.start for each in self.spans)
 
+    def _repr_html_(self) -> str:
+        """The row for a notebook: its first tokens, colored by document, and its documents."""
+        documents = np.full(len(self.input_ids), -1)
+        for number, each in enumerate(self.spans):
+            stop = each.row_start + each.span.stop - each.span.start
+            documents[each.row_start : stop] = number
+        pairs = zip(self.texts, documents[:_MOST_TOKENS].tolist(), strict=False)
+        tokens = "".join(_color_token(text, document) for text, document in pairs)
+        title = f"step {self.step:,}, row {self.row:,}: {self.num_tokens:,} tokens"
+        heads = ("place", "stream", "id", "shard", "tokens", "of")
+        rows = [
+            (
+                *(f"{each.row_start:,}", each.span.stream, str(each.span.id), each.span.shard),
+                *(f"{each.span.start:,}:{each.span.stop:,}", f"{each.document.num_tokens:,}"),
+            )
+            for each in self.spans
+        ]
+        return f'<div style="white-space:pre-wrap">{tokens}</div>' + render_table(
+            title, heads, rows
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, as JSON types, except an `id` of type bytes."""
         values = {name: getattr(self, name) for name in ("step", "row", "run_row")}
@@ -79,6 +105,12 @@ class ViewedRow:
         for name in ("texts", "special"):
             values[name] = list(getattr(self, name))
         return {**values, "spans": [each.as_dict() for each in self.spans]}
+
+
+def _color_token(text: str, document: int) -> str:
+    """A token on the color of its document; padding (-1) is gray."""
+    color = _COLORS[document % len(_COLORS)] if document >= 0 else "#8883"
+    return f'<span style="background:{color}">{escape_text(text)}</span>'
 
 
 def view_rows(

@@ -15,6 +15,16 @@ from cloudload.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.workers.plan import Plan
 
 
+def count_documents_ahead(plan: Plan, component: int, num_own: int) -> int:
+    """The number of documents that a worker of `num_own` lanes looks ahead in each of them."""
+    of = plan.recipe.components[component]
+    if plan.delivery.predownload is not None:
+        own = num_own * len(plan.recipe.components)
+        return max(1, plan.delivery.predownload // max(1, own))
+    per_shard = of.num_samples / max(1, len(of.shard_sizes))
+    return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
+
+
 class Prefetcher:
     """Fetches shards ahead of time for the lanes of one worker.
 
@@ -31,19 +41,14 @@ class Prefetcher:
         self._looked_ahead = next_ordinals.copy()
         """The ordinal before which each lane's shards were requested: int64 [flat_lanes]."""
         self._ahead = np.array(
-            [self._documents_ahead(component) for component in range(len(self._components))]
+            [
+                count_documents_ahead(plan, component, len(plan.own_lanes(worker)))
+                for component in range(len(self._components))
+            ]
         )
         """Number of documents to look ahead in a lane of each component: int64 [components]."""
         self._ordered_epochs = [0] * len(self._components)
         """The last epoch of each component whose order was requested."""
-
-    def _documents_ahead(self, component: int) -> int:
-        plan, of = self._plan, self._components[component]
-        if plan.delivery.predownload is not None:
-            own = len(plan.own_lanes(self._worker)) * len(self._components)
-            return max(1, plan.delivery.predownload // max(1, own))
-        per_shard = of.num_samples / max(1, len(of.shard_sizes))
-        return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
 
     def fetch(self, needed: FoundDocuments, *, is_awaited: bool) -> None:
         """Start fetching the shards of `needed`, then those of its lanes' next documents.

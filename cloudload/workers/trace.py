@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ints, Tokens
+from cloudload.html_tables import render_table, shorten_text
 from cloudload.mds.shard import ID_KEY, BadDocumentError
 from cloudload.packing.rows import Framing, fill_rows
 from cloudload.packing.tables import COUNT, SIZE
@@ -52,6 +53,12 @@ class TracedSpan:
     def as_dict(self) -> dict[str, Any]:
         """The fields by name. All values are plain JSON types, except an `id` of type bytes."""
         return asdict(self)
+
+    def _repr_html_(self) -> str:
+        """The span as a table, for a notebook."""
+        values = {**self.as_dict(), "text": shorten_text(self.text)}
+        rows = [(name, str(value)) for name, value in values.items()]
+        return render_table("", ("tokens of a document", ""), rows)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,20 @@ def test_the_reference_lists_every_error_and_kind_of_failure() -> None:
 
 def test_the_reference_has_the_help_of_every_command() -> None:
     page = docs_site.cli_help()
-    subcommands = ("convert", "check", "count", "info", "head", "trace", "where", "rows", "export")
+    subcommands = (
+        "convert",
+        "check",
+        "count",
+        "info",
+        "head",
+        "trace",
+        "where",
+        "rows",
+        "plan",
+        "state",
+        "fetch",
+        "export",
+    )
     for command in ("cloudload", *(f"cloudload {name}" for name in subcommands)):
         assert f"## {command}\n\n```text\nusage: {command} [-h]" in page
 

@@ -1,0 +1,295 @@
+"""Compare what `plan_run` forecasts with real runs of the same loaders.
+
+    python -m benchmarks.plan CORPUS.jsonl.gz CORPUS.jsonl.gz CORPUS.jsonl.gz
+
+Converts each corpus, and plans and reads some epochs of it on two worlds, with and without token
+lengths. Prints one line of JSON per figure: the forecast, its stated range, and the real value.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloudload import CloudLoader, convert_to_mds, count_tokens
+from cloudload.forecast import Figure, RunPlan, plan_run
+from cloudload.mds.dataset import Corpus
+from cloudload.packing.tables import SPAN_EPOCH, SPAN_SAMPLE, SPAN_STREAM
+
+TOKENIZER = Path(__file__).parents[1] / "examples/tokenizer"
+WORLDS = ((1, 2), (4, 2))
+RUNS = ("1 epoch", "2.5 epochs", "2.5 epochs, limited cache", "best_fit", "two streams")
+SHARD_BYTES, NUM_LANES = 1 << 19, 48
+
+
+@dataclass
+class RealNode:
+    """What the cache of a node really did."""
+
+    shards: int = 0
+    """Number of shards in the cache at the end."""
+    all_bytes: int = 0
+    """Bytes of them."""
+    peak_bytes: int = 0
+    """The most bytes in the cache after any step."""
+    working_set_bytes: int = 0
+    """The most bytes of shards between the first and the last row that read them."""
+    bytes_downloaded: int = 0
+
+
+@dataclass
+class RealRun:
+    """What a run really read."""
+
+    rows: int
+    steps: int
+    tokens: int
+    tokens_by_stream: list[int]
+    nodes: list[RealNode]
+
+
+@contextmanager
+def world_of(nodes: int, ranks_per_node: int) -> Iterator[None]:
+    """Set the environment of a process of this world."""
+    wanted = {"WORLD_SIZE": str(nodes * ranks_per_node), "LOCAL_WORLD_SIZE": str(ranks_per_node)}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def read_run(
+    options: Mapping[str, Any], folder: Path, nodes: int, ranks_per_node: int, steps: int | None
+) -> RealRun:
+    """Read a run with a loader for each rank and a cache for each node."""
+    size = nodes * ranks_per_node
+    real = [RealNode() for _ in range(nodes)]
+    uses: dict[tuple[int, int, int], list[int]] = {}
+    with ExitStack() as stack, world_of(nodes, ranks_per_node):
+        loaders = [
+            stack.enter_context(
+                CloudLoader(
+                    **{
+                        **options,
+                        "local": folder / f"node-{rank // ranks_per_node}",
+                        "dp_rank": rank,
+                        "dp_world_size": size,
+                        "num_workers": 0,
+                    }
+                )
+            )
+            for rank in range(size)
+        ]
+        corpus = loaders[0].recipe.corpus
+        iterators = [loader.take(sys.maxsize if steps is None else steps) for loader in loaders]
+        for batches in zip(*iterators, strict=True):
+            for rank, batch in enumerate(batches):
+                _note_uses(uses, rank // ranks_per_node, batch.rows, batch.spans, corpus)
+            for node, found in enumerate(real):
+                cached = _list_cached(folder / f"node-{node}")
+                found.peak_bytes = max(found.peak_bytes, sum(cached.values()))
+        done = [loader.stats() for loader in loaders]
+        whole = _sum_counts(loaders)
+    for rank, stats in enumerate(done):
+        real[rank // ranks_per_node].bytes_downloaded += stats.delivery.bytes_downloaded
+    sizes = np.array([shard.raw.bytes for each in corpus.datasets for shard in each.shards])
+    for node, found in enumerate(real):
+        cached = _list_cached(folder / f"node-{node}")
+        found.shards, found.all_bytes = len(cached), sum(cached.values())
+        found.working_set_bytes = _find_peak(uses, node, sizes, done[0].rows)
+    global_batch = size * int(options["batch_size"])
+    rows = int(whole.pop("rows", done[0].rows))
+    return RealRun(
+        rows=rows,
+        steps=-(-rows // global_batch),
+        tokens=sum(whole.values()),
+        tokens_by_stream=list(whole.values()),
+        nodes=real,
+    )
+
+
+def _sum_counts(loaders: Sequence[CloudLoader]) -> dict[str, int]:
+    """The tokens of each stream. Ranks that know only their own rows are summed."""
+    stats = [loader.stats() for loader in loaders]
+    described = loaders[0].describe()
+    knows_all = described["lengths"] is not None and described["packing"] != "best_fit"
+    counted = stats[:1] if knows_all else stats
+    return {name: sum(each.streams[name].tokens for each in counted) for name in stats[0].streams}
+
+
+def _note_uses(
+    uses: dict[tuple[int, int, int], list[int]],
+    node: int,
+    rows: Any,
+    spans: Any,
+    corpus: Corpus,
+) -> None:
+    samples = spans[:, SPAN_SAMPLE] + corpus.stream_starts[spans[:, SPAN_STREAM]]
+    columns = (corpus.shards_of(samples), spans[:, SPAN_EPOCH], rows[spans[:, 0]])
+    for shard, epoch, row in zip(*(each.tolist() for each in columns), strict=True):
+        use = uses.setdefault((node, epoch, shard), [row, row])
+        use[0], use[1] = min(use[0], row), max(use[1], row)
+
+
+def _find_peak(
+    uses: Mapping[tuple[int, int, int], Sequence[int]], node: int, sizes: Any, num_rows: int
+) -> int:
+    """The most bytes of the shards of a node that are in use at a row."""
+    by_shard: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for (owner, _, shard), (first, last) in uses.items():
+        if owner == node:
+            by_shard[shard].append((first, last))
+    used = np.zeros(num_rows + 1, np.int64)
+    for shard, ranges in by_shard.items():
+        is_used = np.zeros(num_rows + 1, np.bool_)
+        for first, last in ranges:
+            is_used[first : last + 1] = True
+        used += is_used * int(sizes[shard])
+    return int(used.max())
+
+
+def _list_cached(root: Path) -> dict[str, int]:
+    found = {}
+    for path in root.glob("*/*.mds"):
+        try:
+            found[str(path)] = path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return found
+
+
+# ---------------------------------------------------------------- comparison
+
+
+def compare(plan: RunPlan, real: RealRun) -> Iterator[tuple[str, Figure, float]]:
+    """Yield (name, forecast, real value) of each figure that a run shows."""
+    yield "rows", plan.rows, real.rows
+    yield "steps", plan.steps, real.steps
+    yield "tokens", plan.tokens, real.tokens
+    for stream, tokens in zip(plan.streams, real.tokens_by_stream, strict=True):
+        yield f"tokens of {stream.name}", stream.tokens, tokens
+    for forecast, found in zip(plan.node_plans, real.nodes, strict=True):
+        node = f"node {forecast.node}: "
+        if plan.cache_limit_bytes is None:
+            yield node + "shards", forecast.shards, found.shards
+            yield node + "peak cache", forecast.all_bytes, found.peak_bytes
+        yield node + "working set", forecast.working_set_bytes, found.working_set_bytes
+        yield node + "bytes downloaded", forecast.bytes_downloaded, found.bytes_downloaded
+
+
+def describe(name: str, forecast: Figure, real: float) -> dict[str, Any]:
+    """A figure beside its real value, for a line of JSON."""
+    error = (forecast.value - real) / max(1, real)
+    return {
+        "figure": name,
+        **{key: round(value, 1) for key, value in asdict(forecast).items() if key != "is_exact"},
+        "is_exact": forecast.is_exact,
+        "real": real,
+        "stated_error": None if math.isnan(forecast.error) else round(forecast.error, 5),
+        "real_error": round(error, 5),
+        "is_in_range": bool(forecast.low <= real <= forecast.high),
+    }
+
+
+def _options_of(run: str, data: Path, other: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a loader, and the length of the run."""
+    options: dict[str, Any] = {
+        "data": str(data),
+        "tokenizer": str(TOKENIZER),
+        "seq_len": 1_024,
+        "batch_size": 4,
+        "num_lanes": NUM_LANES,
+    }
+    if run == "1 epoch":
+        return {**options, "epochs": 1}, {}
+    if run == "best_fit":
+        return {**options, "packing": "best_fit"}, {"steps": 40}
+    if run == "two streams":
+        from cloudload import Stream
+
+        streams = [Stream(str(data), proportion=0.7), Stream(str(other), proportion=0.3)]
+        return {**options, "data": streams}, {"tokens": 2_000_000}
+    if run.endswith("limited cache"):
+        options["cache_limit"] = None  # set by the caller
+    return options, {"tokens": None}
+
+
+def main(paths: Sequence[str]) -> None:
+    """Print the comparison for each corpus, run and world."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        sources = []
+        for number, path in enumerate(paths):
+            folder = root / f"corpus-{number}"
+            convert_to_mds(
+                path,
+                str(folder),
+                compression="zstd",
+                shard_bytes=SHARD_BYTES,
+                processes=1,
+                progress=False,
+            )
+            count_tokens(str(folder), tokenizer=str(TOKENIZER), processes=1, progress=False)
+            sources.append(folder)
+        for place, path in enumerate(paths):
+            for run in RUNS:
+                for world in WORLDS:
+                    case = {"corpus": Path(path).name, "run": run}
+                    other = sources[(place + 1) % len(sources)]
+                    for line in _compare_run(run, world, (sources[place], other), root):
+                        print(json.dumps({**case, **line}), flush=True)
+
+
+def _compare_run(
+    run: str, world: tuple[int, int], sources: tuple[Path, Path], root: Path
+) -> Iterator[dict[str, Any]]:
+    options, length = _options_of(run, *sources)
+    shared: dict[str, Any] = {"nodes": world[0], "ranks_per_node": world[1], "measure": False}
+    if length == {"tokens": None}:
+        whole = plan_run(**options, epochs=1, local=root / "plan", **shared)
+        length = {"tokens": int(2.5 * whole.tokens.value)}
+    if "cache_limit" in options:
+        options |= {"num_workers": 0, "download_threads": 1}
+        unlimited = plan_run(**options, **length, local=root / "plan", **shared)
+        needed = max(each.needed_bytes.value for each in unlimited.node_plans)
+        total = max(each.all_bytes.value for each in unlimited.node_plans)
+        options["cache_limit"] = max(int((needed + total) / 2), unlimited.least_cache_bytes)
+    for lengths in ("require", "off"):
+        options["lengths"] = lengths
+        began = time.process_time()
+        plan = plan_run(**options, **length, local=root / "plan", **shared)
+        plan_s = round(time.process_time() - began, 2)
+        with tempfile.TemporaryDirectory(dir=root) as folder:
+            steps = None if options.get("epochs") else int(plan.steps.value)
+            if steps is None and lengths == "off":
+                options["lengths"] = "require"  # ranks without an exchange need them to end
+            real = read_run(options, Path(folder), *world, steps)
+        case = {"nodes": world[0], "ranks": world[0] * world[1]}
+        figures = compare(plan, real)
+        if lengths != options["lengths"]:
+            figures = (each for each in figures if not each[0].startswith("node"))
+        for figure in figures:
+            line = {**case, "lengths": lengths == "require", "plan_cpu_s": plan_s}
+            yield {**line, **describe(*figure)}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

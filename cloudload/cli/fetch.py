@@ -1,0 +1,120 @@
+"""`cloudload fetch`: warm a node's cache for a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudload.cli.command import add_command
+from cloudload.cli.loader_options import add_loader_options, read_loader_options
+from cloudload.cli.provenance import without_start_log
+
+if TYPE_CHECKING:
+    from cloudload.cli.command import Commands
+    from cloudload.loader import CloudLoader
+
+_EXAMPLE = """\
+Run it on a node before the run starts or resumes, with the run's world and cache folder. The
+loader then downloads nothing for these shards. Shards that are in the cache are not downloaded
+again, so it can be interrupted and repeated.
+
+examples:
+  cloudload fetch checkpoint.pt --nodes 16 --node 3 --ranks-per-node 8 --shards 500
+  cloudload fetch --config run.yaml --bytes 200gb
+"""
+
+
+def add_fetch(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "fetch",
+        _fetch,
+        help="warm a node's cache before a run starts or resumes",
+        description="Fetch the shards that a node reads first, from a checkpoint or from the start "
+        "of a run, into its cache.",
+        epilog=_EXAMPLE,
+        after_interrupt="Shards that were fetched stay in the cache",
+    )
+    add = parser.add_argument
+    state = "a checkpoint with a state (default: the start of the run)"
+    add("states", metavar="STATE", type=Path, nargs="*", help=state)
+    data = "location of the data, or where it moved; once per stream, in order"
+    add("--data", action="append", metavar="URL", help=data)
+    tokenizer = "the tokenizer, or where it moved"
+    add("--tokenizer", metavar="NAME", help=tokenizer)
+    add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it has one")
+    add_loader_options(parser)
+    add("--local", metavar="FOLDER", help="folder of the shard cache")
+    limit = "the run's cache_limit, which this does not exceed"
+    add("--cache-limit", metavar="SIZE", help=limit)
+    add("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
+    add("--node", type=int, default=0, metavar="I", help="this machine, from 0 (default: 0)")
+    ranks = "data-parallel ranks on each machine (default: 1)"
+    add("--ranks-per-node", type=int, default=1, metavar="N", help=ranks)
+    add("--shards", type=int, metavar="N", help="fetch the first N shards (default: an epoch's)")
+    add("--bytes", metavar="SIZE", help="fetch at most SIZE, uncompressed, such as 200gb")
+    add("--threads", type=int, default=8, metavar="N", help="downloads at a time (default: 8)")
+    add("--json", action="store_true", help="print the result as JSON")
+    add("--quiet", action="store_true", help="no progress bar; log only warnings")
+
+
+@without_start_log()
+def _fetch(options: argparse.Namespace) -> int:
+    from cloudload.config.checks import parse_bytes
+    from cloudload.delivery.description import counted
+    from cloudload.warm import warm_cache
+
+    if len(options.states) > 1:
+        raise ValueError("there is more than one state. Pass the one from which the run continues")
+    arguments = {} if options.states else read_loader_options(options)
+    # the loader would compare a limit with what a single node needs for the whole run
+    limit = options.cache_limit or arguments.pop("cache_limit", None)
+    arguments.pop("cache_limit", None)
+    with _open_loader(options, arguments) as loader:
+        report = warm_cache(
+            loader,
+            nodes=options.nodes,
+            node=options.node,
+            ranks_per_node=options.ranks_per_node,
+            shards=options.shards,
+            max_bytes=None if options.bytes is None else parse_bytes(options.bytes),
+            cache_limit=None if limit is None else parse_bytes(limit),
+            threads=options.threads,
+            progress=not options.quiet,
+        )
+    if options.json:
+        print(json.dumps(asdict(report)))
+        return 0
+    whole = " (all that the node reads in an epoch)" if report.is_all else ""
+    print(
+        f"{counted(report.shards, 'shard')} of {report.bytes:,} bytes in the cache{whole}, of "
+        f"which {report.shards_downloaded:,} were downloaded ({report.bytes_downloaded:,} bytes)"
+    )
+    return 0
+
+
+def _open_loader(options: argparse.Namespace, arguments: dict[str, Any]) -> CloudLoader:
+    """A loader at the position from which the run continues. It only finds shards."""
+    alone: dict[str, Any] = {"dp_rank": 0, "dp_world_size": 1, "num_workers": 0}
+    if options.states:
+        from cloudload.provenance import load_state, open_run
+
+        if options.yaml or options.config or options.option:
+            raise ValueError(
+                "there is a state, so --yaml, --config and --option have no effect. Omit them, or "
+                "the state"
+            )
+        run = open_run(
+            load_state(options.states[0]),
+            data=options.data,
+            tokenizer=options.tokenizer,
+            transform=options.transform,
+            global_batch=1,
+        )
+        return run.loader(batch_size=1, local=options.local, **alone)
+    from cloudload.loader import CloudLoader
+
+    return CloudLoader(**{"batch_size": 1, **arguments, **alone})

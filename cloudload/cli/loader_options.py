@@ -1,0 +1,97 @@
+"""Options of commands that start a run: the arguments of a CloudLoader, from flags and files.
+
+    --yaml train.yaml        an llm-foundry training YAML
+    --config run.yaml        a YAML or JSON file, or a Python file with `config = dict(...)`
+    --data, --tokenizer      flags
+    --option NAME=VALUE      any argument
+
+What comes later in this list replaces what comes earlier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def add_loader_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--yaml`, `--config` and `--option`."""
+    add = parser.add_argument
+    yaml = "start the run that an llm-foundry training YAML describes, instead of a state"
+    add("--yaml", metavar="FILE", type=Path, help=yaml)
+    config = "start the run with the arguments of CloudLoader in a YAML or JSON file, or in the "
+    config += "dict `config` of a Python file, which is run"
+    add("--config", metavar="FILE", type=Path, help=config)
+    option = "an argument of CloudLoader, without a state; the value is YAML; may be repeated"
+    add("--option", action="append", default=[], metavar="NAME=VALUE", help=option)
+
+
+def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, Any]:
+    """The arguments of a CloudLoader that the command line gives.
+
+    `known` are names of other arguments that a config may have. Raises `ValueError` for an unknown
+    argument, and if `data` or `seq_len` is missing.
+    """
+    arguments: dict[str, Any] = {}
+    if options.yaml:
+        from cloudload.streaming_arguments.training_yaml import config_from_yaml
+
+        arguments |= config_from_yaml(options.yaml)
+    if options.config:
+        arguments |= _read_config(options.config)
+    for name in ("data", "tokenizer", "transform", "local"):
+        if getattr(options, name, None) is not None:
+            arguments[name] = getattr(options, name)
+    if isinstance(arguments.get("transform"), str):
+        from cloudload.provenance.state_run import import_transform
+
+        arguments["transform"] = import_transform(arguments["transform"])
+    arguments |= dict(map(_parse_option, options.option))
+    if arguments.get("lengths") is False:
+        arguments["lengths"] = "off"  # which YAML reads as a boolean
+    _check_names(arguments, known)
+    for name, flag in (("data", "--data"), ("seq_len", "--option seq_len=2048")):
+        if name not in arguments:
+            raise ValueError(f"there is neither a state nor {name}. Pass a state, or {flag}")
+    return arguments
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        if path.suffix == ".py":
+            found = runpy.run_path(str(path)).get("config")
+        else:
+            found = yaml.safe_load(path.read_text("utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"--config {path} is not YAML: {error}") from None
+    if not isinstance(found, Mapping):
+        what = "a dict `config`" if path.suffix == ".py" else "the arguments of CloudLoader by name"
+        raise ValueError(f"--config {path} does not have {what}")
+    return dict(found)
+
+
+def _check_names(arguments: Mapping[str, Any], others: tuple[str, ...]) -> None:
+    from cloudload.loader import CloudLoader
+    from cloudload.option_names import explain_unknown
+
+    known = [*inspect.signature(CloudLoader).parameters, *others]
+    if unknown := [name for name in arguments if name not in known]:
+        raise ValueError(f"--option: {explain_unknown('CloudLoader', unknown, known)}")
+
+
+def _parse_option(text: str) -> tuple[str, Any]:
+    import yaml
+
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise ValueError(f"--option is {text!r}. Use NAME=VALUE, such as seq_len=2048")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"--option {name} is {value!r}, which is not YAML: {error}") from None

@@ -1,0 +1,140 @@
+"""`cloudload plan`: what a run will read, what it needs, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudload.cli.command import add_command
+from cloudload.cli.count import parse_share
+from cloudload.cli.loader_options import add_loader_options, read_loader_options
+from cloudload.cli.provenance import without_start_log
+from cloudload.cli.terminal_text import escape
+
+if TYPE_CHECKING:
+    from cloudload.cli.command import Commands
+    from cloudload.forecast import RunPlan
+
+_EXAMPLE = """\
+Takes the arguments of the loader, by --option, --config or --yaml. Figures are exact if the data
+has token lengths (cloudload count). Otherwise some documents are tokenized, and figures are
+estimates with their error. The first batch and the reader are measured on this machine.
+
+examples:
+  cloudload plan --data s3://bucket/mds --tokenizer gpt2 --option seq_len=2048 \\
+      --option batch_size=8 --tokens 300B --nodes 16 --ranks-per-node 8 --html plan.html
+  cloudload plan --config run.yaml --steps 1000
+"""
+_BARS, _HEIGHT = " ▁▂▃▄▅▆▇█", 60
+
+
+def add_plan(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "plan",
+        _plan,
+        help="forecast a run: steps, epochs, cache, downloads, cost, workers",
+        description="Forecast a run before it starts: steps and epochs, the cache of each node, "
+        "downloads and their cost, the time to the first batch, and the workers needed.",
+        epilog=_EXAMPLE,
+        after_interrupt="Nothing was changed",
+    )
+    add = parser.add_argument
+    data = "location of the data; once per stream"
+    add("--data", action="append", metavar="URL", help=data)
+    add("--tokenizer", metavar="NAME", help="name, folder or tokenizer.json of the tokenizer")
+    add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it has one")
+    add_loader_options(parser)
+    add("--local", metavar="FOLDER", help="folder of the shard cache")
+    add("--tokens", metavar="N", help="length of the run in tokens, such as 300B")
+    add("--steps", type=int, metavar="N", help="length of the run in steps")
+    add("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
+    ranks = "data-parallel ranks on each machine (default: 1)"
+    add("--ranks-per-node", type=int, default=1, metavar="N", help=ranks)
+    rate = "tokens per second that a GPU trains on, for the number of workers"
+    add("--gpu-tokens-per-s", type=float, metavar="N", help=rate)
+    prices = "a table of prices (default: list prices of S3 and GCS; see the docs)"
+    add("--prices", type=Path, metavar="FILE", help=prices)
+    sample = "documents to tokenize if there are no token lengths (default: 1%%)"
+    add("--sample", type=parse_share, default=0.01, metavar="SHARE", help=sample)
+    add("--no-measure", action="store_true", help="do not measure the reader on this machine")
+    add("--html", type=Path, metavar="FILE", help="also write a page of HTML")
+    add("--png", type=Path, metavar="FILE", help="also draw the cache over the run (extra: plot)")
+    add("--json", action="store_true", help="print the plan as JSON")
+    add("--quiet", action="store_true", help="log only warnings")
+
+
+@without_start_log()
+def _plan(options: argparse.Namespace) -> int:
+    from cloudload.forecast import plan_run
+    from cloudload.forecast.page import render_plan
+    from cloudload.forecast.picture import draw_plan
+
+    arguments = read_loader_options(options)
+    if "batch_size" not in arguments:
+        raise ValueError("there is no batch_size. Pass --option batch_size=8, the rows per rank")
+    _check_outputs(options)
+    plan = plan_run(
+        **arguments,
+        tokens=options.tokens,
+        steps=options.steps,
+        nodes=options.nodes,
+        ranks_per_node=options.ranks_per_node,
+        gpu_tokens_per_s=options.gpu_tokens_per_s,
+        prices=options.prices,
+        sample=options.sample,
+        measure=not options.no_measure,
+    )
+    if options.png is not None:
+        draw_plan(plan, options.png)
+    if options.html is not None:
+        options.html.write_text(render_plan(plan), "utf-8")
+    print(plan.to_json() if options.json else "\n".join(describe_plan(plan)))
+    return 0
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    from cloudload.count.picture import check_picture
+
+    if options.png is not None:
+        check_picture(options.png)
+    if options.html is not None and not options.html.absolute().parent.is_dir():
+        folder = options.html.absolute().parent
+        raise ValueError(f"--html is {options.html}, but there is no folder {folder}. Create it")
+
+
+def describe_plan(plan: RunPlan) -> Iterator[str]:
+    """The plan as lines of text."""
+    from cloudload.forecast.words import list_sections
+
+    for title, rows in list_sections(plan):
+        yield escape(title)
+        width = max((len(escape(name)) for name, _ in rows), default=0)
+        for name, text in rows:
+            yield f"  {escape(name):<{width}}  {escape(text)}".rstrip()
+        yield ""
+    yield from _draw(plan)
+    for warning in plan.warnings:
+        yield f"warning: {escape(warning)}"
+
+
+def _draw(plan: RunPlan) -> Iterator[str]:
+    """Draw the shards in use over the run as a line of bars."""
+    if len(plan.timeline) < 2 or not any(point.bytes for point in plan.timeline):
+        return
+    step = len(plan.timeline) / _HEIGHT
+    levels = [
+        max(
+            point.bytes
+            for point in plan.timeline[int(at * step) : int(at * step) + max(1, math.ceil(step))]
+        )
+        for at in range(min(_HEIGHT, len(plan.timeline)))
+    ]
+    most = max(levels)
+    bars = "".join(_BARS[-(-level * (len(_BARS) - 1) // most)] for level in levels)
+    yield "bytes of shards in use over the run, on the busiest node"
+    yield f"  {bars}  at most {most:,}"
+    yield ""

@@ -1,0 +1,181 @@
+"""`cloudload state show` and `cloudload state diff`: a checkpoint's position in words."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudload.cli.command import add_command
+from cloudload.cli.loader_options import add_loader_options, read_loader_options
+from cloudload.cli.provenance import without_start_log
+from cloudload.cli.terminal_text import escape
+
+if TYPE_CHECKING:
+    from cloudload.cli.command import Commands
+    from cloudload.provenance import Difference, StateDescription
+
+_MOST_WORLDS = 24
+_EXAMPLE = """\
+A STATE is a JSON file, a file that torch.save wrote, or the checkpoint folder of a framework, with
+the loader's state anywhere in it. Nothing in it is executed, and the data is not read, except by
+diff with --config, --yaml or --option, which compares one state with a loader. The exit status
+of diff is 1 if a resume would be refused.
+
+examples:
+  cloudload state show checkpoint.pt
+  cloudload state diff step-1000.pt step-2000.pt
+  cloudload state diff checkpoint.pt --config run.yaml
+"""
+
+
+def add_state(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "state",
+        _state,
+        help="show the position in a checkpoint, or what differs between two",
+        description="Show where a checkpoint's run is, or what differs between two checkpoints, or "
+        "between one and a loader.",
+        epilog=_EXAMPLE,
+        after_interrupt="Nothing was changed",
+    )
+    add = parser.add_argument
+    add("action", choices=("show", "diff"), help="what to do")
+    add("states", metavar="STATE", type=Path, nargs="+", help="one checkpoint, or two for diff")
+    add("--data", action="append", metavar="URL", help="location of the loader's data, for diff")
+    add("--tokenizer", metavar="NAME", help="the loader's tokenizer, for diff")
+    add("--transform", metavar="MODULE:FUNCTION", help="the loader's transform, for diff")
+    add_loader_options(parser)
+    add("--json", action="store_true", help="print JSON")
+    add("--quiet", action="store_true", help="log only warnings")
+
+
+@without_start_log()
+def _state(options: argparse.Namespace) -> int:
+    from cloudload.provenance import load_state
+
+    has_loader = any((options.config, options.yaml, options.option, options.data))
+    expected = 2 if options.action == "diff" and not has_loader else 1
+    if len(options.states) != expected:
+        raise ValueError(
+            f"state {options.action} has {len(options.states)} checkpoints, but needs {expected}. "
+            "Pass one for show, two for diff, or one for diff with a loader's options"
+        )
+    states = [load_state(path) for path in options.states]
+    if options.action == "show":
+        return _show(states[0], as_json=options.json)
+    if expected == 2:
+        return _diff(states[0], states[1], as_json=options.json)
+    return _diff_with_loader(states[0], options)
+
+
+def _show(state: Mapping[str, Any], *, as_json: bool) -> int:
+    from cloudload.provenance import describe_state
+
+    found = describe_state(state)
+    print(json.dumps(found.as_dict(), indent=2) if as_json else "\n".join(list_lines(found)))
+    return 0
+
+
+def list_lines(found: StateDescription) -> Iterator[str]:
+    """A state as lines of text."""
+    from cloudload.delivery.description import counted
+    from cloudload.provenance.state_words import shorten
+
+    yield (
+        f"after {counted(found.steps, 'step')}: {counted(found.rows, 'row')} of "
+        f"{found.seq_len:,} tokens, {counted(found.tokens, 'token')}, {found.padding:,} of padding"
+    )
+    if found.is_in_tail:
+        yield "  in the tail of a finite run, or at its end"
+    if found.rows_to_replay:
+        yield f"  a resume reads {counted(found.rows_to_replay, 'row')} again without token lengths"
+    if found.failed:
+        yield f"  {counted(found.failed, 'document')} left out (on_error='skip')"
+    for start, stop in found.skipped:
+        yield f"  rows {start:,} to {stop - 1:,} were skipped"
+    yield f"  saved by cloudload {escape(found.cloudload)}; last step: {found.global_batch:,} rows"
+    yield "streams"
+    width = max(len(escape(each.name)) for each in found.streams)
+    for each in found.streams:
+        yield (
+            f"  {escape(each.name):<{width}}  {each.tokens:,} tokens ({each.share:.1%}), "
+            f"{each.documents:,} documents, epoch {each.epoch:.3f}"
+        )
+    yield "lanes"
+    for lane in found.lanes:
+        yield (
+            f"  {found.num_lanes:,} lanes from epoch {lane.first_epoch:.3f} to "
+            f"{lane.last_epoch:.3f}, {lane.num_inside:,} of them inside a document"
+        )
+    yield f"worlds\n  {_describe_worlds(found)}"
+    yield "held fixed"
+    width = max(map(len, found.held))
+    yield from (
+        f"  {escape(name):<{width}}  {escape(shorten(value))}".rstrip()
+        for name, value in found.held.items()
+    )
+    yield "read from"
+    yield from (f"  {escape(url)}" for url in found.data)
+    yield f"  tokenizer {escape(str(found.tokenizer))}"
+
+
+def _describe_worlds(found: StateDescription) -> str:
+    shown = ", ".join(f"{size:,}" for size in found.worlds[:_MOST_WORLDS])
+    if len(found.worlds) > _MOST_WORLDS:
+        shown += f", … {found.worlds[-1]:,}"
+    others = "no others, because of best_fit" if found.needs_divisor else "any with token lengths"
+    return f"{shown} ranks; {others}"
+
+
+def _diff(before: Mapping[str, Any], after: Mapping[str, Any], *, as_json: bool) -> int:
+    from cloudload.provenance import compare_states, describe_state
+
+    differences = compare_states(before, after)
+    is_refused = any(each.rule.startswith("held") for each in differences)
+    if as_json:
+        print(json.dumps([asdict(each) for each in differences], indent=2, default=str))
+        return int(is_refused)
+    one, other = describe_state(before), describe_state(after)
+    if not differences:
+        print("the states are equal")
+        return 0
+    print(
+        f"the second state is {other.steps - one.steps:+,} steps, {other.rows - one.rows:+,} rows "
+        f"and {other.tokens - one.tokens:+,} tokens from the first"
+    )
+    print("\n".join(_list_differences(differences)))
+    return int(is_refused)
+
+
+def _diff_with_loader(state: Mapping[str, Any], options: argparse.Namespace) -> int:
+    from cloudload.loader import CloudLoader
+    from cloudload.provenance import compare_with_loader
+
+    arguments = {"batch_size": 1, **read_loader_options(options)}
+    alone = {"dp_rank": 0, "dp_world_size": 1, "device_mesh": None, "num_workers": 0}
+    with CloudLoader(**{**arguments, **alone}) as loader:
+        differences, refusal = compare_with_loader(state, loader)
+    if options.json:
+        found = [asdict(each) for each in differences]
+        print(json.dumps({"differences": found, "refusal": refusal}, indent=2, default=str))
+        return int(refusal is not None)
+    print("\n".join(_list_differences(differences)) or "nothing that matters to a resume differs")
+    verdict = f"refuses it: {refusal}" if refusal else "continues from it"
+    print(f"a loader with these options {verdict}")
+    return int(refusal is not None)
+
+
+def _list_differences(differences: list[Difference]) -> Iterator[str]:
+    from cloudload.provenance.state_words import shorten
+
+    for each in differences:
+        if each.rule == "position of lanes":
+            yield f"  {each.name}: differs ({each.rule})"
+        else:
+            before, after = (escape(shorten(value)) for value in (each.before, each.after))
+            yield f"  {escape(each.name)}: {before} → {after} ({each.rule})"

@@ -1,0 +1,131 @@
+"""The run that a forecast is asked for, and its cases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloudload.delivery.world import World
+from cloudload.forecast.budget import Extent, find_extent
+from cloudload.forecast.cases import Cases
+from cloudload.forecast.prices import Prices
+from cloudload.forecast.reading import Reading, ReadingWorld
+from cloudload.forecast.shard_uses import FoundUses, find_uses
+from cloudload.order.dealing import share_lanes
+from cloudload.stats import READ
+from cloudload.workers.plan import Plan
+from cloudload.workers.prefetch import count_documents_ahead
+
+_DEFAULT_WORKERS = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case, its length, and the uses of shards."""
+
+    extent: Extent
+    uses: FoundUses
+
+    def of_node(self, node: int) -> FoundUses:
+        """The uses of one node."""
+        return FoundUses(*(each.take(each.nodes == node) for each in self.uses))
+
+
+@dataclass(frozen=True)
+class AskedRun:
+    """The run that a forecast is asked for."""
+
+    plan: Plan
+    world: World
+    limit: int | None
+    """The cache limit in bytes."""
+    tokens: int | None
+    steps: int | None
+    prices: Prices
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of machines."""
+        return self.world.size // self.world.ranks_per_node
+
+    @property
+    def has_full_rows(self) -> bool:
+        """Whether all rows are full, whatever the lengths."""
+        recipe = self.plan.recipe
+        return recipe.packing.name == "concat" and recipe.config.epochs is None
+
+    @property
+    def rows_of_lane(self) -> int | None:
+        """About the number of rows that each lane makes, if it is known."""
+        if self.tokens is not None:
+            return self.tokens // self.plan.recipe.config.seq_len // self.plan.num_lanes + 1
+        if self.steps is not None:
+            return self.steps * self.plan.global_batch // self.plan.num_lanes + 1
+        return None
+
+    def follow(self, cases: Cases) -> list[Case]:
+        """Find the length and the uses of each case.
+
+        Raises the errors of `find_extent` and `find_uses`.
+        """
+        found = []
+        for run in cases.runs:
+            extent = find_extent(
+                run,
+                self.plan.global_batch,
+                tokens=self.tokens,
+                steps=self.steps,
+                drops_tail=self.plan.delivery.tail == "drop",
+            )
+            reading = Reading(
+                lengths=run,
+                num_rows=extent.rows,
+                rows_ahead=0 if extent.is_whole else self.limit_ahead(extent),
+                documents_ahead=self.documents_ahead,
+                world=self.open_world(),
+                is_whole=extent.is_whole,
+                measures_rest=self.plan.lengths is None,
+            )
+            found.append(Case(extent, find_uses(reading)))
+        return found
+
+    @property
+    def rows_ahead(self) -> int:
+        """The most rows that workers of all ranks make ahead of the training loop."""
+        block, ahead = self.plan.batches_at_once, self.plan.delivery.prefetch_batches
+        rows = (2 + max(2, -(-ahead // block))) * block * self.plan.global_batch
+        packing = self.plan.recipe.packing
+        # lanes of best_fit hold rows open, whose documents are read before them
+        return rows + packing.has_residue * packing.open_rows * self.plan.num_lanes
+
+    def limit_ahead(self, extent: Extent) -> int:
+        """The rows ahead, but at most about those of an epoch, after which no shard is new."""
+        read = int(extent.counts[:, list(READ)].sum())
+        positions = sum(each.num_positions for each in self.plan.recipe.components)
+        return min(self.rows_ahead, -(-2 * extent.rows * positions // max(1, read)))
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers of each rank."""
+        given = self.plan.delivery.num_workers
+        return max(1, _DEFAULT_WORKERS if given is None else given)
+
+    @property
+    def documents_ahead(self) -> tuple[int, ...]:
+        """Number of documents of a lane of each component whose shards are fetched ahead."""
+        own = max(1, self.plan.num_lanes // (self.world.size * self.num_workers))
+        number = len(self.plan.recipe.components)
+        return tuple(count_documents_ahead(self.plan, place, own) for place in range(number))
+
+    def open_world(self) -> ReadingWorld:
+        """The nodes that read the run."""
+        hosts, num_lanes = np.array(self.world.hosts), self.plan.num_lanes
+        batch_size = self.plan.delivery.batch_size
+        if num_lanes % self.world.size == 0:
+            nodes = hosts[np.arange(num_lanes) % self.world.size]
+            return ReadingWorld(nodes, None, batch_size)
+        components = self.plan.recipe.components
+        finest = max((each.lanes for each in components), key=lambda lanes: lanes.num_nodes)
+        dealing = share_lanes(finest, hosts)
+        return ReadingWorld(hosts[dealing.owners], dealing, batch_size)

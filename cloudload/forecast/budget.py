@@ -1,0 +1,112 @@
+"""The length of a run: rows and steps, from a number of tokens, steps, or epochs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from cloudload.arrays import Ints
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.run.position import Position
+from cloudload.stats import TOKENS
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+def parse_tokens(text: str | int) -> int:
+    """Parse a number of tokens, such as 300B, 1.5T or 2_000_000. Raises `ValueError`."""
+    found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*([kmbt]?)", str(text).strip().lower())
+    number = float(re.sub("[_,]", "", found[1])) * _UNITS[found[2]] if found else 0
+    if number < 1:
+        raise ValueError(f"tokens is {text!r}. Use a number of at least 1, such as 300B or 1.5T")
+    return round(number)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The length of a run."""
+
+    rows: int
+    steps: int
+    is_whole: bool
+    """Whether the run ends there, because of its epochs."""
+    counts: Ints
+    """int64 [streams, counts], with columns `stats.COUNTS`: what the rows hold."""
+    is_shortened: bool = False
+    """Whether the data ends before the tokens or steps that were asked for."""
+
+
+def find_extent(
+    lengths: RunLengths,
+    global_batch: int,
+    *,
+    tokens: int | None,
+    steps: int | None,
+    drops_tail: bool,
+) -> Extent:
+    """Find the length of a run, and what its rows hold.
+
+    Raises `ValueError` if nothing limits the run, and the errors of `RunLengths.advance`.
+    """
+    start = Position.start(lengths.recipe)
+    epochs = lengths.recipe.config.epochs
+    if tokens is not None and steps is not None:
+        raise ValueError(f"tokens is {tokens:,} and steps is {steps:,}. Set one of them")
+    if steps is not None and steps < 1:
+        raise ValueError(f"steps is {steps}. It must be at least 1")
+    all_rows = None if epochs is None else lengths.count_rows(start)
+    if tokens is None and steps is None and all_rows is None:
+        raise ValueError(
+            "the run is endless, so its length is not known. Set tokens (--tokens 300B), steps, or "
+            "the loader's epochs"
+        )
+    most = None if all_rows is None else all_rows // global_batch * global_batch
+    if all_rows is not None and not drops_tail:
+        most = all_rows
+    if steps is not None:
+        wanted: int | None = steps * global_batch
+    else:
+        wanted = None if tokens is None else _find_rows(lengths, global_batch, tokens, most)
+    is_shortened = most is not None and wanted is not None and wanted > most
+    rows = most if wanted is None or is_shortened else wanted
+    assert rows is not None
+    is_whole = rows == most
+    return Extent(
+        rows,
+        -(-rows // global_batch),
+        is_whole,
+        count_at(lengths, start, rows),
+        is_shortened=is_shortened,
+    )
+
+
+def count_at(lengths: RunLengths, start: Position, row: int) -> Ints:
+    """What the first `row` rows hold: int64 [streams, counts]."""
+    found = lengths.advance(start, row, pads=True)
+    if found is None:
+        raise ValueError(
+            "the token lengths do not say where the lanes are, because a lane of the run has no "
+            "tokens. Use fewer lanes (num_lanes), or another min_tokens"
+        )
+    return found.counts
+
+
+def _find_rows(lengths: RunLengths, global_batch: int, tokens: int, most: int | None) -> int:
+    """The rows of the fewest steps that have `tokens` tokens; above `most` if none have."""
+    start, packing = Position.start(lengths.recipe), lengths.recipe.packing
+    fewest = -(-tokens // (packing.seq_len * global_batch))
+    if packing.name == "concat" and lengths.recipe.config.epochs is None:
+        return fewest * global_batch
+    if most is not None and int(count_at(lengths, start, most)[:, TOKENS].sum()) < tokens:
+        return most + 1
+    low, high = fewest - 1, fewest
+    while True:
+        rows = high * global_batch if most is None else min(most, high * global_batch)
+        if int(count_at(lengths, start, rows)[:, TOKENS].sum()) >= tokens:
+            break
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = int(count_at(lengths, start, middle * global_batch)[:, TOKENS].sum())
+        low, high = (low, middle) if found >= tokens else (middle, high)
+    return high * global_batch if most is None else min(most, high * global_batch)

@@ -1,0 +1,152 @@
+"""The cases that a forecast computes: one with real lengths, or several with drawn ones.
+
+token lengths ─► one case, exact
+none          ─► a sample of each stream ─► `_DRAWS` cases, and the error of the sample
+best_fit      ─► the same, as a `concat` run whose rows have the tokens of filled rows
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from cloudload.forecast.drawn_lengths import (
+    StreamSample,
+    draw_lengths,
+    relative_error,
+    sample_streams,
+)
+from cloudload.forecast.figure import Figure
+from cloudload.lengths.files import CorpusLengths
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.packing.packers import Packing
+from cloudload.run.recipe import Recipe
+from cloudload.workers.plan import Plan
+
+_DRAWS = 4
+_MOST_REPEATED = 1 << 22  # in larger corpora, the draws hardly differ, and each takes minutes
+_PACKED_DOCUMENTS, _DOCUMENTS_OF_LANE, _DOCUMENTS_AT_ONCE = 100_000, 4_096, 128
+
+
+@dataclass(frozen=True)
+class Cases:
+    """The cases of a forecast, and how certain they are."""
+
+    runs: tuple[RunLengths, ...]
+    samples: tuple[StreamSample, ...]
+    """The sample of each stream; empty with token lengths."""
+    fill: Figure
+    """The share of a row that `best_fit` fills; exactly 1 otherwise."""
+    basis: str
+    """What the figures are computed from, in words."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the case is the run itself."""
+        return self.fill.is_exact and all(each.is_whole for each in self.samples)
+
+    @property
+    def error(self) -> float:
+        """The error of the run's tokens per document, as a share."""
+        sampled = relative_error(self.samples) if self.samples else 0.0
+        return math.hypot(sampled, self.fill.error)
+
+    def error_of(self, stream: int) -> float:
+        """The error of a stream's tokens per document, as a share."""
+        sampled = self.samples[stream].estimate.error if self.samples else 0.0
+        return math.hypot(sampled, self.fill.error)
+
+    def summarize(
+        self, values: Sequence[float], *, is_exact: bool = False, error: float = 0.0
+    ) -> Figure:
+        """The figure whose value in each case is given. `error` is that of the sample."""
+        if is_exact or self.is_exact:
+            return Figure.exact(values[0])
+        if len(values) == 1:
+            return Figure.around(values[0], error)
+        return Figure.predicted(values, error)
+
+
+@contextmanager
+def open_cases(plan: Plan, share: float, rows_of_lane: int | None) -> Iterator[Cases]:
+    """Open the cases of a run. Without token lengths, tokenizes `share` of each stream's samples.
+
+    `rows_of_lane` is about the number of rows that each lane makes, if it is known. Raises the
+    errors of `sample_streams`.
+    """
+    recipe, most = plan.recipe, max(1, rows_of_lane or sys.maxsize)
+    if plan.lengths is not None:
+        yield _prepare(recipe, [plan.lengths], plan.cache_root, ((), "token lengths"), most)
+        return
+    samples = sample_streams(recipe, plan.backend.name, share, plan.delivery.retry)
+    read = sum(each.estimate.samples_read for each in samples)
+    basis = f"a sample of {read:,} of {recipe.corpus.num_samples:,} documents"
+    if all(each.is_whole for each in samples):
+        basis = f"all {read:,} documents, which were tokenized for this"
+    is_large = recipe.corpus.num_samples > _MOST_REPEATED
+    draws = 1 if is_large or all(each.is_whole for each in samples) else _DRAWS
+    drawn = [draw_lengths(recipe, samples, draw) for draw in range(draws)]
+    with TemporaryDirectory(prefix="cloudload-plan-") as folder:
+        yield _prepare(recipe, drawn, Path(folder), (samples, basis), most)
+
+
+def _prepare(
+    recipe: Recipe,
+    lengths: Sequence[CorpusLengths],
+    root: Path,
+    read: tuple[tuple[StreamSample, ...], str],
+    rows_of_lane: int,
+) -> Cases:
+    """Prepare cases. `read` are the samples, and what the figures are computed from."""
+    samples, basis = read
+    fill = Figure.exact(1)
+    if recipe.packing.has_residue:
+        fill = _measure_fill(recipe, RunLengths(recipe, root, lengths[0]), rows_of_lane)
+        filled = max(1, round(fill.value * recipe.config.seq_len))
+        recipe = recipe.reconfigure(packing="concat", seq_len=filled)
+        basis += ", and rows packed from some of the documents"
+    runs = tuple(RunLengths(recipe, root, each) for each in lengths)
+    return Cases(runs, samples, fill, basis)
+
+
+def _measure_fill(recipe: Recipe, lengths: RunLengths, rows_of_lane: int) -> Figure:
+    """The share of real tokens in the first rows of `best_fit`, from some lanes and documents.
+
+    The first rows are fuller than later ones, because rows with free space stay open.
+    """
+    shares, budget = [], _PACKED_DOCUMENTS
+    for place, lane in itertools.product(range(len(recipe.components)), range(recipe.num_lanes)):
+        sizes, read = _pack_lane(lengths, recipe.packing, (place, lane), rows_of_lane)
+        budget -= read
+        if sizes:
+            shares.append(sum(sizes) / (len(sizes) * recipe.config.seq_len))
+        if budget < 0:
+            break
+    return Figure.predicted(shares) if shares else Figure.around(1.0, math.nan)
+
+
+def _pack_lane(
+    lengths: RunLengths, packing: Packing, lane: tuple[int, int], rows: int
+) -> tuple[list[int], int]:
+    """Pack the first documents of a lane, given with its component.
+
+    Returns the number of tokens in each of its first `rows` rows, and the number of documents read.
+    """
+    packer, place = packing.packer(), lane[0]
+    read = 0
+    while read < _DOCUMENTS_OF_LANE and len(packer.rows) < rows:
+        ordinals = np.arange(read, read + _DOCUMENTS_AT_ONCE)
+        found = lengths.walkers[place].measure(np.full_like(ordinals, lane[1]), ordinals)
+        for ordinal, size in zip(ordinals.tolist(), found.sizes.tolist(), strict=True):
+            packer.add(ordinal, size)
+        read += _DOCUMENTS_AT_ONCE
+    first = itertools.islice(packer.rows, rows)
+    return [sum(stop - start for _, start, stop, _ in row.pieces) for row in first], read

@@ -1,0 +1,135 @@
+"""The shard cache of a node during a run: bytes in use, bytes kept, and downloads.
+
+uses ─► bytes in use at each row, at most the working set
+     └─► a cache of `limit` bytes that evicts the least recently used shard ─► downloads
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.forecast.shard_uses import ShardUses
+
+_MOST_POINTS = 240
+
+
+@dataclass(frozen=True)
+class ShardSizes:
+    """The sizes of the shards of a corpus: int64 [shards] each."""
+
+    cached: Ints
+    """Bytes in the cache; 0 if the shard is mapped in place."""
+    stored: Ints
+    """Bytes to download; 0 if the shard is mapped in place."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The bytes of shards in use over a run: int64 [points] each."""
+
+    rows: Ints
+    """The first row of each of the equal parts of the run."""
+    bytes: Ints
+    """The most bytes in use during the part."""
+    shards: Ints
+    """The most shards in use during the part."""
+
+
+def find_levels(uses: ShardUses, sizes: Ints, num_rows: int) -> Timeline:
+    """The bytes and shards of one node in use during equal parts of a run."""
+    parts = min(_MOST_POINTS, max(1, num_rows))
+    edges = np.arange(parts + 1) * num_rows // parts
+    in_use = [
+        _most_of_parts(uses, amounts, edges)
+        for amounts in (sizes[uses.shards], np.ones_like(uses.shards))
+    ]
+    return Timeline(edges[:-1], *in_use)
+
+
+def _most_of_parts(uses: ShardUses, amounts: Ints, edges: Ints) -> Ints:
+    rows, levels = _levels(uses, amounts)
+    firsts = np.maximum(0, np.searchsorted(rows, edges[:-1], side="right") - 1)
+    stops = np.maximum(firsts + 1, np.searchsorted(rows, edges[1:]))
+    pairs = zip(firsts.tolist(), stops.tolist(), strict=True)
+    return np.array([levels[first:stop].max(initial=0) for first, stop in pairs], np.int64)
+
+
+def _levels(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints]:
+    """The rows at which the total of the uses' amounts changes, and the totals from there on."""
+    firsts, lasts, amounts = _without_overlap(uses, amounts)
+    rows = np.concatenate([firsts, lasts + 1])
+    changes = np.concatenate([amounts, -amounts])
+    unique, places = np.unique(rows, return_inverse=True)
+    sums = np.zeros(len(unique), np.int64)
+    np.add.at(sums, places, changes)
+    return unique, np.cumsum(sums)
+
+
+def _without_overlap(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints, Ints]:
+    """The first rows, last rows and amounts of uses, where a shard never counts twice at a row."""
+    order = np.lexsort([uses.first_rows, uses.shards])
+    shards, lasts = uses.shards[order], uses.last_rows[order]
+    most = int(lasts.max(initial=0)) + 2
+    ends = np.maximum.accumulate(shards * most + lasts + 1) - shards * most
+    is_same = np.diff(shards, prepend=-1) == 0
+    firsts = np.maximum(uses.first_rows[order], np.where(is_same, np.roll(ends, 1), 0))
+    is_left = firsts <= lasts
+    return firsts[is_left], lasts[is_left], amounts[order][is_left]
+
+
+def measure_peak(uses: ShardUses, sizes: Ints, rows_ahead: int = 0) -> int:
+    """The most bytes in use at a row, if shards are fetched `rows_ahead` rows before their use."""
+    early = np.maximum(0, uses.first_rows - rows_ahead)
+    _, levels = _levels(replace(uses, first_rows=early), sizes[uses.shards])
+    return int(levels.max(initial=0))
+
+
+@dataclass(frozen=True)
+class Downloads:
+    """The downloads of a node."""
+
+    times: Ints
+    """How often each shard is downloaded: int64 [shards]."""
+    by_epoch: Ints
+    """Bytes downloaded for each epoch: int64 [epochs]."""
+
+
+def simulate_cache(uses: ShardUses, sizes: ShardSizes, limit: int | None) -> Downloads:
+    """Simulate the cache of one node, which evicts the least recently used shard.
+
+    A shard in use stays, unless all shards are in use. `limit` is in bytes; None for no limit.
+    """
+    order = np.argsort(uses.first_rows, kind="stable")
+    times, by_epoch = np.zeros_like(sizes.stored), np.zeros(_count_epochs(uses), np.int64)
+    last_rows: dict[int, int] = {}
+    oldest: list[tuple[int, int]] = []
+    used = 0
+    columns = (uses.shards, uses.last_rows, uses.epochs)
+    for shard, last, epoch in zip(*(each[order].tolist() for each in columns), strict=True):
+        if shard not in last_rows and sizes.stored[shard]:
+            times[shard] += 1
+            by_epoch[epoch] += sizes.stored[shard]
+            used += int(sizes.cached[shard])
+            while limit is not None and used > limit and oldest:
+                row, other = heapq.heappop(oldest)
+                if last_rows.get(other) == row:
+                    del last_rows[other]
+                    used -= int(sizes.cached[other])
+        last_rows[shard] = max(last, last_rows.get(shard, 0))
+        heapq.heappush(oldest, (last_rows[shard], shard))
+    return Downloads(times, by_epoch)
+
+
+def fetch_again(uses: ShardUses, sizes: ShardSizes) -> Downloads:
+    """The downloads if every shard is downloaded again in every epoch."""
+    times = np.bincount(uses.shards, minlength=len(sizes.stored)) * (sizes.stored > 0)
+    by_epoch = np.bincount(uses.epochs, sizes.stored[uses.shards], _count_epochs(uses))
+    return Downloads(times, by_epoch.astype(np.int64))
+
+
+def _count_epochs(uses: ShardUses) -> int:
+    return int(uses.epochs.max(initial=-1)) + 1

@@ -1,0 +1,199 @@
+"""The nodes of a run: their caches, their downloads, and the cost of these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from cloudload.delivery.working_set import measure_working_set
+from cloudload.delivery.world import World
+from cloudload.forecast.asked_run import AskedRun, Case
+from cloudload.forecast.cases import Cases
+from cloudload.forecast.figure import Figure
+from cloudload.forecast.node_cache import (
+    Downloads,
+    ShardSizes,
+    fetch_again,
+    find_levels,
+    measure_peak,
+    simulate_cache,
+)
+from cloudload.forecast.run_plan import NodePlan, Point
+from cloudload.forecast.shard_uses import ShardUses
+from cloudload.mds.dataset import Corpus, is_in_place
+from cloudload.stats import READ
+from cloudload.storage.urls import is_local
+
+
+class NodeForecast:
+    """Computes the parts of a `RunPlan` that concern nodes."""
+
+    def __init__(self, asked: AskedRun, cases: Cases, found: Sequence[Case]) -> None:
+        self._asked, self._cases, self._found = asked, cases, found
+        self._plan, self._world, self._limit = asked.plan, asked.world, asked.limit
+        self._corpus, self._prices = asked.plan.recipe.corpus, asked.prices
+        self._sizes = _measure_shards(self._corpus)
+
+    def plan_node(self, node: int) -> NodePlan:
+        """The shard cache of a node."""
+        parts = [self._measure_node(case, node) for case in self._found]
+        is_listed = all(case.uses.needed.is_listed for case in self._found)
+        is_exact = self._cases.is_exact and is_listed
+        # whatever the lengths, a whole run on one node reads all documents
+        is_whole = all(case.extent.is_whole for case in self._found)
+        is_all_read = is_listed and is_whole and self._asked.num_nodes == 1
+
+        def join(name: str) -> Figure:
+            found = self._join([part[name] for part in parts])
+            is_sure = (is_exact or is_all_read) and found.low == found.high
+            return replace(found, is_exact=is_sure)
+
+        working = [part["working"].value for part in parts]
+        is_known = is_listed and not self._plan.recipe.packing.has_residue
+        error = self._cases.error if is_known else math.nan
+        peak = Figure.exact(working[0]) if is_exact else Figure.predicted(working, error)
+        epochs = [part["by_epoch"] for part in parts]
+        most = max(len(each) for each in epochs)
+        by_epoch = np.mean([np.pad(each, (0, most - len(each))) for each in epochs], axis=0)
+        return NodePlan(
+            node=node,
+            shards=join("shards"),
+            all_bytes=join("all"),
+            working_set_bytes=peak,
+            needed_bytes=join("needed"),
+            bytes_downloaded=join("bytes"),
+            bytes_by_epoch=tuple(np.rint(by_epoch).astype(int).tolist()),
+            requests=join("requests"),
+        )
+
+    def _join(self, figures: list[Figure]) -> Figure:
+        """The figure of a node, from that in each case. `best_fit` is only approximated."""
+        mean = float(np.mean([each.value for each in figures]))
+        if self._plan.recipe.packing.has_residue:
+            return Figure.around(mean, math.nan)
+        low, high = min(each.low for each in figures), max(each.high for each in figures)
+        if len(figures) > 1:
+            spread = Figure.predicted([each.value for each in figures])
+            low, high = max(0.0, min(low, spread.low)), max(high, spread.high)
+        return Figure(mean, low, high)
+
+    def _measure_node(self, case: Case, node: int) -> dict[str, Any]:
+        sizes = self._sizes
+        needed, ahead = case.of_node(node)
+        low, value, high = self._simulate(needed, ahead)
+        held = [np.unique(each.shards[sizes.stored[each.shards] > 0]) for each in (needed, ahead)]
+        total = [int(sizes.cached[each].sum()) for each in held]
+        early = self._asked.limit_ahead(case.extent) + self._rows_of_documents_ahead(case)
+        working = measure_peak(needed, sizes.cached)
+        fetched = measure_peak(ahead, sizes.cached, early)
+        return {
+            "shards": Figure(len(held[0]), len(held[0]), len(held[1])),
+            "all": Figure(total[0], total[0], total[1]),
+            "working": Figure(working, working, working),
+            "needed": Figure(
+                min(total[1], fetched), working, min(total[1], fetched + self._downloading)
+            ),
+            "bytes": _figure([float(each.times @ sizes.stored) for each in (value, low, high)]),
+            "requests": _figure([float(each.times.sum()) for each in (value, low, high)]),
+            "by_epoch": value.by_epoch,
+        }
+
+    @property
+    def _downloading(self) -> int:
+        """The most bytes that the workers of a node download at a time."""
+        return int(np.sort(self._sizes.cached)[-self._downloads_at_once :].sum())
+
+    @property
+    def _downloads_at_once(self) -> int:
+        threads = self._plan.delivery.download_threads
+        return self._asked.num_workers * self._world.ranks_per_node * threads
+
+    def _simulate(
+        self, needed: ShardUses, ahead: ShardUses
+    ) -> tuple[Downloads, Downloads, Downloads]:
+        """The fewest, the probable, and the most downloads."""
+        sizes, limit = self._sizes, self._limit
+        low = simulate_cache(needed, sizes, None)
+        most = int(sizes.cached[np.unique(ahead.shards)].sum())
+        if limit is None or limit >= most:
+            return low, low, simulate_cache(ahead, sizes, None)
+        return low, simulate_cache(needed, sizes, limit), fetch_again(ahead, sizes)
+
+    def _rows_of_documents_ahead(self, case: Case) -> int:
+        """About the rows that the documents fetched ahead will fill."""
+        read = int(case.extent.counts[:, list(READ)].sum())
+        rows_of_document = case.extent.rows / max(1, read)
+        return round(max(self._asked.documents_ahead) * self._plan.num_lanes * rows_of_document)
+
+    def measure_least(self) -> int:
+        """The cache limit below which a loader on any node refuses to start."""
+        recipe, world = self._plan.recipe, self._world
+        orders = [each.orders(self._plan.cache_root)(0) for each in recipe.components]
+        return max(
+            measure_working_set(
+                recipe.corpus,
+                recipe.components,
+                orders,
+                world=World(node * world.ranks_per_node, world.size, world.ranks_per_node),
+                downloads_at_once=self._downloads_at_once,
+            )
+            for node in range(self._asked.num_nodes)
+        )
+
+    def draw_timeline(self, node_plans: Sequence[NodePlan]) -> tuple[Point, ...]:
+        """The shards in use over the run, on the node with the largest working set."""
+        node = max(node_plans, key=lambda each: each.working_set_bytes.value).node
+        case = self._found[0]
+        found = find_levels(case.of_node(node).needed, self._sizes.cached, case.extent.rows)
+        steps = found.rows // self._plan.global_batch + 1
+        columns = (steps.tolist(), found.bytes.tolist(), found.shards.tolist())
+        return tuple(Point(*each) for each in zip(*columns, strict=True))
+
+    def find_costs(self) -> Mapping[str, Figure]:
+        """The cost of all nodes by store and route; empty for stores without a price."""
+        schemes = np.array(_schemes_of_shards(self._corpus))
+        costs: dict[str, list[Figure]] = {}
+        for case in self._found:
+            found = [self._simulate(*case.of_node(node)) for node in range(self._asked.num_nodes)]
+            totals = [
+                np.sum([each.times for each in downloads], axis=0)
+                for downloads in zip(*found, strict=True)
+            ]
+            for scheme in sorted(set(schemes.tolist()) & self._prices.stores.keys()):
+                store, own = self._prices.stores[scheme], schemes == scheme
+                low, value, high = (
+                    store.cost(total[own].sum(), total[own] @ self._sizes.stored[own])
+                    for total in totals
+                )
+                for route in value:
+                    figure = Figure(value[route], low[route], high[route])
+                    costs.setdefault(f"{scheme}, {route}", []).append(figure)
+        return {name: self._join(figures) for name, figures in costs.items()}
+
+
+def _figure(values: Sequence[float]) -> Figure:
+    value, low, high = values
+    return Figure(value, low, high)
+
+
+def _measure_shards(corpus: Corpus) -> ShardSizes:
+    pairs = [
+        (0, 0) if is_in_place(dataset, shard) else (shard.raw.bytes, shard.stored.bytes)
+        for dataset in corpus.datasets
+        for shard in dataset.shards
+    ]
+    return ShardSizes(*np.array(pairs, np.int64).reshape(-1, 2).T)
+
+
+def _schemes_of_shards(corpus: Corpus) -> list[str]:
+    """The scheme of the URL of each shard; "" for a local folder."""
+    return [
+        "" if is_local(dataset.url) else urlsplit(dataset.url).scheme
+        for dataset in corpus.datasets
+        for _ in dataset.shards
+    ]

@@ -1,0 +1,257 @@
+"""Forecast a run: its length, its streams, the cache and downloads of each node, cost and speed.
+
+options ─► loader's recipe ─► cases ─► extent   rows, tokens, epochs of each stream
+                                   └─► uses     shards in use, downloads of each node
+        └─► reader on real shards ─► first batch, workers
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cloudload.arrays import divisors
+from cloudload.delivery.description import counted
+from cloudload.delivery.world import World
+from cloudload.forecast.asked_run import AskedRun
+from cloudload.forecast.budget import parse_tokens
+from cloudload.forecast.cases import Cases, open_cases
+from cloudload.forecast.figure import Figure
+from cloudload.forecast.nodes import NodeForecast
+from cloudload.forecast.prices import read_prices
+from cloudload.forecast.run_plan import RunPlan, StreamPlan
+from cloudload.forecast.speed import Speed, measure_speed
+from cloudload.loader import CloudLoader
+from cloudload.stats import PADDING, READ, TOKENS
+from cloudload.storage.redaction import redact
+
+_MOST_EPOCHS = 4
+_DEFAULT_WORKERS = 4
+_SAMPLE = 0.01
+
+
+def plan_run(
+    data: Any,
+    *,
+    tokens: int | str | None = None,
+    steps: int | None = None,
+    nodes: int = 1,
+    ranks_per_node: int = 1,
+    gpu_tokens_per_s: float | None = None,
+    prices: Any = None,
+    sample: float = _SAMPLE,
+    measure: bool = True,
+    **options: Any,
+) -> RunPlan:
+    """Forecast what a run reads, what it needs, and what it costs.
+
+    With token lengths (`cloudload count`), rows, tokens and epochs are exact. Without, they are
+    estimates from a sample of the documents, with their error.
+
+    Args:
+        data: as for `CloudLoader`.
+        tokens: the length of the run in tokens: a number, or text such as `300B`. A run ends with
+            the step that reaches it.
+        steps: the length of the run in steps. Without it and `tokens`, the run has the loader's
+            `epochs`.
+        nodes: number of machines.
+        ranks_per_node: number of data-parallel ranks on each.
+        gpu_tokens_per_s: tokens per second that a rank trains on, for the number of workers.
+        prices: path of a table of prices; by default, list prices. See `forecast.prices`.
+        sample: share of the documents to tokenize if there are no token lengths.
+        measure: whether to measure the first batch and the reader on this machine, with real shards
+            in a temporary folder.
+        options: the other options of `CloudLoader`. The rank and the world have no effect.
+
+    Raises:
+        ValueError: if an argument is invalid, or nothing limits the run.
+        CloudloadError: if the data, the tokenizer or a store cannot be used.
+    """
+    table = read_prices(prices)
+    budget = None if tokens is None else parse_tokens(tokens)
+    for name, number in (("nodes", nodes), ("ranks_per_node", ranks_per_node)):
+        if number < 1:
+            raise ValueError(f"{name} is {number}. It must be at least 1")
+    world_size = nodes * ranks_per_node
+    options = {**options, "data": data, "device_mesh": None}
+    alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
+    with CloudLoader(**alone) as loader:
+        if loader.recipe.has_stream_ends:
+            raise ValueError(
+                "streams that are mixed have epochs, so they end at different rows, for which "
+                "there is no plan. Omit epochs, and set tokens or steps"
+            )
+        plan = loader.plan()
+    delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
+    limit = delivery.cache_limit_bytes()
+    world = World(0, world_size, ranks_per_node)
+    asked = AskedRun(plan, world, limit, budget, steps, table)
+    with open_cases(plan, sample, asked.rows_of_lane) as cases:
+        found = _Forecast(asked, cases).summarize()
+    speed = measure_speed({**options}, world_size) if measure else None
+    return _add_speed(found, speed, gpu_tokens_per_s)
+
+
+def _add_speed(found: RunPlan, speed: Speed | None, wanted: float | None) -> RunPlan:
+    if speed is None:
+        return found
+    rate = speed.tokens_per_cpu_s
+    workers = None
+    if wanted is not None and rate.value > 0:
+        number = [math.ceil(wanted / each) for each in (rate.value, rate.high, rate.low)]
+        workers = Figure(number[0], number[1], number[2])
+    return replace(
+        found, first_batch_s=speed.first_batch_s, tokens_per_worker_s=rate, workers=workers
+    )
+
+
+class _Forecast:
+    """Computes the parts of a `RunPlan` that follow from lengths and order."""
+
+    def __init__(self, asked: AskedRun, cases: Cases) -> None:
+        self._asked, self._plan, self._limit = asked, asked.plan, asked.limit
+        self._cases, self._corpus = cases, asked.plan.recipe.corpus
+        self._found = asked.follow(cases)
+        self._nodes = NodeForecast(asked, cases, self._found)
+
+    def summarize(self) -> RunPlan:
+        """Everything but the measured speed."""
+        plan, config = self._plan, self._plan.recipe.config
+        node_plans = tuple(self._nodes.plan_node(node) for node in range(self._asked.num_nodes))
+        streams = tuple(self._plan_stream(stream) for stream in range(len(self._corpus.datasets)))
+        least = self._nodes.measure_least()
+        any_world = plan.lengths is not None and not plan.recipe.packing.has_residue
+        tokens = self._count_tokens()
+        rows = self._count([case.extent.steps * plan.global_batch for case in self._found])
+        found = RunPlan(
+            description=self._describe(),
+            basis=self._cases.basis,
+            seq_len=config.seq_len,
+            global_batch=plan.global_batch,
+            world_size=self._asked.world.size,
+            nodes=self._asked.num_nodes,
+            steps=self._count([case.extent.steps for case in self._found]),
+            rows=rows,
+            tokens=tokens,
+            padding=self._find_padding(),
+            epochs=self._count_epochs(range(len(streams)), self._cases.error),
+            streams=streams,
+            num_lanes=plan.num_lanes,
+            any_world=any_world,
+            worlds=tuple(divisors(plan.num_lanes)),
+            cache_limit_bytes=self._limit,
+            least_cache_bytes=least,
+            node_plans=node_plans,
+            timeline=self._nodes.draw_timeline(node_plans),
+            costs=self._nodes.find_costs(),
+            currency=self._asked.prices.currency,
+            first_batch_s=None,
+            tokens_per_worker_s=None,
+            workers=None,
+            warnings=(),
+        )
+        return replace(found, warnings=tuple(self._warn(found)))
+
+    def _describe(self) -> str:
+        config = self._plan.recipe.config
+        urls = ", ".join(redact(stream.url) for stream in config.streams)
+        ranks = counted(self._asked.world.size, "rank")
+        return (
+            f"{urls}: {config.packing} rows of {config.seq_len:,} tokens, {ranks} on "
+            f"{counted(self._asked.num_nodes, 'node')}, {self._plan.global_batch:,} rows per step"
+        )
+
+    def _count(self, values: Sequence[float]) -> Figure:
+        """Rows or steps. They are exact if they do not depend on lengths."""
+        is_endless = self._plan.recipe.config.epochs is None
+        is_exact = self._asked.has_full_rows or (is_endless and self._asked.steps is not None)
+        return self._cases.summarize(values, is_exact=is_exact, error=self._cases.error)
+
+    def _count_tokens(self) -> Figure:
+        values = [int(case.extent.counts[:, TOKENS].sum()) for case in self._found]
+        return self._cases.summarize(
+            values, is_exact=self._asked.has_full_rows, error=self._cases.error
+        )
+
+    def _find_padding(self) -> Figure:
+        if self._plan.recipe.packing.has_residue:
+            fill = self._cases.fill
+            return Figure(1 - fill.value, 1 - fill.high, max(0.0, 1 - fill.low))
+        shares = []
+        for case in self._found:
+            total = case.extent.rows * self._plan.recipe.config.seq_len
+            shares.append(int(case.extent.counts[:, PADDING].sum()) / max(1, total))
+        return self._cases.summarize(shares, is_exact=self._asked.has_full_rows)
+
+    def _plan_stream(self, stream: int) -> StreamPlan:
+        counts = [case.extent.counts for case in self._found]
+        cases, is_mixed = self._cases, self._plan.recipe.config.is_mixed
+        number, error = len(self._corpus.datasets), self._cases.error_of(stream)
+        is_exact = self._asked.has_full_rows and (is_mixed or number == 1)
+        own = [int(each[stream, TOKENS]) for each in counts]
+        totals = [max(1, int(each[:, TOKENS].sum())) for each in counts]
+        shares = [value / total for value, total in zip(own, totals, strict=True)]
+        return StreamPlan(
+            name=self._plan.recipe.labels[stream],
+            tokens=cases.summarize(own, is_exact=is_exact, error=math.hypot(error, cases.error)),
+            epochs=self._count_epochs(range(stream, stream + 1), error),
+            share=cases.summarize(shares, is_exact=is_exact, error=math.hypot(error, cases.error)),
+            samples=int(np.diff(self._corpus.stream_starts)[stream]),
+        )
+
+    def _count_epochs(self, streams: range, error: float) -> Figure:
+        """The documents that are read, by the samples of the streams."""
+        starts = self._corpus.stream_starts
+        samples = int(starts[streams.stop] - starts[streams.start])
+        read = [
+            int(case.extent.counts[streams.start : streams.stop, list(READ)].sum())
+            for case in self._found
+        ]
+        is_whole = all(case.extent.is_whole for case in self._found)
+        values = [each / max(1, samples) for each in read]
+        return self._cases.summarize(values, is_exact=is_whole, error=error)
+
+    # ------------------------------------------------------------ warnings
+
+    def _warn(self, found: RunPlan) -> list[str]:
+        warnings = [
+            f"stream {each.name} is repeated {each.epochs.value:.1f} times, more than "
+            f"{_MOST_EPOCHS}. Repeated tokens teach less: add data, or lower its proportion"
+            for each in found.streams
+            if each.epochs.value > _MOST_EPOCHS
+        ]
+        if any(case.extent.is_shortened for case in self._found):
+            warnings.append(
+                f"the data ends after {found.steps.value:,.0f} steps, before the length that was "
+                "asked for. Use more epochs, or add data"
+            )
+        warnings += self._warn_of_cache(found)
+        if not self._cases.is_exact and self._cases.samples:
+            warnings.append(
+                "there are no token lengths, so figures are estimates. Run cloudload count for "
+                "exact ones"
+            )
+        return warnings
+
+    def _warn_of_cache(self, found: RunPlan) -> list[str]:
+        limit = self._limit
+        if limit is None:
+            return []
+        working = max(each.working_set_bytes.value for each in found.node_plans)
+        needed = max(each.needed_bytes.value for each in found.node_plans)
+        if limit < found.least_cache_bytes:
+            return [
+                f"cache_limit {limit:,} is below {found.least_cache_bytes:,}, so the loader will "
+                f"refuse to start. Raise it to {max(found.least_cache_bytes, round(needed)):,}"
+            ]
+        if limit < working:
+            return [
+                f"cache_limit {limit:,} is below the working set of {working:,.0f} bytes that "
+                "drifting lanes reach, so shards will be downloaded again and again. Raise it to "
+                f"{needed:,.0f}"
+            ]
+        return []

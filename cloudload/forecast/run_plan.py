@@ -1,0 +1,141 @@
+"""The result of a forecast: what a run reads, what it needs, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cloudload.forecast.figure import Figure
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """What a run reads of one stream."""
+
+    name: str
+    tokens: Figure
+    """Number of tokens in rows, bos and eos included."""
+    epochs: Figure
+    """How often the run reads each sample of the stream, on average."""
+    share: Figure
+    """The stream's share of the run's tokens, from 0 to 1."""
+    samples: int
+    """Number of samples in the stream."""
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """The shard cache of one node during the run. Shards that are mapped in place do not count."""
+
+    node: int
+    """Index of the node, from 0."""
+    shards: Figure
+    """Number of different shards that the node fetches."""
+    all_bytes: Figure
+    """Uncompressed bytes of these shards: the size of a cache without a limit."""
+    working_set_bytes: Figure
+    """The most bytes of shards in use at a time, from the first to the last row that reads a
+    document of a shard. Lanes may drift apart, which is included."""
+    needed_bytes: Figure
+    """The size of a cache that also holds the shards that are fetched ahead."""
+    bytes_downloaded: Figure
+    """Bytes downloaded during the run."""
+    bytes_by_epoch: tuple[int, ...]
+    """Bytes downloaded for each epoch of the data."""
+    requests: Figure
+    """Number of shards downloaded, those downloaded again included."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The shards in use on the busiest node at a part of the run."""
+
+    step: int
+    """The first step of the part, from 1."""
+    bytes: int
+    shards: int
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run reads, what it needs, and what it costs."""
+
+    description: str
+    """The data and the most important options."""
+    basis: str
+    """What the figures are computed from."""
+    seq_len: int
+    global_batch: int
+    """Rows per step, across all ranks."""
+    world_size: int
+    nodes: int
+    steps: Figure
+    rows: Figure
+    tokens: Figure
+    """Number of tokens, without padding."""
+    padding: Figure
+    """The share of padding in the rows, from 0 to 1."""
+    epochs: Figure
+    """How often the run reads each sample, on average over all streams."""
+    streams: tuple[StreamPlan, ...]
+    num_lanes: int
+    any_world: bool
+    """Whether any world size works, because there are token lengths."""
+    worlds: tuple[int, ...]
+    """The world sizes that divide the number of lanes, which always work."""
+    cache_limit_bytes: int | None
+    least_cache_bytes: int
+    """The cache limit below which a loader refuses to start."""
+    node_plans: tuple[NodePlan, ...]
+    timeline: tuple[Point, ...]
+    """Shards in use over the run, on the node with the largest working set."""
+    costs: Mapping[str, Figure]
+    """The cost of requests and egress of all nodes, by route, such as `internet`."""
+    currency: str
+    first_batch_s: Figure | None
+    """Seconds from an empty cache to the first batch, measured on this machine."""
+    tokens_per_worker_s: Figure | None
+    """Tokens per second that one core of this machine prepares."""
+    workers: Figure | None
+    """Workers per rank that keep up with the GPU; None without `gpu_tokens_per_s`."""
+    warnings: tuple[str, ...]
+
+    @property
+    def bytes_downloaded(self) -> Figure:
+        """Bytes that all nodes download during the run."""
+        return add([each.bytes_downloaded for each in self.node_plans])
+
+    @property
+    def requests(self) -> Figure:
+        """Number of shards that all nodes download."""
+        return add([each.requests for each in self.node_plans])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, as plain JSON types. A figure is a dict; an unknown end is None."""
+        values: dict[str, Any] = _without_nan(asdict(self))
+        return values
+
+    def to_json(self) -> str:
+        """Return the plan as indented JSON."""
+        return json.dumps(self.as_dict(), indent=2)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def add(figures: list[Figure]) -> Figure:
+    """The sum of figures; its range is the sum of theirs."""
+    return Figure(
+        sum(each.value for each in figures),
+        sum(each.low for each in figures),
+        sum(each.high for each in figures),
+        is_exact=all(each.is_exact for each in figures),
+    )

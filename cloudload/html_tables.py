@@ -1,0 +1,37 @@
+"""Tables of HTML for notebooks. All text is escaped.
+
+render_table("title", ["a", "b"], [["1", "<2>"]])     <table><caption>title</caption>…&lt;2&gt;…
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+_MOST_CHARACTERS = 2_000
+
+
+def escape_text(text: str) -> str:
+    """Escape text for an element. Bytes that are no character are replaced.
+
+    The direction of the text does not affect what follows.
+    """
+    shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return f"<bdi>{html.escape(shown)}</bdi>"
+
+
+def shorten_text(text: str) -> str:
+    """The beginning of a long text, with its number of characters."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    return f"{text[:_MOST_CHARACTERS]}… ({len(text):,} characters)"
+
+
+def render_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Render rows of text as a table. `title` is its caption, and may be empty."""
+    caption = f"<caption>{escape_text(title)}</caption>" if title else ""
+    head = "".join(f"<th>{html.escape(each)}</th>" for each in heads)
+    body = "".join(
+        f"<tr>{''.join(f'<td>{escape_text(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
+    return f"<table>{caption}<tr>{head}</tr>{body}</table>"

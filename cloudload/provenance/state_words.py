@@ -1,0 +1,264 @@
+"""A state in words, without its data: the run's position, what is held fixed, and what differs.
+
+describe_state(state)               rows, tokens, epochs by stream, lanes, worlds
+compare_states(before, after)       the fields that differ, and what a resume does about each
+compare_with_loader(state, loader)  the same for a state and the loader that would resume it
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from cloudload.arrays import divisors
+from cloudload.errors import CloudloadError, StreamChangedError
+from cloudload.loader import CloudLoader
+from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
+from cloudload.run.recipe import SAMPLES_FIELD, STREAM_SHARDS_FIELD
+from cloudload.run.resume import ACCEPTABLE_FIELDS
+from cloudload.run.sources import read_sources
+from cloudload.run.state import Saved, read_state
+from cloudload.stats import DOCUMENTS, FAILED, PADDING, READ, TOKENS
+
+_POSITION = ("rows", "table_rows", "batches", "tail", "skipped", "origin")
+_LANES = ("counts", "cursors", "document_sizes", "residues")
+_FREE = {
+    "seq_len": "may change: later rows have the new length",
+    "mixture": "may change: it applies from the next row on",
+    "sources": "may change: copies of the data may be elsewhere",
+    "tokenizer_backend": "may change: all backends give the same IDs",
+    "global_batch": "may change: nothing is lost or repeated",
+    "cloudload": "may change: the version that wrote the state",
+    STREAM_SHARDS_FIELD: "may change: a resume reads the shards with which the run began",
+    SAMPLES_FIELD: "compared only if data differs",
+}
+_HELD = "held: a resume refuses another value"
+_ACCEPTABLE = "held, but on_change={{{name!r}: 'accept'}} accepts another value"
+_MOST_SHOWN = 120
+
+
+@dataclass(frozen=True)
+class StreamPosition:
+    """How far a run has read a stream."""
+
+    name: str
+    tokens: int
+    documents: int
+    """Number of finished documents with tokens."""
+    share: float
+    """Share of the run's tokens, from 0 to 1."""
+    epoch: float
+    """Progress in epochs of the stream, or of the corpus if streams are read as one."""
+
+
+@dataclass(frozen=True)
+class LanePositions:
+    """Where lanes are in a component's documents."""
+
+    streams: tuple[str, ...]
+    """The streams that the component reads."""
+    first_epoch: float
+    """Progress, in epochs, of the lane that is the least advanced."""
+    last_epoch: float
+    """Progress of the most advanced one."""
+    num_inside: int
+    """Number of lanes that are inside a document."""
+
+
+@dataclass(frozen=True)
+class StateDescription:
+    """A state in words."""
+
+    cloudload: str
+    """The version of cloudload that saved it."""
+    rows: int
+    steps: int
+    global_batch: int
+    """Rows of the last step."""
+    seq_len: int
+    tokens: int
+    padding: int
+    failed: int
+    """Number of documents left out by on_error="skip"."""
+    rows_to_replay: int
+    """Number of rows that a resume reads again and drops."""
+    is_in_tail: bool
+    """Whether a finite run's lanes have ended."""
+    skipped: tuple[tuple[int, int], ...]
+    """Ranges of rows that were skipped."""
+    streams: tuple[StreamPosition, ...]
+    num_lanes: int
+    lanes: tuple[LanePositions, ...]
+    worlds: tuple[int, ...]
+    """World sizes that divide the lanes. With token lengths, any other fits, too."""
+    needs_divisor: bool
+    """Whether only these fit, because of `best_fit`."""
+    mixture: tuple[tuple[int, Mapping[str, float]], ...]
+    """The shares of the streams, and the row from which each applies."""
+    held: Mapping[str, Any]
+    """The fields that a resume compares with the loader's."""
+    data: tuple[str, ...]
+    """The locations of the streams, without secrets; empty if they are damaged."""
+    tokenizer: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, as plain JSON types."""
+        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return values
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field that differs between two states."""
+
+    name: str
+    before: Any
+    after: Any
+    rule: str
+    """What a resume does about it."""
+
+
+def describe_state(state: Mapping[str, Any]) -> StateDescription:
+    """Describe a whole state. Raises `StreamChangedError` if it is damaged."""
+    saved = read_state(state)
+    position, counts = saved.position, saved.position.counts
+    names, data, tokenizer = _list_streams(saved, len(counts))
+    return StateDescription(
+        cloudload=str(state["cloudload"]),
+        rows=position.rows,
+        steps=position.batches,
+        global_batch=position.global_batch,
+        seq_len=saved.seq_len,
+        tokens=int(counts[:, TOKENS].sum()),
+        padding=int(counts[:, PADDING].sum()),
+        failed=int(counts[:, FAILED].sum()),
+        rows_to_replay=0 if position.tail is not None else position.rows - position.table_rows,
+        is_in_tail=position.tail is not None,
+        skipped=position.skipped,
+        streams=tuple(_describe_streams(saved, names)),
+        num_lanes=saved.layout.num_lanes,
+        lanes=tuple(_describe_lanes(saved, names)),
+        worlds=tuple(divisors(saved.layout.num_lanes)),
+        needs_divisor=saved.fields["packing"] == "best_fit",
+        mixture=tuple(
+            (row, dict(zip(saved.mixture.names, weights, strict=True)))
+            for row, weights in saved.mixture.schedule
+        ),
+        held=dict(saved.fields),
+        data=data,
+        tokenizer=tokenizer,
+    )
+
+
+def _list_streams(saved: Saved, number: int) -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
+    """The names and locations of the streams, and the tokenizer's."""
+    try:
+        sources = read_sources(saved.sources)
+    except StreamChangedError:
+        return tuple(f"stream {place}" for place in range(number)), (), None
+    urls = tuple(sources.urls.split(", "))
+    if len(saved.mixture.names) == number:
+        return tuple(saved.mixture.names), urls, sources.tokenizer
+    names = tuple(saved.mixture.names[0].split(" + "))
+    return names if len(names) == number else urls, urls, sources.tokenizer
+
+
+def _list_components(saved: Saved) -> list[tuple[range, int]]:
+    """The streams of each component, and the number of documents in its epoch."""
+    chosen = [int(text) for text in str(saved.fields["choose"]).split(",")]
+    number = len(saved.position.counts)
+    if len(saved.layout.canonical_nodes) == 1:
+        return [(range(number), sum(chosen))]
+    return [(range(place, place + 1), chosen[place]) for place in range(number)]
+
+
+def _describe_streams(saved: Saved, names: tuple[str, ...]) -> list[StreamPosition]:
+    counts, origin = saved.position.counts, saved.position.origin
+    total = max(1, int(counts[:, TOKENS].sum()))
+    found = []
+    for streams, documents in _list_components(saved):
+        own = counts[streams.start : streams.stop]
+        num_read = int(own[:, list(READ)].sum()) + origin.epoch * documents + origin.num_read
+        for stream, each in zip(streams, own.tolist(), strict=True):
+            found.append(
+                StreamPosition(
+                    names[stream],
+                    each[TOKENS],
+                    each[DOCUMENTS],
+                    each[TOKENS] / total,
+                    num_read / max(1, documents),
+                )
+            )
+    return found
+
+
+def _describe_lanes(saved: Saved, names: tuple[str, ...]) -> list[LanePositions]:
+    num_lanes = saved.layout.num_lanes
+    found = []
+    for cursors, (streams, documents) in zip(
+        saved.position.cursors, _list_components(saved), strict=True
+    ):
+        # an epoch is rounded up to a multiple of the lanes, so that its last places may be holes
+        stride = documents if documents < num_lanes else -(-documents // num_lanes) * num_lanes
+        epochs = cursors[:, CURSOR_ORDINAL] * num_lanes / max(1, stride)
+        found.append(
+            LanePositions(
+                names[streams.start : streams.stop],
+                float(epochs.min()),
+                float(epochs.max()),
+                int(np.count_nonzero(cursors[:, CURSOR_OFFSET])),
+            )
+        )
+    return found
+
+
+def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """List the fields in which two whole states differ, those of the position first.
+
+    Raises `StreamChangedError` if a state is damaged.
+    """
+    for state in (before, after):
+        read_state(state)
+    names = [*_POSITION, *_LANES, *sorted({*before, *after} - {*_POSITION, *_LANES})]
+    return [
+        Difference(name, before.get(name), after.get(name), _rule_of(name))
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+
+
+def compare_with_loader(
+    state: Mapping[str, Any], loader: CloudLoader
+) -> tuple[list[Difference], str | None]:
+    """List the fields in which a state differs from a loader that did not start yet.
+
+    Returns them without those of the position, and the reason for which the loader refuses the
+    state; None if it continues from it. The loader is then at the state's position.
+    """
+    found = compare_states(state, loader.state_dict())
+    changed = [each for each in found if each.name not in {*_POSITION, *_LANES, "global_batch"}]
+    try:
+        loader.load_state_dict(state)
+    except (CloudloadError, ValueError) as error:
+        return changed, str(error)
+    return changed, None
+
+
+def _rule_of(name: str) -> str:
+    if name in _POSITION:
+        return "position"
+    if name in _LANES:
+        return "position of lanes"
+    if name in _FREE:
+        return _FREE[name]
+    return _ACCEPTABLE.format(name=name) if name in ACCEPTABLE_FIELDS else _HELD
+
+
+def shorten(value: Any) -> str:
+    """A value of a state as text of limited length."""
+    text = "none" if value is None else str(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}… ({len(text):,} characters)"

@@ -1,0 +1,243 @@
+"""Fetch the shards that a node reads next into its cache, before the run starts or resumes.
+
+    loader at a state ─► cursors of the node's lanes ─► next documents ─► shards, the soonest first
+                                                                              └─► threads ─► cache
+
+The loader then finds these shards on disk, and downloads nothing for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cloudload.arrays import Flags, Ints
+from cloudload.cache.counters import TrafficCounter
+from cloudload.cache.fetch import Fetcher
+from cloudload.delivery.world import World, check_world
+from cloudload.loader import CloudLoader
+from cloudload.mds.dataset import Corpus, is_in_place
+from cloudload.order.dealing import share_lanes
+from cloudload.packing.residue import residue_spans
+from cloudload.packing.tables import CURSOR_ORDINAL
+from cloudload.system.daemon_threads import DaemonThreadPool
+from cloudload.system.ordered_results import run_in_order
+from cloudload.system.progress_bar import open_progress_bar
+from cloudload.workers.plan import Plan
+
+_ORDINALS_AT_ONCE, _CLOSE_S = 256, 2.0
+
+
+@dataclass(frozen=True)
+class WarmReport:
+    """The result of warming a cache."""
+
+    shards: int
+    """Number of shards that are in the cache now, of those asked for."""
+    bytes: int
+    """Uncompressed bytes of them."""
+    shards_downloaded: int
+    """Number of them that were not in the cache before."""
+    bytes_downloaded: int
+    """Stored bytes that were downloaded."""
+    is_all: bool
+    """Whether these are all shards that the node reads in the next epoch."""
+
+
+def warm_cache(
+    loader: CloudLoader,
+    *,
+    nodes: int = 1,
+    node: int = 0,
+    ranks_per_node: int = 1,
+    shards: int | None = None,
+    max_bytes: int | None = None,
+    cache_limit: int | None = None,
+    threads: int = 8,
+    progress: bool = False,
+) -> WarmReport:
+    """Fetch the shards that a node reads first from the loader's position on.
+
+    Assumes that lanes advance in step. Shards that are mapped in place are not fetched.
+
+    Args:
+        loader: a loader of the run, at the position from which the run continues. Its own rank and
+            world have no effect, and it is not iterated.
+        nodes: number of machines of the run.
+        node: index of this machine, from 0.
+        ranks_per_node: number of data-parallel ranks on each.
+        shards: number of shards. By default, all that the node reads in an epoch.
+        max_bytes: most uncompressed bytes of shards.
+        cache_limit: the run's `cache_limit` in bytes, which the cache does not exceed.
+        threads: number of shards to fetch at a time.
+        progress: whether to show a progress bar on stderr.
+
+    Raises:
+        ValueError: for an invalid number, or a world that cannot share the lanes.
+        StoreError, DatasetError, CacheError: as the loader does.
+    """
+    least_one = {"nodes": nodes, "ranks_per_node": ranks_per_node, "threads": threads}
+    for name, number in least_one.items():
+        if number < 1:
+            raise ValueError(f"{name} is {number}. It must be at least 1")
+    if not 0 <= node < nodes:
+        raise ValueError(f"node is {node}. Use 0 to {nodes - 1}, because there are {nodes} nodes")
+    for name, most in (("shards", shards), ("max_bytes", max_bytes)):
+        if most is not None and most < 0:
+            raise ValueError(f"{name} is {most}. It must not be negative")
+    plan = loader.plan()
+    has_lengths = plan.lengths is not None and not plan.recipe.packing.has_residue
+    world = World(node * ranks_per_node, nodes * ranks_per_node, ranks_per_node)
+    check_world(plan.num_lanes, world.size, has_lengths=has_lengths)
+    limits = [each for each in (max_bytes, cache_limit) if each is not None]
+    own = _find_lanes(plan, world, node)
+    chosen, is_all = _choose(plan, own, shards, min(limits, default=None))
+    delivery, traffic = plan.delivery, _Downloads()
+    fetcher = Fetcher(plan.cache_root, delivery.retry, cache_limit, delivery.verify, traffic)
+    size = _fetch(plan.recipe.corpus, fetcher, chosen, threads, progress=progress)
+    return WarmReport(
+        shards=len(chosen),
+        bytes=size,
+        shards_downloaded=traffic.num_fetched,
+        bytes_downloaded=traffic.take().bytes_downloaded,
+        is_all=is_all,
+    )
+
+
+def _find_lanes(plan: Plan, world: World, node: int) -> Ints:
+    """The lanes that the ranks of a node own: int64 [lanes]."""
+    hosts, lanes = np.array(world.hosts), np.arange(plan.num_lanes)
+    if plan.num_lanes % world.size == 0:
+        owners = lanes % world.size
+    else:
+        components = plan.recipe.components
+        finest = max((each.lanes for each in components), key=lambda each: each.num_nodes)
+        owners = share_lanes(finest, hosts).owners
+    return np.flatnonzero(hosts[owners] == node)
+
+
+def _choose(
+    plan: Plan, own: Ints, most_shards: int | None, most_bytes: int | None
+) -> tuple[list[int], bool]:
+    """The shards to fetch, the soonest first, and whether these are all."""
+    corpus = plan.recipe.corpus
+    chosen: list[int] = []
+    size = 0
+    for shard in _list_shards(plan, own):
+        dataset, info = corpus.find_shard(shard)
+        if is_in_place(dataset, info):
+            continue
+        size += info.raw.bytes
+        if len(chosen) == most_shards or (most_bytes is not None and size > most_bytes):
+            return chosen, False
+        chosen.append(shard)
+    return chosen, True
+
+
+def _list_shards(plan: Plan, own: Ints) -> Iterator[int]:
+    """Yield the shards of lanes' documents of the next epoch, each once, the soonest first."""
+    is_known = np.zeros(len(plan.recipe.corpus.shard_sizes), np.bool_)
+    for place in range(len(plan.recipe.components)):
+        lanes, ordinals = _list_residues(plan, own, place)
+        yield from _take_new(_find_shards(plan, place, lanes, ordinals), is_known)
+    longest = max(-(-each.lanes.stride // each.lanes.num_lanes) for each in plan.recipe.components)
+    for start in range(0, longest + 1, _ORDINALS_AT_ONCE):
+        found = [
+            _find_step(plan, own, place, start) for place in range(len(plan.recipe.components))
+        ]
+        steps = np.concatenate([step for step, _ in found])
+        shards = np.concatenate([part for _, part in found])
+        yield from _take_new(shards[np.argsort(steps, kind="stable")], is_known)
+
+
+def _take_new(shards: Ints, is_known: Flags) -> Iterator[int]:
+    """Yield each new shard in order of first occurrence. Changes `is_known`."""
+    for shard in dict.fromkeys(shards.tolist()):
+        if not is_known[shard]:
+            is_known[shard] = True
+            yield shard
+
+
+def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
+    """The lane and ordinal of each document that lanes read before, but need again."""
+    pairs = [
+        (lane, ordinal)
+        for lane in own.tolist()
+        for ordinal, _, _ in residue_spans(
+            plan.position.residue(place, lane),
+            int(plan.position.cursors[place, lane, CURSOR_ORDINAL]),
+        )
+    ]
+    lanes, ordinals = np.array(pairs, np.int64).reshape(-1, 2).T
+    return lanes, ordinals
+
+
+def _find_step(plan: Plan, own: Ints, place: int, start: int) -> tuple[Ints, Ints]:
+    """The shards of lanes' documents from `start` after their cursors on, with that distance.
+
+    Returns int64 [documents] each.
+    """
+    component = plan.recipe.components[place]
+    of_epoch = -(-component.lanes.stride // component.lanes.num_lanes)
+    steps = np.arange(start, min(start + _ORDINALS_AT_ONCE, of_epoch + 1))
+    distances, lanes = (each.ravel() for each in np.meshgrid(steps, own, indexing="ij"))
+    ordinals = plan.position.cursors[place, lanes, CURSOR_ORDINAL] + distances
+    epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
+    is_there = positions < component.lanes.num_positions
+    if component.lanes.epochs is not None:
+        is_there &= epochs < component.lanes.epochs
+    shards = _find_shards(plan, place, lanes[is_there], ordinals[is_there])
+    return distances[is_there], shards
+
+
+def _find_shards(plan: Plan, place: int, lanes: Ints, ordinals: Ints) -> Ints:
+    """The shards of a component's documents: int64 [documents]."""
+    component = plan.recipe.components[place]
+    orders = component.orders(plan.cache_root)
+    epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
+    samples = np.empty(len(lanes), np.int64)
+    for epoch in np.unique(epochs).tolist():
+        chosen = epochs == epoch
+        samples[chosen] = orders(epoch)[positions[chosen]]
+    return plan.recipe.corpus.shards_of(samples + component.first_sample)
+
+
+def _fetch(
+    corpus: Corpus, fetcher: Fetcher, chosen: list[int], threads: int, *, progress: bool
+) -> int:
+    """Fetch shards, several at a time. Returns their uncompressed bytes."""
+    sizes = {shard: corpus.find_shard(shard)[1].raw.bytes for shard in chosen}
+    pool = DaemonThreadPool(threads, "cloudload-fetch")
+
+    def submit(shard: int) -> Future[Path | None]:
+        return pool.submit(fetcher.fetch, shard, *corpus.find_shard(shard))
+
+    try:
+        with open_progress_bar("fetch", sum(sizes.values()), shown=progress) as bar:
+            for shard, _ in run_in_order(submit, chosen, 2 * threads):
+                bar.update(sizes[shard])
+    finally:
+        pool.close(_CLOSE_S)
+    return sum(sizes.values())
+
+
+class _Downloads(TrafficCounter):
+    """Also counts the shards that were fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fetched = set[str]()
+
+    @property
+    def num_fetched(self) -> int:
+        """Number of shards that were fetched."""
+        return len(self._fetched)
+
+    def count_fetch(self, url: str, size: int, seconds: float) -> None:
+        """Record that a shard was fetched."""
+        super().count_fetch(url, size, seconds)
+        self._fetched.add(url)
