@@ -94,6 +94,7 @@ class PlayedLanes:
         self._trails: dict[int, _Trail] = {}
         self._players: dict[int, _Player] = {}
         self._mean_tokens = float(packing.seq_len)
+        self._wait = Wait(_report_wait, _PLAYING)
 
     def start(self, lane: int, state: LaneState) -> bool:
         """Count a lane's rows from a state on; return whether it is new to this object."""
@@ -125,7 +126,7 @@ class PlayedLanes:
         cannot be built, and `ValueError` for an invalid residue.
         """
         is_dry = np.zeros(len(lanes), np.bool_)
-        with Wait(_report_wait, _PLAYING), doing(_PLAYING):
+        with self._wait, doing(_PLAYING):
             for places in self._share(lanes):
                 for lane, row in zip(lanes[places].tolist(), rows[places].tolist(), strict=True):
                     self._approach(lane, row)
@@ -147,7 +148,7 @@ class PlayedLanes:
     def approach_document(self, lane: int, ordinal: int) -> None:
         """Put a lane at the last mark before a document, or at its start, without playing.
 
-        Of a mark, no row before it has tokens of the document.
+        No row between the start and that mark has tokens of the document.
         """
         trail = self._trails[lane]
         while (leap := self._marks.after(lane, trail.states[-1])) is not None:
