@@ -69,7 +69,7 @@ def pack(sizes: LaneSizes, packing: Packing, lane: int, state: LaneState) -> lis
     spacing=st.sampled_from([2, 7, 2_048]),
     at_once=st.sampled_from([30, 1 << 17]),
 )
-@settings(max_examples=2 * EXAMPLES)
+@settings(max_examples=EXAMPLES)
 def test_any_row_from_any_state_is_that_of_the_packer(  # noqa: PLR0917
     lengths: list[int],
     packing: Packing,
