@@ -33,8 +33,8 @@ SHUFFLES = ("py1e", "seekable")
 SEQ_LEN, NUM_LANES, NUM_NODES, SHARD_SAMPLES = 2_048, 960, 64, 20_000
 
 
-def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
-    """Build the order and the table of an epoch of `documents`, and find rows in it."""
+def make_lanes(documents: int, folder: Path, shuffle_algo: str) -> tuple[LaneSizes, dict[str, Any]]:
+    """Make up the lengths of `documents`, and build their order. Returns the figures so far."""
     random = np.random.default_rng(0)
     lengths = np.minimum(random.lognormal(6.2, 1.1, documents), 1e6).astype(np.int64)
     sizes = np.full(-(-documents // SHARD_SAMPLES), SHARD_SAMPLES, np.int64)
@@ -55,6 +55,18 @@ def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
     orders(0)
     order_s = time.process_time() - began
     lane_sizes = LaneSizes(component, orders, stored.of, np.zeros_like, np.array([1], np.int64), 0)
+    return lane_sizes, {
+        "documents": documents,
+        "shuffle_algo": shuffle_algo,
+        "tokens": int(lengths.sum()) + documents,
+        "order_cpu_s": round(order_s, 2),
+        "length_bytes_per_document": round((short.nbytes + 8 * len(places)) / documents, 3),
+    }
+
+
+def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
+    """Build the order and the table of an epoch of `documents`, and find rows in it."""
+    lane_sizes, figures = make_lanes(documents, folder, shuffle_algo)
     packing = Packing("concat", SEQ_LEN, 16, "cut")
     tables = LaneTables(folder / "lengths", lane_sizes, packing, "made-up")
     began = time.process_time()
@@ -64,7 +76,7 @@ def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
     began = time.process_time()
     tables[1]  # short lanes reach the next epoch when others are at 99 %
     next_s = time.process_time() - began
-    rows = int(lengths.sum() + documents) // SEQ_LEN // NUM_LANES
+    rows = figures["tokens"] // SEQ_LEN // NUM_LANES
     found = {}
     for share in (0.01, 0.5, 0.99):
         began = time.process_time()
@@ -73,13 +85,10 @@ def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
             1e6 * (time.process_time() - began) / NUM_LANES, 1
         )
     return {
-        "documents": documents,
-        "shuffle_algo": shuffle_algo,
-        "order_cpu_s": round(order_s, 2),
+        **figures,
         "table_cpu_s": round(table_s, 2),
         "next_order_and_table_cpu_s": round(next_s, 2),
         "table_bytes_per_document": round(table.nbytes / documents, 3),
-        "length_bytes_per_document": round((short.nbytes + 8 * len(places)) / documents, 3),
         **found,
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
     }

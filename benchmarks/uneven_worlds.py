@@ -10,6 +10,7 @@ epoch over those of the dataset.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -20,7 +21,9 @@ import numpy as np
 
 from cloudload.arrays import Flags, Ints
 from cloudload.lengths.advance import Walker
-from cloudload.lengths.row_pieces import LANE, ORDINAL, ROW, RowPieces
+from cloudload.lengths.best_fit_rows import BestFitRows
+from cloudload.lengths.best_fit_walker import BestFitWalker
+from cloudload.lengths.row_pieces import LANE, ORDINAL, ROW, START, STOP, RowPieces
 from cloudload.lengths.sizes import LaneSizes
 from cloudload.lengths.tables import LaneTables
 from cloudload.order.dealing import share_lanes
@@ -38,9 +41,10 @@ WORLDS = (
 BATCH_SIZE, TURNS, MEDIAN_TOKENS, SIGMA = 8, 8, 500, 1.1
 
 
-def measure(world: tuple[int, int, tuple[int, ...]], seq_len: int) -> dict[str, Any]:
+def measure(world: tuple[int, int, tuple[int, ...]], packing: Packing) -> dict[str, Any]:
     """Deal several turns of the lanes to a world, and track each rank's documents."""
     num_lanes, num_nodes, machines = world
+    seq_len = packing.seq_len
     per_node = 2 * num_lanes * TURNS * seq_len // MEDIAN_TOKENS // num_nodes
     lanes = Lanes(num_lanes, per_node * num_nodes, None, num_nodes)
     hosts = np.repeat(np.arange(len(machines)), machines)
@@ -48,12 +52,12 @@ def measure(world: tuple[int, int, tuple[int, ...]], seq_len: int) -> dict[str, 
     starts = range(0, TURNS * num_lanes, global_batch)
     dealt = np.stack([dealing.deal(start, BATCH_SIZE) for start in starts])
     with tempfile.TemporaryDirectory() as folder:
-        documents = Documents(lanes, seq_len, Path(folder))
-        tokenized = sum(
-            documents.count_tokenized(dealt[:, rank].ravel(), dealing.owners == rank)
+        documents = Documents(lanes, packing, Path(folder))
+        counted = [
+            documents.count_tokens(dealt[:, rank].ravel(), dealing.owners == rank)
             for rank in range(len(hosts))
-        )
-    later = int((dealt >= num_lanes).sum())
+        ]
+    tokenized, handed_out = np.sum(counted, axis=0).tolist()
     nodes = lanes.first_positions[dealt % num_lanes] % num_nodes
     read = sum(len(np.unique(nodes[:, hosts == host])) for host in range(len(machines)))
     moved = dealing.owners[dealt % num_lanes] != np.arange(len(hosts))[:, None]
@@ -61,8 +65,9 @@ def measure(world: tuple[int, int, tuple[int, ...]], seq_len: int) -> dict[str, 
         "lanes": num_lanes,
         "ranks": len(hosts),
         "machines": len(machines),
+        "packing": packing.name,
         "seq_len": seq_len,
-        "tokenized": round(tokenized / later / seq_len, 3),
+        "tokenized": round(tokenized / handed_out, 3),
         "rows_moved": round(float(moved.mean()), 4),
         "nodes_read": round(read / num_nodes, 3),
     }
@@ -71,7 +76,7 @@ def measure(world: tuple[int, int, tuple[int, ...]], seq_len: int) -> dict[str, 
 class Documents:
     """Documents with log-normal lengths, in one shard per canonical node."""
 
-    def __init__(self, lanes: Lanes, seq_len: int, folder: Path) -> None:
+    def __init__(self, lanes: Lanes, packing: Packing, folder: Path) -> None:
         random = np.random.default_rng(0)
         lengths = random.lognormal(np.log(MEDIAN_TOKENS), SIGMA, lanes.num_positions)
         component = Component(
@@ -91,33 +96,39 @@ class Documents:
             np.array([1], np.int64),
             0,
         )
-        packing = Packing("concat", seq_len, 16, "cut")
         tables = LaneTables(folder / "tables", self._sizes, packing, "made-up")
         starts = np.zeros((lanes.num_lanes, NUM_CURSOR_COLUMNS), np.int64)
-        walker = Walker(tables, self._sizes, packing)
-        self._finder = RowPieces(walker, self._sizes, packing, starts)
+        if packing.has_residue:
+            residues = np.full(lanes.num_lanes, b"", np.object_)
+            played = BestFitWalker(tables, self._sizes, packing)
+            self._find = BestFitRows(played, starts, residues).find
+        else:
+            walker = Walker(tables, self._sizes, packing)
+            self._find = RowPieces(walker, self._sizes, packing, starts).find
 
-    def count_tokenized(self, rows: Ints, is_own: Flags) -> int:
-        """The tokens that a rank tokenizes for its rows after the first turn of the lanes.
+    def count_tokens(self, rows: Ints, is_own: Flags) -> tuple[int, int]:
+        """The tokens that a rank tokenizes and hands out, after the first turn of the lanes.
 
-        A document is tokenized for each row, unless the rank owns the lane (bool [lanes]) and its
-        latest row there ended in the same document.
+        A document is tokenized for each row, unless the rank owns the lane (bool [lanes]) and has
+        read the document for an earlier row.
         """
         lanes, numbers = rows % len(is_own), rows // len(is_own)
         in_lanes = np.lexsort((numbers, lanes))
         lanes, numbers = lanes[in_lanes], numbers[in_lanes]
-        pieces = self._finder.find(lanes, numbers)
-        is_held = np.zeros(len(pieces), np.bool_)
-        is_held[1:] = (np.diff(pieces[:, [LANE, ORDINAL]], axis=0) == 0).all(axis=1)
-        is_held &= is_own[pieces[:, LANE]]
+        pieces = self._find(lanes, numbers)
+        is_held = is_own[pieces[:, LANE]]
+        _, firsts = np.unique(pieces[:, LANE] << 32 | pieces[:, ORDINAL], return_index=True)
+        is_held[firsts] = False
         sizes = self._sizes.measure(pieces[:, LANE], pieces[:, ORDINAL]).sizes
-        return int(sizes[(numbers[pieces[:, ROW]] > 0) & ~is_held].sum())
+        is_later = numbers[pieces[:, ROW]] > 0
+        handed_out = (pieces[:, STOP] - pieces[:, START])[is_later]
+        return int(sizes[is_later & ~is_held].sum()), int(handed_out.sum())
 
 
 def main() -> None:
-    for seq_len in (2_048, 8_192):
+    for packing, seq_len in itertools.product(("concat", "best_fit"), (2_048, 8_192)):
         for world in WORLDS[:2] if "--quick" in sys.argv else WORLDS:
-            print(json.dumps(measure(world, seq_len)), flush=True)
+            print(json.dumps(measure(world, Packing(packing, seq_len, 16, "cut"))), flush=True)
 
 
 if __name__ == "__main__":

@@ -295,8 +295,8 @@ class CloudLoader:
         """Number of batches in a full pass, or in the whole run without `stop_every`.
 
         With stop_every=N it is N. Without `stop_every`, it is known for a finite run that has token
-        lengths (see `lengths`; not with `best_fit`), or in which every document becomes exactly one
-        row. Raises `TypeError` if it is unknown, as with stop_every="epoch".
+        lengths (see `lengths`), or in which every document becomes exactly one row. Raises
+        `TypeError` if it is unknown, as with stop_every="epoch".
         """
         if isinstance(self._delivery.stop_every, int):
             return self._delivery.stop_every
@@ -318,8 +318,8 @@ class CloudLoader:
         It makes an epoch of the data an epoch of a training framework, as `stop_every` or as a
         number of steps. The last batch may not be full. Needs token lengths (see `lengths`), or
         that every document becomes exactly one row. Raises `ValueError` if the number is unknown,
-        as with `best_fit`, and unless `epochs` is at least 1. For mixed streams, it is the number
-        of batches with `epochs=N`, their own `max_epochs`, and `stopping`.
+        as for mixed streams with `best_fit`, and unless `epochs` is at least 1. For mixed streams,
+        it is the number of batches with `epochs=N`, their own `max_epochs`, and `stopping`.
         """
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}. It must be at least 1")
@@ -330,8 +330,8 @@ class CloudLoader:
         if rows is None:
             raise ValueError(
                 "the number of batches of an epoch is not known, because there are no token "
-                "lengths, or the packing is best_fit. Run cloudload count, or choose a number of "
-                "batches"
+                "lengths, or best_fit packs mixed streams. Run cloudload count, or choose a number "
+                "of batches"
             )
         return -(-rows // (self._delivery.batch_size * self._find_world().size))
 
@@ -456,7 +456,7 @@ class CloudLoader:
         open_blocks = self._environment.open_blocks
         plan, exchange = self.plan(), self._connect()
         plan = self._foresee(plan, exchange)
-        known = self._find_known(plan)
+        known = self._find_known(plan, exchange)
         self._check_alone(exchange, known)
         iteration = Iteration(plan, exchange, self._log, self._start_log, open_blocks, known=known)
         self._iteration = weakref.ref(iteration)
@@ -482,16 +482,17 @@ class CloudLoader:
             return plan
         return replace(plan, phase=Foreseen(lengths.find_ending(plan.position)))
 
-    def _find_known(self, plan: Plan) -> KnownLanes | None:
+    def _find_known(self, plan: Plan, exchange: Exchange) -> KnownLanes | None:
         """The lanes of all ranks, if there are several ranks and lengths determine the lanes."""
         lengths = self._open_run_lengths()
         if lengths is not None and isinstance(plan.phase, Mixed):
             return KnownLanes(lengths, plan.position)
         if plan.world_size == 1 or lengths is None:
             return None
-        is_endless = self._asked.epochs is None and lengths.locates_rows
-        is_known = isinstance(plan.phase, Foreseen) or is_endless
-        return KnownLanes(lengths, plan.position) if is_known else None
+        # workers know the lanes of best_fit anyway, but to find them all takes time
+        is_exchanged = plan.recipe.packing.has_residue and plan.is_even and not exchange.is_alone
+        is_known = isinstance(plan.phase, Foreseen) or self._asked.epochs is None
+        return KnownLanes(lengths, plan.position) if is_known and not is_exchanged else None
 
     def _check_alone(self, exchange: Exchange, known: KnownLanes | None) -> None:
         """Warn ranks that cannot communicate, and refuse a run that they could not end together."""
@@ -511,7 +512,7 @@ class CloudLoader:
 
     def _check_world(self, num_lanes: int) -> None:
         """Raise `ValueError` if the ranks cannot share `num_lanes` lanes."""
-        has_lengths = self._found_lengths is not None and not self._recipe.packing.has_residue
+        has_lengths = self._found_lengths is not None
         check_world(num_lanes, self._find_world().size, has_lengths=has_lengths)
 
     def _find_world(self) -> World:
@@ -547,7 +548,7 @@ class CloudLoader:
     def local_state_dict(self, lag: int = 0) -> State:
         """Return this rank's part of the state, for ranks that cannot communicate.
 
-        With token lengths, `state_dict` is whole on such ranks, too (not with `best_fit`).
+        With token lengths, `state_dict` is whole on such ranks, too.
 
         `merge_state_dicts` merges the parts of all ranks. Raises `ValueError` for an invalid `lag`,
         as `state_dict` does.
@@ -568,7 +569,7 @@ class CloudLoader:
     ) -> None:
         """Continue from the position of a saved state, with any world size that divides its lanes.
 
-        With token lengths (not with `best_fit`), the world size may be any.
+        With token lengths, the world size may be any.
         All options of `DeliveryConfig` may change, too, and so may `seq_len` if the state was saved
         at an exchange. For mixed streams, new proportions, a new schedule, another `stopping`, and
         streams added at the end take effect with the next row. Any other change that could affect
@@ -650,7 +651,7 @@ class CloudLoader:
     def seek(self, rows: int) -> None:
         """Move to row `rows` of the run, which is then the first row of the next batch.
 
-        With token lengths (see `lengths`; not with `best_fit`), this reads nothing. Without, the
+        With token lengths (see `lengths`), this reads nothing. Without, the
         next iteration reads the rows in between and drops them. The statistics count them, unless
         row `rows` is in the tail of a finite run. Raises `ValueError` for a row before the loader's
         position.

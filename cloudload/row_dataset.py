@@ -183,11 +183,6 @@ def _check(options: Mapping[str, Any]) -> None:
                 f"Rows has no option {name}, because the sampler, the DataLoader or the training "
                 "loop decides it. Pass it there"
             )
-    if options.get("packing") == "best_fit":
-        raise ValueError(
-            "packing is 'best_fit', whose rows cannot be found by number. Use 'concat' or "
-            "'one_per_row', or a CloudLoader"
-        )
     of_batch = sorted(set(options.get("fields", ())) & set(BATCH_ARRAYS))
     if of_batch:
         raise ValueError(

@@ -255,9 +255,8 @@ class RowsConfig:
             )
         if self.has_stream_ends and self.packing == "best_fit":
             raise ValueError(
-                "packing is 'best_fit', whose rows do not follow from token lengths, so a mixture "
-                "cannot have epochs or max_epochs. Use 'concat' or 'one_per_row', or omit them and "
-                "use take(n)"
+                "packing is 'best_fit', with which a mixture cannot have epochs or max_epochs. Use "
+                "'concat' or 'one_per_row', or omit them and use take(n)"
             )
         if without := [
             stream.label

@@ -61,6 +61,6 @@ def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> Non
     end = f"epochs={epochs}" if epochs else "stop_every='epoch'"
     raise RanksDisagreeError(
         f"{end} on {world.size} ranks: they must communicate to end on the same step. "
-        "Initialize torch.distributed before iterating, count token lengths (cloudload count; not "
-        f"with best_fit), or omit {end.partition('=')[0]} and use take(n)"
+        "Initialize torch.distributed before iterating, count token lengths (cloudload count), or "
+        f"omit {end.partition('=')[0]} and use take(n)"
     )

@@ -17,11 +17,12 @@ With token lengths, these are the shortcuts:
 
     Foreseen     instead of all three: the row at which the lanes end is known from the start, and
                  the workers pack the tail when they reach it.
-    Measuring    in runs whose end is too costly to compute, and with `best_fit`, no worker measures
-                 documents, because their sizes are known.
+    Measuring    in runs whose end is too costly to compute, no worker measures documents, because
+                 their sizes are known.
     Mixed        the rows at which streams of a mixture end are known from the start, and the
                  workers pack the tail of each stream when they reach it. Lanes are always known.
-    known lanes  several ranks exchange only the row that they are at (`known_lanes`).
+    known lanes  several ranks exchange only the row that they are at (`known_lanes`). With
+                 `best_fit`, ranks that own their lanes exchange cursors, which their workers know.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloudload.arrays import Flags, Ints, count_within
+from cloudload.arrays import NEVER, Flags, Ints, count_within
 from cloudload.errors import StreamChangedError
 from cloudload.lengths.sizes import ABSENT, DocumentSizes, LaneSizes, units_of
 from cloudload.lengths.tables import UNITS, LaneTables
@@ -28,6 +28,7 @@ from cloudload.packing.tables import (
     SIZE_FAILED,
     SIZE_FILTERED,
 )
+from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, DOCUMENTS, FAILED, FILTERED, PADDING, TOKENS
 
 _SIZE_OF_KIND = {ABSENT: SIZE_ABSENT, FILTERED: SIZE_FILTERED, FAILED: SIZE_FAILED}
@@ -49,6 +50,8 @@ class Advanced:
     is_dry: Flags
     """bool [lanes]: whether the lane ends before its rows, or has no tokens at all. Then its cursor
     is not meaningful."""
+    residues: Residues | None = None
+    """Object array of bytes, [lanes]; None if the packing has no residue."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,11 @@ class Walker:
         self._unit_tokens = 1 if packing.name == "concat" else packing.seq_len
         self._row_units = packing.seq_len if packing.name == "concat" else 1
 
-    def advance(self, cursors: Ints, rows: Ints) -> Advanced:
+    def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
         """Advance each lane from its cursor (int64 [lanes, 3]) by `rows` (int64 [lanes]).
 
-        Raises `CacheError` if a table cannot be built, and `StreamChangedError` if a cursor does
-        not match the length of its document.
+        `residues` are those of `Advanced`. Raises `CacheError` if a table cannot be built, and
+        `StreamChangedError` if a cursor does not match the length of its document.
         """
         after, counts = cursors.copy(), np.zeros((len(self._tables.streams), len(COUNTS)), np.int64)
         needed = rows * self._row_units
@@ -138,11 +141,34 @@ class Walker:
 
     def _units_since(self, first: int, lanes: Ints, ordinals: Ints) -> Ints:
         """The units of each lane from the start of table `first` to a document."""
-        numbers, within = np.divmod(ordinals, self._tables.num_ordinals)
-        units: Ints = self._sums_before(lanes, numbers, within)[:, UNITS]
-        for number in range(first, int(numbers.max(initial=first))):
-            units += self._tables.totals(number)[lanes, UNITS] * (number < numbers)
+        units: Ints = self._sums_since(first, lanes, ordinals)[:, UNITS]
         return units
+
+    def _sums_since(self, first: int, lanes: Ints, ordinals: Ints) -> Ints:
+        """The sums of each lane from the start of table `first` to a document: [lanes, columns]."""
+        numbers, within = np.divmod(ordinals, self._tables.num_ordinals)
+        sums = self._sums_before(lanes, numbers, within)
+        for number in range(first, int(numbers.max(initial=first))):
+            sums += self._tables.totals(number)[lanes] * (number < numbers)[:, None]
+        return sums
+
+    def count_documents(self, lanes: Ints, heads: Ints, stops: Ints) -> Ints:
+        """The statistics of the documents from `heads` to `stops` of lanes, all read to their ends.
+
+        The arguments are int64 [lanes]. Returns int64 [streams of the component, counts].
+        """
+        numbers = stops - heads
+        first = int(heads.min(initial=0 if not len(heads) else NEVER)) // self._tables.num_ordinals
+        is_ready = self._tables.is_ready(first)
+        if numbers.sum() > (_SCANNED_WITH_TABLE if is_ready else _SCANNED_WITHOUT):
+            sums = self._sums_since(first, lanes, stops) - self._sums_since(first, lanes, heads)
+            total: Ints = sums[:, UNITS + 1 :].sum(axis=0)
+        else:
+            found = self._sizes.measure(
+                np.repeat(lanes, numbers), np.repeat(heads, numbers) + count_within(numbers)
+            )
+            total = self._tables.sum_columns(found, lambda column: column.sum())[UNITS + 1 :]
+        return total.reshape(-1, len(COUNTS))
 
     def measure_rest(self, cursors: Ints) -> list[Ints]:
         """The sizes of the documents from each cursor to the end of its lane, encoded as in

@@ -15,8 +15,11 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.lengths.advance import Walker
+from cloudload.lengths.best_fit_rows import BestFitRows
+from cloudload.lengths.best_fit_walker import BestFitWalker
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.canonical import positions_of
+from cloudload.packing.residue import residue_spans
 from cloudload.packing.tables import (
     CURSOR_OFFSET,
     CURSOR_ORDINAL,
@@ -55,11 +58,11 @@ def find_spans(
     """Find each span of a sample in the rows from a position up to `stop_row`, by row.
 
     `sample` is an index within the component with index `component`. The position must be before
-    the tail, and the packing must not be `best_fit`. Raises the errors of `RunLengths.advance`.
+    the tail. Raises the errors of `RunLengths.advance`.
     """
     if lengths.recipe.has_stream_ends:
         return _find_in_mixture(lengths, position, component, sample, stop_row)
-    cursors, end_of_lanes = position.cursors[component], stop_row
+    end_of_lanes = stop_row
     found = lengths.advance(position, stop_row, pads=True)
     assert found is not None
     if found.tail is not None:
@@ -69,10 +72,11 @@ def find_spans(
         np.arange(lanes.num_lanes), found.cursors[component][:, CURSOR_ORDINAL]
     )
     last = int(ends.max()) if lanes.epochs is None or found.tail is None else lanes.epochs - 1
-    readings = list(_list_readings(lengths, component, sample, cursors, last))
+    readings = list(_list_readings(lengths, position, component, sample, last))
     if not readings:
         return []
-    spans = list(_find_in_lanes(lengths, position, component, readings, end_of_lanes))
+    find = _find_in_lanes if position.residues is None else _find_in_played_lanes
+    spans = list(find(lengths, position, component, readings, end_of_lanes))
     if found.tail is not None:
         spans += _find_in_tail(lengths, position, readings, stop_row)
     return sorted(spans)
@@ -86,13 +90,13 @@ def _find_in_mixture(
     stop = min(stop, tails.ending.end)
     found = lengths.advance(position, stop)
     assert found is not None
-    lanes, cursors = lengths.recipe.components[component].lanes, position.cursors[component]
+    lanes = lengths.recipe.components[component].lanes
     if found.stages_of(component):
         last = (lanes.epochs or 0) - 1
     else:
         heads = found.cursors[component][:, CURSOR_ORDINAL]
         last = int(lanes.epoch_positions(np.arange(lanes.num_lanes), heads)[0].max())
-    readings = list(_list_readings(lengths, component, sample, cursors, last))
+    readings = list(_list_readings(lengths, position, component, sample, last))
     if not readings:
         return []
     spans: list[FoundSpan] = []
@@ -112,20 +116,36 @@ def _find_in_mixture(
 
 
 def _list_readings(
-    lengths: RunLengths, component: int, sample: int, cursors: Ints, last_epoch: int
+    lengths: RunLengths, position: Position, component: int, sample: int, last_epoch: int
 ) -> Iterator[_Reading]:
-    """Yield each reading of a sample after the cursors, up to an epoch."""
+    """Yield each reading of a sample after the position, up to an epoch."""
     orders, lanes = lengths.walkers[component].orders, lengths.recipe.components[component].lanes
     lane_at = np.argsort(lanes.first_positions)
-    heads = cursors[:, CURSOR_ORDINAL]
-    epochs, _ = lanes.epoch_positions(np.arange(lanes.num_lanes), heads)
+    heads, waiting = (
+        position.cursors[component, :, CURSOR_ORDINAL],
+        _list_waiting(position, component),
+    )
+    oldest = heads.copy()
+    for lane, ordinal in waiting:
+        oldest[lane] = min(oldest[lane], ordinal)
+    epochs, _ = lanes.epoch_positions(np.arange(lanes.num_lanes), oldest)
     last_epoch = last_epoch if lanes.epochs is None else min(last_epoch, lanes.epochs - 1)
     for epoch in range(int(epochs.min()), last_epoch + 1):
-        for position in positions_of(orders(epoch), sample).tolist():
-            ordinal, place = divmod(epoch * lanes.stride + position, lanes.num_lanes)
+        for within in positions_of(orders(epoch), sample).tolist():
+            ordinal, place = divmod(epoch * lanes.stride + within, lanes.num_lanes)
             lane = int(lane_at[place])
-            if ordinal >= heads[lane]:
+            if ordinal >= heads[lane] or (lane, ordinal) in waiting:
                 yield _Reading(epoch, lane, ordinal)
+
+
+def _list_waiting(position: Position, component: int) -> dict[tuple[int, int], int]:
+    """The documents that wait in residues, by lane and ordinal, with their tokens there."""
+    heads = position.cursors[component, :, CURSOR_ORDINAL].tolist()
+    return {
+        (lane, document): stop - start
+        for lane, head in enumerate(heads)
+        for document, start, stop in residue_spans(position.residue(component, lane), head)
+    }
 
 
 def _find_in_lanes(
@@ -148,12 +168,38 @@ def _find_in_lanes(
                 yield FoundSpan(found, place, reading.epoch, start + first, start + after)
 
 
+def _find_in_played_lanes(
+    lengths: RunLengths, position: Position, component: int, readings: list[_Reading], stop: int
+) -> Iterator[FoundSpan]:
+    """As `_find_in_lanes`, of `best_fit` lanes."""
+    walker, cursors = lengths.walkers[component], position.cursors[component]
+    assert isinstance(walker, BestFitWalker)
+    assert position.residues is not None
+    residues = position.residues[component]
+    finder, waiting = BestFitRows(walker, cursors, residues), _list_waiting(position, component)
+    lanes, ordinals = np.array([reading[1:] for reading in readings], np.int64).T
+    starts, sizes = _measure_left(walker, cursors, lanes, ordinals)
+    for reading, left in zip(readings, (sizes - starts).tolist(), strict=True):
+        _, lane, ordinal = reading
+        rows = _list_rows(lengths, component, lane, position.table_rows, stop)
+        tokens = waiting.get((lane, ordinal), left)
+        for found in finder.find_document(lane, ordinal, tokens, len(rows)):
+            row = int(rows[found.row])
+            yield FoundSpan(row, found.place, reading.epoch, found.start, found.stop)
+
+
+def _measure_left(walker: Walker, cursors: Ints, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
+    """The first unread token of each document, and its size: int64 [documents] each."""
+    is_begun = (ordinals == cursors[lanes, CURSOR_ORDINAL]) & (cursors[lanes, CURSOR_OFFSET] > 0)
+    found = walker.measure(lanes, ordinals)
+    starts = np.where(is_begun, cursors[lanes, CURSOR_OFFSET], 0)
+    return starts, np.where(is_begun, found.whole, found.sizes)
+
+
 def _measure(walker: Walker, cursors: Ints, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints, Ints]:
     """The first unread token of each document, its size, and the units before that token."""
-    is_begun = (ordinals == cursors[lanes, CURSOR_ORDINAL]) & (cursors[lanes, CURSOR_OFFSET] > 0)
-    starts = np.where(is_begun, cursors[lanes, CURSOR_OFFSET], 0)
-    found = walker.measure(lanes, ordinals)
-    sizes = np.where(is_begun, found.whole, found.sizes)
+    starts, sizes = _measure_left(walker, cursors, lanes, ordinals)
+    is_begun = starts > 0
     before = walker.count_units_before(cursors, lanes, np.where(is_begun, ordinals + 1, ordinals))
     return starts, sizes, np.where(is_begun, 0, before)
 

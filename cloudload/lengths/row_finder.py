@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints
+from cloudload.lengths.best_fit_rows import BestFitRows
+from cloudload.lengths.best_fit_walker import BestFitWalker
 from cloudload.lengths.row_pieces import LANE, ROW, RowPieces
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.mixture_counts import number_rows
@@ -20,16 +22,19 @@ from cloudload.run.position import Position
 
 
 class RowFinder:
-    """Finds the documents of rows after a position. `lengths` must locate rows."""
+    """Finds the documents of rows after a position."""
 
     def __init__(self, lengths: RunLengths, position: Position) -> None:
         self._lengths, self._position, self._recipe = lengths, position, lengths.recipe
-        self._finders = [
-            RowPieces(walker, sizes, lengths.recipe.packing, cursors)
-            for walker, sizes, cursors in zip(
-                lengths.walkers, lengths.sizes, position.cursors, strict=True
-            )
-        ]
+        self._finders = [self._open(component) for component in range(len(lengths.walkers))]
+
+    def _open(self, component: int) -> RowPieces | BestFitRows:
+        lengths, position = self._lengths, self._position
+        walker, cursors = lengths.walkers[component], position.cursors[component]
+        if isinstance(walker, BestFitWalker):
+            assert position.residues is not None
+            return BestFitRows(walker, cursors, position.residues[component])
+        return RowPieces(walker, lengths.sizes[component], lengths.recipe.packing, cursors)
 
     def find(self, rows: Ints) -> Ints:
         """Find the documents of rows: int64 [rows], in any order, at or after the position.

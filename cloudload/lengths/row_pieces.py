@@ -9,6 +9,7 @@ them is kept for the rows that follow.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ _NUMBER_BITS, _RUN = 40, 5
 
 
 @dataclass(frozen=True)
-class _Runs:
+class Runs:
     """Runs of consecutive rows of lanes: int64 [runs] each."""
 
     lanes: Ints
@@ -58,17 +59,11 @@ class RowPieces:
         into `lanes`. Rows may be in any order, and repeat. Raises `DatasetError` for a lane without
         tokens, and the errors of `Walker.locate`.
         """
-        keys, places = np.unique(lanes << _NUMBER_BITS | numbers, return_inverse=True)
-        firsts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
-        runs = _Runs(
-            keys[firsts] >> _NUMBER_BITS,
-            keys[firsts] & (1 << _NUMBER_BITS) - 1,
-            np.diff(firsts, append=len(keys)),
+        return find_by_runs(
+            lanes, numbers, lambda runs, firsts: self._list_pieces(runs, firsts, self._start(runs))
         )
-        pieces = self._list_pieces(runs, firsts, self._start(runs))
-        return _repeat_rows(pieces, places)
 
-    def _start(self, runs: _Runs) -> Ints:
+    def _start(self, runs: Runs) -> Ints:
         """The cursor at the start of each run: int64 [runs, 3]."""
         cursors = self._next_cursors[runs.lanes]
         far = np.flatnonzero(self._next_numbers[runs.lanes] != runs.firsts)
@@ -76,15 +71,11 @@ class RowPieces:
             lanes = runs.lanes[far]
             units = runs.firsts[far] * self._row_units
             located = self._walker.locate(self._starts, lanes, units)
-            if located.is_dry.any():
-                raise DatasetError(
-                    f"lane {lanes[np.argmax(located.is_dry)]} has no tokens in a whole epoch. Use "
-                    "fewer lanes (num_lanes), or more documents"
-                )
+            check_has_rows(lanes, located.is_dry)
             cursors[far] = located.cursors
         return cursors
 
-    def _list_pieces(self, runs: _Runs, first_rows: Ints, cursors: Ints) -> Ints:
+    def _list_pieces(self, runs: Runs, first_rows: Ints, cursors: Ints) -> Ints:
         """List the pieces of runs that begin at `cursors`, and keep the cursors after them.
 
         Returns int64 [pieces, 5], by ascending row. Run `i` begins at row `first_rows[i]`.
@@ -139,7 +130,7 @@ class RowPieces:
         ]
         return is_full, np.column_stack(columns)
 
-    def _keep_ends(self, runs: _Runs, first_rows: Ints, pieces: Ints) -> None:
+    def _keep_ends(self, runs: Runs, first_rows: Ints, pieces: Ints) -> None:
         """Keep the cursor after each run."""
         last = pieces[np.searchsorted(pieces[:, ROW], first_rows + runs.counts) - 1]
         found = self._sizes.measure(runs.lanes, last[:, ORDINAL])
@@ -149,6 +140,31 @@ class RowPieces:
         cursors[:, CURSOR_OFFSET] = np.where(is_past, 0, last[:, STOP])
         self._next_numbers[runs.lanes] = runs.firsts + runs.counts
         self._next_cursors[runs.lanes] = cursors
+
+
+def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[Runs, Ints], Ints]) -> Ints:
+    """Find the pieces of rows, as `RowPieces.find` does, by runs.
+
+    `list_pieces(runs, first_rows)` lists the pieces of runs, of which run `i` begins at row
+    `first_rows[i]`: int64 [pieces, 5], by ascending row.
+    """
+    keys, places = np.unique(lanes << _NUMBER_BITS | numbers, return_inverse=True)
+    firsts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
+    runs = Runs(
+        keys[firsts] >> _NUMBER_BITS,
+        keys[firsts] & (1 << _NUMBER_BITS) - 1,
+        np.diff(firsts, append=len(keys)),
+    )
+    return _repeat_rows(list_pieces(runs, firsts), places)
+
+
+def check_has_rows(lanes: Ints, is_dry: Flags) -> None:
+    """Raise `DatasetError` if a lane of an endless run has no row. Both are [lanes]."""
+    if is_dry.any():
+        raise DatasetError(
+            f"lane {lanes[np.argmax(is_dry)]} has no tokens in a whole epoch. Use fewer lanes "
+            "(num_lanes), or more documents"
+        )
 
 
 def _repeat_rows(pieces: Ints, places: Ints) -> Ints:

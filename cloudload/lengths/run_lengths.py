@@ -14,6 +14,7 @@ import numpy as np
 
 from cloudload.arrays import NEVER
 from cloudload.lengths.advance import Walker
+from cloudload.lengths.best_fit_walker import BestFitWalker
 from cloudload.lengths.ending import Ending, TailCounts, first_dry_row
 from cloudload.lengths.files import LENGTHS_FOLDER, CorpusLengths
 from cloudload.lengths.mixture_ending import (
@@ -28,13 +29,15 @@ from cloudload.order.mixture_counts import count_rows
 from cloudload.packing.tables import CURSOR_ORDINAL, REMNANT_LANE, REMNANT_ORDINAL
 from cloudload.packing.tail import Stages, Tail, next_stages
 from cloudload.run.components import Component, build_components
-from cloudload.run.position import LaneArrays, LaneLog, Position
+from cloudload.run.position import LaneArrays, LaneLog, Origin, Position
 from cloudload.run.recipe import Recipe, mixture_of
 from cloudload.run.run_tail import check_has_tokens, pack_run_tail
 from cloudload.stats import PADDING
 
 # the lengths of this many documents are summed in about two seconds
 _MOST_FORESEEN = 1 << 24
+# the same for documents that are played
+_MOST_PLAYED = 1 << 20
 
 
 class RunLengths:
@@ -43,6 +46,8 @@ class RunLengths:
     def __init__(self, recipe: Recipe, root: Path, lengths: CorpusLengths) -> None:
         self.recipe, self._root, self._lengths = recipe, root, lengths
         self._ending: Ending | None = None
+        self._played_rows: dict[Origin, int] = {}
+        """The number of rows of `best_fit` runs, by where they start."""
         self._packed: tuple[Ending, Tail, TailCounts] | None = None
         self._mixture_tails: MixtureTails | None = None
 
@@ -55,8 +60,9 @@ class RunLengths:
     def walkers(self) -> list[Walker]:
         """Walks the lanes of each component."""
         root, packing = self._root / LENGTHS_FOLDER, self.recipe.packing
+        open_walker = BestFitWalker if packing.has_residue else Walker
         return [
-            Walker(LaneTables(root, sizes, packing, self._lengths.digest), sizes, packing)
+            open_walker(LaneTables(root, sizes, packing, self._lengths.digest), sizes, packing)
             for sizes in self.sizes
         ]
 
@@ -95,26 +101,18 @@ class RunLengths:
             recipe.config.min_tokens,
         )
 
-    @property
-    def locates_rows(self) -> bool:
-        """Whether the lengths alone determine the rows, which is not the case with `best_fit`."""
-        return not self.recipe.packing.has_residue
-
     def advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:
         """The position at a later row, equal to the position after reading up to it.
 
-        None if lengths alone do not determine it: with `best_fit` before its tail, if a lane of
-        an endless run has no tokens, and beyond the end of a finite run, unless `pads` adds rows of
-        padding there. Raises `CacheError` if an order or a table cannot be built,
-        `StreamChangedError` if a cursor does not match the lengths, and `DatasetError` if a finite
-        run has no tokens.
+        None if lengths alone do not determine it: if a lane of an endless run has no tokens, and
+        beyond the end of a finite run, unless `pads` adds rows of padding there. Raises
+        `CacheError` if an order or a table cannot be built, `StreamChangedError` if a cursor or a
+        residue does not match the lengths, and `DatasetError` if a finite run has no tokens.
         """
         if self.recipe.has_stream_ends:
             return self._advance_mixture(position, row, pads=pads)
         if position.tail is not None:
             return self._advance_in_tail(position, row, pads=pads)
-        if not self.locates_rows:
-            return None
         if position.table_rows <= row and (found := self._advance_lanes(position, row)) is not None:
             return found
         if self.recipe.config.epochs is None:
@@ -126,16 +124,20 @@ class RunLengths:
         recipe = self.recipe
         rows = count_rows(recipe.mixture, recipe.num_lanes, position.table_rows, row)
         cursors, counts = position.cursors.copy(), position.counts.copy()
+        residues = None if position.residues is None else position.residues.copy()
         for place, (walker, component) in enumerate(
             zip(self.walkers, recipe.components, strict=True)
         ):
-            advanced = walker.advance(cursors[place], rows[place])
+            left = None if residues is None else residues[place]
+            advanced = walker.advance(cursors[place], rows[place], left)
             if advanced.is_dry.any():
                 return None
             cursors[place] = advanced.cursors
+            if residues is not None:
+                residues[place] = advanced.residues
             streams = component.streams
             counts[streams.start : streams.stop] += advanced.counts
-        lanes = LaneLog(LaneArrays(cursors, None, counts))
+        lanes = LaneLog(LaneArrays(cursors, residues, counts))
         return replace(position, rows=row, table_rows=row, lanes=lanes)
 
     def settle(self, position: Position) -> Recipe:
@@ -191,26 +193,35 @@ class RunLengths:
     def count_rows(self, position: Position) -> int | None:
         """The number of rows from a position to the end of a finite run, its tail included.
 
-        None if lengths alone do not determine it: with `best_fit`, and in the tail. Raises
-        `CacheError` if an order or a table cannot be built.
+        With `best_fit`, the position is the start of the run.
+
+        None if lengths alone do not determine it, as in the tail. Raises `CacheError` if an order
+        or a table cannot be built.
         """
         packing = self.recipe.packing
         if self.recipe.has_stream_ends:
             end = self.find_tails(position).ending.end
             return None if end == NEVER else end - position.rows
-        if packing.has_residue or position.tail is not None or len(self.walkers) > 1:
+        if position.tail is not None or len(self.walkers) > 1:
             return None
+        if packing.has_residue:
+            return self._count_played_rows(position)
         units = int(self.walkers[0].count_units(position.cursors[0]).sum())
         return -(-units // packing.seq_len) if packing.name == "concat" else units
+
+    def _count_played_rows(self, start: Position) -> int:
+        if start.origin not in self._played_rows:
+            self._played_rows[start.origin] = self._find_ending(start).end
+        return self._played_rows[start.origin] - start.table_rows
 
     def count_rows_of_epochs(self, epochs: int) -> int | None:
         """The number of rows in a run of `epochs` epochs, at the recipe's `seq_len`.
 
-        None if lengths alone do not determine it, as with `best_fit`. Raises the errors of
-        `count_rows`.
+        None if lengths alone do not determine it, as with `best_fit` and several components. Raises
+        the errors of `count_rows`.
         """
         recipe = self.recipe
-        if not self.locates_rows:
+        if recipe.packing.has_residue and len(recipe.components) > 1:
             return None
         config = replace(recipe.config, epochs=epochs)
         components = build_components(config, recipe.components, recipe.layout)
@@ -225,11 +236,12 @@ class RunLengths:
         All ranks at a position get the same answer.
         """
         if position.tail is not None or is_needed:
-            return position.tail is not None or self.locates_rows
+            return True
         [component] = self.recipe.components
         lanes, first = component.lanes, int(position.cursors[0, :, CURSOR_ORDINAL].min())
         epochs = (lanes.epochs or 0) - first * lanes.num_lanes // lanes.stride
-        return self.locates_rows and epochs * lanes.num_positions <= _MOST_FORESEEN
+        most = _MOST_PLAYED if self.recipe.packing.has_residue else _MOST_FORESEEN
+        return epochs * lanes.num_positions <= most
 
     def find_ending(self, position: Position) -> Ending:
         """The end of the finite run that a position belongs to.
@@ -244,6 +256,8 @@ class RunLengths:
 
     def _find_ending(self, position: Position) -> Ending:
         first, units_of_row = position.table_rows, self.units_of_row
+        if self.recipe.packing.has_residue:
+            return self._find_played_ending(position)
         units = self.walkers[0].count_units(position.cursors[0])
         start = first_dry_row(units // units_of_row, first)
         left = int(units.sum()) - (start - first) * units_of_row
@@ -252,6 +266,17 @@ class RunLengths:
         ended = self._advance_lanes(position, start)
         assert ended is not None
         return Ending(start, end, ended.lanes.arrays, start, ())
+
+    def _find_played_ending(self, position: Position) -> Ending:
+        [walker] = self.walkers
+        assert isinstance(walker, BestFitWalker)
+        assert position.residues is not None
+        rows = walker.count_rows(position.cursors[0], position.residues[0])
+        start = first_dry_row(rows, position.table_rows)
+        ended = self._advance_lanes(position, start)
+        assert ended is not None
+        tail = self.pack_rest(start, ended.lanes.arrays, ())
+        return Ending(start, tail.end, ended.lanes.arrays, start, ())
 
     def _find_ending_in_tail(self, position: Position) -> Ending:
         """The end of a run whose position is in its tail."""

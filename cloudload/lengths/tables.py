@@ -3,9 +3,9 @@
     lane 3      documents 0 … 255   256 … 511   512 … 767      sizes, from lengths and the order
     table       0                   t(256)      t(512) …       units and statistics before a block
 
-A **unit** is what rows are made of: a token with `concat`, a row with `one_per_row`. A table covers
-the same ordinals in all lanes: one epoch, or several small epochs. The processes of a node share
-the tables as files, so the totals of past epochs are available without their orders.
+A **unit** is what rows are made of: a row with `one_per_row`, otherwise a token. A table covers the
+same ordinals in all lanes: one epoch, or several small epochs. The processes of a node share the
+tables as files, so the totals of past epochs are available without their orders.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LaneTables:
     def __init__(self, folder: Path, sizes: LaneSizes, packing: Packing, digest: str) -> None:
         self._sizes, self._packing = sizes, packing
         self._division = division = sizes.component.lanes
-        self._folder = folder / self._identify(digest)
+        self.folder = folder / self._identify(digest)
         self.num_lanes = division.num_lanes
         epochs = _MOST_EPOCHS * division.stride // division.num_lanes
         of_epoch = max(1, division.stride // division.num_lanes)
@@ -58,15 +58,22 @@ class LaneTables:
 
     def _identify(self, digest: str) -> str:
         component, packing = self._sizes.component, self._packing
-        rows = [packing.seq_len, packing.overflow] if packing.name == "one_per_row" else []
+        is_of_rows = packing.name == "one_per_row"
+        rows = [packing.seq_len, packing.overflow] if is_of_rows else []
         facts = [
             *(digest, asdict(component.order), asdict(component.lanes)),
             asdict(component.sampling) if component.sampling else None,
             hashlib.sha256(np.ascontiguousarray(component.shard_sizes).tobytes()).hexdigest(),
             *(component.first_sample, self._sizes.num_framing.tolist(), self._sizes.min_tokens),
-            *(packing.name, rows),
+            # the sums over tokens are those of concat
+            *(packing.name if is_of_rows else "concat", rows),
         ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the tables are kept in files."""
+        return self._division.num_positions >= _KEPT_FROM_POSITIONS
 
     @property
     def streams(self) -> range:
@@ -112,14 +119,13 @@ class LaneTables:
         if number not in self._tables:
             if len(self._tables) == _KEPT_TABLES:
                 self._tables.pop(next(iter(self._tables)))
-            is_kept = self._division.num_positions >= _KEPT_FROM_POSITIONS
-            self._tables[number] = self._open(number) if is_kept else self._build(number)
+            self._tables[number] = self._open(number) if self.is_kept else self._build(number)
         return self._tables[number]
 
     def _open(self, number: int) -> Ints:
         path = self._path(number)
         try:
-            make_folder(self._folder)
+            make_folder(self.folder)
             if not _is_whole(path):
                 with locked(lock_path(path)):
                     if not _is_whole(path):
@@ -133,7 +139,7 @@ class LaneTables:
         return flat.reshape(-1, self.num_lanes, self.num_columns)
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"table-{number}.int64"
+        return self.folder / f"table-{number}.int64"
 
     @property
     def num_columns(self) -> int:

@@ -1,17 +1,22 @@
-"""The open and complete rows of one `best_fit` lane: the sequential part of `BestFitLanes`."""
+"""The open and complete rows of one `best_fit` lane: the sequential part of `BestFitLanes`.
+
+A piece is encoded as bytes, which `BestFitLane` only concatenates. `BestFitLanes` encodes an index
+of its table. Playing a lane on token lengths alone encodes the span.
+"""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from cloudload.arrays import Ints
-from cloudload.packing.packers import Packing
-from cloudload.packing.residue import EMPTY_GROUP, extend_group
+from cloudload.arrays import Ints, count_within
+from cloudload.packing.packers import BestFitPacker, Cursor, Packing
+from cloudload.packing.residue import EMPTY_GROUP, encode_group, encode_spans, extend_group
+from cloudload.packing.tables import FLAT_LANE, ORDINAL, SIZE, START
 
 _PIECE_BYTES = 4
 Row = tuple[int, int, bytes, bytes, bytes]
@@ -46,8 +51,8 @@ class BestFitLane:
     def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
         """Put the next piece into the fullest open row that has space for it, or into a new row.
 
-        The piece is encoded by `encode_pieces`, its `span` by `encode_spans`. `size` is its number
-        of tokens. (ordinal, offset) is the cursor after the piece. An empty piece is in no row.
+        The `span` of the piece is encoded by `encode_spans`. `size` is its number of tokens.
+        (ordinal, offset) is the cursor after the piece. An empty piece is in no row.
         """
         if not offset:
             self._passed += piece
@@ -80,6 +85,60 @@ class BestFitLane:
         residue = EMPTY_GROUP + b"".join(self._groups) if self._groups else b""
         self.rows.append((ordinal, offset, residue, pieces, self._passed))
         self._passed = b""
+
+
+def restore_lane(
+    packing: Packing, cursor: Cursor, residue: bytes, hold: Callable[[int, int, int], bytes]
+) -> BestFitLane:
+    """Restore a lane from its residue, which the reference packer decodes.
+
+    `hold` encodes the piece (ordinal, start, stop). Raises `ValueError` for an invalid residue.
+    """
+    lane = BestFitLane(packing)
+    if not residue:
+        return lane
+    packer = BestFitPacker(packing.seq_len, packing.open_rows, cursor, residue)
+    for row in packer.rows:
+        pieces = b"".join(hold(document, start, stop) for document, start, stop, _ in row.pieces)
+        lane.rows.append((*row.cursor, row.residue, pieces, b""))
+    for spans in packer.open_spans:
+        free = packing.seq_len - sum(stop - start for _, start, stop in spans)
+        lane.restore(free, b"".join(hold(*span) for span in spans), encode_group(spans))
+    return lane
+
+
+def split_documents(table: Ints, seq_len: int) -> Ints:
+    """Repeat each document's row of a document table for each of its pieces, with their `START`."""
+    lefts = table[:, SIZE] - table[:, START]
+    if lefts.max(initial=0) <= seq_len:
+        return table
+    numbers = np.maximum(1, -(-lefts // seq_len))
+    pieces: Ints = np.repeat(table, numbers, axis=0)
+    pieces[:, START] += seq_len * count_within(numbers)
+    return pieces
+
+
+def find_stops(table: Ints, seq_len: int) -> Ints:
+    """Where each piece of `split_documents` ends in its document: int64 [pieces]."""
+    return np.minimum(table[:, SIZE], table[:, START] + seq_len)
+
+
+def list_packed(
+    table: Ints, seq_len: int
+) -> tuple[list[bytes], list[int], list[int], list[int], list[int]]:
+    """What `pack` needs of each piece of `split_documents`.
+
+    Returns lists of their spans, flat lanes, sizes, and of the ordinal and offset after each.
+    """
+    stops = find_stops(table, seq_len)
+    is_last = stops == table[:, SIZE]
+    return (
+        encode_spans(np.stack([table[:, ORDINAL], table[:, START], stops], axis=1)),
+        table[:, FLAT_LANE].tolist(),
+        (stops - table[:, START]).tolist(),
+        (table[:, ORDINAL] + is_last).tolist(),
+        np.where(is_last, 0, stops).tolist(),
+    )
 
 
 def encode_pieces(pieces: Ints) -> list[bytes]:

@@ -19,15 +19,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cloudload.arrays import Flags, Ints, count_within
-from cloudload.packing.best_fit_lane import BestFitLane, Row, decode_pieces, encode_pieces
-from cloudload.packing.lane_packer import CutRows
-from cloudload.packing.packers import BestFitPacker, Packing, check_start
-from cloudload.packing.residue import (
-    encode_group,
-    encode_spans,
-    residue_spans,
+from cloudload.arrays import Flags, Ints
+from cloudload.packing.best_fit_lane import (
+    BestFitLane,
+    Row,
+    decode_pieces,
+    encode_pieces,
+    find_stops,
+    list_packed,
+    restore_lane,
+    split_documents,
 )
+from cloudload.packing.lane_packer import CutRows
+from cloudload.packing.packers import Packing, check_start
+from cloudload.packing.residue import residue_spans
 from cloudload.packing.tables import (
     BASE,
     COUNT,
@@ -92,37 +97,15 @@ class BestFitLanes:
         if self._unread:
             table = self._take_again(table, buffer)
         self._start(table)
-        self._pack(self._split(table), buffer)
-
-    def _split(self, table: Ints) -> Ints:
-        """Repeat each document's row for each of its pieces, with the piece's `START`."""
-        most, lefts = self._packing.seq_len, table[:, SIZE] - table[:, START]
-        if lefts.max(initial=0) <= most:
-            return table
-        numbers = np.maximum(1, -(-lefts // most))
-        pieces: Ints = np.repeat(table, numbers, axis=0)
-        pieces[:, START] += most * count_within(numbers)
-        return pieces
-
-    def _stops(self, table: Ints) -> Ints:
-        return np.minimum(table[:, SIZE], table[:, START] + self._packing.seq_len)
+        self._pack(split_documents(table, self._packing.seq_len), buffer)
 
     def _pack(self, table: Ints, buffer: memoryview) -> None:
-        """Pack pieces. `table` has one row for each piece, and is the result of `_split`."""
+        """Pack pieces. `table` is the result of `split_documents`."""
         pieces = self._new_pieces(len(table))
         self._hold(pieces, table, buffer)
-        stops = self._stops(table)
-        is_last = stops == table[:, SIZE]
-        columns = (
-            table[:, FLAT_LANE],
-            stops - table[:, START],
-            table[:, ORDINAL] + is_last,
-            np.where(is_last, 0, stops),
-        )
-        spans = encode_spans(np.stack([table[:, ORDINAL], table[:, START], stops], axis=1))
-        lanes, lists = self._lanes, (column.tolist() for column in columns)
+        lanes, packed = self._lanes, list_packed(table, self._packing.seq_len)
         for piece, span, flat_lane, size, ordinal, offset in zip(
-            encode_pieces(pieces), spans, *lists, strict=True
+            encode_pieces(pieces), *packed, strict=True
         ):
             (lanes[flat_lane] or self._open(flat_lane)).pack(piece, size, span, ordinal, offset)
 
@@ -141,7 +124,7 @@ class BestFitLanes:
     def _hold(self, pieces: Ints, table: Ints, buffer: memoryview) -> None:
         """Store pieces and a copy of their IDs. A view would keep the whole buffer alive."""
         froms = np.maximum(0, table[:, BASE] + table[:, START])
-        stops = np.maximum(froms, table[:, BASE] + self._stops(table))
+        stops = np.maximum(froms, table[:, BASE] + find_stops(table, self._packing.seq_len))
         self._table[pieces] = table
         self._table[pieces, BASE] -= froms
         # the GC does not track bytes, but would track views
@@ -170,13 +153,12 @@ class BestFitLanes:
         documents = self._table[counted]
         # a piece without tokens is in no row
         self._release(counted[documents[:, SIZE] == documents[:, START]])
+        stops = find_stops(table, self._packing.seq_len)
         return CutRows(
             num_rows=np.array(num_rows, np.int64),
             table=table,
             buffers=[memoryview(b"".join(parts)).cast("i")],
-            pieces=np.stack(
-                [piece_rows, np.arange(len(table)), table[:, START], self._stops(table)], axis=1
-            ),
+            pieces=np.stack([piece_rows, np.arange(len(table)), table[:, START], stops], axis=1),
             cursors=np.array([ordinals, offsets], np.int64).T,
             residues=residues,
             counted=np.column_stack([counted_rows, documents[:, [STREAM, COUNT, SIZE]]]),
@@ -198,46 +180,30 @@ class BestFitLanes:
         return self._lanes[flat_lane] or self._open(flat_lane)
 
     def _open(self, flat_lane: int) -> BestFitLane:
-        lane = self._lanes[flat_lane] = BestFitLane(self._packing)
-        if self._residues is not None and self._residues[flat_lane]:
-            try:
-                self._restore(flat_lane, lane, self._residues[flat_lane])
-            except ValueError as error:
-                raise ValueError(
-                    f"residues: lane {flat_lane % self._num_lanes} has {error}"
-                ) from None
+        residue = b"" if self._residues is None else self._residues[flat_lane]
+        try:
+            lane = self._lanes[flat_lane] = self._restore(flat_lane, residue)
+        except ValueError as error:
+            raise ValueError(f"residues: lane {flat_lane % self._num_lanes} has {error}") from None
         return lane
 
-    def _restore(self, flat_lane: int, lane: BestFitLane, residue: bytes) -> None:
-        """Restore a lane's rows from its residue, which the reference packer decodes.
-
-        Raises `ValueError` for an invalid residue.
-        """
+    def _restore(self, flat_lane: int, residue: bytes) -> BestFitLane:
+        """Restore a lane's rows from its residue. Raises `ValueError` for an invalid residue."""
         ordinal, offset = self._cursors[flat_lane].tolist()
-        packer = BestFitPacker(
-            self._packing.seq_len, self._packing.open_rows, (ordinal, offset), residue
-        )
         sizes = {document: size for document, _, size in residue_spans(residue, ordinal)}
         unread: dict[int, list[int]] = {document: [] for document in sizes}
 
-        def hold(document: int, start: int) -> bytes:
+        def hold(document: int, start: int, _: int) -> bytes:
             piece = self._new_pieces(1)
             self._table[piece, SIZE], self._table[piece, START] = sizes[document], start
             unread[document] += piece.tolist()
             [encoded] = encode_pieces(piece)
             return encoded
 
-        for row in packer.rows:
-            pieces = b"".join(hold(document, start) for document, start, _, _ in row.pieces)
-            lane.rows.append((*row.cursor, row.residue, pieces, b""))
-        for spans in packer.open_spans:
-            free = self._packing.seq_len - sum(stop - start for _, start, stop in spans)
-            lane.restore(
-                free,
-                b"".join(hold(document, start) for document, start, _ in spans),
-                encode_group(spans),
-            )
-        self._unread[flat_lane] = unread
+        lane = restore_lane(self._packing, (ordinal, offset), residue, hold)
+        if residue:
+            self._unread[flat_lane] = unread
+        return lane
 
     def _take_again(self, table: Ints, buffer: memoryview) -> Ints:
         """Store the IDs of documents in residues, and return the table of the other documents.

@@ -16,11 +16,13 @@ from array import array
 from collections.abc import Collection, Sequence
 from functools import cache
 
-from cloudload.arrays import Ints
+import numpy as np
+
+from cloudload.arrays import Ints, count_within
 
 Span = tuple[int, int, int]
 """(ordinal, start, stop): the tokens of a document from `start` to its end, `stop`."""
-_SPAN_BYTES = 12
+_SPAN_BYTES, _NUMBER_BYTES = 12, 4
 
 
 @cache
@@ -80,6 +82,29 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
     if len(set(documents)) < len(documents):
         raise ValueError("two spans of one document")
     return groups[0], groups[1:]
+
+
+def list_residue_spans(residues: Sequence[bytes]) -> tuple[Ints, Ints]:
+    """List the spans of many residues, which must be valid: `residue_spans`, at once.
+
+    Returns the index of each span's residue (int64 [spans]), and the spans (int64 [spans, 3]), in
+    any order.
+    """
+    numbers = np.frombuffer(b"".join(residues), "<i4").astype(np.int64)
+    stops = np.cumsum(list(map(len, residues)), dtype=np.int64) // _NUMBER_BYTES
+    left = np.flatnonzero(np.diff(stops, prepend=0))
+    places = np.concatenate([[0], stops[:-1]])[left]
+    owners, groups, sizes = ([np.empty(0, np.int64)] for _ in range(3))
+    while len(left):
+        owners.append(left)
+        groups.append(places)
+        sizes.append(numbers[places])
+        places = places + 1 + 3 * numbers[places]
+        is_left = places < stops[left]
+        left, places = left[is_left], places[is_left]
+    counts = np.concatenate(sizes)
+    firsts = np.repeat(np.concatenate(groups) + 1, counts) + 3 * count_within(counts)
+    return np.repeat(np.concatenate(owners), counts), numbers[firsts[:, None] + np.arange(3)]
 
 
 def split_residues(joined: bytes, sizes: Sequence[int]) -> list[bytes]:

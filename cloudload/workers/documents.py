@@ -25,6 +25,7 @@ from cloudload.lengths.group_file import FAILED as FAILED_LENGTH
 from cloudload.lengths.group_file import FILTERED as FILTERED_LENGTH
 from cloudload.mds.shard import BadDocumentError
 from cloudload.order.epoch_orders import EpochOrders
+from cloudload.packing.residue import residue_spans
 from cloudload.packing.tables import (
     BASE,
     COUNT,
@@ -84,15 +85,31 @@ class FoundDocuments:
             self.samples[chosen],
         )
 
-    def begun_sizes(self, starts: Ints) -> Ints:
+    def begun_sizes(self, starts: Ints, residues: Sequence[bytes] | None = None) -> Ints:
         """The size of each document that its lane's start is inside: int64 [documents].
 
-        `starts` is int64 [flat_lanes, 3], the starting cursors. -1 for other documents, and 0 if
-        the size is not known.
+        `starts` is int64 [flat_lanes, 3], the starting cursors. `residues` ([flat_lanes]) are those
+        at the start, whose documents have begun, too; None if the packing has no residue. -1 for
+        other documents, and 0 if the size is not known.
         """
         start = starts[self.flat_lanes]
         is_begun = (start[:, CURSOR_ORDINAL] == self.ordinals) & (start[:, CURSOR_OFFSET] > 0)
-        return np.where(is_begun, start[:, CURSOR_SIZE], -1)
+        sizes = np.where(is_begun, start[:, CURSOR_SIZE], -1)
+        before = np.flatnonzero(self.ordinals < start[:, CURSOR_ORDINAL])
+        if residues is not None and len(before):
+            lanes, ordinals = self.flat_lanes[before], self.ordinals[before].tolist()
+            of_lanes = {
+                lane: {
+                    document: size
+                    for document, _, size in residue_spans(
+                        residues[lane], int(starts[lane, CURSOR_ORDINAL])
+                    )
+                }
+                for lane in np.unique(lanes).tolist()
+            }
+            pairs = zip(lanes.tolist(), ordinals, strict=True)
+            sizes[before] = [of_lanes[lane][ordinal] for lane, ordinal in pairs]
+        return sizes
 
 
 class LaneDocuments:

@@ -19,7 +19,6 @@ from cloudload.packing.best_fit_lanes import BestFitLanes
 from cloudload.packing.concat_lanes import ConcatLanes
 from cloudload.packing.lane_packer import CutRows, LaneRows, PackerLanes
 from cloudload.packing.packers import Packing
-from cloudload.packing.residue import residue_spans
 from cloudload.packing.tables import (
     CURSOR_OFFSET,
     CURSOR_ORDINAL,
@@ -129,24 +128,11 @@ class LaneReader:
         return replace(cut, cursors=np.column_stack([cut.cursors, sizes]))
 
     def begun_sizes(self, found: FoundDocuments) -> Ints:
-        """The size of each document that its lane's starting cursor is inside: int64 [documents].
+        """The size of each document that its lane's start is inside: int64 [documents].
 
         -1 for other documents, and 0 if the size is not known.
         """
-        return found.begun_sizes(self._start)
-
-    def _residue_sizes(self, found: FoundDocuments) -> Ints:
-        """The size of each document of a residue: int64 [documents]."""
-        assert self._residues is not None
-        sizes = {
-            (lane, document): size
-            for lane in np.unique(found.flat_lanes).tolist()
-            for document, _, size in residue_spans(
-                self._residues[lane], int(self._start[lane, CURSOR_ORDINAL])
-            )
-        }
-        pairs = zip(found.flat_lanes.tolist(), found.ordinals.tolist(), strict=True)
-        return np.array([sizes[pair] for pair in pairs], np.int64)
+        return found.begun_sizes(self._start, self._residues)
 
     def _fill(self, lanes: Ints, wanted: Ints, eagerness: float, is_awaited: bool) -> None:
         """Read documents of each lane until it can fill the wanted rows or reaches its end."""
@@ -178,7 +164,7 @@ class LaneReader:
         if not len(found):
             return
         self._prefetch.fetch(found, is_awaited=is_awaited)
-        begun_sizes = self._residue_sizes(found) if again else self.begun_sizes(found)
+        begun_sizes = self.begun_sizes(found)
         has_begun: Flags = begun_sizes >= 0
         documents = self._documents.read(found, begun_sizes if has_begun.any() else None)
         self._packer.add(documents, has_begun)

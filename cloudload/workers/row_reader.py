@@ -2,8 +2,8 @@
 
     pieces of rows ─► documents not held ─► read and tokenized ─► Pieces, for `fill_rows`
                               ▲                     │
-                held: each lane's last document ◄───┘
-                if it has tokens after its last row
+                held: documents of each lane  ◄─────┘
+                with tokens that are in later rows
 
 So reading a lane's rows in order tokenizes each document once.
 """
@@ -33,6 +33,8 @@ from cloudload.workers.block import Pieces
 from cloudload.workers.documents import FoundDocuments, LaneDocuments
 
 _MOST_HELD_BYTES = 1 << 28
+# of a best_fit lane, the ends of this many documents may wait in open rows
+_MOST_OF_LANE = 16
 _ORDINAL_BITS = 40
 
 
@@ -40,7 +42,6 @@ _ORDINAL_BITS = 40
 class _Held:
     """A document with tokens that no row has taken."""
 
-    ordinal: int
     document: Ints
     """Its row of the document table: int64 [10]."""
     tokens: memoryview
@@ -65,8 +66,11 @@ class RowReader:
         self._documents, self._own_lanes = documents, own_lanes
         self._prefetch = prefetch or (lambda found: documents.prefetch(found.samples))
         self._starts: Ints = position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
-        self._held: dict[int, _Held] = {}
-        """The document of each flat lane that continues after the lane's last row."""
+        residues = position.residues
+        self._residues = None if residues is None else residues.ravel().tolist()
+        self._most_of_lane = 1 if residues is None else _MOST_OF_LANE
+        self._held: dict[int, dict[int, _Held]] = {}
+        """The documents of each flat lane that continue after the lane's last row, by ordinal."""
         self._held_bytes = 0
 
     def read(self, pieces: Ints) -> Pieces:
@@ -87,15 +91,15 @@ class RowReader:
         for number, (lane, ordinal) in enumerate(
             zip(lanes.tolist(), ordinals.tolist(), strict=True)
         ):
-            held = self._held.get(lane)
-            if held is not None and held.ordinal == ordinal:
+            held = self._held.get(lane, {}).get(ordinal)
+            if held is not None:
                 table[number], missing[number] = held.document, False
                 table[number, BUFFER] = len(buffers)
                 buffers.append(held.tokens)
         if missing.any():
             found = self._documents.find(lanes[missing], ordinals[missing])
             self._prefetch(found)
-            read = self._documents.read(found, found.begun_sizes(self._starts))
+            read = self._documents.read(found, found.begun_sizes(self._starts, self._residues))
             table[missing] = read.table
             table[missing, BUFFER] = len(buffers)
             buffers.append(read.ids.data)
@@ -106,13 +110,14 @@ class RowReader:
         return Pieces(table, buffers, of_rows)
 
     def _hold(self, pieces: Ints, lanes: Ints, table: Ints, buffers: list[memoryview]) -> None:
-        """Hold the last document of each lane if it has tokens left; release the one before it."""
+        """Hold the last documents of each lane that have tokens left, and release the others."""
         furthest = np.zeros(len(table), np.int64)
         np.maximum.at(furthest, pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP])
         is_left = (furthest < table[:, SIZE]).tolist()
-        # ordinals ascend in each lane, so its last document replaces the others
+        # ordinals ascend in each lane, so its last documents replace the others
         for number, lane in enumerate(lanes.tolist()):
-            self._release(lane)
+            held = self._held.setdefault(lane, {})
+            self._release(held, int(table[number, ORDINAL]))
             if is_left[number] and (self._own_lanes is None or self._own_lanes[lane]):
                 document = table[number].copy()
                 low = max(0, int(document[BASE]))
@@ -120,15 +125,18 @@ class RowReader:
                     buffers[document[BUFFER]], low, int(document[BASE] + document[SIZE])
                 )
                 document[BASE] -= low
-                self._held[lane] = _Held(int(document[ORDINAL]), document, tokens)
+                held[int(document[ORDINAL])] = _Held(document, tokens)
                 self._held_bytes += tokens.nbytes
+            while len(held) > self._most_of_lane:
+                self._release(held, next(iter(held)))
         while self._held_bytes > _MOST_HELD_BYTES:
-            self._release(next(iter(self._held)))
+            of_lane = self._held.pop(next(iter(self._held)))
+            self._held_bytes -= sum(each.tokens.nbytes for each in of_lane.values())
 
-    def _release(self, lane: int) -> None:
-        held = self._held.pop(lane, None)
-        if held is not None:
-            self._held_bytes -= held.tokens.nbytes
+    def _release(self, held: dict[int, _Held], ordinal: int) -> None:
+        document = held.pop(ordinal, None)
+        if document is not None:
+            self._held_bytes -= document.tokens.nbytes
 
     def prefetch(self, pieces: Ints) -> None:
         """Start fetching the shards of rows that are read later."""

@@ -65,7 +65,7 @@ CHAINS = {
         [part(2, 3, 6, ON), part(4, 1, 5, OFF), part(3, 2, 4, ON, killed=False)], "mixed"
     ),
     "one row per document": Chain([part(2, 3, 6), part(3, 2, 4, OFF, killed=False)], "rows"),
-    "with best_fit": Chain([part(2, 3, 6), part(3, 2, 4, OFF), part(1, 4, 3)], "best_fit"),
+    "with best_fit": Chain([part(2, 3, 6), part(5, 2, 4), part(3, 2, 4, OFF)], "best_fit"),
     "an exchange every third batch": Chain(
         [
             part(2, 2, 5, ON, exchange_every=3),

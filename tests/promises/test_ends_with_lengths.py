@@ -159,7 +159,7 @@ def test_a_finite_run_ends_alike_with_lengths_and_without(
         assert one.stats == other.stats, f"part {number}"
 
 
-@pytest.mark.parametrize("packing", ["concat", "one_per_row"])
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
 def test_a_seek_or_skip_into_the_tail_gives_the_state_that_reading_gives(
     folders: dict[str, Path], packing: Any
 ) -> None:

@@ -24,6 +24,7 @@ EVERY_PACKING = pytest.mark.parametrize(
     "packing",
     [
         {"packing": "concat"},
+        {"packing": "best_fit"},
         {"packing": "one_per_row", "overflow": "cut"},
         {"packing": "one_per_row", "overflow": "rows"},
     ],
@@ -116,11 +117,10 @@ def test_passes_of_an_epoch_end_on_the_same_step_without_communication(folders: 
         assert [len(list(loader)) for _ in range(3)] == expected
 
 
-def test_best_fit_and_ranks_without_lengths_still_need_to_communicate(folders: list[str]) -> None:
-    for settings in ({"packing": "best_fit"}, {"lengths": "off"}):
-        loader = make_ranks(folders[0], epochs=1, **settings)[0]
-        with pytest.raises(RanksDisagreeError, match="they must communicate to end"):
-            next(iter(loader))
+def test_ranks_without_lengths_still_need_to_communicate(folders: list[str]) -> None:
+    loader = make_ranks(folders[0], epochs=1, lengths="off")[0]
+    with pytest.raises(RanksDisagreeError, match="they must communicate to end"):
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("lengths", ["off", "require"])
@@ -197,7 +197,7 @@ def test_the_tail_needs_no_measuring_and_if_it_is_foreseen_no_restart_of_workers
         found[lengths] = len(rows), len(starts), sum(read)
     assert found["off"][0] == found["require"][0]
     assert found["off"][1] == 3, "steady, measuring, in the tail"
-    assert found["require"][1] == (2 if packing == "best_fit" else 1)
+    assert found["require"][1] == 1
     assert found["require"][2] < found["off"][2]
 
 
@@ -217,15 +217,17 @@ def test_a_resume_in_the_tail_measures_nothing(folders: list[str], starts: list[
         assert rows[0] == rows[1]
 
 
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
 def test_a_run_too_large_to_foresee_ends_alike(
-    folders: list[str], starts: list[int], monkeypatch: pytest.MonkeyPatch
+    folders: list[str], starts: list[int], monkeypatch: pytest.MonkeyPatch, packing: Any
 ) -> None:
     def make(lengths: str, **rank: Any) -> CloudLoader:
-        return make_loader(folders[0], lengths=lengths, epochs=2, **rank)
+        return make_loader(folders[0], lengths=lengths, epochs=2, packing=packing, **rank)
 
     leg = Leg(ranks=3, batch_size=4, batches=None)
     expected = run_leg(lambda **rank: make("off", **rank), leg)
-    monkeypatch.setattr("cloudload.lengths.run_lengths._MOST_FORESEEN", 100)
+    for limit in ("_MOST_FORESEEN", "_MOST_PLAYED"):
+        monkeypatch.setattr(f"cloudload.lengths.run_lengths.{limit}", 100)
     starts.clear()
     assert run_leg(lambda **rank: make("require", **rank), leg) == expected
     assert len(starts) == 2 * 3, "steady and in the tail, on each rank"

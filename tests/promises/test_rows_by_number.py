@@ -52,7 +52,7 @@ def limit(access: Any, end: int) -> Any:
 
 
 @given(
-    case=CASES.filter(lambda case: case["packing"] != "best_fit"),
+    case=CASES,
     shares=st.sampled_from([(None,), (None, None), (1.0, 3.0), (0.5, 1.0, 0.2)]),
     look=st.fixed_dictionaries(
         {"seq_len": st.sampled_from([7, 50, 120]), "mask_edges": st.booleans()}
@@ -168,7 +168,6 @@ def test_a_row_is_traced_to_its_documents(folder: str) -> None:
 def test_what_belongs_to_the_training_loop_is_refused(folder: str) -> None:
     for options, message in (
         ({"batch_size": 4}, "Rows has no option batch_size"),
-        ({"packing": "best_fit"}, "packing is 'best_fit'"),
         ({"fields": ["cu_seqlens"]}, "cu_seqlens, which describes a whole batch"),
         ({"lengths": "off"}, "needs token lengths"),
         ({"num_rows": -1}, "num_rows is -1"),

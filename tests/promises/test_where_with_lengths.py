@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @given(
-    packing=st.sampled_from(["concat", "concat", "cut", "rows"]),
+    packing=st.sampled_from(["concat", "best_fit", "best_fit", "cut", "rows"]),
     shares=st.sampled_from([(None,), (None, None), (0.7, 0.3), (0.02, 0.98)]),
     epochs=st.sampled_from([None, 1, 3]),
     num_lanes=st.sampled_from([4, 12]),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloudload.packing.residue import (
     EMPTY_GROUP,
@@ -12,11 +14,13 @@ from cloudload.packing.residue import (
     encode_group,
     encode_spans,
     extend_group,
+    list_residue_spans,
     residue_spans,
     split_residues,
     unpack_residue,
 )
 
+numbers = st.integers(0, 9)
 WAITING: list[Span] = [(0, 2, 9)]
 OPEN: list[list[Span]] = [[(1, 0, 4), (4, 0, 3)], [(3, 5, 6)]]
 RESIDUE = b"".join(map(encode_group, [WAITING, *OPEN]))
@@ -40,6 +44,19 @@ def test_spans_that_are_added_one_by_one_are_the_group_of_all() -> None:
     for span in encode_spans(np.array(OPEN[0])):
         group = extend_group(group, span)
     assert group == encode_group(OPEN[0])
+
+
+@given(st.lists(st.lists(st.lists(st.tuples(numbers, numbers, numbers), max_size=3), max_size=4)))
+def test_the_spans_of_many_residues_are_listed_at_once(
+    residues: list[list[list[tuple[int, int, int]]]],
+) -> None:
+    encoded = [b"".join(map(encode_group, groups)) for groups in residues]
+    owners, spans = list_residue_spans(encoded)
+    found = sorted(zip(owners.tolist(), map(tuple, spans.tolist()), strict=True))
+    expected = [
+        (owner, span) for owner, groups in enumerate(residues) for group in groups for span in group
+    ]
+    assert found == sorted(expected)
 
 
 def test_joined_residues_are_split_by_their_sizes() -> None:

@@ -1,0 +1,88 @@
+"""Time finding rows of `best_fit` on made-up lengths: playing lanes, leaping, memory, disk.
+
+    python -m benchmarks.best_fit_rows 1_000_000 100_000_000
+
+Plays the lanes of one rank of 16 through an epoch, then, with their marks on disk, finds rows of
+them. Prints one line of JSON per size, each measured in a separate process. CPU times are those of
+that process.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.length_tables import NUM_LANES, SEQ_LEN, make_lanes
+from cloudload.lengths.best_fit_rows import BestFitRows
+from cloudload.lengths.best_fit_walker import BestFitWalker
+from cloudload.lengths.tables import LaneTables
+from cloudload.packing.packers import Packing
+
+RANKS, ROWS = 16, 200
+
+
+def measure(documents: int, folder: Path) -> dict[str, Any]:
+    """Play the lanes of a rank through an epoch of `documents`, and find rows of them."""
+    sizes, figures = make_lanes(documents, folder, "py1e")
+    packing = Packing("best_fit", SEQ_LEN, 16, "cut")
+    tables = LaneTables(folder / "lengths", sizes, packing, "made-up")
+    own = np.arange(0, NUM_LANES, RANKS)
+    cursors, residues = np.zeros((NUM_LANES, 3), np.int64), np.full(NUM_LANES, b"", object)
+    rows = int(0.97 * figures["tokens"]) // SEQ_LEN // NUM_LANES
+    before_mb = _resident_mb()
+    began = time.process_time()
+    walker = BestFitWalker(tables, sizes, packing)
+    walker.play(own, np.full(len(own), rows), cursors, residues)
+    play_s = time.process_time() - began
+    played = sum(walker.lanes.state(lane).ordinal for lane in own.tolist())
+    marks = list(folder.rglob("*.marks"))
+    random, found = np.random.default_rng(1), []
+    finder = BestFitRows(BestFitWalker(tables, sizes, packing), cursors, residues)
+    finder.find(own, np.full(len(own), 1))  # opens the marks' files
+    for _ in range(ROWS):
+        lane, row = random.choice(own, 1), random.integers(rows, size=1)
+        began = time.process_time()
+        finder.find(lane, row)
+        found.append(1e3 * (time.process_time() - began))
+    seeks = {}
+    for share in (0.01, 0.5, 0.99):
+        began = time.process_time()
+        walker = BestFitWalker(tables, sizes, packing)
+        walker.play(own, np.full(len(own), int(rows * share)), cursors, residues)
+        seeks[f"s_of_{len(own)}_lanes_at_{share:.0%}"] = round(time.process_time() - began, 3)
+    return {
+        **figures,
+        "played_documents": played,
+        "us_per_document": round(1e6 * play_s / played, 2),
+        "ms_per_row_median": round(float(np.median(found)), 2),
+        "ms_per_row_p99": round(float(np.quantile(found, 0.99)), 2),
+        **seeks,
+        "mark_bytes_per_document": round(sum(each.stat().st_size for each in marks) / played, 3),
+        "rss_mb_of_lengths": before_mb,
+        "rss_mb_after": _resident_mb(),
+    }
+
+
+def _resident_mb() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20
+
+
+def main() -> None:
+    if sys.argv[1] == "one":
+        with tempfile.TemporaryDirectory() as folder:
+            print(json.dumps(measure(int(sys.argv[2]), Path(folder))), flush=True)
+        return
+    for size in sys.argv[1:]:
+        subprocess.run([sys.executable, "-m", "benchmarks.best_fit_rows", "one", size], check=False)
+
+
+if __name__ == "__main__":
+    main()

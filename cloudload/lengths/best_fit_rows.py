@@ -1,0 +1,94 @@
+"""The documents in any row of `best_fit` lanes, and the rows of any of their documents.
+
+row ─► its lane, played from the nearest mark before the row ─► pieces
+document ─► its lane, played from the nearest mark before the document ─► rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.lengths.best_fit_walker import BestFitWalker
+from cloudload.lengths.row_pieces import PIECE_COLUMNS, Runs, check_has_rows, find_by_runs
+from cloudload.order.dealing import number_in_group
+from cloudload.run.position import Residues
+
+_SPAN_COLUMNS = 3
+_ROWS_AT_ONCE = 64
+
+
+class RowOfDocument(NamedTuple):
+    """Tokens [start, stop) of a document in a row of its lane, of which it is piece `place`."""
+
+    row: int
+    place: int
+    start: int
+    stop: int
+
+
+class BestFitRows:
+    """Finds the pieces of rows of one component's lanes.
+
+    `cursors` (int64 [lanes, 3]) and `residues` (object array of bytes, [lanes]) are the state from
+    which rows are counted.
+    """
+
+    def __init__(self, walker: BestFitWalker, cursors: Ints, residues: Residues) -> None:
+        self._walker, self._cursors, self._residues = walker, cursors, residues
+
+    def find(self, lanes: Ints, numbers: Ints) -> Ints:
+        """Find the pieces of rows, as `RowPieces.find` does. Raises the errors of `play`."""
+        return find_by_runs(lanes, numbers, self._list_pieces)
+
+    def find_document(
+        self, lane: int, ordinal: int, tokens: int, most: int
+    ) -> Iterator[RowOfDocument]:
+        """Yield the rows of a document of which `tokens` are left, from the state on.
+
+        Rows are indices within those of the lane, and less than `most`. Raises the errors of
+        `play`.
+        """
+        chosen, lanes = np.array([lane]), self._walker.lanes
+        self._walker.start(chosen, self._cursors, self._residues)
+        lanes.approach_document(lane, ordinal)
+        while tokens and (row := lanes.row(lane)) < most:
+            [taken] = lanes.take_rows(chosen, np.array([min(_ROWS_AT_ONCE, most - row)]))
+            for number, encoded in enumerate(taken):
+                spans = decode_spans(encoded).tolist()
+                for place, (document, start, stop) in enumerate(spans):
+                    if document == ordinal:
+                        tokens -= stop - start
+                        yield RowOfDocument(row + number, place, start, stop)
+            if not taken:
+                return
+
+    def _list_pieces(self, runs: Runs, first_rows: Ints) -> Ints:
+        """List the pieces of runs, by ascending row: int64 [pieces, 5]."""
+        turns = number_in_group(runs.lanes)  # a lane takes its runs one after the other
+        taken: list[list[bytes]] = [[] for _ in first_rows]
+        for turn in range(int(turns.max(initial=-1)) + 1):
+            own = np.flatnonzero(turns == turn)
+            lanes, counts = runs.lanes[own], runs.counts[own]
+            is_dry = self._walker.play(lanes, runs.firsts[own], self._cursors, self._residues)
+            check_has_rows(lanes, is_dry)
+            found = self._walker.lanes.take_rows(lanes, counts)
+            check_has_rows(lanes, np.array(list(map(len, found)), np.int64) < counts)
+            for place, rows in zip(own.tolist(), found, strict=True):
+                taken[place] = rows
+        of_rows = [row for rows in taken for row in rows]
+        spans = decode_spans(b"".join(of_rows))
+        numbers = np.array(list(map(len, of_rows)), np.int64) // (4 * _SPAN_COLUMNS)
+        pieces = np.empty((len(spans), len(PIECE_COLUMNS)), np.int64)
+        pieces[:, 0] = np.repeat(np.arange(len(of_rows)), numbers)
+        pieces[:, 1] = np.repeat(np.repeat(runs.lanes, runs.counts), numbers)
+        pieces[:, 2:] = spans
+        return pieces
+
+
+def decode_spans(encoded: bytes) -> Ints:
+    """Decode concatenated spans, which `encode_spans` encodes: int64 [spans, 3]."""
+    return np.frombuffer(encoded, "<i4").reshape(-1, _SPAN_COLUMNS).astype(np.int64)

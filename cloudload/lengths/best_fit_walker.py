@@ -1,0 +1,162 @@
+"""The cursors, residues and statistics of `best_fit` lanes at a later row, by playing them.
+
+state, rows ─► `PlayedLanes` ─► state
+statistics     documents between the two cursors, less the residue after, plus that before
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from cloudload.arrays import NEVER, Flags, Ints
+from cloudload.errors import StreamChangedError
+from cloudload.lengths.advance import Advanced, Walker
+from cloudload.lengths.lane_marks import LaneMarks, LaneState
+from cloudload.lengths.played_lanes import PlayedLanes
+from cloudload.lengths.sizes import LaneSizes
+from cloudload.lengths.tables import LaneTables
+from cloudload.packing.packers import Packing
+from cloudload.packing.residue import decode_residue, list_residue_spans
+from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL, CURSOR_SIZE
+from cloudload.run.position import Residues
+from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
+
+
+class BestFitWalker(Walker):
+    """Advances the `best_fit` lanes of one component."""
+
+    def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
+        super().__init__(tables, sizes, packing)
+        name = f"best_fit-{packing.seq_len}-{packing.open_rows}"
+        marks = LaneMarks(tables.folder / name if tables.is_kept else None)
+        self.lanes = PlayedLanes(sizes, packing, marks, tables.ends)
+
+    def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
+        """As `Walker.advance`, with `residues` (object array of bytes, [lanes]).
+
+        Raises `StreamChangedError` also if a residue does not match the lengths, or is damaged.
+        """
+        assert residues is not None
+        moving = np.flatnonzero(rows > 0)
+        is_dry = np.zeros(len(cursors), np.bool_)
+        is_dry[moving] = self.play(moving, rows[moving], cursors, residues)
+        after, left = cursors.copy(), residues.copy()
+        for lane in moving.tolist():
+            ordinal, offset, left[lane] = self.lanes.state(lane)
+            after[lane, :CURSOR_SIZE] = ordinal, offset
+        is_same = (after == cursors).all(axis=1)
+        self._set_sizes(after, (rows > 0) & ~is_same)
+        counts = np.zeros((len(self._tables.streams), len(COUNTS)), np.int64)
+        if len(moving) and not is_dry.any():
+            counts = self._count_passed(moving, cursors, after)
+            counts[:, TOKENS] += self._count_taken(moving, after, left)
+            counts[:, TOKENS] -= self._count_taken(moving, cursors, residues)
+            counts[0, PADDING] = rows.sum() * self._packing.seq_len - counts[:, TOKENS].sum()
+        return Advanced(after, counts, is_dry, left)
+
+    def play(self, lanes: Ints, rows: Ints, cursors: Ints, residues: Residues) -> Flags:
+        """Play lanes by `rows`, from their cursors and residues, which are those of all lanes.
+
+        Returns which lanes end before, bool [lanes]. Raises the errors of `advance`.
+        """
+        self.start(lanes, cursors, residues)
+        with _naming_residues():
+            return self.lanes.play(lanes, rows)
+
+    def start(self, lanes: Ints, cursors: Ints, residues: Residues) -> None:
+        """Count the rows of lanes from their cursors and residues. Raises the errors of `advance`.
+
+        The lengths of documents that a state holds in part are checked when it is new.
+        """
+        states = (
+            LaneState(ordinal, offset, residues[lane])
+            for lane, (ordinal, offset) in zip(
+                lanes.tolist(), cursors[lanes, :CURSOR_SIZE].tolist(), strict=True
+            )
+        )
+        is_new = [
+            self.lanes.start(lane, state)
+            for lane, state in zip(lanes.tolist(), states, strict=True)
+        ]
+        with _naming_residues():
+            self._check(lanes[is_new], cursors, residues)
+
+    def count_rows(self, cursors: Ints, residues: Residues) -> Ints:
+        """The rows from the state of each lane to its end, in a finite run: int64 [lanes].
+
+        The arguments are those of `advance`. Raises the errors of `advance`.
+        """
+        lanes = np.arange(len(cursors))
+        self.play(lanes, np.full(len(lanes), NEVER), cursors, residues)
+        return np.array([self.lanes.row(lane) for lane in lanes.tolist()], np.int64)
+
+    def _check(self, lanes: Ints, cursors: Ints, residues: Residues) -> None:
+        """Raise `StreamChangedError` if a document of a state has another length than it had.
+
+        Raises `ValueError` for an invalid residue.
+        """
+        self._measure_begun(lanes[cursors[lanes, CURSOR_OFFSET] > 0], cursors)
+        for lane in lanes.tolist():
+            decode_residue(residues[lane], int(cursors[lane, CURSOR_ORDINAL]))
+        owners, ordinals, _, stops = _list_open(lanes, residues).T
+        found = self._sizes.measure(owners, ordinals)
+        if (is_wrong := found.whole != stops).any():
+            place = int(np.argmax(is_wrong))
+            raise StreamChangedError(
+                f"lane {owners[place]}: the state holds a part of document {ordinals[place]:,}, "
+                f"which had {stops[place]:,} tokens, but has {found.whole[place]:,} in the token "
+                "lengths. The data, the tokenizer or the transform changed. Restore them, or set "
+                "lengths='off'"
+            )
+
+    def _count_passed(self, lanes: Ints, cursors: Ints, after: Ints) -> Ints:
+        """The statistics of the documents that the lanes' cursors pass, as if all were in rows.
+
+        What was begun is counted as a document, even if `min_tokens` has changed since.
+        """
+        is_begun = cursors[lanes, CURSOR_OFFSET] > 0
+        heads, stops = cursors[lanes, CURSOR_ORDINAL] + is_begun, after[lanes, CURSOR_ORDINAL]
+        counts = self.count_documents(lanes, np.minimum(heads, stops), stops)
+        begun = lanes[is_begun & (heads <= stops)]
+        if len(begun):
+            found = self._measure_begun(begun, cursors)
+            streams = found.streams - self._tables.streams.start
+            np.add.at(counts, (streams, np.full_like(streams, DOCUMENTS)), 1)
+            np.add.at(counts, (streams, np.full_like(streams, TOKENS)), found.whole)
+        return counts
+
+    def _count_taken(self, lanes: Ints, cursors: Ints, residues: Residues) -> Ints:
+        """The tokens in rows that are not of documents before the cursors, less those before them
+        that are not in rows: int64 [streams]."""
+        begun = lanes[cursors[lanes, CURSOR_OFFSET] > 0]
+        owners, ordinals, starts, stops = _list_open(lanes, residues).T
+        tokens = np.concatenate([cursors[begun, CURSOR_OFFSET], starts - stops])
+        if len(self._tables.streams) == 1:
+            return np.array([tokens.sum()])
+        streams = self.streams_of(
+            np.concatenate([begun, owners]),
+            np.concatenate([cursors[begun, CURSOR_ORDINAL], ordinals]),
+        )
+        taken = np.zeros(len(self._tables.streams), np.int64)
+        np.add.at(taken, streams - self._tables.streams.start, tokens)
+        return taken
+
+
+@contextlib.contextmanager
+def _naming_residues() -> Iterator[None]:
+    """Raise `StreamChangedError` for a residue that is invalid."""
+    try:
+        yield
+    except ValueError as error:
+        raise StreamChangedError(
+            f"residues: {error}. The state is damaged. Load an earlier state"
+        ) from None
+
+
+def _list_open(lanes: Ints, residues: Residues) -> Ints:
+    """The spans of lanes' residues: int64 [spans, 4], with lane, ordinal, start and stop."""
+    owners, spans = list_residue_spans(residues[lanes].tolist())
+    return np.column_stack([lanes[owners], spans])

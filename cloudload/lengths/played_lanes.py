@@ -1,0 +1,273 @@
+"""Play `best_fit` lanes on token lengths: the packer of the readers, without a document.
+
+    lane, row ─► nearest mark before it ─► sizes of the documents from there on ─► packer ─► row
+                                                            marks on the way are kept ◄──┘
+
+A lane that was played stays where it is, so that playing on from there costs the new documents
+only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cloudload.arrays import NEVER, Flags, Ints
+from cloudload.lengths.lane_marks import DOCUMENTS_OF_MARK, LaneMarks, LaneState, Leap
+from cloudload.lengths.sizes import LaneSizes
+from cloudload.packing.best_fit_lane import list_packed, restore_lane, split_documents
+from cloudload.packing.packers import Packing
+from cloudload.packing.residue import EMPTY_GROUP, encode_group
+from cloudload.packing.tables import FLAT_LANE, NUM_DOCUMENT_COLUMNS, ORDINAL, SIZE, START
+from cloudload.system.activity import Wait, doing
+
+logger = logging.getLogger(__name__)
+_PLAYING = "packing documents by their token lengths, to find rows of best_fit"
+_LEAST_OF_LANE, _DOCUMENTS_AT_ONCE = 8, 1 << 17
+_LANES_AT_ONCE = 64
+_NEAR_ROWS = 256  # playing so many is about as fast as a leap to a mark, and playing from there
+_LEARNED = 0.25
+_COUNT_BYTES = len(EMPTY_GROUP)
+
+
+def _report_wait(waited_s: float, what: str) -> None:
+    """Log what takes so long."""
+    logger.info("%s has taken %.0f s. It is done once for these rows", what, waited_s)
+
+
+class _Player:
+    """The packer of one lane, before one of its rows."""
+
+    def __init__(self, packing: Packing, state: LaneState, row: int) -> None:
+        self.lane = restore_lane(packing, state[:2], state.residue, _encode_span)
+        self.state, self.row = state, row
+        """The state before the next row, and the index of that row."""
+        self.next_ordinal, self.offset = state.ordinal, state.offset
+        """The next document to pack, and its tokens that are in rows already."""
+        self.barren = 0
+        """Number of documents without tokens that were packed last."""
+        self.last, self.last_row = state, row
+        """The state and the row at which the way to the next mark began."""
+
+    def take(self, stop: int, marks: LaneMarks, number: int) -> Iterator[bytes]:
+        """Yield the pieces of the rows that are ready before row `stop`, encoded as spans.
+
+        Adds a leap to `marks`, as lane `number`, at each mark that the lane passes.
+        """
+        ready, next_mark = self.lane.rows, _next_mark(self.state.ordinal)
+        row = None
+        for _ in range(min(len(ready), stop - self.row)):
+            row = ready.popleft()
+            self.row += 1
+            if row[0] >= next_mark:
+                state, next_mark = LaneState(*row[:3]), _next_mark(row[0])
+                marks.add(number, self.last, Leap(self.row - self.last_row, state))
+                self.last, self.last_row = state, self.row
+            yield row[3]
+        if row is not None:
+            self.state = LaneState(*row[:3])
+
+
+def _next_mark(ordinal: int) -> int:
+    return (ordinal // DOCUMENTS_OF_MARK + 1) * DOCUMENTS_OF_MARK
+
+
+@dataclass
+class _Trail:
+    """The marks of a lane after a start, and the index of the row after each."""
+
+    states: list[LaneState]
+    rows: list[int] = field(default_factory=lambda: [0])
+
+
+class PlayedLanes:
+    """Plays the lanes of one component. `ends` is int64 [lanes]: the ordinal where each ends."""
+
+    def __init__(self, sizes: LaneSizes, packing: Packing, marks: LaneMarks, ends: Ints) -> None:
+        self._sizes, self._packing, self._marks, self._ends = sizes, packing, marks, ends
+        self._trails: dict[int, _Trail] = {}
+        self._players: dict[int, _Player] = {}
+        self._mean_tokens = float(packing.seq_len)
+        self._wait = Wait(_report_wait, _PLAYING)
+
+    def start(self, lane: int, state: LaneState) -> bool:
+        """Count a lane's rows from a state on; return whether it is new to this object."""
+        trail = self._trails.get(lane)
+        if trail is not None and trail.states[0] == state:
+            return False
+        self._trails[lane] = _Trail([state])
+        player = self._players.get(lane)
+        if player is not None and player.state == state:
+            player.last_row -= player.row
+            player.row = 0
+            return False
+        self._players.pop(lane, None)
+        return True
+
+    def state(self, lane: int) -> LaneState:
+        """The state at which a lane was left by `play`."""
+        return self._players[lane].state
+
+    def row(self, lane: int) -> int:
+        """The row at which a lane was left by `play`."""
+        return self._players[lane].row
+
+    def play(self, lanes: Ints, rows: Ints) -> Flags:
+        """Play each lane (int64 [lanes], distinct) up to a row: int64 [lanes].
+
+        Returns which lanes end before it, bool [lanes]; they stay at their end. An endless lane
+        ends if more documents than an epoch has have no tokens. Raises `CacheError` if an order
+        cannot be built, and `ValueError` for an invalid residue.
+        """
+        is_dry = np.zeros(len(lanes), np.bool_)
+        with self._wait, doing(_PLAYING):
+            for places in self._share(lanes):
+                for lane, row in zip(lanes[places].tolist(), rows[places].tolist(), strict=True):
+                    self._approach(lane, row)
+                is_dry[places] = self._take(lanes[places], rows[places], None)
+        return is_dry
+
+    def _share(self, lanes: Ints) -> list[Ints]:
+        """The lanes to play at once, as indices; each process begins with different ones.
+
+        Processes that play the same new lanes thus find each other's marks in the files.
+        """
+        places = np.arange(len(lanes))
+        if all(lane in self._players for lane in lanes.tolist()):
+            return [places]
+        parts = np.array_split(places, -(-len(lanes) // _LANES_AT_ONCE))
+        first = os.getpid() % len(parts)
+        return parts[first:] + parts[:first]
+
+    def approach_document(self, lane: int, ordinal: int) -> None:
+        """Put a lane at the last mark before a document, or at its start, without playing.
+
+        No row between the start and that mark has tokens of the document.
+        """
+        trail = self._trails[lane]
+        while (leap := self._marks.after(lane, trail.states[-1])) is not None:
+            if leap.state.ordinal >= ordinal:
+                break
+            trail.rows.append(trail.rows[-1] + leap.rows)
+            trail.states.append(leap.state)
+        heads = [state.ordinal for state in trail.states]
+        self._open(lane, max(0, bisect_left(heads, ordinal) - 1))
+
+    def take_rows(self, lanes: Ints, counts: Ints) -> list[list[bytes]]:
+        """Take the next rows of lanes, after `play`: the pieces of each row, encoded as spans.
+
+        A lane that ends has fewer rows than `counts`, int64 [lanes].
+        """
+        taken: list[list[bytes]] = [[] for _ in lanes]
+        rows = np.array([self.row(lane) for lane in lanes.tolist()], np.int64)
+        self._take(lanes, rows + counts, taken)
+        return taken
+
+    def _approach(self, lane: int, row: int) -> None:
+        """Leap as near to a row as marks allow, unless the lane's player is nearer."""
+        trail, player = self._trails[lane], self._players.get(lane)
+        if player is not None and player.row <= row < player.row + _NEAR_ROWS:
+            return
+        while trail.rows[-1] < row:
+            leap = self._marks.after(lane, trail.states[-1])
+            if leap is None or trail.rows[-1] + leap.rows > row:
+                break
+            trail.rows.append(trail.rows[-1] + leap.rows)
+            trail.states.append(leap.state)
+        place = bisect_right(trail.rows, row) - 1
+        if player is None or not trail.rows[place] <= player.row <= row:
+            self._open(lane, place)
+
+    def _open(self, lane: int, place: int) -> None:
+        """Put a lane at a mark of its trail."""
+        trail = self._trails[lane]
+        try:
+            player = _Player(self._packing, trail.states[place], trail.rows[place])
+        except ValueError as error:
+            raise ValueError(f"lane {lane} has {error}") from None
+        self._players[lane] = player
+
+    def _take(self, lanes: Ints, stops: Ints, taken: Sequence[list[bytes]] | None) -> Flags:
+        """Take the rows of lanes before `stops`. Appends their pieces to `taken`."""
+        places = np.arange(len(lanes))
+        is_dry = np.zeros(len(lanes), np.bool_)
+        while True:
+            is_short = [
+                not self._pass_rows(lane, stop, None if taken is None else taken[place])
+                for place, lane, stop in zip(
+                    places.tolist(), lanes[places].tolist(), stops[places].tolist(), strict=True
+                )
+            ]
+            places = places[is_short]
+            is_dry[places] = [self._has_ended(lane) for lane in lanes[places].tolist()]
+            places = places[~is_dry[places]]
+            self._marks.save()
+            if not len(places):
+                return is_dry
+            self._pack_more(lanes[places], stops[places])
+
+    def _pass_rows(self, lane: int, stop: int, taken: list[bytes] | None) -> bool:
+        """Take the rows that are ready and before row `stop`; return whether the lane is there."""
+        player = self._players[lane]
+        rows = player.take(stop, self._marks, lane)
+        if taken is None:
+            deque(rows, 0)
+        else:
+            taken += rows
+        return player.row >= stop
+
+    def _has_ended(self, lane: int) -> bool:
+        player = self._players[lane]
+        is_barren = player.barren > self._sizes.component.lanes.num_positions
+        return player.next_ordinal >= self._ends[lane] or (is_barren and self._ends[lane] == NEVER)
+
+    def _pack_more(self, lanes: Ints, stops: Ints) -> None:
+        """Pack the next documents of lanes, about as many as they need up to rows `stops`."""
+        players = [self._players[lane] for lane in lanes.tolist()]
+        rows = np.array([player.row for player in players])
+        wanted = min(int((stops - rows).max()), NEVER // self._packing.seq_len)
+        number = int(wanted * self._packing.seq_len / self._mean_tokens) + _LEAST_OF_LANE
+        number = max(_LEAST_OF_LANE, min(number, _DOCUMENTS_AT_ONCE // len(lanes)))
+        for player, span, size, ordinal, offset in self._list_pieces(lanes, players, number):
+            player.lane.pack(span, size, span, ordinal, offset)
+
+    def _list_pieces(
+        self, lanes: Ints, players: list[_Player], number: int
+    ) -> Iterator[tuple[_Player, bytes, int, int, int]]:
+        """List the pieces of the next `number` documents of each lane, as its packer takes them."""
+        heads = np.array([player.next_ordinal for player in players])
+        ordinals = heads[:, None] + np.arange(number)
+        found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
+        sizes, offsets = found.sizes.copy(), np.zeros_like(found.sizes)
+        offsets[:, 0] = [player.offset for player in players]
+        # what was begun was accepted, even if `min_tokens` has changed since
+        sizes[:, 0] = np.where(offsets[:, 0] > 0, found.whole[:, 0], sizes[:, 0])
+        self._follow(players, sizes)
+        owners, places = np.nonzero(sizes > offsets)
+        table = np.zeros((len(owners), NUM_DOCUMENT_COLUMNS), np.int64)
+        table[:, FLAT_LANE], table[:, ORDINAL] = owners, ordinals[owners, places]
+        table[:, SIZE], table[:, START] = sizes[owners, places], offsets[owners, places]
+        seq_len = self._packing.seq_len
+        spans, of, *columns = list_packed(split_documents(table, seq_len), seq_len)
+        return zip((players[place] for place in of), spans, *columns, strict=True)
+
+    def _follow(self, players: list[_Player], sizes: Ints) -> None:
+        """Note that documents were packed. `sizes` is int64 [lanes, documents]."""
+        number = sizes.shape[1]
+        trailing = np.argmax(sizes[:, ::-1] > 0, axis=1).tolist()
+        has_tokens = (sizes > 0).any(axis=1).tolist()
+        for player, has, barren in zip(players, has_tokens, trailing, strict=True):
+            player.barren = barren if has else player.barren + number
+            player.next_ordinal, player.offset = player.next_ordinal + number, 0
+        self._mean_tokens += _LEARNED * (max(1.0, sizes.mean()) - self._mean_tokens)
+
+
+def _encode_span(ordinal: int, start: int, stop: int) -> bytes:
+    """Encode a span as `encode_spans` does."""
+    return encode_group([(ordinal, start, stop)])[_COUNT_BYTES:]

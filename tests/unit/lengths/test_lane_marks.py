@@ -1,0 +1,100 @@
+"""Marks of lanes survive processes that are killed, and are shared by those that run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloudload.lengths.lane_marks import LaneMarks, LaneState, Leap
+
+START = LaneState(0, 0, b"")
+STATES = [LaneState(2_048 * number, number, bytes(range(5 * number))) for number in range(1, 5)]
+
+
+def add(marks: LaneMarks, lane: int, *numbers: int) -> None:
+    """Add leaps between these states of `STATES`."""
+    for number in numbers:
+        before = STATES[number - 1] if number else START
+        marks.add(lane, before, Leap(10 + number, STATES[number]))
+    marks.save()
+
+
+def leaps(marks: LaneMarks, lane: int) -> list[Leap]:
+    """Follow the leaps of a lane from its start."""
+    found, state = [], START
+    while (leap := marks.after(lane, state)) is not None:
+        found.append(leap)
+        state = leap.state
+    return found
+
+
+EXPECTED = [Leap(10 + number, state) for number, state in enumerate(STATES)]
+
+
+def test_objects_that_add_the_same_leaps_write_each_once(tmp_path: Path) -> None:
+    first, second = LaneMarks(tmp_path), LaneMarks(tmp_path)
+    assert leaps(second, 7) == []
+    add(first, 7, 0, 1)
+    size = (tmp_path / "lane-7.marks").stat().st_size
+    add(second, 7, 0, 1)
+    assert (tmp_path / "lane-7.marks").stat().st_size == size
+    add(second, 7, 2)
+    add(first, 7, 3)
+    assert leaps(LaneMarks(tmp_path), 7) == EXPECTED
+    assert leaps(first, 7) == EXPECTED
+    assert leaps(first, 8) == []
+    size = (tmp_path / "lane-7.marks").stat().st_size
+    add(first, 7, 2, 3)  # it has read them in the file
+    add(LaneMarks(tmp_path), 7, 3, 0)
+    assert (tmp_path / "lane-7.marks").stat().st_size == size
+    assert sorted(path.suffix for path in tmp_path.iterdir() if path.stem != "CACHEDIR") == [
+        ".marks"
+    ]
+
+
+def test_a_record_that_a_killed_process_wrote_in_part_is_replaced(tmp_path: Path) -> None:
+    add(LaneMarks(tmp_path), 0, 0, 1)
+    path = tmp_path / "lane-0.marks"
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        known = leaps(LaneMarks(tmp_path), 0)
+        assert known == EXPECTED[: len(known)]
+        assert len(known) < 2
+        marks = LaneMarks(tmp_path)
+        leaps(marks, 0)
+        add(marks, 0, 0, 1, 2)
+        assert leaps(LaneMarks(tmp_path), 0) == EXPECTED[:3]
+
+
+def test_a_damaged_record_is_not_taken(tmp_path: Path) -> None:
+    add(LaneMarks(tmp_path), 0, 0, 1)
+    path = tmp_path / "lane-0.marks"
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 3):
+        damaged = bytearray(whole)
+        damaged[place] ^= 64
+        path.write_bytes(damaged)
+        known = leaps(LaneMarks(tmp_path), 0)
+        assert known == EXPECTED[: len(known)]
+        assert len(known) < 2
+
+
+def test_without_a_folder_marks_are_in_memory() -> None:
+    marks = LaneMarks(None)
+    add(marks, 0, 0, 1, 2, 3)
+    assert leaps(marks, 0) == EXPECTED
+
+
+def test_if_the_folder_cannot_be_written_a_warning_names_it_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    marks = LaneMarks(tmp_path / "file" / "folder")
+    add(marks, 0, 0, 1)
+    add(marks, 0, 2)
+    add(marks, 1, 0)
+    assert leaps(marks, 0) == EXPECTED[:3]
+    [record] = caplog.records
+    assert f"cannot keep marks of best_fit lanes in {tmp_path}/file/folder" in record.getMessage()
