@@ -45,7 +45,12 @@ class Launcher:
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.members = [f"rank-{number}" for number in range(NUM_RANKS)]
-        self.world = 0
+        self.world, self.has_finished = 0, False
+
+    @property
+    def joining(self) -> set[str]:
+        """The ranks that were started again, but are not ready."""
+        return self.processes.keys() - set(self.members)
 
     def run(self) -> None:
         """Train until all processes have ended."""
@@ -54,16 +59,18 @@ class Launcher:
         self.announce()
         while self.processes:
             for name, process in list(self.processes.items()):
-                code = process.poll()
-                if code == 0:
+                if process.poll() == 0:
+                    self.has_finished = True
+                if self.has_finished and (process.returncode is not None or name in self.joining):
+                    process.kill()  # a rank that joins now would find nobody
                     del self.processes[name]
-                elif code is not None:
+                elif process.returncode is not None:
                     print(f"{name} died", flush=True)
                     if name in self.members:
                         self.members.remove(name)
                         self.announce()
                     self.start(name)
-            for name in self.processes.keys() - set(self.members):
+            for name in self.joining:
                 if self.store.delete_key(f"{name} is ready"):
                     self.members.append(name)
                     self.announce()
