@@ -145,7 +145,7 @@ class DistributedExchange(Exchange):
                 "the exchange between ranks failed: another rank has stopped, is out of step, "
                 f"or did not answer within {self._timeout.total_seconds():,g} s, or the "
                 "network failed. Look at the first rank that failed, and resume from the last "
-                "state, or continue on the other ranks with set_world"
+                "state. To continue on the other ranks, call set_world on every rank"
             ) from error
         except ValueError as error:
             raise RanksDisagreeError(

@@ -6,13 +6,17 @@ import json
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from cloudload import CloudLoader
 from cloudload.count import count_tokens
 from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
+from tests.support.torchrun import Corpus, Run, launch
 from tests.support.warm_start import Program, start
 
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
@@ -104,3 +108,13 @@ def read_steps(notes: Path) -> list[tuple[int, int, list[list[int]]]]:
         assert steps[-1][0] == begin, f"rows {begin} to {stop} are of {len(ids)}"
         begin = stop
     return steps
+
+
+def test_a_rank_that_others_leave_for_a_new_world_raises_an_error(tmp_path: Path) -> None:
+    corpus = Corpus.write(tmp_path)
+    run = Run(ranks=3, batch_size=2, workers=1, batches=50)
+    with pytest.raises(subprocess.CalledProcessError):
+        launch(corpus, tmp_path, 0, run, set_world_on=[0, 1])
+    error = (tmp_path / "error-0-2.txt").read_text()
+    assert "RanksDisagreeError: the exchange between ranks failed" in error
+    assert "call set_world on every rank" in error
