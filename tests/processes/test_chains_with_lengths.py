@@ -144,7 +144,10 @@ UNEVEN = {
 }
 CHAINS |= UNEVEN
 # `make test-long` runs all of them
-SHORT = ("without communication", "to the end", "a mixture to its end", "uneven without communication")
+SHORT = (
+    *("without communication", "to the end", "a mixture to its end"),
+    "to the end on 7, 5 without communication",
+)
 
 
 @pytest.fixture(scope="module")
