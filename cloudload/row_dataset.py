@@ -253,7 +253,9 @@ class _Reader:
     def __init__(self, plan: Plan) -> None:
         self.process = os.getpid()
         self._cache = open_cache(plan)
-        self._reader = RowReader(open_documents(plan, self._cache), plan.position)
+        self._reader = RowReader(
+            open_documents(plan, self._cache), plan.position, cuts=plan.recipe.packing.cuts
+        )
         self.lengths = _open_run(plan)
         self._finder = RowFinder(self.lengths, plan.position)
         self._delivery, self._most_rows = plan.delivery, plan.batches_at_once
