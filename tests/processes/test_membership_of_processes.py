@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader
 from cloudload.count import count_tokens
-from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
+from tests.support.noted_steps import TOKENIZER, check_steps, read_steps
 from tests.support.torchrun import Corpus, Run, launch
 from tests.support.warm_start import Program, start
 
-TOKENIZER = str(ROOT / "examples" / "tokenizer")
 RANKS, BATCH_SIZE, SEQ_LEN = 4, 3, 32
 
 
@@ -33,18 +29,7 @@ def test_ranks_that_die_and_come_back_lose_no_row_and_repeat_none(tmp_path: Path
     assert sizes == [4, 3, 4, 3, 4], worlds
     steps = read_steps(notes)
     assert {stop - begin for begin, stop, _ in steps} == {3 * BATCH_SIZE, 4 * BATCH_SIZE}
-    loader = CloudLoader(
-        data,
-        tokenizer=TOKENIZER,
-        seq_len=SEQ_LEN,
-        batch_size=steps[-1][1],
-        num_workers=0,
-        lengths="off",
-        local=tmp_path / "cache-of-one",
-    )
-    expected = next(iter(loader))["input_ids"].tolist()
-    for begin, stop, ids in steps:
-        assert sorted(ids) == sorted(expected[begin:stop]), f"rows {begin} to {stop}"
+    check_steps(steps, data, tmp_path / "cache-of-one", seq_len=SEQ_LEN)
 
 
 def start_example(data: str, notes: Path, cache: Path) -> Program:
@@ -87,27 +72,6 @@ def watch(job: Program, victims: list[str]) -> list[str]:
     _, errors = job.communicate(timeout=60)
     assert not victims, errors
     return worlds
-
-
-def read_steps(notes: Path) -> list[tuple[int, int, list[list[int]]]]:
-    """The steps that were committed: first row, row after it, and the IDs that all ranks had."""
-    tried: dict[tuple[int, int], list[list[int]]] = {}
-    committed: dict[int, int] = {}
-    for file in notes.glob("*.jsonl"):
-        last: dict[str, Any] = {}
-        for line in map(json.loads, file.read_text().splitlines()):
-            if "committed" in line:
-                assert committed.setdefault(last["rows"], last["world"]) == last["world"]
-            else:
-                tried.setdefault((line["world"], line["rows"]), []).extend(line["ids"])
-                last = line
-    begin, steps = 0, []
-    for stop, world in sorted(committed.items()):
-        ids = tried[world, stop]
-        steps.append((stop - len(ids), stop, ids))
-        assert steps[-1][0] == begin, f"rows {begin} to {stop} are of {len(ids)}"
-        begin = stop
-    return steps
 
 
 def test_a_rank_that_others_leave_for_a_new_world_raises_an_error(tmp_path: Path) -> None:

@@ -44,7 +44,12 @@ def _note(train_elastic: Any, folder: Path) -> None:
         forward = self.model.forward
 
         def forward_and_note(input_ids: Any, **others: Any) -> Any:
-            line = {"world": self.world, "rows": self.loader.rows, "ids": input_ids.tolist()}
+            line = {
+                "world": self.world,
+                "rank": train_elastic.dist.get_rank(),
+                "rows": self.loader.rows,
+                "ids": input_ids.tolist(),
+            }
             log.write(json.dumps(line) + "\n")
             return forward(input_ids, **others)
 
