@@ -218,9 +218,9 @@ class Rank:
         has_next = torch.tensor([float(self.store.check([f"world {self.world + 1}"]))])
         flat = torch.cat([*(each.flatten() for each in gradients), has_next.to(loss.dtype)])
         dist.all_reduce(flat)
-        *averages, seen = (flat / dist.get_world_size()).split(
-            [*(each.numel() for each in gradients), 1]
-        )
+        flat /= dist.get_world_size()
+        sizes = [*(each.numel() for each in gradients), 1]
+        *averages, seen = torch.split(flat, sizes)
         for gradient, average in zip(gradients, averages, strict=True):
             gradient.copy_(average.view_as(gradient))
         return bool(seen > 0)

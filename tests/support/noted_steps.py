@@ -1,7 +1,7 @@
 """What the processes of a job with changing ranks noted: a file of JSON lines for each.
 
-{"world": 3, "rank": 0, "rows": 36, "ids": [[…], …]}    before the gradients of its rows are sent
-{"committed": 36}                                       after all gradients of the step arrived
+before the gradients of its rows are sent    {"world": 3, "rank": 0, "rows": 36, "ids": [[…]]}
+after the gradients of all ranks arrived     {"committed": 36}
 """
 
 from __future__ import annotations
