@@ -35,6 +35,13 @@ RANK_COMMAND = [sys.executable, __file__]
 _TIMEOUT = timedelta(seconds=120)
 _POLL_S = 0.02
 
+
+def say(line: str) -> None:
+    """Print a line in one piece, because several processes print."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 # ---------------------------------------------------------------- the launcher
 
 
@@ -65,7 +72,7 @@ class Launcher:
                     process.kill()  # a rank that joins now would find nobody
                     del self.processes[name]
                 elif process.returncode is not None:
-                    print(f"{name} died", flush=True)
+                    say(f"{name} died")
                     if name in self.members:
                         self.members.remove(name)
                         self.announce()
@@ -92,7 +99,7 @@ class Launcher:
     def announce(self) -> None:
         """Announce the next world."""
         self.world += 1
-        print(f"world {self.world}: {', '.join(self.members)}", flush=True)
+        say(f"world {self.world}: {', '.join(self.members)}")
         self.store.set(f"world {self.world}", " ".join(self.members))
 
 
@@ -136,7 +143,7 @@ class Rank:
 
     def run(self) -> None:
         """Train in one world after the other."""
-        print(f"{self.name} is process {os.getpid()}", flush=True)
+        say(f"{self.name} is process {os.getpid()}")
         self.store.set(f"{self.name} is ready", "")
         with self.loader:
             while self.progress.step < self.args.steps:
@@ -208,7 +215,7 @@ class Rank:
             self.progress.commit(self.loader.rows)
             if dist.get_rank() == 0:
                 size = dist.get_world_size()
-                print(f"step {self.progress.step}  loss {loss:.3f}  {size} ranks", flush=True)
+                say(f"step {self.progress.step}  loss {loss:.3f}  {size} ranks")
             if is_over or self.progress.step == self.args.steps:
                 return
 
