@@ -94,11 +94,11 @@ class Rows(torch.utils.data.Dataset[Item]):
             if state is not None:
                 loader.load_state_dict(state)
             plan = loader.plan()
+            own = None if loader.is_endless else len(loader)
         if plan.lengths is None:
             raise ValueError("lengths is 'off', but Rows needs token lengths. Use 'require'")
-        own = None
-        if not loader.is_endless:
-            own = _open_run(plan).find_ending(plan.position).end
+        if own is not None and len(plan.recipe.components) == 1:
+            own = _open_run(plan).find_ending(plan.position).end  # after changes of `seq_len`, too
         if num_rows is not None:
             check_positive("num_rows", num_rows)
             if own is not None and num_rows > own:
