@@ -21,6 +21,7 @@ from typing import Any, Literal, NoReturn
 
 from cloudload.batch import Batch
 from cloudload.cache.folder import check_cache_folder, default_cache, open_cache_folder
+from cloudload.config.checks import check_positive
 from cloudload.config.choices import (
     AUTO,
     OnError,
@@ -201,6 +202,7 @@ class CloudLoader:
         self._exchange: Exchange | None = None
         self._knows_all_lanes, self._is_resumed = True, False
         self._has_counted_cores = False
+        self._ranks_per_node: int | None = None
         # a weak reference, so that an abandoned iteration ends its workers; `_kept` keeps an
         # iteration alive between passes
         self._iteration: Callable[[], Iteration | None] = _no_iteration
@@ -510,13 +512,16 @@ class CloudLoader:
                 )
         self._knows_all_lanes = known is not None
 
-    def _check_world(self, num_lanes: int) -> None:
-        """Raise `ValueError` if the ranks cannot share `num_lanes` lanes."""
+    def _check_world(self, num_lanes: int, size: int | None = None) -> None:
+        """Raise `ValueError` if the ranks, or `size` ranks, cannot share `num_lanes` lanes."""
         has_lengths = self._found_lengths is not None
-        check_world(num_lanes, self._find_world().size, has_lengths=has_lengths)
+        check_world(num_lanes, size or self._find_world().size, has_lengths=has_lengths)
 
     def _find_world(self) -> World:
-        return self._environment.find_world(self._delivery)
+        world = self._environment.find_world(self._delivery)
+        if self._ranks_per_node is None:
+            return world
+        return replace(world, ranks_per_node=min(self._ranks_per_node, world.size))
 
     def _stop_iteration(self, reason: str) -> None:
         iteration = self._iteration()
@@ -536,14 +541,18 @@ class CloudLoader:
         loader was created, loaded a state, or was moved by `seek`.
         """
         position = self._log.past(lag)
+        self._check_knows_all_lanes()
+        self._settle()
+        return build_state(self._recipe, position, self._backend.versions)
+
+    def _check_knows_all_lanes(self) -> None:
+        """Raise `RanksDisagreeError` if this rank does not know the cursors of other ranks."""
         if not self._knows_all_lanes and self._log.has_read:
             raise RanksDisagreeError(
                 "the ranks cannot communicate, so no rank knows the whole state. Initialize "
                 "torch.distributed before iterating, or save local_state_dict() on every rank and "
                 "load merge_state_dicts([...])"
             )
-        self._settle()
-        return build_state(self._recipe, position, self._backend.versions)
 
     def local_state_dict(self, lag: int = 0) -> State:
         """Return this rank's part of the state, for ranks that cannot communicate.
@@ -656,20 +665,76 @@ class CloudLoader:
         row `rows` is in the tail of a finite run. Raises `ValueError` for a row before the loader's
         position.
         """
+        position = self._find_position(rows)
+        self._stop_iteration("the loader was moved by seek")
+        self._log.move_to(position)
+
+    def _find_position(self, rows: int) -> Position:
+        """The position at a row that is not before the loader's. Raises `ValueError` if it is."""
         position = self._log.position
         if rows < position.rows:
             raise ValueError(
                 f"rows is {rows:,}, but the loader is already at row {position.rows:,}. Load an "
                 "earlier state"
             )
-        self._stop_iteration("the loader was moved by seek")
         pads = self._recipe.has_stream_ends
         if (found := self._advance(position, rows, pads=pads)) is not None:
-            self._log.move_to(found)
-            return
+            return found
         tail = position.tail
         tail = tail and next_stages(tail, self._asked.seq_len, position.table_rows, rows)
-        self._log.move_to(replace(position, rows=rows, tail=tail))
+        return replace(position, rows=rows, tail=tail)
+
+    def set_world(
+        self,
+        rank: int,
+        size: int,
+        *,
+        rows: int | None = None,
+        batch_size: int | None = None,
+        ranks_per_node: int | None = None,
+    ) -> None:
+        """Change the data-parallel world between two batches, without a restart of the process.
+
+        Call it with the same arguments, except for `rank`, on all ranks of the new world: on those
+        that remain, and on those that join, after `load_state_dict` with the state of another rank.
+        If torch.distributed is initialized, first form a new process group of exactly these ranks.
+        The next batch, of a pass in progress, too, is that of the new world. Batches read ahead
+        are dropped and read again, so no row is lost or repeated.
+
+        Args:
+            rank: the data-parallel rank of this process in the new world.
+            size: the number of data-parallel ranks. Without token lengths (see `lengths`), and with
+                `best_fit`, it must divide `num_lanes`.
+            rows: the first row of the next batch: the value of `rows` after the last step that all
+                ranks agree on. It may be up to 3 batches back, or ahead, as for `seek`. By default,
+                the row after the last batch handed out.
+            batch_size: a new number of rows per rank and step.
+            ranks_per_node: the number of ranks per node, which affects only which node downloads
+                which shards. By default, as for a new loader in this process.
+
+        Raises `ValueError` for a world that cannot share the lanes, and for `rows` further back;
+        and `RanksDisagreeError` if no rank knows the whole state. The world is then unchanged.
+        """
+        kept = self._delivery
+        if batch_size is None:
+            batch_size = kept.batch_size
+        delivery = replace(kept, dp_rank=rank, dp_world_size=size, batch_size=batch_size)
+        if ranks_per_node is not None:
+            check_positive("ranks_per_node", ranks_per_node)
+        World(rank, size, 1)
+        self._check_world(self.num_lanes, size)
+        self._check_knows_all_lanes()
+        position = self._log.position if rows is None else self._log.find(rows)
+        position = position or self._find_position(rows or 0)
+        if (iteration := self._iteration()) is not None:
+            iteration.replace()
+        self._iteration, self._kept = _no_iteration, None
+        self._close_exchange()
+        self._delivery, self._ranks_per_node = delivery, ranks_per_node
+        self._is_first = self._environment.is_first_process(delivery)
+        self._log.move_to(position)
+        if self._is_first:
+            logger.info("from row %s on, the ranks are %d", f"{position.rows:,}", size)
 
     # ------------------------------------------------------------ inspecting and closing
 
@@ -765,6 +830,9 @@ class CloudLoader:
         if self._tracer is not None:
             self._tracer.close()
             self._tracer = None
+        self._close_exchange()
+
+    def _close_exchange(self) -> None:
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None

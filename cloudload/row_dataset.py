@@ -24,10 +24,12 @@ from cloudload.config.checks import check_positive
 from cloudload.config.choices import REQUIRE
 from cloudload.config.stream import Stream
 from cloudload.delivery.collate import compute_fields, mask_after
+from cloudload.errors import DatasetError
 from cloudload.lengths.row_finder import RowFinder
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.loader import CloudLoader
 from cloudload.packing.rows import Framing, fill_rows, list_spans
+from cloudload.run.state import State, build_state
 from cloudload.segments import BATCH_ARRAYS, Array
 from cloudload.workers.block import Pieces
 from cloudload.workers.documents import open_cache, open_documents
@@ -56,13 +58,17 @@ class Rows(torch.utils.data.Dataset[Item]):
 
     Args:
         data: as for `CloudLoader`.
-        num_rows: the number of rows of the dataset, for an endless run, or for a part of one. By
-            default, all rows of a run that ends.
+        num_rows: the row at which the dataset ends, for an endless run, or for a part of one. By
+            default, the end of the run.
+        state: a state of a `CloudLoader`. The rows are those of its run from the state on, with its
+            weights and its changes of `seq_len`: `rows[rows.first_row]` is the first row that is
+            not in the state. Row numbers are still those of the whole run.
         options: the other options of `CloudLoader`, except those that the sampler and the
             `DataLoader` decide, such as `batch_size` and `num_workers`.
 
     Raises:
         ValueError: if an argument is invalid.
+        StreamChangedError: if the state is damaged or does not match the arguments.
         DatasetError: if the data has no token lengths.
         CloudloadError: if the data, the tokenizer or a store cannot be used.
     """
@@ -72,6 +78,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         data: str | os.PathLike[str] | Stream | Sequence[str | Stream],
         *,
         num_rows: int | None = None,
+        state: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         _check(options)
@@ -84,10 +91,14 @@ class Rows(torch.utils.data.Dataset[Item]):
             dp_world_size=1,
         )
         with loader:
+            if state is not None:
+                loader.load_state_dict(state)
             plan = loader.plan()
             own = None if loader.is_endless else len(loader)
         if plan.lengths is None:
             raise ValueError("lengths is 'off', but Rows needs token lengths. Use 'require'")
+        if own is not None and len(plan.recipe.components) == 1:
+            own = _open_run(plan).find_ending(plan.position).end  # after changes of `seq_len`, too
         if num_rows is not None:
             check_positive("num_rows", num_rows)
             if own is not None and num_rows > own:
@@ -95,11 +106,40 @@ class Rows(torch.utils.data.Dataset[Item]):
                     f"num_rows is {num_rows:,}, but the run has {own:,} rows. Use at most that, or "
                     "more epochs"
                 )
+            if num_rows <= plan.position.rows:
+                raise ValueError(
+                    f"num_rows is {num_rows:,}, but the state is at row {plan.position.rows:,}. "
+                    "Rows have the numbers of the whole run, so use more than that"
+                )
         self._plan, self._num_rows = plan, own if num_rows is None else num_rows
         self._reader: _Reader | None = None
 
+    @property
+    def first_row(self) -> int:
+        """The first row of the dataset: that of the state, or 0."""
+        return self._plan.position.rows
+
+    def state_dict(self, row: int) -> State:
+        """Return the state with which a `CloudLoader` continues at row `row`. Reads no document.
+
+        Raises `IndexError` for a row before `first_row` or after the end of the dataset.
+        """
+        if row != self._num_rows:
+            [row] = self._check_rows([row]).tolist()
+        plan = self._plan
+        position = self._open_reader().lengths.advance(plan.position, row)
+        if position is None:
+            raise DatasetError(
+                f"the state at row {row:,} is not known, because a lane has no tokens. Set an eos, "
+                "or use more documents or a smaller num_lanes"
+            )
+        return build_state(plan.recipe, position, plan.backend.versions)
+
     def __len__(self) -> int:
-        """Number of rows. Raises `TypeError` for an endless run without `num_rows`."""
+        """The number of rows of the run, those before a state included, or `num_rows`.
+
+        Raises `TypeError` for an endless run without `num_rows`.
+        """
         if self._num_rows is None:
             raise TypeError(
                 "the run is endless, so it has no number of rows. Pass epochs=N or num_rows=N"
@@ -131,7 +171,8 @@ class Rows(torch.utils.data.Dataset[Item]):
 
     def __iter__(self) -> Iterator[Item]:
         """Yield all rows in order; without end for an endless run without `num_rows`."""
-        numbers = itertools.count() if self._num_rows is None else range(self._num_rows)
+        first, end = self.first_row, self._num_rows
+        numbers = itertools.count(first) if end is None else range(first, end)
         return map(self.__getitem__, numbers)
 
     def trace(self, row: int) -> list[TracedSpan]:
@@ -155,6 +196,11 @@ class Rows(torch.utils.data.Dataset[Item]):
         if len(wrong := np.flatnonzero((numbers < 0) | (numbers >= end))):
             size = "is endless" if self._num_rows is None else f"has {self._num_rows:,} rows"
             raise IndexError(f"row {rows[wrong[0]]} is asked for, but the dataset {size}")
+        if numbers.min(initial=end) < self.first_row:
+            raise IndexError(
+                f"row {numbers.min():,} is asked for, but the state is at row {self.first_row:,}. "
+                "Use an earlier state, or none"
+            )
         return numbers
 
     def _open_reader(self) -> _Reader:
@@ -191,16 +237,22 @@ def _check(options: Mapping[str, Any]) -> None:
         )
 
 
+def _open_run(plan: Plan) -> RunLengths:
+    assert plan.lengths is not None
+    return RunLengths(plan.recipe, plan.cache_root, plan.lengths)
+
+
 class _Reader:
     """Reads rows for one process, and reads ahead if rows are requested in regular steps."""
 
     def __init__(self, plan: Plan) -> None:
-        assert plan.lengths is not None
         self.process = os.getpid()
         self._cache = open_cache(plan)
-        self._reader = RowReader(open_documents(plan, self._cache), plan.position)
-        lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
-        self._finder = RowFinder(lengths, plan.position)
+        self._reader = RowReader(
+            open_documents(plan, self._cache), plan.position, cuts=plan.recipe.packing.cuts
+        )
+        self.lengths = _open_run(plan)
+        self._finder = RowFinder(self.lengths, plan.position)
         self._delivery, self._most_rows = plan.delivery, plan.batches_at_once
         self._seq_len = plan.recipe.packing.seq_len
         self._framing = Framing.of(plan.recipe.tokenizer.frames)

@@ -99,15 +99,30 @@ def run_leg(
             for loader in ranks.loaders:
                 loader.load_state_dict(state)
         ranks.start()
-        rows: list[Row] = []
-        states = [_common_state(ranks.loaders)]
-        while leg.batches is None or len(states) <= leg.batches:
-            batches = ranks.next_batches()
-            if not batches:
-                break
-            rows += _rows_in_order(batches)
-            states.append(_common_state(ranks.loaders))
-        return rows, states
+        return _run_ranks(ranks, leg)
+
+
+def _run_ranks(ranks: _Ranks, leg: Leg) -> tuple[list[Row], list[State]]:
+    rows: list[Row] = []
+    states = [_common_state(ranks.loaders)]
+    while leg.batches is None or len(states) <= leg.batches:
+        batches = ranks.next_batches()
+        if not batches:
+            break
+        rows += _rows_in_order(batches)
+        states.append(_common_state(ranks.loaders))
+    return rows, states
+
+
+def _run_members(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
+    """Run legs one after the other, with `set_world` in between, and return their rows."""
+    with _Ranks(make_loader, legs[0]) as ranks:
+        ranks.start()
+        rows, _ = _run_ranks(ranks, legs[0])
+        for leg in legs[1:]:
+            ranks.change(make_loader, leg)
+            rows += _run_ranks(ranks, leg)[0]
+        return rows
 
 
 def run_legs(make_loader: MakeLoader, legs: Iterable[Leg], state: State | None = None) -> list[Row]:
@@ -139,13 +154,17 @@ def check_resume(make_loader: MakeLoader, *, global_batch: int, num_batches: int
         assert_same_rows(rest, whole[taken * global_batch :], f"restored after batch {taken}")
 
 
-def check_worlds(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
+def check_worlds(
+    make_loader: MakeLoader, legs: Sequence[Leg], *, restarts: bool = True
+) -> list[Row]:
     """Check the second law: the legs read the same rows as one run on one rank.
 
-    Ignores padding rows at the end. Returns the rows. Raises an `AssertionError` that names the
-    first row that differs, and the errors of `run_leg`.
+    Without `restarts`, the ranks change their world with `set_world`: the first ranks of a leg may
+    leave, and others join from the state. Only those have the `workers` and `exchange_every` of
+    the next leg. Ignores padding rows at the end. Returns the rows. Raises an `AssertionError` that
+    names the first row that differs, and the errors of `run_leg`.
     """
-    rows = run_legs(make_loader, legs)
+    rows = run_legs(make_loader, legs) if restarts else _run_members(make_loader, legs)
     is_to_end = legs[-1].batches is None
     whole = Leg(batch_size=max(1, len(rows)), batches=None if is_to_end else 1)
     # drop the padding of a finite run's last batch, because its size depends on the global batch
@@ -189,7 +208,8 @@ class _Ranks:
 
     def __init__(self, make_loader: MakeLoader, leg: Leg) -> None:
         self._hub = _Hub(leg.ranks)
-        self.loaders = [_make_rank(make_loader, leg, rank, self._hub) for rank in range(leg.ranks)]
+        self._environments = [_ThreadEnvironment(leg, rank, self._hub) for rank in range(leg.ranks)]
+        self.loaders = [_make_rank(make_loader, leg, each) for each in self._environments]
         self._iterators: list[Iterator[Batch]] = []
         self._threads = ThreadPoolExecutor(leg.ranks, "cloudload-rank")
 
@@ -204,6 +224,27 @@ class _Ranks:
     def start(self) -> None:
         """On every rank, start a pass that ignores `stop_every`."""
         self._iterators = [loader.take(sys.maxsize) for loader in self.loaders]
+
+    def change(self, make_loader: MakeLoader, leg: Leg) -> None:
+        """Change to the world of another leg. The last ranks stay, and others join after them."""
+        state, rows = _common_state(self.loaders), self.loaders[0].rows
+        for loader in self.loaders[: -leg.ranks]:
+            loader.close()
+        del self.loaders[: -leg.ranks], self._environments[: -leg.ranks]
+        del self._iterators[: -leg.ranks]
+        self._threads.shutdown()
+        self._threads = ThreadPoolExecutor(leg.ranks, "cloudload-rank")
+        self._hub = _Hub(leg.ranks)
+        for rank in range(leg.ranks):
+            environment = _ThreadEnvironment(leg, rank, self._hub)
+            if rank < len(self.loaders):
+                self._environments[rank].move(environment)
+                self.loaders[rank].set_world(rank, leg.ranks, rows=rows, batch_size=leg.batch_size)
+            else:
+                self._environments.append(environment)
+                self.loaders.append(_make_rank(make_loader, leg, environment))
+                self.loaders[rank].load_state_dict(state)
+                self._iterators.append(self.loaders[rank].take(sys.maxsize))
 
     def next_batches(self) -> list[Batch]:
         """Return the next batch of every rank, or an empty list at the end.
@@ -231,11 +272,10 @@ class _Ranks:
                 self._hub.stop(rank)
 
 
-def _make_rank(make_loader: MakeLoader, leg: Leg, rank: int, hub: _Hub) -> CloudLoader:
-    world = World(rank, leg.ranks, leg.ranks_per_node or leg.ranks)
-    with use_environment(_ThreadEnvironment(world, hub)):
+def _make_rank(make_loader: MakeLoader, leg: Leg, environment: _ThreadEnvironment) -> CloudLoader:
+    with use_environment(environment):
         return make_loader(
-            dp_rank=rank,
+            dp_rank=environment.world.rank,
             dp_world_size=leg.ranks,
             batch_size=leg.batch_size,
             num_workers=leg.workers,
@@ -244,17 +284,21 @@ def _make_rank(make_loader: MakeLoader, leg: Leg, rank: int, hub: _Hub) -> Cloud
 
 
 class _ThreadEnvironment(Environment):
-    def __init__(self, world: World, hub: _Hub) -> None:
-        self._world, self._hub = world, hub
+    def __init__(self, leg: Leg, rank: int, hub: _Hub) -> None:
+        self.world, self._hub = World(rank, leg.ranks, leg.ranks_per_node or leg.ranks), hub
+
+    def move(self, other: _ThreadEnvironment) -> None:
+        """Take the place of another environment."""
+        self.world, self._hub = other.world, other._hub
 
     def find_world(self, delivery: DeliveryConfig) -> World:
-        return self._world
+        return self.world
 
     def is_first_process(self, delivery: DeliveryConfig) -> bool:
-        return self._world.rank == 0
+        return self.world.rank == 0
 
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
-        return _HubExchange(self._hub, self._world.rank)
+        return _HubExchange(self._hub, self.world.rank)
 
     def open_blocks(self, plan: Plan, retries: RetryCounts) -> Iterator[list[Block]]:
         return inline_blocks(plan, retries)

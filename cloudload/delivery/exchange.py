@@ -20,7 +20,8 @@ rank, so it counts each rank's message once:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -89,7 +90,7 @@ class DistributedExchange(Exchange):
 
         self._dist = dist
         self._timeout = timedelta(seconds=timeout_s)
-        with doing("waiting for the other ranks to start iterating"):
+        with doing("waiting for the other ranks to start iterating"), self._explained():
             self._all: Any = dist.new_group(backend="gloo", timeout=self._timeout)
         self._group: Any = self._all
         self._capacity = _FIRST_CAPACITY
@@ -124,26 +125,37 @@ class DistributedExchange(Exchange):
         own = torch.zeros(size, dtype=torch.int64)
         own.numpy()[: len(numbers)] = numbers
         gathered = [torch.empty_like(own) for _ in range(self._group.size())]
-        work = self._dist.all_gather(gathered, own, group=self._group, async_op=True)
+        with self._explained():
+            work = self._dist.all_gather(gathered, own, group=self._group, async_op=True)
 
         def finish() -> list[Ints]:
-            try:
-                with doing(_LATE_RANK.format(self._timeout.total_seconds())):
-                    work.wait()
-            except RuntimeError as error:
-                raise RanksDisagreeError(
-                    "the exchange between ranks failed: another rank has stopped, is out of step, "
-                    f"or did not answer within {self._timeout.total_seconds():,g} s, or the "
-                    "network failed. Look at the first rank that failed, and resume from the last "
-                    "state"
-                ) from error
+            with doing(_LATE_RANK.format(self._timeout.total_seconds())), self._explained():
+                work.wait()
             return [tensor.numpy() for tensor in gathered]
 
         return finish
 
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise the errors of torch.distributed as `RanksDisagreeError`."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise RanksDisagreeError(
+                "the exchange between ranks failed: another rank has stopped, is out of step, "
+                f"or did not answer within {self._timeout.total_seconds():,g} s, or the "
+                "network failed. Look at the first rank that failed, and resume from the last "
+                "state. To continue on the other ranks, call set_world on every rank"
+            ) from error
+        except ValueError as error:
+            raise RanksDisagreeError(
+                "the process group of the exchange between ranks was destroyed. If there is a new "
+                "one, call set_world on every rank"
+            ) from error
+
     def compare(self, facts: dict[str, Any], world: World) -> None:
         everybody: list[dict[str, Any]] = [{}] * self._all.size()
-        with doing("waiting for the other ranks to start iterating"):
+        with doing("waiting for the other ranks to start iterating"), self._explained():
             facts_of_rank = {**facts, "dp_rank": world.rank}
             self._dist.all_gather_object(everybody, facts_of_rank, group=self._all)
         differing = [
@@ -169,7 +181,9 @@ class DistributedExchange(Exchange):
     def close(self) -> None:
         if self._all is not None and self._dist.is_initialized():
             for group in {self._all, self._group}:
-                self._dist.destroy_process_group(group)
+                # the program may have destroyed all groups, to form new ones
+                with contextlib.suppress(ValueError):
+                    self._dist.destroy_process_group(group)
         self._all = self._group = None
 
 

@@ -105,6 +105,8 @@ class Iteration(Iterator[Batch]):
         self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
         self._reports: list[Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
+        self.is_replaced = False
+        """Whether a pass over this iteration continues with a new one."""
         self._failure: Exception | None = None
         self._lanes_end = tail_exchange.find_lanes_end(plan)
         """Once the tail is packed, the position at which the lanes ended. In the tail, cursors do
@@ -167,6 +169,11 @@ class Iteration(Iterator[Batch]):
         self.is_over = True
         self._fetched.clear()
         self._close_blocks()
+
+    def replace(self) -> None:
+        """End the workers. A pass over this iteration continues with a new one."""
+        self.is_replaced = not self.is_over or self._failure is not None
+        self.close()
 
     # ------------------------------------------------------------ batches
 

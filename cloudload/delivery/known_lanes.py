@@ -43,7 +43,7 @@ class _FoundLanes(LaneLog):
     def __init__(self, find: Callable[[], LaneArrays]) -> None:
         self._find: Callable[[], LaneArrays] | None = find
         self._found: LaneArrays | None = None
-        self._num_pending = 0
+        self._last, self._num_pending = None, 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LaneLog, (self.arrays,)

@@ -88,7 +88,7 @@ class Pass(Iterator[Batch]):
             return self._take()
 
     def _take(self) -> Batch:
-        if self._iteration is None:
+        if self._iteration is None or self._iteration.is_replaced:
             self._iteration = self._source._start_iteration()
             self._stop = self._source._count_passes() + 1
         elif self._is_at_stop():

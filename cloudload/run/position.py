@@ -114,8 +114,7 @@ class LaneLog:
         while log._last is not None:
             log, update, _ = log._last
             updates.append(update)
-        assert log._arrays is not None
-        arrays = log._arrays.copy()
+        arrays = log.arrays.copy()
         apply(arrays, updates[::-1])
         return arrays
 

@@ -17,24 +17,22 @@ from cloudload.lengths.run_lengths import RunLengths
 from cloudload.packing.tables import CURSOR_ORDINAL, NUM_CURSOR_COLUMNS
 from cloudload.workers.block import Pieces
 from cloudload.workers.documents import FoundDocuments, LaneDocuments
+from cloudload.workers.lane_reader import find_ends
 from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import Prefetcher
 from cloudload.workers.row_reader import RowReader
 
 
 class DealtRows:
-    """Reads rows before the tail. The plan must have token lengths.
+    """Reads rows before the tail. The plan must have token lengths."""
 
-    `ends` is int64 [flat_lanes]: the ordinal at which each lane ends.
-    """
-
-    def __init__(self, plan: Plan, worker: int, documents: LaneDocuments, ends: Ints) -> None:
+    def __init__(self, plan: Plan, worker: int, documents: LaneDocuments) -> None:
         assert plan.lengths is not None
         lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
         self._finder = RowFinder(lengths, plan.position)
         cursors = plan.position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
         self._next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
-        self._prefetcher = Prefetcher(plan, worker, documents, self._next_ordinals, ends)
+        self._prefetcher = Prefetcher(plan, worker, documents, self._next_ordinals, find_ends(plan))
         own = np.zeros(plan.num_lanes, np.bool_)
         own[plan.own_lanes(worker)] = True
         self._reader = RowReader(
@@ -42,6 +40,7 @@ class DealtRows:
             plan.position,
             prefetch=self._prefetch,
             own_lanes=np.tile(own, len(plan.recipe.components)),
+            cuts=plan.recipe.packing.cuts,
         )
         self._is_awaited = True
 

@@ -81,9 +81,8 @@ class LaneReader:
         self._most_filled = packing.seq_len if packing.cuts else math.inf
         self.next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
         """The ordinal of each lane's next document: int64 [flat_lanes]."""
-        self.ends = _find_ends(plan)
-        """The ordinal at which each lane has read all epochs: int64 [flat_lanes]; `NEVER` if it is
-        endless."""
+        self.ends = find_ends(plan)
+        """int64 [flat_lanes]; see `find_ends`."""
         self._barren = np.zeros(len(cursors), np.int64)
         """Number of documents that each lane has read since its last document with tokens."""
         self._barren_of_component = [0] * len(self._components)
@@ -233,7 +232,11 @@ class LaneReader:
             )
 
 
-def _find_ends(plan: Plan) -> Ints:
+def find_ends(plan: Plan) -> Ints:
+    """The ordinal at which each lane has read all epochs: int64 [flat_lanes].
+
+    `NEVER` for an endless lane.
+    """
     ends = [
         NEVER if (end := component.lanes.end(lane)) is None else end
         for component in plan.recipe.components

@@ -52,7 +52,7 @@ class RowReader:
 
     `prefetch` is called with the documents to read next; by default, it fetches their shards.
     `own_lanes` (bool [flat_lanes]) are the lanes whose later rows are also read here; by default,
-    all.
+    all. `cuts` is `Packing.cuts`, with which no later row has the rest of a document.
     """
 
     def __init__(
@@ -62,8 +62,9 @@ class RowReader:
         *,
         prefetch: Callable[[FoundDocuments], None] | None = None,
         own_lanes: Flags | None = None,
+        cuts: bool = False,
     ) -> None:
-        self._documents, self._own_lanes = documents, own_lanes
+        self._documents, self._own_lanes, self._cuts = documents, own_lanes, cuts
         self._prefetch = prefetch or (lambda found: documents.prefetch(found.samples))
         self._starts: Ints = position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
         residues = position.residues
@@ -106,7 +107,8 @@ class RowReader:
         of_rows = np.column_stack(
             [pieces[:, row_pieces.ROW], places, pieces[:, row_pieces.START :]]
         )
-        self._hold(of_rows, lanes, table, buffers)
+        if not self._cuts:
+            self._hold(of_rows, lanes, table, buffers)
         return Pieces(table, buffers, of_rows)
 
     def _hold(self, pieces: Ints, lanes: Ints, table: Ints, buffers: list[memoryview]) -> None:

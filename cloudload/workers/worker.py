@@ -10,6 +10,7 @@ their rows as one block.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import numpy as np
 
@@ -72,13 +73,14 @@ class _Worker:
         self._packing, self._traffic = plan.recipe.packing, cache.traffic
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
         self._documents = open_documents(plan, cache)
-        self._lanes = LaneReader(plan, worker, self._documents)
         self._tail = TailReader(plan.recipe, self._documents)
-        self._dealt = (
-            None if plan.is_even else DealtRows(plan, worker, self._documents, self._lanes.ends)
-        )
+        self._dealt = None if plan.is_even else DealtRows(plan, worker, self._documents)
         self._mixture = _open_mixture(plan)
         self._first_dry, self._is_awaited = NEVER, True
+
+    @cached_property
+    def _lanes(self) -> LaneReader:
+        return LaneReader(self._plan, self._worker, self._documents)
 
     def blocks(self) -> Iterator[Block]:
         plan = self._plan

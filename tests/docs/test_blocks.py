@@ -270,8 +270,10 @@ def check_example(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    """A module of the repository."""
-    assert words[0] == "-m", words
+    """A module of the repository, or an example."""
+    if words[0] != "-m":
+        check_example(words)
+        return
     assert find_spec(words[1]) is not None
 
 

@@ -114,8 +114,40 @@ CHAINS = {
     ),
     "cut rows": Chain([part(3, 4, 30, alone=True), part(2, 2, TO_THE_END, OFF)], "cut", 1),
 }
+UNEVEN = {
+    "1, 3, 7, 5, 4": Chain(
+        [part(1, 4, 3), part(3, 2, 4), part(7, 1, 4), part(5, 3, 3), part(4, 2, 3)]
+    ),
+    "mixed on 5, 7, 2": Chain([part(5, 2, 4), part(7, 2, 3), part(2, 3, 3, killed=False)], "mixed"),
+    "several rows of a document on 7, 1, 8": Chain(
+        [part(7, 2, 3), part(1, 5, 2, OFF), part(8, 1, 4)], "rows"
+    ),
+    "cut rows on 5, 9": Chain([part(5, 2, 4), part(9, 1, 3, killed=False)], "cut"),
+    "more ranks than lanes": Chain([part(13, 1, 3), part(5, 2, 3), part(14, 1, 2, workers=0)]),
+    "uneven without communication": Chain(
+        [part(3, 2, 3), part(7, 2, 3, alone=True), part(5, 3, 3, alone=True), part(1, 4, 2, OFF)]
+    ),
+    "10 on two nodes, 8 on four": Chain([part(10, 1, 3, nodes=2), part(8, 2, 3, nodes=4)]),
+    "an exchange every third batch of 5, 7": Chain(
+        [part(5, 2, 4, exchange_every=3), part(7, 1, 5, exchange_every=3), part(4, 1, 3, OFF)]
+    ),
+    "workers 0, 3, 2 of 5, 7, 5": Chain(
+        [part(5, 4, 3, workers=0), part(7, 3, 3, workers=3), part(5, 1, 4, workers=2)]
+    ),
+    "to the end on 5, 7": Chain([part(5, 4, 20), part(7, 3, TO_THE_END)], epochs=1),
+    "to the end on 7, 5 without communication": Chain(
+        [part(7, 3, 20, alone=True), part(5, 4, TO_THE_END, alone=True)], "rows", 1
+    ),
+    "killed in the tail on 7 and 5": Chain(
+        [part(7, 3, 50), part(5, 2, 2), part(3, 2, 2, OFF), part(7, 1, TO_THE_END)], epochs=1
+    ),
+}
+CHAINS |= UNEVEN
 # `make test-long` runs all of them
-SHORT = ("without communication", "to the end", "a mixture to its end")
+SHORT = (
+    *("without communication", "to the end", "a mixture to its end"),
+    "to the end on 7, 5 without communication",
+)
 
 
 @pytest.fixture(scope="module")

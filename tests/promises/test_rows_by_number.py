@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from cloudload import Rows
-from cloudload.errors import DatasetError
+from cloudload.errors import CloudloadError, DatasetError
 from cloudload.workers.document_reader import DocumentReader
 from tests.promises.test_lengths import CASES, corpora, fail_on_some, streams_of  # noqa: F401
 from tests.support.corpora import EOS, byte_tokenizer
@@ -212,3 +212,65 @@ def test_rows_can_be_pickled_and_closed(folder: str) -> None:
     rows.close()
     rows.close()
     assert plain(rows[7]) == item
+
+
+@given(
+    case=CASES.filter(lambda case: case["packing"] != "best_fit"),
+    shares=st.sampled_from([(None,), (1.0, 3.0)]),
+    seq_lens=st.sampled_from([(16, 16), (16, 50), (90, 33)]),
+    moves=st.tuples(st.integers(0, 60), st.integers(0, 40)),
+)
+@settings(max_examples=EXAMPLES)
+def test_rows_from_a_state_are_those_of_its_run_and_a_loader_goes_on_from_them(
+    corpora: list[Path],  # noqa: F811
+    case: dict[str, Any],
+    shares: tuple[float | None, ...],
+    seq_lens: tuple[int, int],
+    moves: tuple[int, int],
+) -> None:
+    """Loader, state, rows of another `seq_len` and other weights, state, loader."""
+    options = {
+        **case,
+        "epochs": None if shares[-1] is not None else case["epochs"],
+        "on_error": "skip" if case["transform"] is fail_on_some else "raise",
+    }
+    if options["packing"] != "one_per_row":
+        del options["overflow"]
+    changed = [None if share is None else 2 / share for share in shares]
+    first = make_loader(streams_of(corpora, shares), seq_len=seq_lens[0], batch_size=7, **options)
+    try:
+        list(first.take(moves[0]))
+        state, data = first.state_dict(), streams_of(corpora, tuple(changed))
+        loader = make_loader(data, seq_len=seq_lens[1], batch_size=1, **options)
+        loader.load_state_dict(state)
+        expected = [batch["input_ids"][0].tolist() for batch in loader.take(moves[1] + 30)]
+        rows = Rows(data, **{**SETTINGS, **options, "seq_len": seq_lens[1]}, state=state)
+    except CloudloadError as error:
+        if "no tokens" in str(error) or "tail" in str(error):
+            return  # a lane without tokens; a tail at another seq_len
+        raise
+    assert rows.first_row == state["rows"]
+    numbers = range(rows.first_row, rows.first_row + len(expected))
+    found = [row["input_ids"].tolist() for row in rows.__getitems__(numbers)]
+    assert found == expected
+    if options["epochs"] is not None and len(expected) < moves[1] + 30:
+        assert len(rows) == max(numbers.stop, rows.first_row)
+    for row in {rows.first_row - 1} & {*range(rows.first_row)}:
+        with pytest.raises(IndexError, match=f"the state is at row {rows.first_row}"):
+            rows[row]
+    middle = min(rows.first_row + moves[1], numbers.stop)
+    last = make_loader(data, seq_len=seq_lens[1], batch_size=1, **options)
+    last.load_state_dict(rows.state_dict(middle))
+    rest = [batch["input_ids"][0].tolist() for batch in last.take(numbers.stop - middle)]
+    assert rest == expected[middle - rows.first_row :]
+    assert last.state_dict()["counts"] == loader.state_dict()["counts"]
+
+
+def test_a_state_is_one_of_the_rows(folder: str) -> None:
+    rows = Rows(folder, seq_len=16, num_rows=40, **SETTINGS)
+    assert rows.state_dict(40)["rows"] == 40
+    for row in (-41, 41):
+        with pytest.raises(IndexError, match="40 rows"):
+            rows.state_dict(row)
+    with pytest.raises(ValueError, match="num_rows is 40, but the state is at row 40"):
+        Rows(folder, seq_len=16, num_rows=40, state=rows.state_dict(40), **SETTINGS)

@@ -136,6 +136,8 @@ def train(options: dict[str, Any]) -> None:
             temporary.write_text(json.dumps(loader.state_dict()))
             temporary.replace(state_file)
         meet_in_files(out, options["run"], step) if is_alone else dist.barrier()
+        if rank in options.get("set_world_on", ()):
+            loader.set_world(rank, dist.get_world_size())
         if is_last:
             if options["killed"]:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,172 @@
+"""`set_world` changes the ranks between two batches, and the rows are those of one run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudload import CloudLoader
+from cloudload.errors import CloudloadError, RanksDisagreeError
+from cloudload.testing import Leg, check_worlds
+from tests.promises.test_lengths import CASES, corpora, fail_on_some, streams_of  # noqa: F401
+from tests.support.examples import EXAMPLES
+from tests.support.loaders import make_loader
+
+LEGS = st.builds(
+    Leg,
+    ranks=st.integers(1, 8),
+    workers=st.integers(0, 2),
+    batch_size=st.integers(1, 4),
+    batches=st.integers(0, 2),
+    ranks_per_node=st.sampled_from([None, 1, 3]),
+)
+
+
+@given(
+    case=CASES,
+    shares=st.sampled_from([(None,), (1.0, 3.0)]),
+    legs=st.lists(LEGS, min_size=2, max_size=4),
+    ways=st.tuples(st.integers(1, 3), st.booleans()),
+)
+@settings(max_examples=EXAMPLES)
+def test_ranks_that_leave_and_join_between_batches_read_one_stream(
+    corpora: list[Path],  # noqa: F811
+    case: dict[str, Any],
+    shares: tuple[float | None, ...],
+    legs: list[Leg],
+    ways: tuple[int, bool],
+) -> None:
+    """With best_fit, and so without known lanes, on worlds that divide the lanes."""
+    exchange_every, is_to_end = ways
+    is_even = case["packing"] == "best_fit"
+    options = {
+        **case,
+        "epochs": None if shares[-1] is not None else case["epochs"],
+        "on_error": "skip" if case["transform"] is fail_on_some else "raise",
+    }
+    if options["packing"] != "one_per_row":
+        del options["overflow"]
+    num_lanes = case["num_lanes"]
+    divisors = [ranks for ranks in range(1, num_lanes + 1) if num_lanes % ranks == 0]
+    legs = [
+        replace(
+            leg,
+            ranks=divisors[leg.ranks % len(divisors)] if is_even else leg.ranks,
+            exchange_every=exchange_every,
+        )
+        for leg in legs
+    ]
+    is_to_end = is_to_end and options["epochs"] is not None
+    legs[-1] = replace(legs[-1], batches=None if is_to_end else 1 + (legs[-1].batches or 0))
+
+    def make(**rank: Any) -> CloudLoader:
+        return make_loader(streams_of(corpora, shares), **{**options, **rank})
+
+    try:
+        check_worlds(make, legs, restarts=False)
+    except CloudloadError as error:
+        if "no tokens" not in str(error):
+            raise
+
+
+@pytest.fixture
+def folder(corpora: list[Path]) -> str:  # noqa: F811
+    return str(corpora[2])
+
+
+def open_ranks(folder: str, number: int, **settings: Any) -> list[CloudLoader]:
+    """The loaders of ranks that cannot communicate."""
+    return [
+        make_loader(folder, dp_rank=rank, dp_world_size=number, batch_size=2, **settings)
+        for rank in range(number)
+    ]
+
+
+def read(loaders: list[CloudLoader], number: int) -> dict[int, list[int]]:
+    """The rows of some batches of all ranks, by their number in the run."""
+    found: dict[int, list[int]] = {}
+    for batch in (batch for loader in loaders for batch in loader.take(number)):
+        found |= dict(zip(batch.rows.tolist(), batch["input_ids"].tolist(), strict=True))
+    return found
+
+
+def first_rows(folder: str, number: int) -> dict[int, list[int]]:
+    loader = make_loader(folder, lengths="off", batch_size=number)
+    return dict(enumerate(next(iter(loader))["input_ids"].tolist()))
+
+
+def test_the_next_batch_of_a_loop_in_progress_is_that_of_the_new_world(folder: str) -> None:
+    loader = make_loader(folder, dp_rank=3, dp_world_size=4, batch_size=3, num_workers=1)
+    found, expected = [], first_rows(folder, 60)
+    with loader:
+        for batch in loader:
+            found.append(batch.rows.tolist())
+            assert batch["input_ids"].tolist() == [expected[row] for row in found[-1]]
+            if batch.rows[0] == 3:
+                loader.set_world(0, 1, batch_size=5)
+            if loader.rows == 22:
+                loader.set_world(1, 2)
+            if len(found) == 5:
+                break
+    assert found[1:3] == [[12, 13, 14, 15, 16], [17, 18, 19, 20, 21]]
+    assert (loader.rows, loader.world_size, loader.batch_size) == (42, 2, 5)
+
+
+def test_ranks_that_cannot_communicate_go_back_to_the_row_that_they_agree_on(folder: str) -> None:
+    """Of four ranks, one has been handed two batches more than another."""
+    ranks = open_ranks(folder, 4)
+    found = read(ranks, 5)
+    agreed = ranks[0].state_dict()
+    list(ranks[2].take(2))
+    list(ranks[3].take(1))
+    for place, loader in enumerate(ranks[1:]):
+        loader.set_world(place, 3, rows=40)
+        assert loader.state_dict() == agreed
+    joined = make_loader(folder, batch_size=2, dp_rank=0, dp_world_size=1)
+    joined.set_world(3, 4, rows=58)  # from the number of a row alone
+    found |= read(ranks[1:], 3)
+    for place, loader in enumerate(ranks[1:]):
+        loader.set_world(place, 4, rows=58)
+    found |= read([*ranks[1:], joined], 2)
+    assert found == first_rows(folder, 74)
+    assert joined.stats().tokens == ranks[1].stats().tokens
+
+
+def test_a_world_that_cannot_be_changed_leaves_the_loader_as_it_was(folder: str) -> None:
+    loader = make_loader(folder, lengths="off", dp_rank=0, dp_world_size=1, batch_size=2)
+    iterator = iter(loader)
+    for _ in range(6):
+        next(iterator)
+    refused: dict[str, tuple[type[Exception], dict[str, Any]]] = {
+        "5 ranks cannot share 12 lanes evenly": (ValueError, {"rank": 1, "size": 5}),
+        "data-parallel rank 2 is not in a world of size 2": (ValueError, {"rank": 2, "size": 2}),
+        "batch_size is 0": (ValueError, {"rank": 0, "size": 2, "batch_size": 0}),
+        "ranks_per_node is 0": (ValueError, {"rank": 0, "size": 2, "ranks_per_node": 0}),
+        "already at row 12": (ValueError, {"rank": 0, "size": 2, "rows": 2}),
+    }
+    for message, (error, arguments) in refused.items():
+        with pytest.raises(error, match=message):
+            loader.set_world(**arguments)
+    assert next(iterator).rows.tolist() == [12, 13]
+
+
+def test_ranks_that_know_only_their_own_lanes_cannot_change_their_world(folder: str) -> None:
+    [loader, _] = open_ranks(folder, 2, lengths="off")
+    next(iter(loader))
+    with pytest.raises(RanksDisagreeError, match="no rank knows the whole state"):
+        loader.set_world(0, 1)
+
+
+def test_a_run_that_has_ended_has_ended_in_any_world(folder: str) -> None:
+    loader = make_loader(folder, epochs=1, dp_rank=0, dp_world_size=1)
+    iterator = iter(loader)
+    rows = sum(len(batch.rows) for batch in iterator)
+    loader.set_world(0, 7)
+    assert next(iterator, None) is None
+    assert not list(loader)
+    assert loader.rows == rows

@@ -1,0 +1,66 @@
+"""A process of `examples/train_elastic.py`, warm, which writes down what it trains on.
+
+    python -m tests.support.elastic_rank FOLDER ARGUMENT...
+
+Each process writes `FOLDER/<pid>.jsonl`: its world, the row after each batch and the IDs of its
+rows, before the others get its gradients; and the row after each step that it has committed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from tests.support import ROOT
+from tests.support.warm_start import stand_in
+
+
+def main() -> None:
+    folder = sys.argv.pop(1)
+    sys.path.insert(0, str(ROOT / "examples"))
+    import train_elastic
+
+    train_elastic.RANK_COMMAND = [*stand_in(), __name__, folder]
+    if "ELASTIC_STORE" in os.environ:
+        _note(train_elastic, Path(folder))
+    train_elastic.main()
+    sys.stdout.flush()
+    os._exit(0)  # Python would clear torch's modules for longer than the run took
+
+
+def _note(train_elastic: Any, folder: Path) -> None:
+    log = (folder / f"{os.getpid()}.jsonl").open("w", buffering=1)
+    rank = train_elastic.Rank
+    make = rank.__init__
+    commit = train_elastic.Progress.commit
+
+    @wraps(make)
+    def make_and_note(self: Any, *args: Any) -> None:
+        make(self, *args)
+        forward = self.model.forward
+
+        def forward_and_note(input_ids: Any, **others: Any) -> Any:
+            line = {
+                "world": self.world,
+                "rank": train_elastic.dist.get_rank(),
+                "rows": self.loader.rows,
+                "ids": input_ids.tolist(),
+            }
+            log.write(json.dumps(line) + "\n")
+            return forward(input_ids, **others)
+
+        self.model.forward = forward_and_note
+
+    def commit_and_note(self: Any, rows: int) -> None:
+        commit(self, rows)
+        log.write(json.dumps({"committed": rows}) + "\n")
+
+    rank.__init__, train_elastic.Progress.commit = make_and_note, commit_and_note
+
+
+if __name__ == "__main__":
+    main()
