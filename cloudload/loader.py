@@ -17,12 +17,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from cloudload.batch import Batch
 from cloudload.cache.folder import default_cache, open_cache_folder
 from cloudload.config.choices import (
     AUTO,
+    LEARN,
     OnError,
     Overflow,
     PackingName,
@@ -81,6 +82,9 @@ from cloudload.system.activity import Wait
 from cloudload.tokenization.backend import choose_backend
 from cloudload.workers.plan import Foreseen, Measuring, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
+
+if TYPE_CHECKING:
+    from cloudload.count.learn import LengthsLearner
 
 logger = logging.getLogger(__name__)
 
@@ -204,6 +208,7 @@ class CloudLoader:
         self._kept: Iteration | None = None
         self._tracer: Tracer | None = None
         self._run_lengths: RunLengths | None = None
+        self._learner: LengthsLearner | None = None
         self._has_jumped = False
         self._log = RunLog(Position.start(self._recipe))
         self._opened_lengths = self._found_lengths = find_lengths(
@@ -439,10 +444,41 @@ class CloudLoader:
         plan = self._foresee(plan, exchange)
         known = self._find_known(plan)
         self._check_alone(exchange, known)
-        iteration = Iteration(plan, exchange, self._log, self._start_log, open_blocks, known=known)
+        on_end = None
+        if (learner := self._open_learner()) is not None:
+            plan, on_end = replace(plan, learned=learner.learned), learner.publish
+        iteration = Iteration(
+            *(plan, exchange, self._log, self._start_log, open_blocks), known=known, on_end=on_end
+        )
         self._iteration = weakref.ref(iteration)
         self._has_jumped = False
         return iteration
+
+    def _open_learner(self) -> LengthsLearner | None:
+        """The lengths that the run learns; None if it has lengths, or is not asked to learn."""
+        if self._delivery.lengths != LEARN:
+            return None
+        from cloudload.count.learn import forget_learned, open_learner
+
+        world = self._find_world()
+        if self._found_lengths is not None:
+            forget_learned(self._recipe, self._cache_root)
+        elif self._learner is None:
+            self._learner = open_learner(
+                self._recipe,
+                self._cache_root,
+                self._delivery.retry,
+                has_other_nodes=len(set(world.hosts)) > 1,
+                is_publisher=world.rank % world.ranks_per_node == 0,
+            )
+            if self._learner is not None:
+                self._learner.start()
+        return self._learner
+
+    def _close_learner(self) -> None:
+        if self._learner is not None:
+            self._learner.close()
+            self._learner = None
 
     def _connect(self) -> Exchange:
         world = self._find_world()
@@ -588,6 +624,7 @@ class CloudLoader:
     def _use_recipe(self, recipe: Recipe) -> None:
         """Use a recipe, which may read fewer shards than the one before, and its lengths."""
         if recipe.corpus is not self._recipe.corpus:
+            self._close_learner()
             self._found_lengths = (
                 self._opened_lengths
                 if recipe.corpus is self._opened.corpus
@@ -736,6 +773,7 @@ class CloudLoader:
         You can still save the state. Iterating starts the workers again.
         """
         self._stop_iteration("the loader was closed")
+        self._close_learner()
         if self._tracer is not None:
             self._tracer.close()
             self._tracer = None

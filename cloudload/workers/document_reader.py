@@ -281,6 +281,14 @@ class DocumentReader:
         return DatasetError(f"{message}{advice}")
 
 
+def count_text_bytes(texts: Sequence[TextOrError]) -> list[int]:
+    """The bytes of each text in UTF-8, 0 for one that is left out."""
+    return [
+        0 if not isinstance(text, str) else len(text) if text.isascii() else len(text.encode())
+        for text in texts
+    ]
+
+
 def _find_fault(text: Any) -> str | None:
     """Why the result of a transform is not text, or None."""
     if not isinstance(text, str):

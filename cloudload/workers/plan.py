@@ -23,6 +23,7 @@ from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.lengths.ending import Ending
 from cloudload.lengths.files import CorpusLengths
+from cloudload.lengths.learned import LearnedLengths
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.dealing import Dealing, share_lanes
 from cloudload.order.lanes import rank_rows, worker_of_rows
@@ -97,6 +98,8 @@ class Plan:
     phase: Phase
     lengths: CorpusLengths | None = None
     """The lengths of the samples. Each document that is read is compared with its length."""
+    learned: LearnedLengths | None = None
+    """The files for the lengths of the documents that are read, if the run learns lengths."""
     has_jumped: bool = False
     """Whether the position was computed from lengths, and this rank checks some of them first."""
 
