@@ -440,7 +440,7 @@ class CloudLoader:
         self._stop_iteration("another was started")
         self._start_log.begin_iteration()
         open_blocks = self._environment.open_blocks
-        plan, exchange = self.plan(), self._connect()
+        plan, exchange = self._connect()
         plan = self._foresee(plan, exchange)
         known = self._find_known(plan)
         self._check_alone(exchange, known)
@@ -480,14 +480,18 @@ class CloudLoader:
             self._learner.close()
             self._learner = None
 
-    def _connect(self) -> Exchange:
-        world = self._find_world()
+    def _connect(self) -> tuple[Plan, Exchange]:
+        """Create the plan, and compare it with those of the other ranks."""
+        plan, world = self.plan(), self._find_world()
         if self._exchange is None:
             self._exchange = self._environment.open_exchange(self._delivery)
-        facts = list_facts(self._recipe, self._delivery, world, self._log.position)
-        facts["lengths"] = self._lengths.digest if self._lengths else None
-        self._exchange.compare(facts, world)
-        return self._exchange
+        facts = list_facts(self._recipe, self._delivery, world, self._log.position, self._lengths)
+        if self._exchange.compare(facts, world):
+            return plan, self._exchange
+        logger.info("some ranks found no token lengths, so the run uses none until it is resumed")
+        self._found_lengths, self._run_lengths = None, None
+        vars(self).pop("_lengths", None)
+        return self._connect()
 
     def _foresee(self, plan: Plan, exchange: Exchange) -> Plan:
         """Add the end of a finite run to its plan, if the lengths determine it."""
