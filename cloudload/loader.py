@@ -51,6 +51,7 @@ from cloudload.delivery.start_log import StartLog
 from cloudload.delivery.working_set import (
     check_cache_limit,
     count_downloads,
+    explain_later_working_set,
     open_current_orders,
 )
 from cloudload.delivery.world import (
@@ -201,7 +202,7 @@ class CloudLoader:
         self._start_log.log_opened(self._recipe, self._backend)
         self._exchange: Exchange | None = None
         self._knows_all_lanes, self._is_resumed = True, False
-        self._has_counted_cores = False
+        self._has_counted_cores = self._has_measured = False
         # a weak reference, so that an abandoned iteration ends its workers; `_kept` keeps an
         # iteration alive between passes
         self._iteration: Callable[[], Iteration | None] = _no_iteration
@@ -443,6 +444,7 @@ class CloudLoader:
         plan, exchange = self._connect()
         plan = self._foresee(plan, exchange)
         known = self._find_known(plan)
+        self._warn_of_drift(plan)
         self._check_alone(exchange, known)
         on_end = None
         if (learner := self._open_learner()) is not None:
@@ -492,6 +494,15 @@ class CloudLoader:
         self._found_lengths, self._run_lengths = None, None
         vars(self).pop("_lengths", None)
         return self._connect()
+
+    def _warn_of_drift(self, plan: Plan) -> None:
+        """Log, once, that `cache_limit` is too small for later rows, if the lengths say so."""
+        lengths = self._open_run_lengths()
+        if lengths is None or not self._is_first or self._has_measured:
+            return
+        self._has_measured = True
+        if (warning := explain_later_working_set(plan, lengths, self._find_world())) is not None:
+            logger.warning("%s", warning)
 
     def _foresee(self, plan: Plan, exchange: Exchange) -> Plan:
         """Add the end of a finite run to its plan, if the lengths determine it."""

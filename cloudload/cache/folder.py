@@ -26,8 +26,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
+from cloudload.arrays import Ints
 from cloudload.errors import CacheError
-from cloudload.mds.dataset import Corpus, Dataset
+from cloudload.mds.dataset import Corpus, Dataset, is_in_place
 from cloudload.mds.index import ShardInfo
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
@@ -76,6 +79,18 @@ def shard_path(folder: Path, info: ShardInfo) -> Path:
     path = folder / info.raw.name
     stem = path.stem.encode()[:_MOST_STEM_BYTES].decode(errors="ignore")
     return path.with_name(f"{stem}-{digest}{path.suffix[:_MOST_SUFFIX]}")
+
+
+def cached_bytes(corpus: Corpus) -> Ints:
+    """The bytes that each shard uses in the cache: int64 [shards]; 0 if it is mapped in place."""
+    return np.array(
+        [
+            0 if is_in_place(dataset, shard) else shard.raw.bytes
+            for dataset in corpus.datasets
+            for shard in dataset.shards
+        ],
+        np.int64,
+    )
 
 
 def open_cache_folder(root: Path, corpus: Corpus) -> None:

@@ -177,6 +177,13 @@ class Plan:
             own = np.flatnonzero(self._dealing.owners == self.world_index).tolist()
         return own[worker :: self.num_workers]
 
+    def machine_lanes(self) -> Ints:
+        """The lanes of all ranks on this rank's machine, ascending: int64 [lanes]."""
+        owners = np.arange(self.num_lanes) % self.world_size
+        hosts = np.array(self.hosts)
+        owners = owners if self.is_even else self._dealing.owners
+        return np.flatnonzero(hosts[owners] == hosts[self.world_index])
+
     def rank_rows(self, start: int, stop: int) -> range | Ints:
         """The rows of this rank in the global batches [start, stop), ascending: int64 [rows].
 
