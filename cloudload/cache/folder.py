@@ -7,6 +7,7 @@
     root/<dataset>-<hash>/shard.00000-<hash>.mds.….part       a partial download
     root/space.lock                                           held while bytes are reserved
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
+    root/lengths/                                             token lengths, and tables of them
     root/tokenizers/                                          tokenizers, and their checks
 
 A dataset folder's name contains a hash of the URL, and a file's name a hash of its shard's
@@ -43,7 +44,7 @@ from cloudload.system.temp_files import (
     partial_file,
 )
 
-ORDERS_FOLDER = "orders"
+ORDERS_FOLDER, LENGTHS_FOLDER = "orders", "lengths"
 
 # file systems allow 255 bytes, and the names of partial files and locks add up to 18
 _MOST_STEM_BYTES, _MOST_SUFFIX = 180, 10
@@ -141,7 +142,7 @@ def reserve(
 
 def _make_room(root: Path, size: int, limit_bytes: int) -> None:
     """Evict the least recently used shards until `size` more bytes fit, or raise `CacheError`."""
-    files = [(path, found) for path in _own_files(root, [""]) if (found := _stat(path))]
+    files = [(path, found) for path in _shard_files(root) if (found := _stat(path))]
     parts = [
         (path, found)
         for path, found in files
@@ -170,6 +171,11 @@ def sweep(root: Path) -> None:
         if is_temporary(path):
             remove_if_orphaned(path)
     remove_if_orphaned(lock_path(root / "space"))
+
+
+def _shard_files(root: Path) -> Iterator[Path]:
+    lengths = root / LENGTHS_FOLDER
+    return (path for path in _own_files(root, [""]) if not path.is_relative_to(lengths))
 
 
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:

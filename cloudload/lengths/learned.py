@@ -19,9 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from cloudload.arrays import Ints, Words
-from cloudload.cache.folder import dataset_folder
+from cloudload.cache.folder import LENGTHS_FOLDER, dataset_folder
 from cloudload.errors import CacheError
-from cloudload.lengths.files import LENGTHS_FOLDER
 from cloudload.lengths.group_file import FAILED
 from cloudload.lengths.index import LengthsKey
 from cloudload.mds.dataset import Corpus
