@@ -30,7 +30,7 @@ import numpy as np
 from cloudload.arrays import Ints, Words
 from cloudload.count.finish import finish_count
 from cloudload.count.group import CountWork, GroupJob, list_found, list_groups, write_group
-from cloudload.errors import CacheError, CloudloadError, StoreError
+from cloudload.errors import CacheError, StoreError
 from cloudload.lengths.files import place_of
 from cloudload.lengths.index import index_name
 from cloudload.lengths.key import make_key
@@ -75,14 +75,14 @@ class LengthsLearner:
     def publish(self) -> None:
         """Write the groups that have become whole, and the index after the last one.
 
-        If that fails, logs a warning and writes nothing anymore, because lengths must not end a
-        run.
+        If that fails, for any reason, logs a warning and writes nothing anymore, because lengths
+        must not end a run.
         """
         with self._publishing:
             try:
                 for each in self._works if self._is_publisher else ():
                     each.publish()
-            except (CloudloadError, OSError, ValueError) as error:
+            except Exception as error:
                 self._is_publisher = False
                 logger.warning(
                     "the token lengths that this run learns cannot be written: %s. The run "
@@ -253,8 +253,9 @@ class _Learning:
 
     def _read_part(self, part: _Part, samples: int) -> Words:
         """The numbers of a part: uint64 [samples]; zeros if it is gone or damaged."""
+        most = 8 * samples + samples // 100 + 1_000  # zlib adds little to what it cannot shrink
         try:
-            found = read_object(self._url_of(part.name), self._work.retry)
+            found = read_object(self._url_of(part.name), self._work.retry, most)
         except StoreError as error:
             if not error.is_missing:
                 raise
@@ -262,7 +263,8 @@ class _Learning:
         data = found[_HASH_BYTES:]
         raw = b""
         if hashlib.sha256(data).digest() == found[:_HASH_BYTES]:
-            raw = zlib.decompressobj().decompress(data, 8 * samples + 1)
+            with contextlib.suppress(zlib.error):
+                raw = zlib.decompressobj().decompress(data, 8 * samples + 1)
         if len(raw) != 8 * samples:
             logger.info("%s is damaged, so it is not used", redact(self._url_of(part.name)))
             return np.zeros(samples, np.uint64)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import pytest
 
 from cloudload import CloudLoader, Stream
 from cloudload.count import count_tokens
+from cloudload.count import learn as learn_module
 from cloudload.lengths import index as lengths_index
 from cloudload.testing import Leg, run_leg
 from tests.promises.test_counting import word_tokenizer
@@ -170,6 +174,34 @@ def test_a_damaged_part_of_another_node_is_not_used(tmp_path: Path) -> None:
     )
     # the nodes wrote their parts again, or read the documents again in the second epoch
     assert files_of(data) == count_apart(data, tmp_path)
+
+
+def test_lengths_are_written_while_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learn_module, "_EVERY_S", 0.05)
+    data = write_corpus(tmp_path / "data")
+    expected, before = count_apart(data, tmp_path), set(threading.enumerate())
+    loader = learn(data, tmp_path / "cache")
+    for _ in loader.take(count_steps_of_two_epochs(data)):
+        pass
+    wait_until(lambda: files_of(data) == expected)
+    del loader
+    gc.collect()
+    wait_until(lambda: set(threading.enumerate()) <= before)
+
+
+def count_steps_of_two_epochs(data: str) -> int:
+    """A number of batches within which each lane has read an epoch."""
+    with make_loader(data, lengths="off", tokenizer=word_tokenizer(), epochs=2) as loader:
+        return len(list(loader))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
 
 
 KILLED = """
