@@ -17,13 +17,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from cloudload.batch import Batch
 from cloudload.cache.folder import check_cache_folder, default_cache, open_cache_folder
 from cloudload.config.checks import check_positive
 from cloudload.config.choices import (
     AUTO,
+    LEARN,
     OnError,
     Overflow,
     PackingName,
@@ -52,6 +53,7 @@ from cloudload.delivery.start_log import StartLog
 from cloudload.delivery.working_set import (
     check_cache_limit,
     count_downloads,
+    explain_later_working_set,
     open_current_orders,
 )
 from cloudload.delivery.world import (
@@ -83,6 +85,9 @@ from cloudload.system.activity import Wait
 from cloudload.tokenization.backend import choose_backend
 from cloudload.workers.plan import Foreseen, Measuring, Mixed, Phase, Plan, Steady
 from cloudload.workers.trace import TracedSpan, Tracer
+
+if TYPE_CHECKING:
+    from cloudload.count.learn import LengthsLearner
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +206,7 @@ class CloudLoader:
         self._start_log.log_opened(self._recipe, self._backend)
         self._exchange: Exchange | None = None
         self._knows_all_lanes, self._is_resumed = True, False
-        self._has_counted_cores = False
+        self._has_counted_cores = self._has_measured = False
         self._ranks_per_node: int | None = None
         # a weak reference, so that an abandoned iteration ends its workers; `_kept` keeps an
         # iteration alive between passes
@@ -209,6 +214,7 @@ class CloudLoader:
         self._kept: Iteration | None = None
         self._tracer: Tracer | None = None
         self._run_lengths: RunLengths | None = None
+        self._learner: LengthsLearner | None = None
         self._has_jumped = False
         self._log = RunLog(Position.start(self._recipe))
         self._opened_lengths = self._found_lengths = find_lengths(
@@ -456,23 +462,68 @@ class CloudLoader:
         self._stop_iteration("another was started")
         self._start_log.begin_iteration()
         open_blocks = self._environment.open_blocks
-        plan, exchange = self.plan(), self._connect()
+        plan, exchange = self._connect()
         plan = self._foresee(plan, exchange)
         known = self._find_known(plan, exchange)
+        self._warn_of_drift(plan)
         self._check_alone(exchange, known)
-        iteration = Iteration(plan, exchange, self._log, self._start_log, open_blocks, known=known)
+        on_end = None
+        if (learner := self._open_learner()) is not None:
+            plan, on_end = replace(plan, learned=learner.learned), learner.publish
+        iteration = Iteration(
+            *(plan, exchange, self._log, self._start_log, open_blocks), known=known, on_end=on_end
+        )
         self._iteration = weakref.ref(iteration)
         self._has_jumped = False
         return iteration
 
-    def _connect(self) -> Exchange:
+    def _open_learner(self) -> LengthsLearner | None:
+        """The lengths that the run learns; None if it has lengths, or is not asked to learn."""
+        if self._delivery.lengths != LEARN:
+            return None
+        from cloudload.count.learn import forget_learned, open_learner
+
         world = self._find_world()
+        if self._found_lengths is not None:
+            forget_learned(self._recipe, self._cache_root)
+        elif self._learner is None:
+            self._learner = open_learner(
+                self._recipe,
+                self._cache_root,
+                self._delivery.retry,
+                has_other_nodes=len(set(world.hosts)) > 1,
+                is_publisher=world.rank % world.ranks_per_node == 0,
+            )
+            if self._learner is not None:
+                self._learner.start()
+        return self._learner
+
+    def _close_learner(self) -> None:
+        if self._learner is not None:
+            self._learner.close()
+            self._learner = None
+
+    def _connect(self) -> tuple[Plan, Exchange]:
+        """Create the plan, and compare it with those of the other ranks."""
+        plan, world = self.plan(), self._find_world()
         if self._exchange is None:
             self._exchange = self._environment.open_exchange(self._delivery)
-        facts = list_facts(self._recipe, self._delivery, world, self._log.position)
-        facts["lengths"] = self._lengths.digest if self._lengths else None
-        self._exchange.compare(facts, world)
-        return self._exchange
+        facts = list_facts(self._recipe, self._delivery, world, self._log.position, self._lengths)
+        if self._exchange.compare(facts, world):
+            return plan, self._exchange
+        logger.info("some ranks found no token lengths, so the run uses none until it is resumed")
+        self._found_lengths, self._run_lengths = None, None
+        vars(self).pop("_lengths", None)
+        return self._connect()
+
+    def _warn_of_drift(self, plan: Plan) -> None:
+        """Log, once, that `cache_limit` is too small for later rows, if the lengths say so."""
+        lengths = self._open_run_lengths()
+        if lengths is None or not self._is_first or self._has_measured:
+            return
+        self._has_measured = True
+        if (warning := explain_later_working_set(plan, lengths, self._find_world())) is not None:
+            logger.warning("%s", warning)
 
     def _foresee(self, plan: Plan, exchange: Exchange) -> Plan:
         """Add the end of a finite run to its plan, if the lengths determine it."""
@@ -622,6 +673,7 @@ class CloudLoader:
     def _use_recipe(self, recipe: Recipe) -> None:
         """Use a recipe, which may read fewer shards than the one before, and its lengths."""
         if recipe.corpus is not self._recipe.corpus:
+            self._close_learner()
             self._found_lengths = (
                 self._opened_lengths
                 if recipe.corpus is self._opened.corpus
@@ -827,6 +879,7 @@ class CloudLoader:
         You can still save the state. Iterating starts the workers again.
         """
         self._stop_iteration("the loader was closed")
+        self._close_learner()
         if self._tracer is not None:
             self._tracer.close()
             self._tracer = None

@@ -7,6 +7,7 @@
     root/<dataset>-<hash>/shard.00000-<hash>.mds.….part       a partial download
     root/space.lock                                           held while bytes are reserved
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
+    root/lengths/                                             token lengths, and tables of them
     root/tokenizers/                                          tokenizers, and their checks
 
 A dataset folder's name contains a hash of the URL, and a file's name a hash of its shard's
@@ -26,8 +27,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+
+from cloudload.arrays import Ints
 from cloudload.errors import CacheError
-from cloudload.mds.dataset import Dataset
+from cloudload.mds.dataset import Corpus, Dataset, is_in_place
 from cloudload.mds.index import ShardInfo
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
@@ -40,7 +44,7 @@ from cloudload.system.temp_files import (
     partial_file,
 )
 
-ORDERS_FOLDER = "orders"
+ORDERS_FOLDER, LENGTHS_FOLDER = "orders", "lengths"
 
 # file systems allow 255 bytes, and the names of partial files and locks add up to 18
 _MOST_STEM_BYTES, _MOST_SUFFIX = 180, 10
@@ -76,6 +80,18 @@ def shard_path(folder: Path, info: ShardInfo) -> Path:
     path = folder / info.raw.name
     stem = path.stem.encode()[:_MOST_STEM_BYTES].decode(errors="ignore")
     return path.with_name(f"{stem}-{digest}{path.suffix[:_MOST_SUFFIX]}")
+
+
+def cached_bytes(corpus: Corpus) -> Ints:
+    """The bytes that each shard uses in the cache: int64 [shards]; 0 if it is mapped in place."""
+    return np.array(
+        [
+            0 if is_in_place(dataset, shard) else shard.raw.bytes
+            for dataset in corpus.datasets
+            for shard in dataset.shards
+        ],
+        np.int64,
+    )
 
 
 def check_cache_folder(root: Path, urls: Iterable[str]) -> None:
@@ -125,7 +141,7 @@ def reserve(
 
 def _make_room(root: Path, size: int, limit_bytes: int) -> None:
     """Evict the least recently used shards until `size` more bytes fit, or raise `CacheError`."""
-    files = [(path, found) for path in _own_files(root, [""]) if (found := _stat(path))]
+    files = [(path, found) for path in _shard_files(root) if (found := _stat(path))]
     parts = [
         (path, found)
         for path, found in files
@@ -154,6 +170,11 @@ def sweep(root: Path) -> None:
         if is_temporary(path):
             remove_if_orphaned(path)
     remove_if_orphaned(lock_path(root / "space"))
+
+
+def _shard_files(root: Path) -> Iterator[Path]:
+    lengths = root / LENGTHS_FOLDER
+    return (path for path in _own_files(root, [""]) if not path.is_relative_to(lengths))
 
 
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from cloudload.config.checks import check_choice, check_count, check_positive, p
 from cloudload.config.choices import (
     AUTO,
     EPOCH,
+    LEARN,
     OFF,
     REQUIRE,
     START_METHODS,
@@ -74,8 +75,9 @@ class DeliveryConfig:
     lengths: str | os.PathLike[str] = "auto"
     """Whether to use token lengths, which `cloudload count` makes. They save work, such as reading
     when the loader seeks, and never change a row. `auto`: if all streams have them. `require`: an
-    error if one has none. `off`: do not use lengths. A URL or folder: use the lengths there instead
-    of those in the folder `lengths` of each dataset."""
+    error if one has none. `off`: do not use lengths. `learn`: as `auto`, and if there are none, the
+    run writes those of the documents that it reads, for later runs. A URL or folder: use the
+    lengths there instead of those in the folder `lengths` of each dataset."""
     verify: Verification = "once"
     """When to check a shard against its hash in the index. `once`: when it is downloaded, and again
     only if its file was modified. `always`: also whenever a process maps it, even from a local
@@ -151,9 +153,10 @@ class DeliveryConfig:
     def _check_lengths(self) -> None:
         is_place = isinstance(self.lengths, str | os.PathLike)
         place = os.fspath(self.lengths) if is_place else ""
-        if place not in (AUTO, REQUIRE, OFF) and "/" not in place and not os.path.isdir(place):
+        is_named = place in (AUTO, REQUIRE, LEARN, OFF)
+        if not is_named and "/" not in place and not os.path.isdir(place):
             raise ValueError(
-                f"lengths is {self.lengths!r}. Use auto, require, off, or a URL or folder"
+                f"lengths is {self.lengths!r}. Use auto, require, learn, off, or a URL or folder"
             )
         object.__setattr__(self, "lengths", place)
 

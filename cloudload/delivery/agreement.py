@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cloudload.config.choices import EPOCH
+from cloudload.config.choices import AUTO, EPOCH, LEARN, OFF
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
+from cloudload.lengths.files import CorpusLengths
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 
 _RANKS_PER_NODE = (
     "ranks per node, from LOCAL_WORLD_SIZE (set it to 1 if nodes have different numbers of ranks)"
 )
+_LENGTHS = "lengths"
+_NOT_FOUND = "not found"
 
 
 def list_facts(
-    recipe: Recipe, delivery: DeliveryConfig, world: World, position: Position
+    recipe: Recipe,
+    delivery: DeliveryConfig,
+    world: World,
+    position: Position,
+    lengths: CorpusLengths | None,
 ) -> dict[str, Any]:
     """The values that all ranks must agree on, by the names used in error messages."""
     residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
@@ -35,8 +42,22 @@ def list_facts(
         _RANKS_PER_NODE: world.ranks_per_node,
         "rows": position.rows,
         "table_rows": position.table_rows,
+        _LENGTHS: lengths.digest if lengths else _describe_missing(delivery),
         "cursors": hashlib.sha256(position.cursors.tobytes() + residues).hexdigest()[:16],
     }
+
+
+def _describe_missing(delivery: DeliveryConfig) -> str:
+    return _NOT_FOUND if delivery.lengths in (AUTO, LEARN) else OFF
+
+
+def differ_in_found_lengths(differing: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether only the lengths differ, because some ranks looked for them before they were there.
+
+    `differing` has the values of all ranks.
+    """
+    found = differing.get(_LENGTHS, ())
+    return len(differing) == 1 and _NOT_FOUND in found and OFF not in found
 
 
 def advise_on_difference(names: Sequence[str]) -> str:

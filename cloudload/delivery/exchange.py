@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.delivery.agreement import advise_on_difference
+from cloudload.delivery.agreement import advise_on_difference, differ_in_found_lengths
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
 from cloudload.system.activity import doing
@@ -62,12 +62,14 @@ class Exchange:
         finish = self.start(np.array([number], np.int64))
         return lambda: [int(message[0]) for message in finish()]
 
-    def compare(self, facts: dict[str, Any], world: World) -> None:
+    def compare(self, facts: dict[str, Any], world: World) -> bool:
         """Compare facts with all other processes, before the first message of an iteration.
 
-        Raises `RanksDisagreeError` if facts differ, or if ranks have different numbers of
-        processes. Does nothing without communication.
+        Returns False, on all ranks, if only some found token lengths. They must then compare again,
+        without lengths. Raises `RanksDisagreeError` if other facts differ, or if ranks have
+        different numbers of processes. Without communication, facts cannot differ.
         """
+        return True
 
     def close(self) -> None:
         """Close the connections."""
@@ -153,22 +155,23 @@ class DistributedExchange(Exchange):
                 "one, call set_world on every rank"
             ) from error
 
-    def compare(self, facts: dict[str, Any], world: World) -> None:
+    def compare(self, facts: dict[str, Any], world: World) -> bool:
         everybody: list[dict[str, Any]] = [{}] * self._all.size()
         with doing("waiting for the other ranks to start iterating"), self._explained():
             facts_of_rank = {**facts, "dp_rank": world.rank}
             self._dist.all_gather_object(everybody, facts_of_rank, group=self._all)
-        differing = [
-            name
-            for name in facts
-            if any(other.get(name) != everybody[0].get(name) for other in everybody)
-        ]
+        values = {name: [other.get(name) for other in everybody] for name in facts}
+        differing = {
+            name: found for name, found in values.items() if any(each != found[0] for each in found)
+        }
+        if differ_in_found_lengths(differing):
+            return False
         if differing:
-            lines = [f"  {name}: {[other.get(name) for other in everybody]}" for name in differing]
+            lines = [f"  {name}: {found}" for name, found in differing.items()]
             raise RanksDisagreeError(
                 "the ranks of one run must agree on these values, which differ (one per process):\n"
                 + "\n".join(lines)
-                + f"\n{advise_on_difference(differing)}"
+                + f"\n{advise_on_difference([*differing])}"
             )
         groups = group_processes([other["dp_rank"] for other in everybody], world.size)
         if len(groups) > 1 and self._group is self._all:
@@ -177,6 +180,7 @@ class DistributedExchange(Exchange):
             self._group, _ = self._dist.new_subgroups_by_enumeration(
                 groups, timeout=self._timeout, backend="gloo"
             )
+        return True
 
     def close(self) -> None:
         if self._all is not None and self._dist.is_initialized():

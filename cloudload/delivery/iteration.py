@@ -89,9 +89,11 @@ class Iteration(Iterator[Batch]):
         open_blocks: OpenBlocks,
         *,
         known: KnownLanes | None = None,
+        on_end: Callable[[], None] | None = None,
     ) -> None:
-        self._known = known
-        """The lanes of all ranks, or None if the ranks exchange their lanes."""
+        self._known, self._on_end = known, on_end
+        """The lanes of all ranks, or None if the ranks exchange their lanes; the call at the end.
+        """
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._log, self._start_log, self._open_blocks = log, start_log, open_blocks
         self._process = os.getpid()
@@ -355,6 +357,8 @@ class Iteration(Iterator[Batch]):
             uncounted = tail_exchange.count_remnants(plan, tail.remnants)
         self._log.record_end(dropped, uncounted)
         self.close()
+        if self._on_end is not None:
+            self._on_end()
 
     def _end_mixture(self, plan: Plan) -> None:
         """As `_end`, for a mixture whose streams end, so that all lanes are known."""

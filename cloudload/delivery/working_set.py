@@ -1,6 +1,8 @@
 """The working set of a node: the peak number of shard bytes that it uses at a time.
 
-A cache limit below the working set is refused, because the cache could thrash.
+A cache limit below the working set of lanes in step is refused, because the cache could thrash.
+With token lengths, one that is below the working set later in the run, when lanes have drifted
+apart, is warned of.
 """
 
 from __future__ import annotations
@@ -10,15 +12,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints
+from cloudload.cache.folder import cached_bytes
 from cloudload.delivery.world import World
 from cloudload.errors import CacheError
-from cloudload.mds.dataset import Corpus, is_in_place
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.lengths.working_set import measure_run
+from cloudload.mds.dataset import Corpus
 from cloudload.order.seekable import SeekableOrder
 from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.components import Component
 from cloudload.workers.plan import Plan
 
 _POSITIONS_AT_ONCE = 1 << 20
+_MOST_MEASURED, _MOST_EPOCHS = 1 << 24, 4
 
 
 def check_cache_limit(
@@ -62,7 +68,7 @@ def measure_working_set(
     not counted, because they read a shard again later. Shards that are mapped in place count as 0
     bytes.
     """
-    sizes = _cached_bytes(corpus)
+    sizes = cached_bytes(corpus)
     needed = int(np.sort(sizes)[-downloads_at_once:].sum())
     for component, order in zip(components, orders, strict=True):
         if component.sampling is None:
@@ -92,16 +98,51 @@ def count_downloads(plan: Plan, world: World) -> int:
     return plan.num_workers * world.ranks_per_node * plan.delivery.download_threads
 
 
-def _cached_bytes(corpus: Corpus) -> Ints:
-    """The bytes that each shard uses in the cache: int64 [shards]; 0 if it is mapped in place."""
-    return np.array(
-        [
-            0 if is_in_place(dataset, shard) else shard.raw.bytes
-            for dataset in corpus.datasets
-            for shard in dataset.shards
-        ],
-        np.int64,
+def explain_later_working_set(plan: Plan, lengths: RunLengths, world: World) -> str | None:
+    """Say that `cache_limit` is below the working set later in the run; None if it is not.
+
+    None, too, if that would take more than about two seconds, or the run is in its tail. Raises
+    `CacheError` if an order cannot be built.
+    """
+    limit = plan.delivery.cache_limit_bytes()
+    if limit is None or plan.position.tail is not None:
+        return None
+    lanes, last_epoch = plan.machine_lanes(), _find_last_epoch(plan)
+    if last_epoch is None:
+        return None
+    found = measure_run(lengths, plan.position, lanes, last_epoch)
+    sizes = cached_bytes(plan.recipe.corpus)
+    needed = found.bytes + int(np.sort(sizes)[-count_downloads(plan, world) :].sum())
+    needed = min(needed, int(sizes.sum()))
+    if limit >= needed:
+        return None
+    place = "" if found.row is None else f" around row {found.row:,}"
+    return (
+        f"cache_limit {limit:,} is below the {needed:,} bytes of shards that this node will use at "
+        f"a time{place}, because lanes with short documents read ahead (token lengths of epochs up "
+        f"to {found.last_epoch}). Some shards will be downloaded again. If there is room, raise it "
+        f"to {needed:,}. In a new run, fewer lanes or canonical nodes lower this"
     )
+
+
+def _find_last_epoch(plan: Plan) -> int | None:
+    """The last epoch that can be measured in about two seconds; None if not even the current one.
+
+    At most the next four epochs of an endless run.
+    """
+    last = NEVER
+    for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
+        lanes = component.lanes
+        heads = cursors[:, CURSOR_ORDINAL]
+        epochs, _ = lanes.epoch_positions(np.arange(plan.num_lanes), heads)
+        current, documents = int(epochs.min()), max(1, lanes.num_positions)
+        share = len(plan.machine_lanes()) / plan.num_lanes
+        if documents * share > _MOST_MEASURED:
+            return None
+        # the orders of later epochs have to be built, too
+        more = min(_MOST_EPOCHS, _MOST_MEASURED // documents)
+        last = min(last, current + more, (lanes.epochs or NEVER) - 1)
+    return last
 
 
 def _peak_bytes(

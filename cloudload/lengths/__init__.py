@@ -14,6 +14,6 @@ every run. Lengths never change a row, a batch, a state or a statistic: they sav
     key          what lengths depend on       files     read, verify, map
     open         what a run may use           sizes     the documents of lanes
     tables       sums over a lane             advance   lanes at a later row
-    ending       the end of a finite run
-    run_lengths  positions of a run
+    ending       the end of a finite run       learned   lengths of the documents that a run reads
+    run_lengths  positions of a run            working_set  shards in use, lane drift included
 """

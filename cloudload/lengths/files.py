@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import Ids, Ints
+from cloudload.cache.folder import LENGTHS_FOLDER
 from cloudload.errors import CacheError, DatasetError, StoreError
 from cloudload.lengths.group_file import LISTED, GroupLengths, decode_group, widen
 from cloudload.lengths.index import PLACE, Group, LengthsIndex, LengthsKey, cut_groups, index_name
@@ -31,7 +32,6 @@ from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, make_folder, partial_file
 from cloudload.system.verified_files import is_unmodified, mark_verified
 
-LENGTHS_FOLDER = "lengths"
 _READ_AT_ONCE = 8
 _MOST_INDEX_BYTES = 1 << 28
 
@@ -112,11 +112,15 @@ class CorpusLengths:
     places: tuple[str, ...]
     """The locations of the lengths, without secrets."""
 
+    def streams_of(self, samples: Ints) -> Ints:
+        """The dataset index of each sample: int64, shaped as `samples`."""
+        return np.searchsorted(self.stream_starts, samples, side="right") - 1
+
     def of(self, samples: Ints) -> Ints:
         """The lengths of samples of the corpus, with `FILTERED`: int64, shaped as `samples`."""
         if len(self.datasets) == 1:
             return self.datasets[0].of(samples)
-        streams = np.searchsorted(self.stream_starts, samples, side="right") - 1
+        streams = self.streams_of(samples)
         lengths = np.empty_like(samples)
         for stream in np.unique(streams).tolist():
             own = streams == stream

@@ -2,6 +2,7 @@
 
 lengths="auto"      those beside the datasets, if all streams have them
 lengths="require"   those, or an error with the command that counts them
+lengths="learn"     as "auto"; if there are none, the run writes them (`count.learn`)
 lengths="off"       none
 lengths=URL         those at another location, for data in a bucket that is read-only
 """
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cloudload.config.choices import AUTO, OFF, REQUIRE
+from cloudload.config.choices import AUTO, LEARN, OFF, REQUIRE
 from cloudload.errors import DatasetError, StoreError
 from cloudload.lengths.files import (
     CorpusLengths,
@@ -47,7 +48,7 @@ def open_lengths(
 
 
 def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset] | None:
-    """Find the lengths of all streams; None if lengths are off, or if "auto" does not find all.
+    """Find the lengths of all streams; None if lengths are off, or not all are found nor required.
 
     Makes one request per stream. Raises `DatasetError` for damaged lengths, and for missing lengths
     that the user requested, or that a mixture with ends needs; `StoreError` if a requested store
@@ -59,7 +60,7 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
         return None
     datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
     missing = [stream for stream, counted in enumerate(found) if counted is None]
-    if missing and asked != AUTO:
+    if missing and asked not in (AUTO, LEARN):
         raise _missing(recipe, missing, places)
     if 0 < len(missing) < len(found):
         logger.info(
@@ -103,12 +104,15 @@ def _ask_for_needed(asked: str) -> str:
 
 
 def _list_places(recipe: Recipe, asked: str) -> list[str]:
-    place = None if asked in (AUTO, REQUIRE) else asked
+    place = None if asked in (AUTO, LEARN, REQUIRE) else asked
     return [place_of(dataset, place) for dataset in recipe.corpus.datasets]
 
 
 def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | None] | None:
-    """Look for the lengths of each stream; None if a store cannot be read and `asked` is "auto"."""
+    """Look for the lengths of each stream; None if a store cannot be read.
+
+    Then, if `asked` is not "auto" or "learn", raises its `StoreError`.
+    """
     datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
     keys = [make_key(recipe, stream) for stream in range(len(datasets))]
     data = [recipe.corpus.fingerprint(range(stream, stream + 1)) for stream in range(len(datasets))]
@@ -116,7 +120,7 @@ def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | N
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             found = list(threads.map(find_index, places, keys, data, [retry] * len(datasets)))
     except StoreError as error:
-        if asked != AUTO:
+        if asked not in (AUTO, LEARN):
             raise
         logger.info("looking for token lengths failed, so the run uses none: %s", error)
         return None

@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from cloudload.arrays import NEVER
+from cloudload.cache.folder import LENGTHS_FOLDER
 from cloudload.lengths.advance import Walker
 from cloudload.lengths.best_fit_walker import BestFitWalker
 from cloudload.lengths.ending import Ending, TailCounts, first_dry_row
-from cloudload.lengths.files import LENGTHS_FOLDER, CorpusLengths
+from cloudload.lengths.files import CorpusLengths
 from cloudload.lengths.mixture_ending import (
     MixtureEnding,
     MixtureTails,
@@ -57,14 +58,23 @@ class RunLengths:
         return [self._open_sizes(component) for component in self.recipe.components]
 
     @cached_property
+    def _tables(self) -> list[LaneTables]:
+        root, packing = self._root / LENGTHS_FOLDER, self.recipe.packing
+        return [LaneTables(root, sizes, packing, self._lengths.digest) for sizes in self.sizes]
+
+    @cached_property
     def walkers(self) -> list[Walker]:
         """Walks the lanes of each component."""
-        root, packing = self._root / LENGTHS_FOLDER, self.recipe.packing
-        open_walker = BestFitWalker if packing.has_residue else Walker
+        open_walker = BestFitWalker if self.recipe.packing.has_residue else Walker
         return [
-            open_walker(LaneTables(root, sizes, packing, self._lengths.digest), sizes, packing)
-            for sizes in self.sizes
+            open_walker(tables, sizes, self.recipe.packing)
+            for tables, sizes in zip(self._tables, self.sizes, strict=True)
         ]
+
+    def build_table(self, component: int, epoch: int) -> None:
+        """Start building the table of an epoch in the background, unless it is cheap or there."""
+        if not self.recipe.packing.has_residue:
+            self._tables[component].build_in_background(epoch)
 
     @property
     def units_of_row(self) -> int:
@@ -96,7 +106,7 @@ class RunLengths:
             component,
             component.orders(self._root),
             self._lengths.of,
-            recipe.corpus.streams_of,
+            self._lengths.streams_of,
             np.array([sum(token is not None for token in frame) for frame in frames], np.int64),
             recipe.config.min_tokens,
         )

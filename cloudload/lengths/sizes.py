@@ -40,6 +40,8 @@ class DocumentSizes:
 
     streams: Ints
     """Index of each document's stream."""
+    samples: Ints
+    """Index of its sample in the corpus; meaningless for a hole."""
     sizes: Ints
     """Number of tokens to pack, framing included; 0 if there is nothing to pack."""
     whole: Ints
@@ -85,6 +87,7 @@ class LaneSizes:
         kinds[has_failed] = FAILED
         return DocumentSizes(
             streams=streams,
+            samples=samples,
             sizes=np.where(is_left_out | ~is_there, 0, whole),
             whole=whole,
             kinds=np.where(is_there, kinds, ABSENT),

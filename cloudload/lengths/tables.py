@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,16 +28,20 @@ from cloudload.errors import CacheError
 from cloudload.lengths.sizes import DocumentSizes, LaneSizes, list_counts, units_of
 from cloudload.packing.packers import Packing
 from cloudload.stats import COUNTS
+from cloudload.system.background_process import run_detached
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, make_folder, partial_file
 from cloudload.system.verified_files import is_unmodified, mark_verified
 
+logger = logging.getLogger(__name__)
 _MOST_BLOCK = 256
 UNITS = 0
 """The column of units. The statistics of the component's streams follow, one stream after
 another."""
 _ENOUGH_ORDINALS, _MOST_EPOCHS = 1024, 16
 _KEPT_FROM_POSITIONS = 1 << 16  # below this, building a table is as fast as reading its file
+# below this, building a table is faster than starting a process
+_BACKGROUND_FROM_POSITIONS = 1 << 20
 _KEPT_TABLES = 4
 _DOCUMENTS_AT_ONCE = 1 << 20
 
@@ -43,6 +50,7 @@ class LaneTables:
     """The tables of a component's lanes. `digest` identifies the lengths of its streams."""
 
     def __init__(self, folder: Path, sizes: LaneSizes, packing: Packing, digest: str) -> None:
+        self._arguments = folder, sizes, packing, digest
         self._sizes, self._packing = sizes, packing
         self._division = division = sizes.component.lanes
         self.folder = folder / self._identify(digest)
@@ -55,6 +63,9 @@ class LaneTables:
         """Number of documents of a lane between two sums."""
         self._tables: dict[int, Ints] = {}
         self._totals: dict[int, Ints] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LaneTables, self._arguments
 
     def _identify(self, digest: str) -> str:
         component, packing = self._sizes.component, self._packing
@@ -122,14 +133,44 @@ class LaneTables:
             self._tables[number] = self._open(number) if self.is_kept else self._build(number)
         return self._tables[number]
 
+    def build_in_background(self, epoch: int) -> bool:
+        """Start a process that builds the table in which an epoch begins, and return immediately.
+
+        It also builds the order of the epoch, or waits for it. Returns whether a process was
+        started. Does nothing if the table exists, is being built, or is cheap to build, and after
+        the end of a finite run. If the process fails or cannot start, `[number]` builds the table.
+        """
+        number = epoch * self._division.stride // self.num_lanes // self.num_ordinals
+        is_cheap = self._division.num_positions < _BACKGROUND_FROM_POSITIONS
+        if is_cheap or number >= (self.end or NEVER) or self.is_ready(number):
+            return False
+        try:
+            make_folder(self.folder)
+            return run_detached(
+                "cloudload.lengths.tables:build_as_asked",
+                pickle.dumps((self, number)),
+                lock_path(self._path(number)),
+            )
+        except OSError as error:
+            logger.info("cannot build %s ahead of time: %s", self._path(number), error)
+            return False
+
+    def build(self, number: int) -> None:
+        """Write a table to its file, unless the file is whole. The caller must hold its lock.
+
+        Raises `OSError` if the file cannot be written, and `CacheError` if an order cannot.
+        """
+        path = self._path(number)
+        if not _is_whole(path):
+            _write(path, self._build(number))
+
     def _open(self, number: int) -> Ints:
         path = self._path(number)
         try:
             make_folder(self.folder)
             if not _is_whole(path):
-                with locked(lock_path(path)):
-                    if not _is_whole(path):
-                        _write(path, self._build(number))
+                with locked(lock_path(path), what=f"build {path}"):
+                    self.build(number)
             flat = np.memmap(path, np.int64, "r").view(np.ndarray)
         except OSError as error:
             raise CacheError(
@@ -174,6 +215,12 @@ class LaneTables:
             is_own = found.streams == stream
             sums += [reduce(each if len(self.streams) == 1 else each * is_own) for each in counts]
         return np.stack(sums, axis=-1)
+
+
+def build_as_asked(request: bytes) -> None:
+    """Build the table of a request, as the main function of a background process."""
+    tables, number = pickle.loads(request)  # from the process that started this one
+    tables.build(number)
 
 
 def _is_whole(path: Path) -> bool:

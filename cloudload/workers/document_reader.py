@@ -104,6 +104,8 @@ class DocumentReader:
             found = self._read_shard(self._cache.shard(number), within.tolist())
             if not self._text_check.is_over:
                 self._check_texts(number, samples[places], found)
+            if len(places) == len(samples):
+                return list(found)
             for place, text in zip(places.tolist(), found, strict=True):
                 texts[place] = text
         return texts
@@ -204,6 +206,10 @@ class DocumentReader:
         if not len(samples):
             return
         numbers = self._corpus.shards_of(samples)
+        if (numbers == numbers[0]).all():
+            number = int(numbers[0])
+            yield number, np.arange(len(samples)), samples - self._corpus.shard_starts[number]
+            return
         order = np.argsort(numbers, kind="stable")
         within = (samples - self._corpus.shard_starts[numbers])[order]
         opened, firsts = np.unique(numbers[order], return_index=True)
@@ -279,6 +285,14 @@ class DocumentReader:
                 "cause other than the document. To leave the document out, return None"
             )
         return DatasetError(f"{message}{advice}")
+
+
+def count_text_bytes(texts: Sequence[TextOrError]) -> list[int]:
+    """The bytes of each text in UTF-8, 0 for one that is left out."""
+    return [
+        0 if not isinstance(text, str) else len(text) if text.isascii() else len(text.encode())
+        for text in texts
+    ]
 
 
 def _find_fault(text: Any) -> str | None:

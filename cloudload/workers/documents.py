@@ -23,6 +23,7 @@ from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
 from cloudload.lengths.files import CorpusLengths
 from cloudload.lengths.group_file import FAILED as FAILED_LENGTH
 from cloudload.lengths.group_file import FILTERED as FILTERED_LENGTH
+from cloudload.lengths.learned import LearnedLengths
 from cloudload.mds.shard import BadDocumentError
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.packing.residue import residue_spans
@@ -50,6 +51,7 @@ from cloudload.workers.document_reader import (
     DocumentReader,
     IdsOfDocuments,
     TextOrError,
+    count_text_bytes,
     merge_ids,
 )
 from cloudload.workers.plan import Plan
@@ -121,12 +123,14 @@ class LaneDocuments:
         orders: Sequence[EpochOrders],
         reader: DocumentReader,
         tokenizer: DocumentTokenizer | None,
+        *,
         lengths: CorpusLengths | None = None,
+        learned: LearnedLengths | None = None,
     ) -> None:
         self._corpus, self._components = recipe.corpus, recipe.components
         self._min_tokens, self._num_lanes = recipe.config.min_tokens, recipe.num_lanes
         self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
-        self._lengths = lengths
+        self._lengths, self._learned = lengths, learned
         self._text, self._labels = recipe.tokenizer.json, recipe.labels
         self._skips, self._skip_log = recipe.config.on_error == SKIP, SkipLog()
         self._is_tokenized = np.array([bool(each) for each in recipe.config.token_columns])
@@ -186,7 +190,7 @@ class LaneDocuments:
         table[:, STREAM], table[:, EPOCH] = streams, found.epochs
         table[:, SAMPLE] = found.samples - self._corpus.stream_starts[streams]
         left_out = np.zeros(len(found), np.int64)
-        is_tokenized = self._is_tokenized[streams]
+        is_tokenized, text_bytes = self._is_tokenized[streams], np.zeros(len(found), np.int64)
         parts = []
         if len(tokenized := np.flatnonzero(is_tokenized)):
             for places, ids, sizes in self._reader.read_tokens(found.samples[tokenized]):
@@ -196,9 +200,16 @@ class LaneDocuments:
             texts = self._reader.read_texts(found.samples[places])
             left_out[places] = self._find_left_out(texts, streams[places], places, has_begun)
             parts.append(self._tokenize(places, found.samples[places], texts))
+            if self._learned is not None:
+                text_bytes[places] = count_text_bytes(texts)
         ids, offsets = merge_ids(parts)
-        if self._lengths is not None:
-            self._check_lengths(self._lengths, found.samples, np.diff(offsets), left_out)
+        if self._lengths is not None or self._learned is not None:
+            lengths = _find_lengths(offsets, left_out)
+            if self._lengths is not None:
+                self._check_lengths(self._lengths, found.samples, lengths)
+            if self._learned is not None:
+                text_bytes = np.where(is_tokenized, 4 * lengths, text_bytes)
+                self._learned.record(found.samples, lengths, text_bytes)
         sizes = np.diff(offsets) + self._num_framing[streams]
         if begun_sizes is not None:
             self._check_sizes(found, sizes, begun_sizes)
@@ -256,12 +267,9 @@ class LaneDocuments:
             left_out[[text is None for text in texts]] = FILTERED
         return left_out
 
-    def _check_lengths(
-        self, lengths: CorpusLengths, samples: Ints, found: Ints, left_out: Ints
-    ) -> None:
+    def _check_lengths(self, lengths: CorpusLengths, samples: Ints, now: Ints) -> None:
         """Raise `DatasetError` if a document does not have the length that was counted."""
-        counted, now = lengths.of(samples), found.copy()
-        now[left_out == FILTERED], now[left_out == FAILED] = FILTERED_LENGTH, FAILED_LENGTH
+        counted = lengths.of(samples)
         if (counted == now).all():
             return
         place = int(np.argmax(counted != now))
@@ -317,6 +325,16 @@ class LaneDocuments:
         self._reader.prefetch(samples)
 
 
+def _find_lengths(offsets: Ints, left_out: Ints) -> Ints:
+    """The lengths of documents, as `cloudload count` stores them: int64 [documents].
+
+    `left_out` is int64 [documents], before `min_tokens`.
+    """
+    lengths: Ints = np.diff(offsets)
+    lengths[left_out == FILTERED], lengths[left_out == FAILED] = FILTERED_LENGTH, FAILED_LENGTH
+    return lengths
+
+
 def _describe_length(length: int) -> str:
     named = {FILTERED_LENGTH: "is filtered out", FAILED_LENGTH: "is left out as a bad document"}
     return named.get(length) or f"has {length:,} tokens"
@@ -328,7 +346,9 @@ def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
     orders = [component.orders(plan.cache_root) for component in recipe.components]
     tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name) if recipe.has_text else None
     reader = DocumentReader(recipe, cache)
-    return LaneDocuments(recipe, orders, reader, tokenizer, plan.lengths)
+    return LaneDocuments(
+        recipe, orders, reader, tokenizer, lengths=plan.lengths, learned=plan.learned
+    )
 
 
 def open_cache(plan: Plan, retries: Ints | None = None) -> ShardCache:

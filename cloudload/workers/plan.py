@@ -24,6 +24,7 @@ from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.lengths.ending import Ending
 from cloudload.lengths.files import CorpusLengths
+from cloudload.lengths.learned import LearnedLengths
 from cloudload.lengths.mixture_ending import MixtureEnding
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.dealing import Dealing, share_lanes
@@ -108,6 +109,8 @@ class Plan:
     phase: Phase
     lengths: CorpusLengths | None = None
     """The lengths of the samples. Each document that is read is compared with its length."""
+    learned: LearnedLengths | None = None
+    """The files for the lengths of the documents that are read, if the run learns lengths."""
     has_jumped: bool = False
     """Whether the position was computed from lengths, and this rank checks some of them first."""
 
@@ -187,6 +190,13 @@ class Plan:
         else:
             own = np.flatnonzero(self._dealing.owners == self.world_index).tolist()
         return own[worker :: self.num_workers]
+
+    def machine_lanes(self) -> Ints:
+        """The lanes of all ranks on this rank's machine, ascending: int64 [lanes]."""
+        owners = np.arange(self.num_lanes) % self.world_size
+        hosts = np.array(self.hosts)
+        owners = owners if self.is_even else self._dealing.owners
+        return np.flatnonzero(hosts[owners] == hosts[self.world_index])
 
     def rank_rows(self, start: int, stop: int) -> range | Ints:
         """The rows of this rank in the global batches [start, stop), ascending: int64 [rows].

@@ -1,4 +1,5 @@
-"""Prefetch the shards of the documents that lanes read next, and build the next epoch's order.
+"""Prefetch the shards of the documents that lanes read next, and build the next epoch's order and
+table of lengths.
 
     lane    read ──────►| next_ordinal ····· looked ahead ─ ─ ─ ►
                           by default, about two shards for each canonical node
@@ -11,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from cloudload.arrays import Ints, count_within
+from cloudload.lengths.run_lengths import RunLengths
 from cloudload.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.workers.plan import Plan
 
@@ -104,7 +106,11 @@ class Prefetcher:
         return ends
 
     def build_orders(self, flat_lanes: Ints) -> None:
-        """Start building the next epoch's order once a lane is halfway through its epoch."""
+        """Start building the next epoch's order once a lane is halfway through its epoch.
+
+        With token lengths and several ranks, also starts building its table, from which a rank
+        finds the lanes of the others.
+        """
         for component in np.unique(flat_lanes // self._plan.num_lanes).tolist():
             lanes = self._components[component].lanes
             furthest = (
@@ -121,3 +127,8 @@ class Prefetcher:
             ):
                 self._ordered_epochs[component] = epoch
                 self._documents.build_order(component, epoch)
+                if self._plan.lengths is not None and self._plan.world_size > 1:
+                    lengths = RunLengths(
+                        self._plan.recipe, self._plan.cache_root, self._plan.lengths
+                    )
+                    lengths.build_table(component, epoch)

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from cloudload import CloudLoader
+from cloudload.count import count_tokens
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
 from tests.frameworks.small import Model, rows_of
 from tests.support import ROOT
+from tests.support.corpora import byte_tokenizer
 from tests.support.loaders import SEQ_LEN, make_loader
 
 pytest.importorskip("composer")
@@ -94,6 +96,31 @@ def test_a_duration_in_epochs_goes_by_stop_every(folder: str) -> None:
     trainer.fit()
     assert (trainer.state.timestamp.batch, trainer.state.timestamp.epoch) == (12, 3)
     assert trainer.state.model.trained == rows_of(make_loader(folder), 12)
+
+
+def test_with_lengths_composers_epochs_are_epochs_of_the_data(folder: str, tmp_path: Path) -> None:
+    count_tokens(
+        folder, tokenizer=byte_tokenizer(), out=tmp_path / "out", processes=1, progress=False
+    )
+    options = {"lengths": str(tmp_path / "out")}
+    steps = make_loader(folder, **options).count_batches()
+    assert steps == len(list(make_loader(folder, epochs=1)))
+    expected = rows_of(make_loader(folder), 3 * steps)
+    settings = {"max_duration": "3ep", "save_interval": f"{steps + 2}ba"}
+    loader = make_loader(folder, stop_every=steps, **options)
+    trainer = make_trainer(loader, save_folder=str(tmp_path), **settings)
+    trainer.fit()
+    assert trainer.state.dataloader_len == steps
+    assert (trainer.state.timestamp.epoch, trainer.state.timestamp.batch) == (3, 3 * steps)
+    assert trainer.state.model.trained == expected
+    again = make_trainer(
+        make_loader(folder, stop_every=steps, **options),
+        load_path=str(tmp_path / f"ep1-ba{steps + 2}-rank0.pt"),
+        **settings,
+    )
+    again.fit()
+    assert (again.state.timestamp.epoch, again.state.timestamp.batch) == (3, 3 * steps)
+    assert again.state.model.trained == expected[4 * (steps + 2) :]
 
 
 def test_microbatches_have_the_segments_of_their_own_rows(folder: str) -> None:

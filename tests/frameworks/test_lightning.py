@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from cloudload import CloudLoader
+from cloudload.count import count_tokens
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
 from tests.frameworks.small import Model, rows_of
+from tests.support.corpora import byte_tokenizer
 from tests.support.loaders import make_loader
 
 pytest.importorskip("lightning")
@@ -138,6 +140,34 @@ def test_epochs_of_the_data_reach_lightning_though_no_length_is_known(
     assert whole.trained == [
         row for batch in make_loader(folder, epochs=2) for row in batch["input_ids"].tolist()
     ]
+
+
+def test_with_lengths_lightnings_epochs_are_epochs_of_the_data(folder: str, tmp_path: Path) -> None:
+    count_tokens(
+        folder, tokenizer=byte_tokenizer(), out=tmp_path / "out", processes=1, progress=False
+    )
+    options = {"lengths": str(tmp_path / "out")}
+    steps = make_loader(folder, **options).count_batches()
+    assert steps == len(list(make_loader(folder, epochs=1)))
+    expected = rows_of(make_loader(folder), 3 * steps)
+    callbacks = [save_every(steps + 2, tmp_path)]
+    whole, trainer = fit(
+        make_loader(folder, stop_every=steps, **options),
+        tmp_path,
+        max_epochs=3,
+        callbacks=callbacks,
+    )
+    assert (trainer.current_epoch, trainer.global_step) == (3, 3 * steps)
+    assert trainer.num_training_batches == steps
+    assert whole.trained == expected
+    resumed, trainer = fit(
+        make_loader(folder, stop_every=steps, **options),
+        tmp_path,
+        max_epochs=3,
+        ckpt_path=tmp_path / f"step={steps + 2}.ckpt",
+    )
+    assert (trainer.current_epoch, trainer.global_step) == (3, 3 * steps)
+    assert resumed.trained == expected[4 * (steps + 2) :]
 
 
 def test_a_state_saved_before_the_first_batch_starts_at_the_first(

@@ -21,7 +21,7 @@ from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import CacheError, DatasetError, FailureKind, StoreError
 from cloudload.mds.dataset import Corpus, open_corpus
 from cloudload.storage.objects import read_object, write_object
-from cloudload.system.temp_files import TAG
+from cloudload.system.temp_files import TAG, make_folder
 from cloudload.system.verified_files import is_unmodified, mark_verified
 from tests.support.corpora import EOS, byte_tokenizer, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -261,13 +261,16 @@ def test_a_missing_shard_reaches_the_training_loop_with_its_url(
 
 def test_eviction_leaves_what_else_lies_in_the_folder(s3_url: str, tmp_path: Path) -> None:
     corpus = write(s3_url)
-    own = tmp_path / "notes" / "deep" / "thesis.txt"
-    own.parent.mkdir(parents=True)
-    own.write_text("years of work" * 1000)
-    os.utime(own, (0, 0))
+    own, lengths = tmp_path / "notes" / "deep" / "thesis.txt", tmp_path / "lengths" / "some"
+    make_folder(lengths.parent)
+    for path in (own, lengths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("years of work" * 1000)
+        os.utime(path, (0, 0))
     largest = max(shard.raw.bytes for shard in corpus.datasets[0].shards)
     assert texts_of(corpus, tmp_path, limit_bytes=4 * largest) == DOCUMENTS
     assert own.exists()
+    assert lengths.exists()
 
 
 def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used(

@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from cloudload import CloudLoader, Stream
+from cloudload.count import count_tokens
 from cloudload.delivery.exchange import DistributedExchange
 from tests.support.corpora import EOS, byte_tokenizer
 
@@ -70,12 +71,16 @@ def meet_in_files(out: Path, run: int, step: int) -> None:
         time.sleep(0.001)
 
 
-def append_data(index: str | None, folder: str, *, is_due: bool) -> None:
-    """Wait for the other rank after rank 0 has opened the data, and append data if it `is_due`."""
-    if index:
+def change_data(options: dict[str, Any], *, is_due: bool) -> None:
+    """Wait for the other rank after rank 0 has opened the data, and append data or count its tokens
+    if it `is_due`."""
+    folder = options["folders"][0]
+    if "append" in options or "counts" in options:
         dist.barrier()
-        if is_due:
-            shutil.copy(index, Path(folder, "index.json"))
+    if is_due and "append" in options:
+        shutil.copy(options["append"], Path(folder, "index.json"))
+    if is_due and "counts" in options:
+        count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
 
 
 def open_loader(options: dict[str, Any], rank: int, out: Path) -> CloudLoader:
@@ -88,9 +93,8 @@ def open_loader(options: dict[str, Any], rank: int, out: Path) -> CloudLoader:
     if (slow_rank := options.get("slow_rank")) is not None:
         settings |= slow_once(rank, slow_rank)
         log_waits_early(out / f"log-{rank}.txt")
-    appended = options.get("append")
     if rank == 1:
-        append_data(appended, options["folders"][0], is_due=True)
+        change_data(options, is_due=True)
     loader = CloudLoader(
         streams_of(*options["folders"]) if is_mixed else options["folders"][0],
         local=options["cache"],
@@ -107,7 +111,7 @@ def open_loader(options: dict[str, Any], rank: int, out: Path) -> CloudLoader:
         **settings,
     )
     if rank == 0:
-        append_data(appended, options["folders"][0], is_due=False)
+        change_data(options, is_due=False)
     return loader
 
 

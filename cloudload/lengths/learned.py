@@ -1,0 +1,135 @@
+"""Lengths that a run learns as it reads: a file per dataset, shared by the processes of a node.
+
+    document tokenized in any worker ──► its number in the file     uint64 [samples]
+                                         0 until then               bytes of text << 32 | length + 3
+
+A number depends only on the sample, so it does not matter who writes it, how often, or in which
+order. A run that restarts, on any world, continues with the file. A node reads some of the samples;
+`count.learn` joins the numbers of all nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from cloudload.arrays import Ints, Words
+from cloudload.cache.folder import LENGTHS_FOLDER, dataset_folder
+from cloudload.errors import CacheError
+from cloudload.lengths.group_file import FAILED
+from cloudload.lengths.index import LengthsKey
+from cloudload.mds.dataset import Corpus
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import lock_path, make_folder, partial_file
+
+_FIRST_CODE = 1 - FAILED  # so that every length has a code above 0
+_MOST = (1 << 32) - 1
+_BYTES_SHIFT = 32
+
+
+def encode_facts(lengths: Ints, text_bytes: Ints) -> Words:
+    """The numbers of samples: uint64 [samples]; 0 if a value is too large for one.
+
+    `lengths`, with `FILTERED` and `FAILED`, and `text_bytes` are int64 [samples].
+    """
+    codes = lengths + _FIRST_CODE
+    facts = codes.astype(np.uint64) | text_bytes.astype(np.uint64) << np.uint64(_BYTES_SHIFT)
+    return np.where((codes <= _MOST) & (text_bytes <= _MOST), facts, np.uint64(0))
+
+
+def decode_facts(facts: Words) -> tuple[Ints, int]:
+    """The lengths of numbers above 0 (int64 [samples]), and the sum of their bytes of text."""
+    lengths = (facts & np.uint64(_MOST)).astype(np.int64) - _FIRST_CODE
+    return lengths, int((facts >> np.uint64(_BYTES_SHIFT)).sum())
+
+
+@dataclass(frozen=True)
+class LearnedDataset:
+    """The file of a dataset. Can be pickled; each process maps the file."""
+
+    path: Path
+    first: int
+    """The index in the corpus of the dataset's first sample."""
+    samples: int
+
+    @cached_property
+    def facts(self) -> Words:
+        """The number of each sample, writable: uint64 [samples]."""
+        if not self.samples:
+            return np.empty(0, np.uint64)
+        return np.memmap(self.path, "<u8", "r+", shape=(self.samples,)).view(np.ndarray)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: vars(self)[name] for name in ("path", "first", "samples")}
+
+
+@dataclass(frozen=True)
+class LearnedLengths:
+    """The files of a corpus."""
+
+    datasets: tuple[LearnedDataset, ...]
+
+    def record(self, samples: Ints, lengths: Ints, text_bytes: Ints) -> None:
+        """Write the numbers of samples of the corpus: int64 [samples] each, as `encode_facts`."""
+        facts = encode_facts(lengths, text_bytes)
+        for dataset in self.datasets:
+            within = samples - dataset.first
+            own = (within >= 0) & (within < dataset.samples)
+            if own.any():
+                dataset.facts[within[own]] = facts[own]
+
+
+def open_learned(
+    root: Path, key: LengthsKey, corpus: Corpus, stream: int, *, creates: bool = True
+) -> LearnedDataset:
+    """Open the file of a corpus's dataset in the cache folder `root`, with 8 bytes a sample.
+
+    Unless `creates`, the file may be missing. Raises `CacheError` if there is no room for it.
+    """
+    dataset, data = corpus.datasets[stream], corpus.fingerprint(range(stream, stream + 1))
+    # data without hashes has a cache folder for each version of it
+    version = dataset_folder(root, dataset).name[-16:]
+    path = root / LENGTHS_FOLDER / f"{key.digest}-{data[:16]}-{version}.learned"
+    first, stop = corpus.stream_starts[stream : stream + 2].tolist()
+    samples = stop - first
+    if not creates:
+        return LearnedDataset(path, first, samples)
+    try:
+        make_folder(path.parent)
+        with locked(lock_path(path)):
+            if not path.exists() or path.stat().st_size != 8 * samples:
+                _create(path, 8 * samples)
+    except OSError as error:
+        raise CacheError(f"cannot keep learned token lengths in {path}: {error}") from error
+    return LearnedDataset(path, first, samples)
+
+
+def _create(path: Path, size: int) -> None:
+    with partial_file(path) as part:
+        with part.open("wb") as file:
+            if size:  # reserve the room, because a write to a full disk through a map is fatal
+                os.posix_fallocate(file.fileno(), 0, size)
+        part.replace(path)
+
+
+def find_node(root: Path) -> str:
+    """The name of this node, 12 hex digits, kept in the cache folder `root`.
+
+    Raises `CacheError` if the folder cannot be used.
+    """
+    path = root / LENGTHS_FOLDER / "node"
+    try:
+        make_folder(path.parent)
+        with locked(lock_path(path)):
+            if not path.exists():
+                with partial_file(path) as part:
+                    part.write_text(uuid.uuid4().hex[:12])
+                    part.replace(path)
+            return path.read_text()[:12]
+    except OSError as error:
+        raise CacheError(f"cannot keep the name of this node in {path}: {error}") from error

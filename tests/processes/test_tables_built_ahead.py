@@ -1,0 +1,117 @@
+"""A process builds the next epoch's table of token lengths ahead, so that no rank waits for it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudload import CloudLoader
+from cloudload.count import count_tokens
+from cloudload.lengths import advance, tables
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.testing import Leg, run_leg
+from tests.support.corpora import byte_tokenizer, random_documents, write_mds
+from tests.support.loaders import make_loader
+
+
+@pytest.fixture(autouse=True)
+def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of any size are kept in files, and built ahead."""
+    monkeypatch.setattr(tables, "_BACKGROUND_FROM_POSITIONS", 0)
+    monkeypatch.setattr(tables, "_KEPT_FROM_POSITIONS", 0)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """Enough documents that a table covers one epoch."""
+    documents = random_documents(3, 2 * tables._ENOUGH_ORDINALS + 100, max_words=6)
+    folder = write_mds(tmp_path / "mds", documents, shard_bytes=8_000)
+    count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    return folder
+
+
+def tables_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("table-*"))
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def open_lengths(data: str, cache: Path) -> RunLengths:
+    lengths = make_loader(data, num_lanes=2, local=cache)._open_run_lengths()
+    assert lengths is not None
+    return lengths
+
+
+def test_a_table_built_in_the_background_is_the_same_and_leaves_nothing_else(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [expected] = open_lengths(data, tmp_path / "one")._tables
+    [ahead] = open_lengths(data, tmp_path / "two")._tables
+    assert ahead.build_in_background(2)
+    assert not ahead.build_in_background(2)
+    wait_until(lambda: tables_in(tmp_path / "two") == ["table-2.int64"])
+    assert not ahead.build_in_background(2)
+    built = expected[2]
+    monkeypatch.setattr(tables.LaneTables, "_build", None)
+    assert np.array_equal(ahead[2], built)
+
+
+def test_ranks_that_enter_an_epoch_find_its_table_built(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+
+    def make(lengths: str, **rank: Any) -> CloudLoader:
+        return make_loader(data, num_lanes=2, local=cache, lengths=lengths, **rank)
+
+    epoch = make("require").count_batches()
+    first = Leg(ranks=2, batch_size=2, batches=epoch * 7 // 10)
+    second = Leg(ranks=2, batch_size=2, batches=epoch * 7 // 10)
+    _, states = run_leg(lambda **rank: make("off", **rank), first)
+    expected_rows, expected = run_leg(lambda **rank: make("off", **rank), second, states[-1])
+    for table in cache.rglob("table-*"):
+        table.unlink()
+    run_leg(lambda **rank: make("require", **rank), first)
+    wait_until(lambda: "table-1.int64" in tables_in(cache))
+    # otherwise, the documents between two states are so few that a table is not needed
+    monkeypatch.setattr(advance, "_SCANNED_WITH_TABLE", 0)
+    monkeypatch.setattr(advance, "_SCANNED_WITHOUT", 0)
+    built, opened = note_calls(monkeypatch, "_build"), note_calls(monkeypatch, "_open")
+    rows, found = run_leg(lambda **rank: make("require", **rank), second, states[-1])
+    assert rows == expected_rows
+    assert [each["cursors"] for each in found] == [each["cursors"] for each in expected]
+    assert 1 in opened
+    assert 1 not in built
+
+
+def note_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    """The numbers of the tables for which a method is called from now on."""
+    numbers: list[int] = []
+    original = getattr(tables.LaneTables, name)
+
+    def note(self: tables.LaneTables, number: int) -> Any:
+        numbers.append(number)
+        return original(self, number)
+
+    monkeypatch.setattr(tables.LaneTables, name, note)
+    return numbers
+
+
+def test_nothing_is_built_for_one_rank_nor_after_the_end(data: str, tmp_path: Path) -> None:
+    with make_loader(data, num_lanes=2, local=tmp_path / "cache") as loader:
+        list(loader.take(loader.count_batches()))
+    before = tables_in(tmp_path / "cache")
+    assert "table-1.int64" not in before
+    lengths = make_loader(data, num_lanes=2, local=tmp_path / "cache", epochs=2)._open_run_lengths()
+    assert lengths is not None
+    assert not lengths._tables[0].build_in_background(2)
+    assert tables_in(tmp_path / "cache") == before

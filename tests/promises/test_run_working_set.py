@@ -1,0 +1,89 @@
+"""The working set over a run, from token lengths, is the one that reading the run shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudload import CloudLoader
+from cloudload.count import count_tokens
+from cloudload.lengths.working_set import measure_run
+from tests.support.corpora import byte_tokenizer, random_documents, write_mds
+from tests.support.loaders import make_loader
+
+
+@pytest.fixture(scope="module")
+def zipped(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A dataset with lengths whose shards have to be unpacked into a cache."""
+    folder = tmp_path_factory.mktemp("zipped") / "mds"
+    documents = random_documents(5, 400, max_words=60)
+    write_mds(folder, documents, shard_bytes=3_000, compression="zstd")
+    count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    return str(folder)
+
+
+def peak_of_reading(loader: CloudLoader, lanes: list[int], epochs: int) -> tuple[int, int]:
+    """The most bytes of shards in use at a row of the lanes, by the spans of all rows, and that
+    row."""
+    corpus, uses = loader.recipe.corpus, dict[int, dict[int, list[int]]]()
+    for batch in loader.take(loader.count_batches(epochs + 2)):
+        for place, _, epoch, sample, *_ in batch.spans.tolist():
+            lane_row, lane = divmod(int(batch.rows[place]), loader.num_lanes)
+            if lane in lanes and epoch < epochs:
+                [shard] = corpus.shards_of(np.array([sample])).tolist()
+                uses.setdefault(shard, {}).setdefault(epoch, []).append(lane_row)
+    in_use: dict[int, int] = {}
+    for shard, by_epoch in uses.items():
+        rows = {row for used in by_epoch.values() for row in range(min(used), max(used) + 1)}
+        for row in rows:
+            size = corpus.datasets[0].shards[shard].raw.bytes
+            in_use[row] = in_use.get(row, 0) + size
+    peak = max(in_use.values())
+    return peak, min(row for row, size in in_use.items() if size == peak)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epochs": 1},
+        {"epochs": 3, "shuffle_algo": "seekable", "num_canonical_nodes": 4},
+        {"epochs": 2, "packing": "one_per_row", "overflow": "rows", "num_canonical_nodes": 2},
+        {"epochs": 2, "num_canonical_nodes": 12, "shuffle_block_size": 20},
+    ],
+    ids=["concat", "seekable", "one_per_row", "narrow"],
+)
+@pytest.mark.parametrize("lanes", [list(range(12)), [1, 5, 9]], ids=["all", "some"])
+def test_the_working_set_from_lengths_is_that_of_reading(
+    zipped: str, tmp_path: Path, options: dict[str, Any], lanes: list[int]
+) -> None:
+    options = dict(options)
+    epochs = options.pop("epochs")
+    loader = make_loader(zipped, local=tmp_path, seq_len=64, **options)
+    lengths = loader._open_run_lengths()
+    assert lengths is not None
+    found = measure_run(lengths, loader.plan().position, np.array(lanes), epochs - 1)
+    peak, lane_row = peak_of_reading(loader, lanes, epochs)
+    assert (found.bytes, found.row) == (peak, lane_row * loader.num_lanes)
+
+
+def test_a_limit_below_the_later_working_set_is_warned_of_and_changes_nothing(
+    zipped: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"num_workers": 1, "download_threads": 1, "num_canonical_nodes": 12}
+    options |= {"shuffle_block_size": 20, "epochs": 3, "seq_len": 64}
+    start = make_loader(zipped, local=tmp_path / "a", **options)
+    needed = start.describe()["working_set_bytes"]
+    rows = [batch["input_ids"].tolist() for batch in start]
+    for limit, is_warned in ((needed, True), (10 * needed, False)):
+        caplog.clear()
+        with make_loader(
+            zipped, local=tmp_path / f"{limit}", cache_limit=limit, **options
+        ) as loader:
+            assert [batch["input_ids"].tolist() for batch in loader] == rows
+        found = [each for each in caplog.messages if "lanes with short documents" in each]
+        assert len(found) == is_warned
+        if is_warned:
+            assert f"cache_limit {needed:,} is below the" in found[0]
