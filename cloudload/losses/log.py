@@ -115,16 +115,16 @@ class LossLog:
         Raises `ValueError` if the shapes do not match, or for a copy of a batch's tensors.
         """
         spans, losses = batch.spans, token_losses.detach()
-        num_rows, seq_len = len(losses), batch["input_ids"].shape[1]
-        stop_row = at_row + num_rows
-        if labels is None:
-            labels = batch["labels"][at_row:stop_row]
+        seq_len = batch["input_ids"].shape[1]
         if losses.dim() != 2 or not seq_len - 1 <= losses.shape[1] <= seq_len:
             raise ValueError(
                 f"token_losses have the shape {tuple(losses.shape)}. Pass a loss for each token, "
                 f"[rows, {seq_len - 1}] or [rows, {seq_len}], as from cross_entropy with "
                 "reduction='none'"
             )
+        num_rows, stop_row = len(losses), at_row + len(losses)
+        if labels is None:
+            labels = batch["labels"][at_row:stop_row]
         if labels.shape != (num_rows, seq_len) or stop_row > len(batch.rows):
             raise ValueError(
                 f"token_losses of {num_rows} rows from row {at_row} on do not match labels of "
