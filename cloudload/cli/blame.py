@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,14 +14,14 @@ import numpy as np
 
 from cloudload.cli.command import add_command
 from cloudload.cli.provenance import add_data_options, parse_steps, without_start_log
-from cloudload.cli.terminal_text import escape
+from cloudload.cli.terminal_text import escape, wrap
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
     from cloudload.losses import Blame, Losses, SourceLoss
     from cloudload.workers.trace import TracedSpan
 
-_SHOWN_CHARACTERS = 300
+_SHOWN_CHARACTERS, _INDENT = 300, "    "
 _EXAMPLE = """\
 LOG is the folder that cloudload.losses.LossLog writes, of all ranks and starts of a run. A document
 is compared with documents of the same source and of about the same length and step; a source with
@@ -122,9 +123,7 @@ def _without_infinity(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _describe(
-    found: Blame, traced: Sequence[TracedSpan | None], threshold: float
-) -> Iterator[str]:
+def _describe(found: Blame, traced: Sequence[TracedSpan | None], threshold: float) -> Iterator[str]:
     from cloudload.delivery.description import counted
 
     yield (
@@ -137,15 +136,21 @@ def _describe(
         yield f"\nno document has a score of {threshold:g} or more"
         return
     for each, span in zip(found.documents, traced, strict=True):
-        identifier = "" if span is None or span.id is None else f"id {escape(str(span.id))}  "
         yield (
-            f"\nloss {each.loss:.3f}, expected {each.expected:.3f}, score {each.score:.1f}  "
-            f"step {each.step:,}  {escape(each.stream)}  {identifier}sample {each.sample}  "
-            f"epoch {each.epoch}  tokens {each.start}:{each.stop}"
+            f"\nloss {each.loss:.3f}  expected {each.expected:.3f}  score {each.score:.1f}  "
+            f"step {each.step:,}"
+        )
+        identifier = "" if span is None or span.id is None else f"  id {escape(str(span.id))}"
+        shard = "" if span is None else f"  {escape(span.shard)}"
+        yield (
+            f"  {escape(each.stream)}{identifier}  sample {each.sample}  epoch {each.epoch}  "
+            f"tokens {each.start}:{each.stop}{shard}"
         )
         if span is not None:
-            text = json.dumps(span.text[:_SHOWN_CHARACTERS], ensure_ascii=False)
-            yield f"    {escape(span.shard)}  {escape(text)}"
+            text = escape(json.dumps(span.text[:_SHOWN_CHARACTERS], ensure_ascii=False))
+            yield from (
+                f"    {line}" for line in wrap(text, shutil.get_terminal_size().columns - 4)
+            )
 
 
 def _describe_sources(sources: Sequence[SourceLoss], threshold: float) -> Iterator[str]:

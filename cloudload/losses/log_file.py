@@ -40,7 +40,7 @@ class Records(NamedTuple):
     table: Ints
     sums: Floats
 
-    def __getitem__(self, which: Any) -> Records:  # type: ignore[override]
+    def take(self, which: Any) -> Records:
         """The records that an index array, a mask or a slice selects."""
         return Records(self.table[which], self.sums[which])
 

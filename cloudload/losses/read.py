@@ -45,7 +45,7 @@ class Losses:
         """Those of consecutive steps."""
         table = self.records.table
         chosen = (table[:, STEP] >= steps.start) & (table[:, STEP] < steps.stop)
-        return Losses(self.streams, self.records[chosen], self.state)
+        return Losses(self.streams, self.records.take(chosen), self.state)
 
     @property
     def tokens(self) -> int:
@@ -110,5 +110,5 @@ def _join_streams(before: tuple[str, ...], own: tuple[str, ...], path: Path) -> 
 def _keep_latest(parts: Sequence[Records]) -> Records:
     """Of each row, the records of the last part that has the row, sorted by row."""
     records = Records.concatenate(list(parts))
-    kept = records[find_last(records.table[:, ROW], [len(part.table) for part in parts])]
-    return kept[np.argsort(kept.table[:, ROW], kind="stable")]
+    kept = records.take(find_last(records.table[:, ROW], [len(part.table) for part in parts]))
+    return kept.take(np.argsort(kept.table[:, ROW], kind="stable"))

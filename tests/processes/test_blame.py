@@ -32,7 +32,9 @@ def write_corpus(folder: Path, number: int, global_batch: int) -> tuple[str, int
     extra = {"id": ("str", ids)}
     data = write_mds(folder / "draft", documents, shard_bytes=100_000, extra=extra)
     options: dict[str, Any] = {"tokenizer": TOKENIZER, "seq_len": SEQ_LEN, "num_workers": 0}
-    with CloudLoader(data, batch_size=global_batch, local=folder / "draft-cache", **options) as loader:
+    with CloudLoader(
+        data, batch_size=global_batch, local=folder / "draft-cache", **options
+    ) as loader:
         loader.seek(24 * global_batch)
         bad = int(next(iter(loader)).spans[40, 3])
     letters = random.Random(4)
@@ -49,7 +51,11 @@ def train(folder: Path, data: str, ranks: int, *arguments: str) -> str:
         *[f"--master-port={free_ports(1)[0]}", "--no-python"],
         *[*stand_in(), "tests.frameworks.record", json.dumps(options)],
         *[str(ROOT / "examples/train_torch.py"), data, *arguments],
-        *[f"--out={folder / 'out'}", f"--losses={folder / 'losses'}", f"--cache={folder / 'cache'}"],
+        *[
+            f"--out={folder / 'out'}",
+            f"--losses={folder / 'losses'}",
+            f"--cache={folder / 'cache'}",
+        ],
         *[f"--seq-len={SEQ_LEN}", f"--save-every={SAVED}"],
         *["--width=32", "--depth=1", "--lr=0.02", "--workers=1"],
     ]
@@ -62,16 +68,21 @@ def train(folder: Path, data: str, ranks: int, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("documents", "global_batch"), [(2_000, 12), pytest.param(10_000, 48, marks=pytest.mark.long)]
+    ("documents", "global_batch", "ranks"),
+    [(2_000, 12, (1, 2)), pytest.param(10_000, 48, (2, 3), marks=pytest.mark.long)],
 )
 def test_a_bad_document_is_found_in_a_run_that_was_resumed_on_another_world(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], documents: int, global_batch: int
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    documents: int,
+    global_batch: int,
+    ranks: tuple[int, int],
 ) -> None:
     data, bad = write_corpus(tmp_path, documents, global_batch)
     size = f"--global-batch={global_batch}"
-    train(tmp_path, data, 2, f"--steps={KILLED}", size)
+    train(tmp_path, data, ranks[0], f"--steps={KILLED}", size)
     shutil.rmtree(tmp_path / f"out/step-{KILLED:07}")
-    printed = train(tmp_path, data, 3, f"--steps={STEPS}", size, "--resume")
+    printed = train(tmp_path, data, ranks[1], f"--steps={STEPS}", size, "--resume")
     losses = read_losses(tmp_path / "losses")
     assert losses.steps == range(1, STEPS + 1)
     rows = losses.records.table[:, 1]

@@ -13,7 +13,7 @@ import torch
 
 from cloudload import Batch, CloudLoader, Stream, merge_state_dicts
 from cloudload.errors import DatasetError
-from cloudload.losses import LossLog, Losses, blame, read_losses, token_losses
+from cloudload.losses import Losses, LossLog, blame, read_losses, token_losses
 from cloudload.losses.log_file import STEP, TOKENS, Records
 from tests.support.corpora import random_documents, write_mds
 from tests.support.loaders import make_loader
@@ -217,10 +217,9 @@ def make_losses(documents: int, seed: int = 0) -> tuple[Losses, np.random.Genera
     random = np.random.default_rng(seed)
     numbers = np.arange(documents)
     tokens = random.integers(4, 400, documents)
-    table = np.column_stack(
-        [1 + numbers // 20, numbers, numbers % 3 == 0, 0 * numbers, numbers, 0 * numbers]
-        + [tokens, tokens]
-    ).astype(np.int64)
+    none, is_code = np.zeros_like(numbers), (numbers % 3 == 0).astype(np.int64)
+    columns = [1 + numbers // 20, numbers, is_code, none, numbers, none, tokens, tokens]
+    table = np.column_stack(columns)
     means = 3 + 6 * np.exp(-table[:, STEP] / 30) + random.normal(size=documents) / tokens**0.5
     means += 0.3 * random.normal(size=documents)
     return Losses(("web", "code"), Records(table, means * tokens), None), random
