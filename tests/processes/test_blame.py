@@ -98,6 +98,6 @@ def test_a_bad_document_is_found_in_a_run_that_was_resumed_on_another_world(
     assert main([*arguments, *steps, "--top", "1"]) == 0
     shown = capsys.readouterr().out
     assert f"id doc-{bad}  sample {bad}  epoch 0" in shown
-    assert f"  {first['shard']}  " in shown
+    assert f"  {first['shard']}\n" in shown
     assert main([*arguments, "--steps", f"{first['step']}", "--no-text", "--threshold=1e9"]) == 1
     assert "no document has a score of 1e+09 or more" in capsys.readouterr().out
