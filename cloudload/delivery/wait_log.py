@@ -148,8 +148,9 @@ def _advise_pack(plan: Plan) -> str:
 
 def _advise_idle(plan: Plan) -> str:
     return (
-        "The workers are fast enough, but batches arrive unevenly: use a larger prefetch_batches "
-        f"(now {plan.delivery.prefetch_batches})"
+        "The workers are fast enough. Either batches arrive unevenly: use a larger "
+        f"prefetch_batches (now {plan.delivery.prefetch_batches}). Or steps are so short that "
+        "joining a batch takes this share of them"
     )
 
 
