@@ -26,6 +26,13 @@ def short_window(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.INFO, "cloudload.delivery.wait_log")
 
 
+@pytest.fixture
+def only_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, the first documents may take a second to tokenize."""
+    monkeypatch.setattr("cloudload.delivery.wait_log._WINDOW_S", 3.0)
+    monkeypatch.setattr("cloudload.delivery.wait_log._MOST_SHARE", 0.8)
+
+
 def read_until_logged(loader: CloudLoader, caplog: pytest.LogCaptureFixture) -> str:
     """Iterate without training until the loader says why it waits; returns the message."""
     deadline = time.monotonic() + _PATIENCE_S
@@ -55,11 +62,11 @@ def documents(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "who", "advice"),
+    ("num_workers", "words"),
     [
-        (0, "The training process (num_workers=0) spent ", "use num_workers=1 or more"),
-        (1, "The worker spent ", "use more workers (num_workers is 1; this process may use "),
-        (2, "The 2 workers spent ", "use more workers (num_workers is 2; this process may use "),
+        (0, ("The training process (num_workers=0) spent 9", "use num_workers=1 or more")),
+        (1, ("The worker spent 9", "use more workers (num_workers is 1; this process may use ")),
+        (2, ("The 2 workers spent 9", "use more workers (num_workers is 2; this process may ")),
     ],
 )
 def test_a_slow_transform(
@@ -67,17 +74,15 @@ def test_a_slow_transform(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     num_workers: int,
-    who: str,
-    advice: str,
+    words: tuple[str, str],
 ) -> None:
     options: dict[str, Any] = {"num_workers": num_workers, "transform": sleep_a_little}
     loader = make_loader(documents, local=tmp_path / "cache", seq_len=512, **options)
     message = read_until_logged(loader, caplog)
     assert message.startswith("the training loop waited for batches ")
-    assert f"{who}9" in message
     assert "% running the transform" in message
     assert "The transform is slower than training: make it faster, apply it once with " in message
-    assert advice in message
+    assert all(each in message for each in words), message
     delivery = loader.stats().delivery
     spent = [delivery.read_s, delivery.tokenize_s, delivery.pack_s, delivery.idle_s]
     assert delivery.transform_s > 3 * max(spent)
@@ -95,6 +100,7 @@ def test_too_few_workers(documents: str, tmp_path: Path, caplog: pytest.LogCaptu
     assert message.endswith("or train on token IDs (cloudload export)")
 
 
+@pytest.mark.usefixtures("only_long_waits")
 def test_a_slow_store(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -108,6 +114,7 @@ def test_a_slow_store(
     )
 
 
+@pytest.mark.usefixtures("only_long_waits")
 def test_a_stall_of_one_shard(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -117,7 +124,7 @@ def test_a_stall_of_one_shard(
     with loader:
         for _ in loader.take(2):
             pass
-        s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=2.5)])
+        s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=4.0)])
         message = read_until_logged(loader, caplog)
     assert "% waiting for shards (0.0 MB/s downloaded)" in message
 
