@@ -91,6 +91,7 @@ class LossLog:
         if folder is not None:
             name = f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}{SUFFIX}"
             self._path = Path(folder).expanduser() / name
+        self._state = self._find_state()
         self._parts: list[_Part] = []
         self._totals: Tensor | None = None
         """float64 [2, streams], on the device: sums and tokens since the last `take_means`."""
@@ -190,10 +191,14 @@ class LossLog:
                 start_file(file, self._make_header())
             write_records(file, Records(table[kept], numbers[0][kept]))
 
+    def _find_state(self) -> Mapping[str, Any] | None:
+        """The loader's state, which locates the data for `cloudload blame`."""
+        with suppress(RanksDisagreeError):  # ranks that cannot communicate, once they have read
+            return self._loader.state_dict()
+        return None
+
     def _make_header(self) -> Mapping[str, Any]:
-        state = None
-        with suppress(RanksDisagreeError):  # ranks that cannot communicate
-            state = self._loader.state_dict()
+        state = self._find_state() or self._state
         return {"streams": self._loader.stream_names, "columns": COLUMNS, "state": state}
 
     def close(self) -> None:

@@ -84,6 +84,7 @@ def test_any_world_and_any_restart_gives_the_same_records(
     assert (found.records.table == expected.records.table).all()
     assert found.records.sums.tobytes() == expected.records.sums.tobytes()
     assert found.means() == expected.means()
+    assert found.state is not None
 
 
 def test_records_are_the_sums_of_their_tokens(streams: list[Stream], tmp_path: Path) -> None:
