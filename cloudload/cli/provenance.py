@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 _START_LOGGERS = tuple(
-    f"cloudload.{name}" for name in ("delivery.start_log", "tokenization.backend", "lengths.open")
+    f"cloudload.{name}"
+    for name in ("delivery.start_log", "delivery.wait_log", "tokenization.backend", "lengths.open")
 )
 _SHOWN_CHARACTERS = 160
 _TRACE_EXAMPLE = """\

@@ -109,6 +109,7 @@ class Iteration(Iterator[Batch]):
         """Whether a pass over this iteration continues with a new one."""
         self._failure: Exception | None = None
         self._wait_log = log.wait_log
+        self._wait_log.restart()
         self._lanes_end = tail_exchange.find_lanes_end(plan)
         """Once the tail is packed, the position at which the lanes ended. In the tail, cursors do
         not move."""
@@ -145,7 +146,8 @@ class Iteration(Iterator[Batch]):
         finally:
             self._log.meter.end_wait()
         self._log.record(self._position)
-        self._wait_log.look(self._log.meter, self._plan)
+        if not self._is_skipping:
+            self._wait_log.look(self._log.meter, self._plan)
         return batch
 
     def skip(self, number: int) -> None:
@@ -156,6 +158,7 @@ class Iteration(Iterator[Batch]):
                 pass
         finally:
             self._is_skipping = False
+            self._wait_log.restart()
 
     def close(self, reason: str = "") -> None:
         """End the workers. The next iteration rereads the rows that they had read ahead.

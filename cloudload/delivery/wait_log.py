@@ -45,6 +45,10 @@ class WaitLog:
         self._looks: deque[_Look] = deque()
         self._next_look, self._has_logged = 0.0, False
 
+    def restart(self) -> None:
+        """Forget the past, such as the start of workers, or batches that were skipped."""
+        self._looks.clear()
+
     def look(self, meter: DeliveryMeter, plan: Plan) -> None:
         """Note the statistics after a batch was handed out, and log them if there was a wait."""
         if self._has_logged or (now := time.monotonic()) < self._next_look:

@@ -140,6 +140,18 @@ def test_a_loop_that_is_slower_than_its_workers_finds_their_queues_full(
         assert 0 < delivery.queue <= 1
 
 
+def test_skipped_batches_are_no_wait(
+    documents: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"seq_len": 512, "transform": sleep_a_little}
+    with make_loader(documents, local=tmp_path / "cache", **options) as loader:
+        began = loader.stats().delivery.stall_s
+        while loader.stats().delivery.stall_s - began < 2.5:  # more than two windows
+            loader.skip(3)
+            assert len(list(loader.take(1))) == 1
+    assert not messages_of(caplog)
+
+
 def test_a_late_rank_is_the_reason_of_the_others(
     folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
