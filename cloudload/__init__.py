@@ -17,14 +17,15 @@
     convert           raw corpora to MDS                  integrations    training frameworks
     check             problems of a dataset               provenance      rows back to documents
     export            rows to pre-tokenized MDS           inspect         summary and documents
+    losses            losses by source and document
     count             tokens of each document             lengths         positions without reading
     forecast          what a run will read and cost       warm              shards before a run
     system            files, threads, processes           engines         units of work, anywhere
     streaming_arguments   MosaicML Streaming's arguments and llm-foundry's YAML, as options
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
-`.testing`, `.inspect`, `.forecast`, `.warm`, `.provenance` and `.integrations`. Everything else may
-change.
+`.testing`, `.inspect`, `.forecast`, `.losses`, `.warm`, `.provenance` and `.integrations`.
+Everything else may change.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ class Batch(dict[str, torch.Tensor]):
 
     `input_ids` and `labels` are int64 [batch_size, seq_len]. `labels` are the same IDs, with -100
     on padding (and, with `mask_edges`, on the first token of each span). They are not shifted,
-    because Hugging Face models shift them. `fields` can add `position_ids` and `segment_ids`, int64
-    [batch_size, seq_len]; `cu_seqlens`, int32 [segments + 1]; and `max_seqlen`, int32 [].
+    because Hugging Face models shift them. `fields` can add `position_ids`, `segment_ids`,
+    `stream_ids` and `document_ids`, int64 [batch_size, seq_len]; `cu_seqlens`, int32
+    [segments + 1]; and `max_seqlen`, int32 [].
 
     `rows` has the indices of its rows in the run, and `spans` has the documents in them. If a
     framework copies only the tensors into a new `Batch`, both raise `ValueError`.

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from cloudload.arrays import Ints
 from cloudload.batch import Batch
 from cloudload.cache.folder import check_cache_folder, default_cache, open_cache_folder
 from cloudload.config.checks import check_positive
@@ -799,6 +800,15 @@ class CloudLoader:
     def num_lanes(self) -> int:
         """Number of lanes of the run."""
         return self._recipe.num_lanes
+
+    @property
+    def stream_names(self) -> tuple[str, ...]:
+        """The names of the streams. A stream's index is its ID in `fields=["stream_ids"]`."""
+        return tuple(self._recipe.labels)
+
+    def steps_of(self, rows: Ints) -> Ints:
+        """The steps, from 1, of rows that were handed out, given by index in the run."""
+        return self._log.position.steps_of(rows)
 
     @property
     def batch_size(self) -> int:

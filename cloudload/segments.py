@@ -4,6 +4,7 @@
     tokens           a a a b c c . .     d d d d d . . .
     segment_ids      1 1 1 2 3 3 0 0     1 1 1 1 1 0 0 0
     position_ids     0 1 2 0 0 1 0 1     0 1 2 3 4 0 1 2
+    stream_ids       0 0 0 0 1 1 - -     1 1 1 1 1 - - -     of the streams 0 0 1 1; - is -1
     cu_seqlens       0 3 4 6 8 13 16     over both rows; the longest segment is 5
     masked labels    - a a - - c . .     - d d d d . . .
 
@@ -17,7 +18,7 @@ start. Lengths must be at least 1. `shape` is (num_rows, seq_len).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 IGNORED_LABEL = -100
+NO_DOCUMENT = -1
+"""The stream ID and the document ID of padding."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,7 +40,7 @@ def segment_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     The IDs in each row are 1, 2, 3, …, and 0 on padding. Raises `ValueError` if the spans of a row
     are longer than seq_len, or if there is no such row.
     """
-    padded = _padded(rows, lengths, shape)
+    padded = pad_lengths(rows, lengths, shape)
     numbers = np.zeros(len(rows) + shape[0], np.int64)
     numbers[_places(rows)] = np.arange(1, len(rows) + 1) - np.searchsorted(rows, rows)
     return np.repeat(numbers, padded).reshape(shape)
@@ -49,9 +52,21 @@ def position_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     Positions in the padding also start at 0. Raises `ValueError` if the spans of a row are longer
     than seq_len, or if there is no such row.
     """
-    padded = _padded(rows, lengths, shape)
+    padded = pad_lengths(rows, lengths, shape)
     starts = np.repeat((np.cumsum(padded) - padded) % shape[1], padded).reshape(shape)
     return np.subtract(np.arange(shape[1]), starts, out=starts)
+
+
+def spread(values: Ints, rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
+    """Give each token the value of its span, such as its stream: int64 [num_rows, seq_len].
+
+    `values` is int64 [spans]. Padding gets -1. Raises `ValueError` if the spans of a row are longer
+    than seq_len, or if there is no such row.
+    """
+    padded = pad_lengths(rows, lengths, shape)
+    of_segments = np.full(len(padded), NO_DOCUMENT, np.int64)
+    of_segments[_places(rows)] = values
+    return np.repeat(of_segments, padded).reshape(shape)
 
 
 def cu_seqlens(
@@ -64,7 +79,7 @@ def cu_seqlens(
     `num_rows * seq_len`. Raises `ValueError` if the spans of a row are longer than seq_len,
     or if there is no such row.
     """
-    padded = _padded(rows, lengths, shape)
+    padded = pad_lengths(rows, lengths, shape)
     padded = padded[padded > 0]
     ends = np.zeros(len(padded) + 1, np.int32)
     np.cumsum(padded, out=ends[1:])
@@ -93,8 +108,8 @@ def document_attention_mask(segment_ids: torch.Tensor) -> torch.Tensor:
     return (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]).tril_()
 
 
-def _padded(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
-    """The lengths of all segments in the flattened batch: int64 [spans + num_rows].
+def pad_lengths(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
+    """List the lengths of all segments in the flattened batch: int64 [spans + num_rows].
 
     Each row's last segment is its padding, which may have length 0. Example: rows 0 0 0 1, lengths
     3 1 2 5 and shape (2, 8) give 3 1 2 2 5 3.
@@ -127,18 +142,43 @@ def _check_rows(rows: Ints, num_rows: int) -> None:
 
 
 def _places(rows: Ints) -> Ints:
-    """The index of each span's segment in `_padded`: int64 [spans]."""
+    """The index of each span's segment in `pad_lengths`: int64 [spans]."""
     return np.arange(len(rows)) + rows
 
 
-def _flash_attention(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> dict[str, Array]:
-    ends, longest = cu_seqlens(rows, lengths, shape)
+class SpanColumns(NamedTuple):
+    """The spans of a batch, one array for each column: int64 [spans]."""
+
+    rows: Ints
+    lengths: Ints
+    streams: Ints
+    samples: Ints
+
+
+def _flash_attention(spans: SpanColumns, shape: tuple[int, int]) -> dict[str, Array]:
+    ends, longest = cu_seqlens(spans.rows, spans.lengths, shape)
     return {"cu_seqlens": ends, "max_seqlen": np.array(longest, np.int32)}
 
 
-FIELDS: dict[str, Callable[[Ints, Ints, tuple[int, int]], dict[str, Array]]] = {
-    "position_ids": lambda *spans: {"position_ids": position_ids(*spans)},
-    "segment_ids": lambda *spans: {"segment_ids": segment_ids(*spans)},
+def _of_rows(
+    name: str, compute: Callable[[Ints, Ints, tuple[int, int]], Ints]
+) -> Callable[[SpanColumns, tuple[int, int]], dict[str, Array]]:
+    return lambda spans, shape: {name: compute(spans.rows, spans.lengths, shape)}
+
+
+def _stream_ids(spans: SpanColumns, shape: tuple[int, int]) -> dict[str, Array]:
+    return {"stream_ids": spread(spans.streams, spans.rows, spans.lengths, shape)}
+
+
+def _document_ids(spans: SpanColumns, shape: tuple[int, int]) -> dict[str, Array]:
+    return {"document_ids": spread(spans.samples, spans.rows, spans.lengths, shape)}
+
+
+FIELDS: dict[str, Callable[[SpanColumns, tuple[int, int]], dict[str, Array]]] = {
+    "position_ids": _of_rows("position_ids", position_ids),
+    "segment_ids": _of_rows("segment_ids", segment_ids),
+    "stream_ids": _stream_ids,
+    "document_ids": _document_ids,
     "cu_seqlens": _flash_attention,
 }
 """The choices for `CloudLoader(fields=…)`. Each function computes one or more named arrays from the

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from cloudload.html_tables import render_table
 
@@ -21,6 +22,9 @@ TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING, FAILED = range(len(COUNT
 READ = (DOCUMENTS, FILTERED, EMPTY, FAILED)
 """Indices of the counts whose sum is the number of documents read."""
 _TOTALS = ("rows", *COUNTS, "skipped_rows", "dropped")
+STAGES = ("fetch", "read", "transform", "tokenize", "pack", "idle")
+FETCH, READ_SHARDS, TRANSFORM, TOKENIZE, PACK, IDLE = range(len(STAGES))
+"""The stages of a worker's work, in `DeliveryStats` named `fetch_s` and so on."""
 _NOT_NUMBERS = ("streams", "delivery", "tokenizer_backend", "tokenizer_backend_reason")
 
 
@@ -57,6 +61,10 @@ class Traffic(NamedTuple):
     """Number of shards opened after a fetch, by this process or another one."""
     bytes_downloaded: int = 0
     """Number of stored bytes in completed downloads, valid or not."""
+    download_ns: int = 0
+    """Nanoseconds of threads in downloads."""
+    unpack_ns: int = 0
+    """Nanoseconds of threads that checked and decompressed downloads."""
 
     def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
         return Traffic(*map(operator.add, self, other))
@@ -85,6 +93,43 @@ class DeliveryStats:
     retries: int
     """Number of the workers' failed requests for shards that were retried. It also grows during a
     wait."""
+    exchange_s: float = 0.0
+    """Seconds of `stall_s` that this rank, its own rows ready, waited for other ranks."""
+    fetch_s: float = 0.0
+    """Seconds that workers waited for shards. This and the next five are sums over the workers, and
+    make up their whole time."""
+    read_s: float = 0.0
+    """Seconds that workers read documents from shards on disk."""
+    transform_s: float = 0.0
+    """Seconds that workers ran the transform."""
+    tokenize_s: float = 0.0
+    """Seconds that workers tokenized."""
+    pack_s: float = 0.0
+    """Seconds that workers packed documents into rows, and did everything else."""
+    idle_s: float = 0.0
+    """Seconds that workers waited because their queues were full: the training loop was slower."""
+    download_s: float = 0.0
+    """Seconds of downloads, summed over the threads of all workers."""
+    unpack_s: float = 0.0
+    """Seconds of checking and decompressing downloads, summed over the threads."""
+    queue: float = 0.0
+    """The share of the workers' queues that holds rows now, from 0 to 1; 0 without workers."""
+
+
+class WorkerReports(Protocol):
+    """What the workers of an iteration report at any time."""
+
+    def total(self) -> int:
+        """The number of retries."""
+        ...
+
+    def stage_ns(self) -> list[int]:
+        """The nanoseconds in each of `STAGES`, summed over the workers."""
+        ...
+
+    def num_blocks(self) -> int:
+        """The number of blocks that the workers have finished."""
+        ...
 
 
 class DeliveryMeter:
@@ -92,7 +137,13 @@ class DeliveryMeter:
 
     def __init__(self) -> None:
         self.traffic = Traffic()
-        self._past_retries, self._count_retries = 0, _no_retries
+        self.exchange_s = 0.0
+        """Seconds that this rank waited for others."""
+        self.num_received = 0
+        """Number of blocks received in the current iteration."""
+        self._reports: WorkerReports | None = None
+        self._past_retries, self._past_ns = 0, [0] * len(STAGES)
+        self._most_ahead = 0
         # one tuple, so that a reading thread never counts a wait twice
         self._stall: tuple[float, float | None] = (0.0, None)
         """Seconds of all completed waits, and when the current wait began."""
@@ -107,21 +158,55 @@ class DeliveryMeter:
         if began is not None:
             self._stall = (stall_s + time.perf_counter() - began, None)
 
-    def begin_iteration(self, count_retries: Callable[[], int]) -> None:
-        """Start to count the retries of an iteration's workers, which `count_retries` returns."""
-        self._past_retries += self._count_retries()
-        self._count_retries = count_retries
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Count the time in the block as waiting for other ranks."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.exchange_s += time.perf_counter() - began
+
+    def begin_iteration(self, reports: WorkerReports, most_ahead: int) -> None:
+        """Start to count an iteration's workers, which can be `most_ahead` blocks ahead."""
+        self._past_retries, self._past_ns = self._count_retries(), self._stage_ns()
+        self._reports, self._most_ahead, self.num_received = reports, most_ahead, 0
+
+    def _count_retries(self) -> int:
+        return self._past_retries + (self._reports.total() if self._reports else 0)
+
+    def _stage_ns(self) -> list[int]:
+        own = self._reports.stage_ns() if self._reports else [0] * len(STAGES)
+        return list(map(operator.add, self._past_ns, own))
+
+    def _measure_queue(self) -> float:
+        if self._reports is None or not self._most_ahead:
+            return 0.0
+        return min(1.0, max(0, self._reports.num_blocks() - self.num_received) / self._most_ahead)
 
     def stats(self) -> DeliveryStats:
         """The statistics so far, including the current wait."""
         stall_s, began = self._stall
         if began is not None:
             stall_s += time.perf_counter() - began
-        return DeliveryStats(stall_s, *self.traffic, self._past_retries + self._count_retries())
-
-
-def _no_retries() -> int:
-    return 0
+        traffic, stage_ns = self.traffic, self._stage_ns()
+        return DeliveryStats(
+            stall_s=stall_s,
+            cache_hits=traffic.hits,
+            cache_misses=traffic.misses,
+            bytes_downloaded=traffic.bytes_downloaded,
+            retries=self._count_retries(),
+            exchange_s=self.exchange_s,
+            fetch_s=stage_ns[FETCH] / 1e9,
+            read_s=stage_ns[READ_SHARDS] / 1e9,
+            transform_s=stage_ns[TRANSFORM] / 1e9,
+            tokenize_s=stage_ns[TOKENIZE] / 1e9,
+            pack_s=stage_ns[PACK] / 1e9,
+            idle_s=stage_ns[IDLE] / 1e9,
+            download_s=traffic.download_ns / 1e9,
+            unpack_s=traffic.unpack_ns / 1e9,
+            queue=self._measure_queue(),
+        )
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from cloudload.arrays import Ints
 from cloudload.batch import Batch
-from cloudload.cache.counters import RetryCounts
+from cloudload.cache.counters import WorkerCounts
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.environment import Environment, use_environment
 from cloudload.delivery.exchange import Exchange
@@ -300,8 +300,8 @@ class _ThreadEnvironment(Environment):
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         return _HubExchange(self._hub, self.world.rank)
 
-    def open_blocks(self, plan: Plan, retries: RetryCounts) -> Iterator[list[Block]]:
-        return inline_blocks(plan, retries)
+    def open_blocks(self, plan: Plan, counts: WorkerCounts) -> Iterator[list[Block]]:
+        return inline_blocks(plan, counts)
 
 
 class _StoppedError(RanksDisagreeError):

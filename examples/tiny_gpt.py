@@ -54,10 +54,13 @@ class GPT(nn.Module):
     def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
         x = self.embed(input_ids) + self.position[: input_ids.shape[1]]
         logits = nn.functional.linear(self.norm(self.blocks(x)), self.embed.weight)
+        targets = labels[:, 1:]
+        token_losses = nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), targets.flatten(), reduction="none"
+        ).view_as(targets)
         return {
-            "loss": nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-            ),
+            "loss": token_losses.sum() / (targets != -100).sum(),
+            "token_losses": token_losses.detach(),
             "logits": logits,
         }
 
@@ -95,6 +98,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
         "--accumulate", type=int, default=1, help="batches an optimizer step; default 1"
     )
     parser.add_argument("--epoch-batches", type=int, help="batches in an epoch of the framework")
+    parser.add_argument("--losses", type=Path, help="folder of the log of losses by document")
     parser.add_argument("--seq-len", type=int, default=256, help="tokens a row; default 256")
     parser.add_argument("--workers", type=int, default=2, help="worker processes a rank; default 2")
     parser.add_argument("--lr", type=float, default=1e-3)

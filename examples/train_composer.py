@@ -16,7 +16,8 @@ from tiny_gpt import GPT, parse_arguments
 from torch import Tensor, nn
 
 from cloudload import CloudLoader
-from cloudload.integrations.composer import CloudloadMonitor, data_spec
+from cloudload.integrations.composer import CloudloadLosses, CloudloadMonitor, data_spec
+from cloudload.losses import LossLog
 
 
 class ComposerGPT(ComposerModel):
@@ -60,7 +61,7 @@ def main() -> None:
         save_folder=str(args.out),
         save_interval=f"{args.save_every}ba",
         autoresume=args.resume,
-        callbacks=[CloudloadMonitor(loader)],
+        callbacks=[CloudloadMonitor(loader), CloudloadLosses(LossLog(loader, args.losses))],
         progress_bar=False,
         log_to_console=True,
         console_log_interval="10ba",

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import fully_shard
 
 from cloudload import CloudLoader
 from cloudload.integrations.dcp import LoaderState
+from cloudload.losses import LossLog
 
 
 class TrainState:
@@ -77,16 +78,18 @@ def main() -> None:
         last = max(args.out.glob("step-*/.metadata")).parent  # DCP writes this file last
         dcp.load(states, checkpoint_id=last)
         step = int(last.name.removeprefix("step-"))
-    with loader:
+    with loader, LossLog(loader, args.losses) as losses:
         batches = every_pass(loader)
         while step < args.steps:
             if step % args.save_every == 0:
+                losses.flush()
                 dcp.save(states, checkpoint_id=args.out / f"step-{step:07}")
             for _ in range(args.accumulate):
                 batch = next(batches)
-                loss = model(
-                    **{name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-                )["loss"]
+                on_device = batch.to(device, non_blocking=True)
+                outputs = model(**on_device)
+                losses.add(on_device, outputs["token_losses"])
+                loss = outputs["loss"]
                 (loss / args.accumulate).backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -94,6 +97,10 @@ def main() -> None:
             step += 1
             if dist.get_rank() == 0:
                 print(f"step {step}  loss {loss:.3f}  {loader.stats().tokens:,} tokens", flush=True)
+            if step % 10 == 0:
+                means = losses.take_means()  # of all ranks
+                if dist.get_rank() == 0:
+                    print({name: f"{each.mean:.3f}" for name, each in means.items()}, flush=True)
     dcp.save(states, checkpoint_id=args.out / f"step-{step:07}")
     dist.destroy_process_group()
 

@@ -17,10 +17,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import torch
 from PIL import Image
 
 from cloudload import CloudLoader, convert_to_mds
 from cloudload.cli import main
+from cloudload.losses import LossLog
 from tests.support.browser import Browser, open_browser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,6 +62,8 @@ def draw_screens() -> None:
         draw_rows(browser)
         draw_plan(browser)
         draw_state(browser)
+        log_losses()
+        draw_command(browser, "blame", ["blame", "losses", "--top", "1", "--quiet"])
 
 
 class _Terminal(io.StringIO):
@@ -82,6 +86,31 @@ def draw_command(browser: Browser, name: str, arguments: list[str], width: int =
     browser.show_as(width, text.rstrip("\n").count("\n") * _LINE_PIXELS + 46, "dark")
     browser.open(page)
     save_picture(browser, name)
+
+
+def log_losses() -> None:
+    """Log the losses of a model of token frequencies on the documentation's paragraphs.
+
+    One of them is damaged.
+    """
+    pages = (path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
+    texts = [text for page in pages for text in page.split("\n\n")]
+    texts[700] = "".join(map(chr, range(0x2580, 0x25A0)))
+    lines = [json.dumps({"text": text, "id": f"p{place}"}) for place, text in enumerate(texts)]
+    Path("paragraphs.jsonl").write_text("\n".join(lines))
+    convert_to_mds("paragraphs.jsonl", "paragraphs", processes=1, progress=False)
+    tokenizer = str(ROOT / "examples/tokenizer")
+    with (
+        CloudLoader(
+            "paragraphs", tokenizer=tokenizer, seq_len=256, batch_size=8, num_workers=0, epochs=1
+        ) as loader,
+        LossLog(loader, "losses") as losses,
+    ):
+        counts = torch.ones(loader.vocab_size)
+        for batch in loader:
+            tokens = batch["input_ids"][:, 1:]
+            losses.add(batch, (counts.sum() / counts[tokens]).log())
+            counts += tokens.flatten().bincount(minlength=len(counts))
 
 
 def draw_rows(browser: Browser) -> None:

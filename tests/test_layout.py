@@ -29,7 +29,7 @@ lengths
 workers
 delivery count
 loader convert
-evaluation export row_dataset forecast warm
+evaluation export losses row_dataset forecast warm
 integrations provenance testing
 cli
 __main__

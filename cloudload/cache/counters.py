@@ -1,9 +1,9 @@
 """Count the traffic of a process's shard cache. Workers report the counts with each block.
 
-    threads that fetch   count_miss(7)  count_bytes(9_120)
+    threads that fetch   count_miss(7)  count_download(9_120, …)
     reader               count_open(7)  count_open(8)  take() ─► 1 hit, 1 miss, 9,120 bytes
 
-    threads that fetch   count_retry()  ─► RetryCounts, which the training process reads at any time
+    threads that fetch   count_retry()  ─► WorkerCounts, which the training process can read
 
 Each opening of a cached shard counts once. It is a miss if a fetch has found the shard missing or
 invalid on disk since it was last opened, otherwise a hit.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.stats import Traffic
+from cloudload.stats import STAGES, Traffic
 from cloudload.system.shared_memory import SharedMemoryRing
 
 
@@ -34,19 +34,43 @@ class FirstFetch(NamedTuple):
     """When it was fetched, in `time.monotonic` seconds, which processes of a node share."""
 
 
-class RetryCounts:
-    """The number of retries of each worker, in memory that the training process shares."""
+class WorkerCounts:
+    """What each worker counts, in memory that the training process shares and reads at any time."""
 
     def __init__(self, num_workers: int) -> None:
-        self._ring = SharedMemoryRing(num_workers, 8)
+        self._ring = SharedMemoryRing(num_workers, 8 * (2 + len(STAGES)))
 
     def of(self, worker: int) -> Ints:
         """The retry count of one worker: a writable int64 [1]."""
-        return self._ring.array(worker, np.int64, (1,))
+        return self._all_of(worker)[:1]
+
+    def blocks(self, worker: int) -> Ints:
+        """The number of blocks that one worker has finished: a writable int64 [1]."""
+        return self._all_of(worker)[1:2]
+
+    def times(self, worker: int) -> Ints:
+        """The nanoseconds of one worker in each of `stats.STAGES`: a writable int64 [stages]."""
+        return self._all_of(worker)[2:]
+
+    def _all_of(self, worker: int) -> Ints:
+        return self._ring.array(worker, np.int64, (2 + len(STAGES),))
+
+    def _sums(self) -> list[int]:
+        workers = range(self._ring.num_slots)
+        sums: Ints = np.sum([self._all_of(worker) for worker in workers], axis=0)
+        return [int(each) for each in sums]
 
     def total(self) -> int:
         """The number of retries of all workers."""
-        return sum(int(self.of(worker)[0]) for worker in range(self._ring.num_slots))
+        return self._sums()[0]
+
+    def num_blocks(self) -> int:
+        """The number of blocks that all workers have finished."""
+        return self._sums()[1]
+
+    def stage_ns(self) -> list[int]:
+        """The nanoseconds in each of `stats.STAGES`, summed over the workers."""
+        return self._sums()[2:]
 
 
 class TrafficCounter:
@@ -66,10 +90,15 @@ class TrafficCounter:
         with self._lock:
             self._missed.add(shard)
 
-    def count_bytes(self, number: int) -> None:
-        """Add `number` downloaded bytes."""
+    def count_download(self, number: int, nanoseconds: int) -> None:
+        """Add a download of `number` bytes."""
         with self._lock:
-            self._traffic += Traffic(bytes_downloaded=number)
+            self._traffic += Traffic(bytes_downloaded=number, download_ns=nanoseconds)
+
+    def count_unpacking(self, nanoseconds: int) -> None:
+        """Add the time of checking and decompressing a download."""
+        with self._lock:
+            self._traffic += Traffic(unpack_ns=nanoseconds)
 
     def count_retry(self) -> None:
         """Count a retry of a failed request."""

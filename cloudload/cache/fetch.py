@@ -22,6 +22,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from cloudload.cache.counters import TrafficCounter
 from cloudload.cache.folder import dataset_folder, reserve, shard_path
@@ -30,6 +31,7 @@ from cloudload.config.choices import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Dataset
 from cloudload.mds.download import (
+    Download,
     check_hash,
     check_header,
     describe_second_fault,
@@ -178,15 +180,7 @@ class Fetcher:
         began = time.monotonic()
         with reserve(self.root, path, info.raw.bytes, self.limit_bytes) as (part, file):
             for attempt in (1, 2):
-                fault, version = download_shard(
-                    url,
-                    info,
-                    file,
-                    self.retry,
-                    checks_hash=self.verify != OFF,
-                    count_bytes=self.traffic.count_bytes,
-                    watch=_Watch(url, self.traffic, self._waits),
-                )
+                fault, version = self._download_once(url, info, file)
                 if fault is None:
                     file.flush()
                     fault = check_header(part, info)
@@ -204,6 +198,25 @@ class Fetcher:
                 if attempt == 1:
                     logger.warning("%s %s; fetching it again", redact(url), fault)
         raise DatasetError(describe_second_fault(url, str(fault)))
+
+    def _download_once(self, url: str, info: ShardInfo, file: BinaryIO) -> Download:
+        times = [time.perf_counter_ns()]
+
+        def count_bytes(number: int) -> None:
+            times.append(time.perf_counter_ns())
+            self.traffic.count_download(number, times[1] - times[0])
+
+        found = download_shard(
+            url,
+            info,
+            file,
+            self.retry,
+            checks_hash=self.verify != OFF,
+            count_bytes=count_bytes,
+            watch=_Watch(url, self.traffic, self._waits),
+        )
+        self.traffic.count_unpacking(time.perf_counter_ns() - times[-1])
+        return found
 
     def _explain(self, error: OSError, info: ShardInfo) -> str:
         what = f"{info.raw.name} ({info.raw.bytes:,} bytes)"

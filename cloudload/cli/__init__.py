@@ -11,6 +11,7 @@
     cloudload plan      forecast a run                        cloudload.forecast
     cloudload state     show or compare checkpoints           cloudload.provenance
     cloudload fetch     warm a node's cache                   cloudload.warm
+    cloudload blame     find documents with high losses       cloudload.losses
     cloudload export    write rows as pre-tokenized MDS       cloudload.export
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
@@ -25,6 +26,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from cloudload._version import __version__
+from cloudload.cli.blame import add_blame
 from cloudload.cli.check import add_check
 from cloudload.cli.command import CommandParser
 from cloudload.cli.convert import add_convert
@@ -96,5 +98,6 @@ def make_parser() -> argparse.ArgumentParser:
     add_plan(commands)
     add_state(commands)
     add_fetch(commands)
+    add_blame(commands)
     add_export(commands)
     return parser

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,8 @@ def _export(options: argparse.Namespace) -> int:
     from cloudload.export import export_rows
 
     [run], delivery = open_runs_of(options)
+    # an export always waits for rows, because it does not train
+    logging.getLogger("cloudload.delivery.wait_log").setLevel(logging.WARNING)
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         if options.steps:
             loader.seek(run.rows_of_step(options.steps[0]).start)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 _START_LOGGERS = tuple(
-    f"cloudload.{name}" for name in ("delivery.start_log", "tokenization.backend", "lengths.open")
+    f"cloudload.{name}"
+    for name in ("delivery.start_log", "delivery.wait_log", "tokenization.backend", "lengths.open")
 )
 _SHOWN_CHARACTERS = 160
 _TRACE_EXAMPLE = """\
@@ -99,15 +100,21 @@ def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 
     if num_states == "+":
         state += "; and later ones of the run, if its options changed"
     add("states", metavar="STATE", type=Path, nargs=num_states, help=state)
+    batch = "rows per global batch (default: as in the state)"
+    add("--global-batch", type=int, metavar="ROWS", help=batch)
+    add("--workers", type=int, default=2, metavar="N", help="worker processes (default: 2)")
+    add_data_options(parser)
+
+
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that locate a run's data and tokenizer, and those of the output."""
+    add = parser.add_argument
     data = "if the data has moved: a stream's folder with index.json; once per stream, in order"
     add("--data", action="append", metavar="URL", help=data)
     tokenizer = "the tokenizer, if it has moved or the state does not record it"
     add("--tokenizer", metavar="NAME", help=tokenizer)
     add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it had one")
-    batch = "rows per global batch (default: as in the state)"
-    add("--global-batch", type=int, metavar="ROWS", help=batch)
     add("--local", metavar="FOLDER", help="folder of the shard cache")
-    add("--workers", type=int, default=2, metavar="N", help="worker processes (default: 2)")
     add("--json", action="store_true", help="print JSON Lines")
     add("--quiet", action="store_true", help="log only warnings")
 

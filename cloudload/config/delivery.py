@@ -45,7 +45,7 @@ class DeliveryConfig:
     rows, or `drop` it."""
     fields: Sequence[str] = ()
     """Tensors to add to each batch besides input_ids and labels: `position_ids`, `segment_ids`,
-    `cu_seqlens` (with `max_seqlen`)."""
+    `stream_ids`, `document_ids`, `cu_seqlens` (with `max_seqlen`)."""
     mask_edges: bool = False
     """Whether to mask the label of a document's first token in each row, because any tokens before
     it belong to other documents."""

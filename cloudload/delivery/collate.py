@@ -14,8 +14,14 @@ import torch
 from cloudload.arrays import Ints
 from cloudload.batch import Batch, SpanParts
 from cloudload.config.delivery import DeliveryConfig
-from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
-from cloudload.segments import FIELDS, IGNORED_LABEL, Array, mask_document_edges
+from cloudload.packing.tables import (
+    SPAN_ROW,
+    SPAN_SAMPLE,
+    SPAN_START,
+    SPAN_STOP,
+    SPAN_STREAM,
+)
+from cloudload.segments import FIELDS, IGNORED_LABEL, Array, SpanColumns, mask_document_edges
 from cloudload.workers.block import Block
 
 
@@ -90,7 +96,8 @@ def compute_fields(labels: Ints, spans: Ints, delivery: DeliveryConfig) -> dict[
     rows, lengths = spans[:, SPAN_ROW], spans[:, SPAN_STOP] - spans[:, SPAN_START]
     if delivery.mask_edges:
         mask_document_edges(labels, rows, lengths)
+    columns = SpanColumns(rows, lengths, spans[:, SPAN_STREAM], spans[:, SPAN_SAMPLE])
     arrays: dict[str, Array] = {}
     for field in delivery.fields:
-        arrays |= FIELDS[field](rows, lengths, (labels.shape[0], labels.shape[1]))
+        arrays |= FIELDS[field](columns, (labels.shape[0], labels.shape[1]))
     return arrays

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from cloudload.cache.counters import RetryCounts
+from cloudload.cache.counters import WorkerCounts
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.exchange import DistributedExchange, Exchange
 from cloudload.delivery.world import World, find_world, is_first_process
@@ -53,13 +53,13 @@ class Environment:
             return DistributedExchange(delivery.exchange_timeout_s)
         return Exchange()
 
-    def open_blocks(self, plan: Plan, retries: RetryCounts) -> Iterator[list[Block]]:
+    def open_blocks(self, plan: Plan, counts: WorkerCounts) -> Iterator[list[Block]]:
         """Start the workers of a plan, and repeatedly yield a list with one block of each.
 
-        The workers count their retries in `retries`.
+        The workers count their retries, blocks and times in `counts`.
         """
         has_processes = plan.delivery.has_worker_processes
-        return (process_blocks if has_processes else inline_blocks)(plan, retries)
+        return (process_blocks if has_processes else inline_blocks)(plan, counts)
 
 
 _current: ContextVar[Environment | None] = ContextVar("cloudload_environment", default=None)

@@ -40,7 +40,7 @@ import numpy as np
 
 from cloudload.arrays import NEVER, Ints
 from cloudload.batch import Batch
-from cloudload.cache.counters import RetryCounts
+from cloudload.cache.counters import WorkerCounts
 from cloudload.delivery import tail_exchange
 from cloudload.delivery.collate import join_blocks
 from cloudload.delivery.exchange import Exchange
@@ -62,7 +62,7 @@ from cloudload.stats import TOKENS
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Foreseen, InTail, Measuring, Mixed, Plan
 
-OpenBlocks = Callable[[Plan, RetryCounts], Iterator[list[Block]]]
+OpenBlocks = Callable[[Plan, WorkerCounts], Iterator[list[Block]]]
 """Starts the workers of a plan, and repeatedly yields one block of each worker."""
 
 
@@ -110,6 +110,8 @@ class Iteration(Iterator[Batch]):
         self.is_replaced = False
         """Whether a pass over this iteration continues with a new one."""
         self._failure: Exception | None = None
+        self._wait_log = log.wait_log
+        self._wait_log.restart()
         self._lanes_end = tail_exchange.find_lanes_end(plan)
         """Once the tail is packed, the position at which the lanes ended. In the tail, cursors do
         not move."""
@@ -146,6 +148,8 @@ class Iteration(Iterator[Batch]):
         finally:
             self._log.meter.end_wait()
         self._log.record(self._position)
+        if not self._is_skipping:
+            self._wait_log.look(self._log.meter, self._plan)
         return batch
 
     def skip(self, number: int) -> None:
@@ -156,6 +160,7 @@ class Iteration(Iterator[Batch]):
                 pass
         finally:
             self._is_skipping = False
+            self._wait_log.restart()
 
     def close(self, reason: str = "") -> None:
         """End the workers. The next iteration rereads the rows that they had read ahead.
@@ -238,6 +243,7 @@ class Iteration(Iterator[Batch]):
         if not self._current or self._number >= self._current[0].num_batches:
             assert self._blocks is not None
             self._current, self._number = next(self._blocks), 0
+            self._log.meter.num_received += len(self._current)
             for block in self._current:
                 self._log.meter.traffic += block.traffic
                 if self._plan.world_index == 0:
@@ -266,7 +272,8 @@ class Iteration(Iterator[Batch]):
         before, window = self._position, fetched.window
         lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
         if window is not None:
-            reports = fetched.finish()
+            with self._log.meter.exchanging():
+                reports = fetched.finish()
             if self._known is None:
                 first_dry = window.first_dry(reports)
                 if first_dry < NEVER:
@@ -298,9 +305,9 @@ class Iteration(Iterator[Batch]):
         return True
 
     def _open_plan(self, plan: Plan) -> None:
-        retries = RetryCounts(plan.num_workers)
-        self._log.meter.begin_iteration(retries.total)
-        self._blocks = self._open_blocks(plan, retries)
+        counts = WorkerCounts(plan.num_workers)
+        self._log.meter.begin_iteration(counts, plan.num_workers * plan.blocks_ahead)
+        self._blocks = self._open_blocks(plan, counts)
         # `finalize` also runs at interpreter exit, while modules still have their globals
         self._end_workers = weakref.finalize(self, _close_blocks, self._blocks)
 

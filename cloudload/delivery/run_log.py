@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.delivery.wait_log import WaitLog
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.stats import COUNTS, READ, TOKENS, DeliveryMeter, Stats, StreamStats
@@ -28,7 +29,7 @@ class RunLog:
     """The progress of one loader through its run."""
 
     def __init__(self, position: Position) -> None:
-        self.meter = DeliveryMeter()
+        self.meter, self.wait_log = DeliveryMeter(), WaitLog()
         self._doubted: set[int] = set()
         self.start_at(position)
 

@@ -3,7 +3,7 @@
     Trainer(
         train_dataloader=data_spec(loader),
         eval_dataloader=eval_spec(eval_loader),
-        callbacks=[CloudloadMonitor(loader)],
+        callbacks=[CloudloadMonitor(loader), CloudloadLosses(LossLog(loader, "losses"))],
     )
 
 Composer resumes without skipping or replaying batches only if it can save and restore the dataset
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from cloudload.errors import StreamChangedError
 from cloudload.evaluation import FromStart
 from cloudload.integrations.frameworks import explain_missing
 from cloudload.loader import CloudLoader
+from cloudload.losses import LossLog
 from cloudload.segments import BATCH_ARRAYS, IGNORED_LABEL
 
 try:
@@ -71,6 +72,56 @@ class CloudloadMonitor(Callback):
         logger.log_metrics(self._loader.stats().as_dict("cloudload/"))
 
 
+class CloudloadLosses(Callback):
+    """Adds the losses of tokens to a `LossLog`, and logs each source's as `cloudload/loss/<name>`.
+
+    `find` returns the token losses of the microbatch `state.batch`, as `LossLog.add` takes them; by
+    default, `state.outputs["token_losses"]`, so the model's `forward` must return them. For a model
+    that returns only logits, use `lambda state: token_losses(state.outputs["logits"],
+    state.batch["labels"])`. The training data must be `data_spec(loader)`. Logs the means every
+    `every` batches, and writes the log at each checkpoint.
+    """
+
+    def __init__(
+        self,
+        log: LossLog,
+        find: Callable[[State], torch.Tensor] = lambda state: state.outputs["token_losses"],
+        every: int = 10,
+    ) -> None:
+        self._log, self._find, self._every = log, find, every
+        self._row = 0
+        """The index in the batch of the next microbatch's first row."""
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        self._row = 0  # also if the batch is tried again in smaller microbatches
+
+    def after_loss(self, state: State, logger: Logger) -> None:
+        loader, labels = state.dataloader, state.batch["labels"]
+        if not isinstance(loader, _DataLoader) or loader.batch is None:
+            raise ValueError(
+                "CloudloadLosses does not know the documents of this batch. Train on "
+                "data_spec(loader)"
+            )
+        self._log.add(loader.batch, self._find(state), labels=labels, at_row=self._row)
+        self._row += len(labels)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        if int(state.timestamp.batch) % self._every == 0:
+            means = self._log.take_means().items()
+            logger.log_metrics(
+                {f"cloudload/loss/{name}": each.mean for name, each in means if each.tokens}
+            )
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        self._log.flush()
+
+    def epoch_checkpoint(self, state: State, logger: Logger) -> None:
+        self._log.flush()
+
+    def close(self, state: State, logger: Logger) -> None:
+        self._log.close()
+
+
 class _DataLoader(DataLoader[Batch]):
     """A torch DataLoader over the loader's batches, because Composer requires that type."""
 
@@ -80,6 +131,11 @@ class _DataLoader(DataLoader[Batch]):
         self._loader = loader
         # Composer reads batch_size, but passing it to torch's constructor would turn on collation
         vars(self)["batch_size"] = loader.batch_size
+
+    @property
+    def batch(self) -> Batch | None:
+        """The last batch handed out, whose copies on a device have no spans."""
+        return self._rows.batch
 
     def __iter__(self) -> Any:
         trainer = sys._getframe(1).f_locals.get("self")
@@ -101,12 +157,15 @@ class _Dataset(IterableDataset[Batch]):
         self._is_loaded_at_end = False
         self.state: State | None = None
         """The state of the Composer trainer that reads the batches, if any."""
+        self.batch: Batch | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         is_at_end, self._is_loaded_at_end = self._is_at_end(), False
         if is_at_end and self.state and int(self.state.timestamp.batch_in_epoch):
             return  # the state was saved after the epoch's last batch: let Composer end the epoch
-        yield from self._loader
+        for batch in self._loader:
+            self.batch = batch
+            yield batch
         if self.state and not self._loader.is_at_stop:
             # stop here, so that the last checkpoint is saved and no endless empty epochs follow
             logger.info("the data ended after %d rows, so training stops", self._loader.rows)

@@ -6,6 +6,7 @@
     split_steps     steps ─► the steps of each part
     start_run       options of a loader ─► Run, at its beginning
     trace_steps     steps ─► their rows ─► spans: IDs, shards, text
+    trace_documents spans of any rows ─► IDs, shards, text
     view_rows       steps ─► their rows, token by token, with the documents in them
     render_rows     rows ─► a page of HTML
     describe_state  state ─► where the run is, in words
@@ -23,6 +24,7 @@ from cloudload.provenance.documents import explain_absence as explain_absence
 from cloudload.provenance.documents import find_document as find_document
 from cloudload.provenance.documents import find_samples as find_samples
 from cloudload.provenance.row_page import render_rows as render_rows
+from cloudload.provenance.rows import trace_documents as trace_documents
 from cloudload.provenance.rows import trace_steps as trace_steps
 from cloudload.provenance.run_parts import open_runs as open_runs
 from cloudload.provenance.run_parts import split_steps as split_steps

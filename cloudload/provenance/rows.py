@@ -1,4 +1,4 @@
-"""List the documents in given steps, or in some rows of each step."""
+"""List the documents in given steps, in some rows of each step, or of given spans."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.arrays import Ints
 from cloudload.batch import Batch
+from cloudload.errors import DatasetError
 from cloudload.loader import CloudLoader
-from cloudload.packing.tables import SPAN_ROW
+from cloudload.packing.tables import SPAN_ROW, SPAN_SAMPLE, SPAN_STREAM
 from cloudload.provenance.state_run import Run, open_lane
 from cloudload.workers.trace import TracedSpan
 
@@ -73,3 +75,24 @@ def _read_in_turn(
         loader.seek(first)
         for step, batch in zip(steps, loader, strict=False):
             yield step, loader, batch, row
+
+
+def trace_documents(run: Run, spans: Ints, rows: Ints, **delivery: Any) -> list[TracedSpan]:
+    """Read the documents of spans of any rows of a run, as `loader.trace` does for a batch.
+
+    `spans` is int64 [spans, 6], with the columns of `Batch.spans`, and `rows`, int64 [rows], maps
+    their rows to rows of the run. `delivery` are options of `DeliveryConfig`. Raises `DatasetError`
+    for a stream or sample that does not exist, and the errors of `Run.loader`.
+    """
+    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        starts = loader.recipe.corpus.stream_starts
+        streams = np.minimum(spans[:, SPAN_STREAM], len(starts) - 2)
+        is_known = streams == spans[:, SPAN_STREAM]
+        is_known &= spans[:, SPAN_SAMPLE] < np.diff(starts)[streams]
+        if not is_known.all():
+            stream, sample = spans[~is_known][0, [SPAN_STREAM, SPAN_SAMPLE]].tolist()
+            raise DatasetError(
+                f"the data has no sample {sample:,} in stream {stream}. It is not the data of this "
+                "run, or has fewer shards. Pass the data that the run read (--data)"
+            )
+        return loader.open_tracer().trace(spans, rows)

@@ -187,6 +187,11 @@ class Position:
         tails = self.lanes.arrays.tails
         return tails[component] if tails else ()
 
+    def steps_of(self, rows: Ints) -> Ints:
+        """The steps, from 1, of earlier rows, counted back from the last batch: int64 [rows]."""
+        steps: Ints = self.batches - (self.rows - 1 - rows) // max(1, self.global_batch)
+        return steps
+
     def residue(self, component: int, lane: int) -> bytes:
         """The residue of one lane; empty if the packing has no residue."""
         return b"" if self.residues is None else bytes(self.residues[component, lane])

@@ -20,7 +20,9 @@ from cloudload.errors import DatasetError
 from cloudload.mds.shard import SKIP_ADVICE, BadDocumentError, Shard
 from cloudload.mds.token_columns import open_token_column
 from cloudload.run.recipe import Recipe
+from cloudload.stats import FETCH, READ_SHARDS, TRANSFORM
 from cloudload.system.activity import doing
+from cloudload.system.stage_times import stage
 from cloudload.workers.bad_documents import find_foreign_cause
 from cloudload.workers.text_check import TextCheck
 
@@ -101,7 +103,7 @@ class DocumentReader:
         """
         texts: list[TextOrError] = [None] * len(samples)
         for number, places, within in self._by_shard(samples):
-            found = self._read_shard(self._cache.shard(number), within.tolist())
+            found = self._read_shard(self._open(number), within.tolist())
             if not self._text_check.is_over:
                 self._check_texts(number, samples[places], found)
             if len(places) == len(samples):
@@ -134,10 +136,12 @@ class DocumentReader:
 
     def _read_shard(self, shard: Shard, samples: Sequence[int]) -> Sequence[TextOrError]:
         if self._transform is not None:
-            with doing(f"running the transform on {len(samples):,} documents of {shard.url}"):
+            what = f"running the transform on {len(samples):,} documents of {shard.url}"
+            with doing(what), stage(TRANSFORM):
                 return [self._read_or_skip(shard, sample) for sample in samples]
         try:
-            return shard.read_texts(samples, shard.column_index(self._text_key))
+            with stage(READ_SHARDS):
+                return shard.read_texts(samples, shard.column_index(self._text_key))
         except BadDocumentError:
             if not self._skips:
                 raise
@@ -163,17 +167,23 @@ class DocumentReader:
         values: list[memoryview] = [memoryview(b"")] * len(samples)
         places_of: defaultdict[np.dtype[Any], list[Ints]] = defaultdict(list)
         for number, places, within in self._by_shard(samples):
-            shard, owner = self._cache.shard(number), self._corpus.shard_owners[number][0]
+            shard, owner = self._open(number), self._corpus.shard_owners[number][0]
             column = self._columns[owner]
             assert column is not None
-            for raw in open_token_column(shard, *column).read(shard, within):
-                places_of[raw.dtype].append(places[raw.places])
-                for place, value in zip(places[raw.places].tolist(), raw.values, strict=True):
-                    values[place] = value
-        return [
-            self._join(np.sort(np.concatenate(places)), values, dtype, samples)
-            for dtype, places in places_of.items()
-        ]
+            with stage(READ_SHARDS):
+                for raw in open_token_column(shard, *column).read(shard, within):
+                    places_of[raw.dtype].append(places[raw.places])
+                    for place, value in zip(places[raw.places].tolist(), raw.values, strict=True):
+                        values[place] = value
+        with stage(READ_SHARDS):
+            return [
+                self._join(np.sort(np.concatenate(places)), values, dtype, samples)
+                for dtype, places in places_of.items()
+            ]
+
+    def _open(self, number: int) -> Shard:
+        with stage(FETCH):
+            return self._cache.shard(number)
 
     def _join(
         self, places: Ints, values: Sequence[memoryview], dtype: np.dtype[Any], samples: Ints
@@ -253,7 +263,8 @@ class DocumentReader:
 
     def _transformed(self, shard: Shard, sample: int) -> str | None:
         assert self._transform is not None
-        values = shard.read(sample)
+        with stage(READ_SHARDS):
+            values = shard.read(sample)
         try:
             text = self._transform(values)
         except KeyboardInterrupt:

@@ -43,8 +43,9 @@ from cloudload.packing.tables import (
     Documents,
 )
 from cloudload.run.recipe import Recipe
-from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED
+from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED, TOKENIZE
 from cloudload.system.activity import doing
+from cloudload.system.stage_times import stage
 from cloudload.tokenization.tokenizer import DocumentTokenizer, decode_ids
 from cloudload.workers.bad_documents import SkipLog
 from cloudload.workers.document_reader import (
@@ -290,7 +291,7 @@ class LaneDocuments:
     def _encode(self, texts: list[str], samples: Ints) -> tuple[Tokens, Ints]:
         assert self._tokenizer is not None
         try:
-            with doing(f"tokenizing {len(texts):,} documents"):
+            with doing(f"tokenizing {len(texts):,} documents"), stage(TOKENIZE):
                 return self._tokenizer.encode_flat(texts)
         except TokenizerError as error:
             for text, sample in zip(texts, samples.tolist(), strict=True):

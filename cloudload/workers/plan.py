@@ -164,6 +164,11 @@ class Plan:
         return max(1, most // rows_of_worker)
 
     @property
+    def blocks_ahead(self) -> int:
+        """Number of finished blocks that each worker can have ahead of the training loop."""
+        return max(2, -(-self.delivery.prefetch_batches // self.batches_at_once))
+
+    @property
     def global_batch(self) -> int:
         """Number of rows per step, across all ranks."""
         return self.delivery.batch_size * self.world_size

@@ -26,13 +26,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from cloudload.cache.counters import RetryCounts
+from cloudload.cache.counters import WorkerCounts
 from cloudload.errors import CloudloadError, WorkerError
+from cloudload.stats import IDLE, PACK
 from cloudload.system.activity import doing, published
 from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
 from cloudload.system.open_files import raise_open_file_limit
 from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
 from cloudload.system.shared_memory import SharedMemoryRing
+from cloudload.system.stage_times import stage, stopwatch
 from cloudload.tokenization.encoders import preload
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
@@ -62,15 +64,15 @@ class Memory:
     slots_each: int
     activities: SharedMemoryRing
     """A slot for the text of each worker's current activity."""
-    retries: RetryCounts
+    counts: WorkerCounts
 
     @staticmethod
-    def of(plan: Plan, retries: RetryCounts) -> Memory:
-        # one slot for the block in use, and at least two for the next blocks
-        slots_each = 1 + max(2, -(-plan.delivery.prefetch_batches // plan.batches_at_once))
+    def of(plan: Plan, counts: WorkerCounts) -> Memory:
+        # one slot for the block in use
+        slots_each = 1 + plan.blocks_ahead
         blocks = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
         activities = SharedMemoryRing(plan.num_workers, _ACTIVITY_BYTES)
-        return Memory(blocks, slots_each, activities, retries)
+        return Memory(blocks, slots_each, activities, counts)
 
     def slots(self, worker: int, await_free: Callable[[], object]) -> Slots:
         """The slots for the blocks of one worker."""
@@ -270,13 +272,22 @@ def _work(number: int, memory: Memory, connection: Connection, plan: Plan | None
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     raise_open_file_limit()  # lanes keep many shards mapped at once
-    slots = memory.slots(number, connection.recv_bytes)
+
+    def await_free() -> None:
+        with stage(IDLE):
+            connection.recv_bytes()
+
+    slots, counts = memory.slots(number, await_free), memory.counts
     try:
         plan = connection.recv() if plan is None else plan
-        with published(partial(memory.activities.write_text, number), "making its next rows"):
-            blocks = read_blocks(plan, number, memory.retries.of(number), slots.new_tokens)
+        with (
+            published(partial(memory.activities.write_text, number), "making its next rows"),
+            stopwatch(counts.times(number), PACK),
+        ):
+            blocks = read_blocks(plan, number, counts.of(number), slots.new_tokens)
             for packed in map(slots.pack, blocks):
                 connection.send(packed)
+                counts.blocks(number)[0] += 1
         connection.send(None)
     except (EOFError, ConnectionError):
         pass  # the trainer ended
@@ -287,19 +298,21 @@ def _work(number: int, memory: Memory, connection: Connection, plan: Plan | None
         connection.send(_Failed(traceback.format_exc()))
 
 
-def inline_blocks(plan: Plan, retries: RetryCounts) -> Iterator[list[Block]]:
+def inline_blocks(plan: Plan, counts: WorkerCounts) -> Iterator[list[Block]]:
     """Yield one block from each worker, repeatedly. The workers run in this process."""
     numbers = range(plan.num_workers)
-    workers = [read_blocks(plan, worker, retries.of(worker)) for worker in numbers]
+    workers = [read_blocks(plan, worker, counts.of(worker)) for worker in numbers]
     try:
         while True:
-            yield [next(worker) for worker in workers]
+            with stopwatch(counts.times(0), PACK):
+                blocks = [next(worker) for worker in workers]
+            yield blocks
     finally:
         for worker in workers:
             worker.close()  # type: ignore[attr-defined]
 
 
-def process_blocks(plan: Plan, retries: RetryCounts) -> Iterator[list[Block]]:
+def process_blocks(plan: Plan, counts: WorkerCounts) -> Iterator[list[Block]]:
     """Yield one block of each worker, repeatedly, from worker processes that run ahead.
 
         worker 0    [batch 0] [batches 1 and 2] [batches 3 to 6] …
@@ -307,7 +320,7 @@ def process_blocks(plan: Plan, retries: RetryCounts) -> Iterator[list[Block]]:
 
     The tokens of a block are valid until the next blocks are requested.
     """
-    memory = Memory.of(plan, retries)
+    memory = Memory.of(plan, counts)
     workers: list[WorkerProcess] = []
     try:
         with doing("starting worker processes", grace_s=_START_GRACE_S):

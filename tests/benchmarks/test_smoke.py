@@ -23,7 +23,7 @@ from tests.support.warm_start import stand_in
 pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
-COVERED |= {"trace"}
+COVERED |= {"trace", "losses"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -135,6 +135,12 @@ def test_trace_finds_what_the_run_read(corpus: Path) -> None:
     assert row["tokens of the run"] == 51 * 8 * 256
     assert row["rows of a document"] > 0
     assert row["s to trace 10 steps"] > 0
+
+
+def test_losses_reports_costs_and_sizes(corpus: Path) -> None:
+    training, log = run_json("losses", "--corpus", str(corpus), "--steps=3", "--logged=3").values()
+    assert 0 < training[0]["of a step, %"] < 100
+    assert 0 < log[0]["bytes per record"] < 100
 
 
 def test_convert_reports_each_way_and_hashes(corpus: Path) -> None:

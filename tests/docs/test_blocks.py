@@ -235,7 +235,11 @@ def names_in(module: str) -> set[str]:
     body = ast.parse(Path(spec.origin).read_text("utf-8")).body
     if module == "cloudload":
         return set(cloudload.__all__)
-    return {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    exported = {
+        each.asname for node in body if isinstance(node, ast.ImportFrom) for each in node.names
+    }
+    defined = {node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    return defined | {name for name in exported if name}
 
 
 @pytest.mark.parametrize("page", pages_with(*SHELL))

@@ -27,7 +27,14 @@ import composer
 from composer import Time, Trainer
 from composer.loggers import InMemoryLogger
 
-from cloudload.integrations.composer import CloudloadMonitor, data_spec, eval_spec, split_batch
+from cloudload.integrations.composer import (
+    CloudloadLosses,
+    CloudloadMonitor,
+    data_spec,
+    eval_spec,
+    split_batch,
+)
+from cloudload.losses import LossLog, read_losses
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -345,3 +352,26 @@ def test_the_lines_of_its_page_run(
     exec(lines.replace("100_000_000tok", "2_00tok"), given)
     assert given["trainer"].state.timestamp.token == 4 * 4 * SEQ_LEN
     assert given["composer_model"].trained == rows_of(make_loader(folder), 4)
+
+
+def test_losses_of_microbatches_are_those_of_their_documents(folder: str, tmp_path: Path) -> None:
+    loader = make_loader(folder, local=tmp_path / "cache")
+    memory = InMemoryLogger()
+    find_losses = lambda state: state.batch["input_ids"][:, 1:].double()  # noqa: E731
+    trainer = make_trainer(
+        loader,
+        device_train_microbatch_size=3,
+        callbacks=[CloudloadLosses(LossLog(loader, tmp_path / "log"), find_losses, every=2)],
+        loggers=[memory],
+    )
+    trainer.fit()
+    [name] = loader.stream_names
+    means = memory.data[f"cloudload/loss/{name}"]
+    assert [int(timestamp.batch) for timestamp, _ in means] == [2, 4, 6]
+    trainer.close()
+    with make_loader(folder, local=tmp_path / "cache") as again, LossLog(again) as expected:
+        for batch in again.take(6):
+            expected.add(batch, batch["input_ids"][:, 1:].double())
+        losses = read_losses(tmp_path / "log")
+        assert losses.means() == expected.take_means()
+    assert losses.steps == range(1, 7)

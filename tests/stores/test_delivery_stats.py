@@ -89,10 +89,10 @@ def test_a_shard_that_another_process_fetches_is_a_miss_without_bytes(
     mine.prefetch([0])
     mine.shard(0)
     thread.join()
-    assert (others.traffic.take(), mine.traffic.take()) == (
-        Traffic(0, 1, sizes[0]),
-        Traffic(0, 1, 0),
-    )
+    fetched = others.traffic.take()
+    assert fetched == Traffic(0, 1, sizes[0], fetched.download_ns, fetched.unpack_ns)
+    assert fetched.download_ns > 0.9e9 > fetched.unpack_ns > 0
+    assert mine.traffic.take() == Traffic(0, 1, 0)
     assert mine.traffic.take() == Traffic()
 
 
@@ -103,7 +103,7 @@ def test_bytes_that_came_damaged_count_too(s3_url: str, tmp_path: Path) -> None:
     cache = ShardCache(corpus, tmp_path, Retry(), verify="once")
     with pytest.raises(DatasetError, match="second invalid download"):
         cache.shard(0)
-    assert cache.traffic.take() == Traffic(0, 0, 2 * sizes[0])
+    assert cache.traffic.take()[:3] == (0, 0, 2 * sizes[0])
 
 
 def test_what_was_evicted_is_missed_again(
@@ -120,7 +120,7 @@ def test_what_was_evicted_is_missed_again(
         for shard in range(len(sizes)):
             cache.shard(shard)
     assert len(s3_proxy.requests("GET .*shard")) == 2 * len(sizes)
-    assert cache.traffic.take() == Traffic(0, 2 * len(sizes), 2 * sum(sizes))
+    assert cache.traffic.take()[:3] == (0, 2 * len(sizes), 2 * sum(sizes))
 
 
 def test_a_shard_that_was_let_go_of_and_not_evicted_is_a_hit(
@@ -131,7 +131,7 @@ def test_a_shard_that_was_let_go_of_and_not_evicted_is_a_hit(
     cache = ShardCache(corpus, tmp_path, Retry(), verify="once")
     for shard in (0, 1, 0, 0):
         cache.shard(shard)
-    assert cache.traffic.take() == Traffic(1, 2, sizes[0] + sizes[1])
+    assert cache.traffic.take()[:3] == (1, 2, sizes[0] + sizes[1])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -183,7 +183,5 @@ def test_a_logger_gets_plain_numbers_by_flat_names(local_url: str, tmp_path: Pat
         numbers = loader.stats().as_dict()
     assert all(type(value) in (int, float) for value in numbers.values())
     assert numbers["streams/web/share"] == 1
-    names = ["stall_s", "cache_hits", "cache_misses", "bytes_downloaded", "retries"]
-    assert [numbers[f"delivery/{name}"] for name in names] == list(
-        vars(loader.stats().delivery).values()
-    )
+    for name, value in vars(loader.stats().delivery).items():
+        assert numbers[f"delivery/{name}"] == value

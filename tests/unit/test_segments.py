@@ -15,6 +15,7 @@ from cloudload.segments import (
     mask_document_edges,
     position_ids,
     segment_ids,
+    spread,
 )
 from tests.support.packed_batches import Packing, spans
 
@@ -52,6 +53,10 @@ def test_the_trace_of_the_docstring() -> None:
     assert position_ids(rows, lengths, shape).tolist() == [
         [0, 1, 2, 0, 0, 1, 0, 1],
         [0, 1, 2, 3, 4, 0, 1, 2],
+    ]
+    assert spread(np.array([0, 0, 1, 1]), rows, lengths, shape).tolist() == [
+        [0, 0, 0, 0, 1, 1, -1, -1],
+        [1, 1, 1, 1, 1, -1, -1, -1],
     ]
     ends, longest = cu_seqlens(rows, lengths, shape)
     assert (ends.tolist(), longest) == ([0, 3, 4, 6, 8, 13, 16], 5)

@@ -1,0 +1,170 @@
+"""`cloudload blame`: find the documents and sources whose losses stand out in some steps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cloudload.cli.command import add_command
+from cloudload.cli.provenance import add_data_options, parse_steps, without_start_log
+from cloudload.cli.terminal_text import escape, wrap
+
+if TYPE_CHECKING:
+    from cloudload.cli.command import Commands
+    from cloudload.losses import Blame, Losses, SourceLoss
+    from cloudload.workers.trace import TracedSpan
+
+_SHOWN_CHARACTERS, _INDENT = 300, "    "
+_EXAMPLE = """\
+LOG is the folder that cloudload.losses.LossLog writes, of all ranks and starts of a run. A document
+is compared with documents of the same source and of about the same length and step; a source with
+earlier steps. The score is the distance in robust standard deviations. The exit status is 1 if
+nothing stands out.
+
+example:
+  cloudload blame losses/ --steps 81200:81240
+"""
+
+
+def add_blame(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "blame",
+        _blame,
+        help="find the documents and sources with high losses",
+        description="Find the documents and sources whose losses stand out in given steps, from "
+        "the log of a run's losses. Reads the documents found, to print ID, shard and text.",
+        epilog=_EXAMPLE,
+        after_interrupt="Nothing was changed",
+    )
+    add = parser.add_argument
+    add("logs", metavar="LOG", type=Path, nargs="+", help="folder or file that LossLog wrote")
+    steps = "steps from A up to, but not including, B; or a single step (default: all)"
+    add("--steps", type=parse_steps, metavar="A:B", help=steps)
+    add("--top", type=int, default=10, metavar="N", help="documents to print (default: 10)")
+    threshold = "the score from which a document or source stands out (default: 6)"
+    add("--threshold", type=float, default=6.0, metavar="SCORE", help=threshold)
+    fewest = "leave out documents with fewer tokens in these steps (default: 8)"
+    add("--min-tokens", type=int, default=8, metavar="N", help=fewest)
+    add("--no-text", action="store_true", help="read no data: print only stream and sample")
+    add_data_options(parser)
+
+
+@without_start_log()
+def _blame(options: argparse.Namespace) -> int:
+    from cloudload.losses import blame, read_losses
+
+    losses = read_losses(*options.logs)
+    found = blame(
+        losses,
+        options.steps,
+        threshold=options.threshold,
+        min_tokens=options.min_tokens,
+        top=options.top,
+    )
+    traced = _trace(losses, found, options)
+    if options.json:
+        print(_to_json(found, traced))
+    else:
+        print("\n".join(_describe(found, traced, options.threshold)))
+    is_high = any(_stands_out(source, options.threshold) for source in found.sources)
+    return 0 if found.documents or is_high else 1
+
+
+def _trace(
+    losses: Losses, found: Blame, options: argparse.Namespace
+) -> Sequence[TracedSpan | None]:
+    """Read the documents that stand out, as far as the log has them."""
+    from cloudload.provenance import open_run, trace_documents
+
+    if options.no_text or losses.state is None or not found.documents:
+        return [None] * len(found.documents)
+    run = open_run(
+        losses.state,
+        data=options.data,
+        tokenizer=options.tokenizer,
+        transform=options.transform,
+        global_batch=1,
+    )
+    spans = [
+        [place, losses.streams.index(each.stream), each.epoch, each.sample, each.start, each.stop]
+        for place, each in enumerate(found.documents)
+    ]
+    rows = np.array([each.row for each in found.documents])
+    return trace_documents(run, np.array(spans), rows, local=options.local, num_workers=0)
+
+
+def _to_json(found: Blame, traced: Sequence[TracedSpan | None]) -> str:
+    values = found.as_dict()
+    values["documents"] = [
+        {**asdict(each), **_describe_span(span)}
+        for each, span in zip(found.documents, traced, strict=True)
+    ]
+    return json.dumps(_without_infinity(values), ensure_ascii=False, default=str)
+
+
+def _describe_span(span: TracedSpan | None) -> dict[str, Any]:
+    return {} if span is None else {"id": span.id, "shard": span.shard, "text": span.text}
+
+
+def _without_infinity(value: Any) -> Any:
+    """Replace numbers that are not finite, which JSON does not have, by null."""
+    if isinstance(value, dict):
+        return {name: _without_infinity(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinity(each) for each in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _describe(found: Blame, traced: Sequence[TracedSpan | None], threshold: float) -> Iterator[str]:
+    from cloudload.delivery.description import counted
+
+    yield (
+        f"steps {found.steps.start:,} to {found.steps.stop - 1:,}: "
+        f"{counted(found.num_documents, 'document')}, {counted(found.tokens, 'token')}, "
+        f"mean loss {found.loss:.3f}"
+    )
+    yield from _describe_sources(found.sources, threshold)
+    if not found.documents:
+        yield f"\nno document has a score of {threshold:g} or more"
+        return
+    for each, span in zip(found.documents, traced, strict=True):
+        yield (
+            f"\nloss {each.loss:.3f}  expected {each.expected:.3f}  score {each.score:.1f}  "
+            f"step {each.step:,}"
+        )
+        identifier = "" if span is None or span.id is None else f"  id {escape(str(span.id))}"
+        shard = "" if span is None else f"  {escape(span.shard)}"
+        yield (
+            f"  {escape(each.stream)}{identifier}  sample {each.sample}  epoch {each.epoch}  "
+            f"tokens {each.start}:{each.stop}{shard}"
+        )
+        if span is not None:
+            text = escape(json.dumps(span.text[:_SHOWN_CHARACTERS], ensure_ascii=False))
+            yield from (
+                f"    {line}" for line in wrap(text, shutil.get_terminal_size().columns - 4)
+            )
+
+
+def _describe_sources(sources: Sequence[SourceLoss], threshold: float) -> Iterator[str]:
+    width = max(len("source"), *(len(escape(each.stream)) for each in sources))
+    yield f"\n{'source':<{width}}  documents       tokens    loss  before   score"
+    for each in sources:
+        before = "-" if each.before is None else f"{each.before:.3f}"
+        score = "-" if each.score is None else f"{each.score:.1f}"
+        mark = "  stands out" if _stands_out(each, threshold) else ""
+        yield (
+            f"{escape(each.stream):<{width}}  {each.documents:>9,}  {each.tokens:>11,}  "
+            f"{each.loss:>6.3f}  {before:>6}  {score:>6}{mark}"
+        )
+
+
+def _stands_out(source: SourceLoss, threshold: float) -> bool:
+    return source.score is not None and source.score >= threshold

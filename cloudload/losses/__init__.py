@@ -1,0 +1,20 @@
+"""Losses by source and document, from the losses of single tokens.
+
+    training step    batch, token losses ─► LossLog.add ─► sums by document, on the device
+    now and then     LossLog.take_means ─► mean loss of each source, of all ranks
+                     LossLog.flush ─► a file for each rank and start of the run
+    afterwards       read_losses ─► Losses, each row once ─► blame ─► what stands out
+
+A source is a stream. The log has a record for each document in each row, which says the step, the
+document, and the number and the sum of its tokens' losses.
+"""
+
+from cloudload.losses.blame import Blame as Blame
+from cloudload.losses.blame import DocumentLoss as DocumentLoss
+from cloudload.losses.blame import SourceLoss as SourceLoss
+from cloudload.losses.blame import blame as blame
+from cloudload.losses.log import LossLog as LossLog
+from cloudload.losses.log import MeanLoss as MeanLoss
+from cloudload.losses.log import token_losses as token_losses
+from cloudload.losses.read import Losses as Losses
+from cloudload.losses.read import read_losses as read_losses

@@ -1,0 +1,268 @@
+"""Find the documents and sources whose losses stand out in some steps.
+
+    mean loss of each document ─► less the median of its steps ─► compared with documents of about
+                                                                  the same length and source
+    mean loss of each source   ─► compared with earlier periods of as many steps
+
+Scores are robust: the distance from the median, in standard deviations that are estimated from the
+median absolute deviation. So what stands out does not hide itself or anything else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cloudload.arrays import Floats, Ints
+from cloudload.losses.log_file import (
+    EPOCH,
+    ROW,
+    SAMPLE,
+    START,
+    STEP,
+    STOP,
+    STREAM,
+    TOKENS,
+)
+from cloudload.losses.read import Losses
+
+THRESHOLD = 6.0
+"""The score from which a document or source stands out, unless the caller chooses another."""
+
+_GROUP, _FEWEST_IN_GROUP, _PER_WINDOW = 256, 32, 64
+_MOST_PERIODS, _FEWEST_PERIODS = 20, 5
+_TO_DEVIATION = 1.4826
+_LEAST_SCALE = 1e-3
+
+
+@dataclass(frozen=True)
+class DocumentLoss:
+    """A document that stands out."""
+
+    step: int
+    """The first of the steps that trained on the document, from 1."""
+    row: int
+    """The index in the run of the first row with the document, from 0."""
+    stream: str
+    """The name of the stream."""
+    epoch: int
+    """The index of the epoch, from 0."""
+    sample: int
+    """The index of the sample within its stream, from 0."""
+    start: int
+    """The index of its first token in these steps, bos included."""
+    stop: int
+    """The index after its last token in these steps."""
+    tokens: int
+    """Number of its tokens in these steps that have a loss."""
+    loss: float
+    """The mean of their losses."""
+    expected: float
+    """The median of such documents: of the same source, and of about the same length and step."""
+    score: float
+    """The distance of `loss` from `expected`, in robust standard deviations; infinite if a loss is
+    not a number."""
+
+
+@dataclass(frozen=True)
+class SourceLoss:
+    """A source in these steps."""
+
+    stream: str
+    """The name of the stream."""
+    documents: int
+    """Number of documents in these steps."""
+    tokens: int
+    """Number of tokens that have a loss."""
+    loss: float
+    """The mean of their losses."""
+    before: float | None
+    """The median of its mean loss in earlier periods of as many steps, up to 20; None if the log
+    has fewer than 5 of them."""
+    score: float | None
+    """The distance of `loss` from `before`, in robust standard deviations."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """What stands out in some steps."""
+
+    steps: range
+    """The steps, from 1, that the log has."""
+    num_documents: int
+    tokens: int
+    """Number of tokens that have a loss."""
+    loss: float
+    """The mean of their losses; NaN without tokens."""
+    documents: tuple[DocumentLoss, ...]
+    """The documents that stand out, the highest score first."""
+    sources: tuple[SourceLoss, ...]
+    """All sources, by the order of the streams."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, as JSON types, but for numbers that are not finite."""
+        return {**asdict(self), "steps": [self.steps.start, self.steps.stop]}
+
+
+def blame(
+    losses: Losses,
+    steps: range | None = None,
+    *,
+    threshold: float = THRESHOLD,
+    min_tokens: int = 8,
+    top: int = 10,
+) -> Blame:
+    """Find the documents and sources whose losses stand out in `steps`, by default in all.
+
+    At most `top` documents whose score is at least `threshold`. Leaves out documents with fewer
+    than `min_tokens` tokens in these steps, whose mean losses say little. Raises `ValueError` if
+    the log has none of the steps.
+    """
+    asked = losses.steps if steps is None else steps
+    chosen = losses.of_steps(asked)
+    if not len(chosen.records.table):
+        raise ValueError(
+            f"the log has no steps {asked.start:,} to {asked.stop - 1:,}. It has steps "
+            f"{losses.steps.start:,} to {losses.steps.stop - 1:,}"
+        )
+    documents = _sum_documents(chosen)
+    expected, scores = _score_documents(documents, min_tokens)
+    scores[documents.tokens < min_tokens] = -math.inf
+    highest = np.argsort(-scores, kind="stable")[:top]
+    found = [
+        _describe(documents, place, losses.streams, expected[place], scores[place])
+        for place in highest[scores[highest] >= threshold].tolist()
+    ]
+    tokens = chosen.tokens
+    return Blame(
+        steps=chosen.steps,
+        num_documents=len(documents.tokens),
+        tokens=tokens,
+        loss=float(chosen.records.sums.sum()) / max(1, tokens),
+        documents=tuple(found),
+        sources=tuple(_score_sources(losses, asked, documents)),
+    )
+
+
+class _Documents(NamedTuple):
+    """The documents of some steps; of each, its first record in them."""
+
+    first: Ints
+    """int64 [documents, 8], with the columns of records."""
+    stops: Ints
+    tokens: Ints
+    sums: Floats
+
+    @property
+    def means(self) -> Floats:
+        means: Floats = self.sums / np.maximum(1, self.tokens)
+        return means
+
+
+def _sum_documents(losses: Losses) -> _Documents:
+    table, sums = losses.records
+    order = np.lexsort([table[:, ROW], table[:, SAMPLE], table[:, EPOCH], table[:, STREAM]])
+    table, sums = table[order], sums[order]
+    is_new = np.ones(len(table), np.bool_)
+    is_new[1:] = (table[1:, [STREAM, EPOCH, SAMPLE]] != table[:-1, [STREAM, EPOCH, SAMPLE]]).any(1)
+    starts = np.flatnonzero(is_new)
+    return _Documents(
+        table[starts],
+        np.maximum.reduceat(table[:, STOP], starts),
+        np.add.reduceat(table[:, TOKENS], starts),
+        np.add.reduceat(sums, starts),
+    )
+
+
+def _score_documents(documents: _Documents, min_tokens: int) -> tuple[Floats, Floats]:
+    """The expected loss and the score of each document: float64 [documents] each."""
+    means, streams = documents.means, documents.first[:, STREAM]
+    is_known = np.isfinite(means) & (documents.tokens >= min_tokens)
+    expected = np.full(len(means), np.nan)
+    scores = np.full(len(means), np.inf)
+    known = np.flatnonzero(is_known)
+    if len(known):
+        trend = _find_trend(documents.first[known, STEP], means[known])
+        centers, scales = np.empty(len(known)), np.empty(len(known))
+        for group in _group(streams[known], documents.tokens[known]):
+            centers[group], scales[group] = _measure(means[known][group] - trend[group])
+        expected[known] = trend + centers
+        scores[known] = (means[known] - expected[known]) / scales
+    return expected, scores
+
+
+def _find_trend(steps: Ints, means: Floats) -> Floats:
+    """The median loss of the documents of about the same step: float64 [documents].
+
+    The loss falls during training, above all at its start.
+    """
+    trend = np.empty(len(means))
+    order = np.argsort(steps, kind="stable")
+    for window in np.array_split(order, max(1, len(order) // _PER_WINDOW)):
+        trend[window] = np.median(means[window])
+    return trend
+
+
+def _group(streams: Ints, tokens: Ints) -> list[Ints]:
+    """Group documents by source and length. Small sources are one source here."""
+    sources, counts = np.unique(streams, return_counts=True)
+    small = sources[counts < _FEWEST_IN_GROUP]
+    parts = [np.flatnonzero(streams == source) for source in sources if source not in small]
+    if len(small):
+        parts.append(np.flatnonzero(np.isin(streams, small)))
+    groups: list[Ints] = []
+    for part in parts:
+        order = part[np.argsort(tokens[part], kind="stable")]
+        groups += np.array_split(order, max(1, len(order) // _GROUP))
+    return groups
+
+
+def _measure(values: Floats) -> tuple[float, float]:
+    """The median of values, and their standard deviation, estimated robustly."""
+    center = float(np.median(values))
+    deviation = _TO_DEVIATION * float(np.median(np.abs(values - center)))
+    return center, max(deviation, _LEAST_SCALE)
+
+
+def _describe(
+    documents: _Documents, place: int, streams: tuple[str, ...], expected: float, score: float
+) -> DocumentLoss:
+    first = documents.first[place].tolist()
+    return DocumentLoss(
+        step=first[STEP],
+        row=first[ROW],
+        stream=streams[first[STREAM]],
+        epoch=first[EPOCH],
+        sample=first[SAMPLE],
+        start=first[START],
+        stop=int(documents.stops[place]),
+        tokens=int(documents.tokens[place]),
+        loss=float(documents.means[place]),
+        expected=float(expected),
+        score=float(score),
+    )
+
+
+def _score_sources(losses: Losses, steps: range, documents: _Documents) -> list[SourceLoss]:
+    earlier = _list_periods(losses, steps)
+    found = []
+    for name, total in losses.of_steps(steps).means().items():
+        stream = losses.streams.index(name)
+        values = [means[name].mean for means in earlier if name in means]
+        before, score = None, None
+        if len(values) >= _FEWEST_PERIODS:
+            before, scale = _measure(np.array(values))
+            score = (total.mean - before) / scale
+        count = int((documents.first[:, STREAM] == stream).sum())
+        found.append(SourceLoss(name, count, total.tokens, total.mean, before, score))
+    return found
+
+
+def _list_periods(losses: Losses, steps: range) -> list[Any]:
+    """The mean losses of earlier periods of as many steps, the latest first."""
+    first = max(losses.steps.start, steps.start - _MOST_PERIODS * len(steps))
+    starts = range(steps.start - len(steps), first - 1, -len(steps))
+    return [losses.of_steps(range(start, start + len(steps))).means() for start in starts]

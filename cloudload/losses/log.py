@@ -1,0 +1,266 @@
+"""Add up the losses of a training loop by document and source, and write them to a log.
+
+    token losses   .2 .9 .4 | .1 .3        of a row, on the device
+    documents       a  a  a |  b  b
+    records        a: 3 tokens, 1.5        b: 2 tokens, 0.4
+
+The sums are float64. A step needs no synchronization with the device: the number of records is
+known from the batch's spans, and records stay on the device until `flush`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cloudload.arrays import Ints
+from cloudload.batch import Batch
+from cloudload.errors import RanksDisagreeError
+from cloudload.loader import CloudLoader
+from cloudload.losses.log_file import (
+    COLUMNS,
+    ROW,
+    SUFFIX,
+    TOKENS,
+    Records,
+    find_last,
+    start_file,
+    write_records,
+)
+from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP, SPAN_STREAM
+from cloudload.segments import IGNORED_LABEL, pad_lengths
+
+
+@dataclass(frozen=True)
+class MeanLoss:
+    """The mean loss of a source over some steps."""
+
+    tokens: int
+    """Number of tokens that have a loss."""
+    sum: float
+    """The sum of their losses."""
+
+    @property
+    def mean(self) -> float:
+        """The mean loss; NaN without tokens."""
+        return self.sum / self.tokens if self.tokens else float("nan")
+
+
+class _Part(NamedTuple):
+    """The records of one call of `add`."""
+
+    table: Ints
+    """int64 [records, 8], without the numbers of tokens."""
+    numbers: Tensor
+    """float64 [2, records], on the device: the sums of losses, and the numbers of tokens."""
+
+
+class LossLog:
+    """Adds up the losses of this rank by document and source.
+
+    Create one on each rank, after the loader, and call `add` for each batch. Each rank writes its
+    own file in `folder` for each start of the run; without a folder, only `take_means` is of use.
+    A row that is trained again after a restart replaces its earlier records, whatever the world.
+    Call `flush` whenever you save a checkpoint: then the log of a killed run has every step up to
+    its checkpoint. `flush_every` is the number of calls of `add` after which it is called anyway.
+
+    Raises `ValueError` unless `flush_every` is at least 1.
+    """
+
+    def __init__(
+        self,
+        loader: CloudLoader,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        flush_every: int = 100,
+    ) -> None:
+        if flush_every < 1:
+            raise ValueError(f"flush_every is {flush_every}. It must be at least 1")
+        self._loader, self._flush_every = loader, flush_every
+        self._path: Path | None = None
+        if folder is not None:
+            name = f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}{SUFFIX}"
+            self._path = Path(folder).expanduser() / name
+        self._state = self._find_state()
+        self._parts: list[_Part] = []
+        self._totals: Tensor | None = None
+        """float64 [2, streams], on the device: sums and tokens since the last `take_means`."""
+
+    def add(
+        self,
+        batch: Batch,
+        token_losses: Tensor,
+        *,
+        labels: Tensor | None = None,
+        at_row: int = 0,
+    ) -> None:
+        """Add the losses of a batch, or of some of its rows.
+
+        `batch` is the one that the loader handed out, or the result of its `to`. `token_losses` is
+        [rows, seq_len - 1], on any device: column t has the loss of token t + 1, as from
+        `logits[:, :-1]` and `labels[:, 1:]`. A last column, as from labels that were shifted, is
+        ignored. For a microbatch, `at_row` is the index in the batch of its first row. Losses
+        whose label is -100 are left out; `labels`, int64 [rows, seq_len], are by default those of
+        the batch.
+
+        Raises `ValueError` if the shapes do not match, or for a copy of a batch's tensors.
+        """
+        spans, losses = batch.spans, token_losses.detach()
+        seq_len = batch["input_ids"].shape[1]
+        if losses.dim() != 2 or not seq_len - 1 <= losses.shape[1] <= seq_len:
+            raise ValueError(
+                f"token_losses have the shape {tuple(losses.shape)}. Pass a loss for each token, "
+                f"[rows, {seq_len - 1}] or [rows, {seq_len}], as from cross_entropy with "
+                "reduction='none'"
+            )
+        num_rows, stop_row = len(losses), at_row + len(losses)
+        if labels is None:
+            labels = batch["labels"][at_row:stop_row]
+        if labels.shape != (num_rows, seq_len) or stop_row > len(batch.rows):
+            raise ValueError(
+                f"token_losses of {num_rows} rows from row {at_row} on do not match labels of "
+                f"shape {tuple(labels.shape)} in a batch of {len(batch.rows)} rows. Pass at_row "
+                "and the labels of the same rows"
+            )
+        low, high = np.searchsorted(spans[:, SPAN_ROW], [at_row, stop_row])
+        spans = spans[low:high]
+        rows, lengths = spans[:, SPAN_ROW] - at_row, spans[:, SPAN_STOP] - spans[:, SPAN_START]
+        sums = _sum_by_span(losses, labels, pad_lengths(rows, lengths, (num_rows, seq_len)), rows)
+        self._count(sums, spans[:, SPAN_STREAM])
+        if self._path is not None:
+            self._parts.append(_Part(self._describe(batch, spans), sums))
+            if len(self._parts) >= self._flush_every:
+                self.flush()
+
+    def _describe(self, batch: Batch, spans: Ints) -> Ints:
+        """The columns of records but for the numbers of tokens."""
+        rows = batch.rows[spans[:, SPAN_ROW]]
+        steps = self._loader.steps_of(rows)
+        return np.column_stack([steps, rows, spans[:, 1:], np.zeros_like(rows)])
+
+    def _count(self, sums: Tensor, streams: Ints) -> None:
+        if self._totals is None:
+            shape = 2, len(self._loader.stream_names)
+            self._totals = torch.zeros(shape, dtype=torch.float64, device=sums.device)
+        self._totals.index_add_(1, _to_device(streams, sums.device), sums)
+
+    def take_means(self, group: Any = None) -> dict[str, MeanLoss]:
+        """The mean loss of each source since the last call, over all ranks, by stream name.
+
+        With several ranks, call it on every rank at the same step. `group` is a process group of
+        the data-parallel ranks; by default, all ranks. It waits for the device.
+        """
+        names = self._loader.stream_names
+        totals = self._totals
+        if totals is None:
+            totals = torch.zeros((2, len(names)), dtype=torch.float64)
+        self._totals = None
+        if self._loader.world_size > 1 and torch.distributed.is_initialized():
+            totals = _to_backend(totals, group)
+            torch.distributed.all_reduce(totals, group=group)
+        sums, tokens = totals.tolist()
+        return {
+            name: MeanLoss(round(number), total)
+            for name, number, total in zip(names, tokens, sums, strict=True)
+        }
+
+    def flush(self) -> None:
+        """Write the records so far to the file. It waits for the device."""
+        parts, self._parts = self._parts, []
+        if not parts or self._path is None:
+            return
+        numbers = torch.cat([part.numbers for part in parts], dim=1).cpu().numpy()
+        table = np.concatenate([part.table for part in parts])
+        table[:, TOKENS] = numbers[1]
+        kept = find_last(table[:, ROW], [len(part.table) for part in parts])
+        kept &= table[:, TOKENS] > 0
+        is_new = not self._path.exists()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            if is_new:
+                start_file(file, self._make_header())
+            write_records(file, Records(table[kept], numbers[0][kept]))
+
+    def _find_state(self) -> Mapping[str, Any] | None:
+        """The loader's state, which locates the data for `cloudload blame`."""
+        with suppress(RanksDisagreeError):  # ranks that cannot communicate, once they have read
+            return self._loader.state_dict()
+        return None
+
+    def _make_header(self) -> Mapping[str, Any]:
+        state = self._find_state() or self._state
+        return {"streams": self._loader.stream_names, "columns": COLUMNS, "state": state}
+
+    def close(self) -> None:
+        """Write the rest of the records."""
+        self.flush()
+
+    def __enter__(self) -> LossLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each token but the first of each row: float32 [rows, seq_len - 1], or float64.
+
+    `logits` is [rows, seq_len, vocabulary], and `labels` int64 [rows, seq_len], not shifted. For
+    models that return only a mean loss. It costs as much as that loss.
+    """
+    with torch.no_grad():
+        kept = logits.detach()[:, :-1].flatten(0, 1)
+        if kept.dtype != torch.float64:
+            kept = kept.float()
+        losses = torch.nn.functional.cross_entropy(
+            kept, labels[:, 1:].flatten(), ignore_index=IGNORED_LABEL, reduction="none"
+        )
+        return losses.view(len(labels), -1)
+
+
+def _sum_by_span(losses: Tensor, labels: Tensor, padded: Ints, rows: Ints) -> Tensor:
+    """The sum of each span's losses, and its number of tokens: float64 [2, spans].
+
+    `padded` are the lengths of the batch's segments, as `pad_lengths` returns them.
+    """
+    device, (num_rows, seq_len) = losses.device, labels.shape
+    of_segments = np.full(len(padded), len(rows), np.int64)  # one more for padding
+    of_segments[np.arange(len(rows)) + rows] = np.arange(len(rows))
+    numbers, repeats = _to_device(np.stack([of_segments, padded]), device)
+    index = torch.repeat_interleave(numbers, repeats, output_size=num_rows * seq_len)
+    index = index.view(num_rows, seq_len)[:, 1:].reshape(-1)
+    is_kept = labels[:, 1:] != IGNORED_LABEL
+    if is_kept.device != device:
+        is_kept = _pin(is_kept, device).to(device, non_blocking=True)
+    # not a product: ignored losses may be NaN
+    kept = torch.where(is_kept, losses[:, : seq_len - 1], 0).double()
+    sums = torch.zeros((2, len(rows) + 1), dtype=torch.float64, device=device)
+    sums.index_add_(1, index, torch.stack([kept.reshape(-1), is_kept.reshape(-1).double()]))
+    return sums[:, :-1]
+
+
+def _to_device(array: Ints, device: torch.device) -> Tensor:
+    return _pin(torch.from_numpy(array), device).to(device, non_blocking=True)
+
+
+def _pin(tensor: Tensor, device: torch.device) -> Tensor:
+    """Pin memory for a copy to a GPU, which would otherwise wait for the GPU."""
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def _to_backend(totals: Tensor, group: Any) -> Tensor:
+    """Move a tensor to a device that a process group's backend can reduce."""
+    backend = torch.distributed.get_backend(group)
+    if backend == "nccl" and totals.device.type == "cpu":
+        return totals.cuda()
+    return totals.cpu() if backend == "gloo" else totals

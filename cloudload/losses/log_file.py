@@ -1,0 +1,131 @@
+"""The file format of a loss log: a header, then chunks that are appended.
+
+    file     magic | chunk of the header | chunk of records | chunk of records | …
+    chunk    its size and CRC-32 | zlib: the header's JSON, or records
+    records  the count | each column, as differences, with bytes of equal significance together
+
+A process that is killed while it writes leaves an incomplete last chunk, which readers ignore.
+About half of the bytes are the sums, whose last bits are random.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from cloudload.arrays import Flags, Floats, Ints
+from cloudload.errors import DatasetError
+
+COLUMNS = ("step", "row", "stream", "epoch", "sample", "start", "stop", "tokens")
+STEP, ROW, STREAM, EPOCH, SAMPLE, START, STOP, TOKENS = range(len(COLUMNS))
+"""Columns of records, int64 [records, 8]: tokens [start, stop) of a sample in a row of the run, and
+the number of them that have a loss."""
+SUFFIX = ".losses"
+
+_MAGIC = b"cloudload losses 1\n"
+_HEAD = struct.Struct("<QI")
+_DELTA = (STEP, ROW, STREAM, EPOCH)
+"""The columns whose values change little from one record to the next."""
+
+
+class Records(NamedTuple):
+    """Records, and the sum of the losses of each: float64 [records]."""
+
+    table: Ints
+    sums: Floats
+
+    def take(self, which: Any) -> Records:
+        """The records that an index array, a mask or a slice selects."""
+        return Records(self.table[which], self.sums[which])
+
+    @staticmethod
+    def concatenate(parts: list[Records]) -> Records:
+        """Concatenate records, in order."""
+        tables = [part.table for part in parts] or [np.empty((0, len(COLUMNS)), np.int64)]
+        sums = [part.sums for part in parts] or [np.empty(0)]
+        return Records(np.concatenate(tables), np.concatenate(sums))
+
+
+def find_last(rows: Ints, sizes: Sequence[int]) -> Flags:
+    """Whether each record is from the last part that has its row: bool [records].
+
+    `rows`, int64 [records], are those of all parts, which have `sizes` records.
+    """
+    parts = np.repeat(np.arange(len(sizes)), sizes)
+    _, places = np.unique(rows, return_inverse=True)
+    last = np.zeros(len(rows), np.int64)
+    np.maximum.at(last, places, parts)
+    found: Flags = parts == last[places]
+    return found
+
+
+def start_file(file: BinaryIO, header: Mapping[str, Any]) -> None:
+    """Write the beginning of a file. `header` has JSON types."""
+    file.write(_MAGIC)
+    _write_chunk(file, json.dumps(header).encode())
+
+
+def write_records(file: BinaryIO, records: Records) -> None:
+    """Append a chunk of records."""
+    table = records.table.copy()
+    table[1:, _DELTA] -= records.table[:-1, _DELTA]
+    table[:, STOP] -= records.table[:, START]
+    table[:, TOKENS] -= table[:, STOP]
+    columns = [*table.T, records.sums.view(np.int64)]
+    count = np.array([len(table)], np.int64).tobytes()
+    _write_chunk(file, count + b"".join(map(_shuffle, columns)))
+
+
+def read_file(path: Path) -> tuple[dict[str, Any], list[Records]]:
+    """Read the header of a file and its chunks of records.
+
+    Raises `DatasetError` if it is not a loss log, and `OSError` if it cannot be read.
+    """
+    content = path.read_bytes()
+    chunks = _read_chunks(content) if content.startswith(_MAGIC) else iter(())
+    try:
+        header: dict[str, Any] = json.loads(next(chunks))
+    except (StopIteration, ValueError):
+        raise DatasetError(
+            f"{path} is not a loss log, or its beginning is damaged. Pass the folder that LossLog "
+            "wrote, or remove this file from it"
+        ) from None
+    return header, [_parse_records(chunk) for chunk in chunks]
+
+
+def _write_chunk(file: BinaryIO, payload: bytes) -> None:
+    packed = zlib.compress(payload, 6)
+    file.write(_HEAD.pack(len(packed), zlib.crc32(packed)) + packed)
+
+
+def _read_chunks(content: bytes) -> Iterator[bytes]:
+    place = len(_MAGIC)
+    while place + _HEAD.size <= len(content):
+        size, crc = _HEAD.unpack_from(content, place)
+        packed = content[place + _HEAD.size : place + _HEAD.size + size]
+        if len(packed) < size or zlib.crc32(packed) != crc:
+            return
+        yield zlib.decompress(packed)
+        place += _HEAD.size + size
+
+
+def _parse_records(payload: bytes) -> Records:
+    [count] = np.frombuffer(payload, np.int64, 1).tolist()
+    columns = np.frombuffer(payload, np.uint8, offset=8).reshape(len(COLUMNS) + 1, 8, count)
+    numbers = np.ascontiguousarray(columns.transpose(0, 2, 1)).view(np.int64)[..., 0]
+    table, sums = numbers[:-1].T.copy(), numbers[-1].copy().view(np.float64)
+    table[:, _DELTA] = np.cumsum(table[:, _DELTA], axis=0)
+    table[:, TOKENS] += table[:, STOP]
+    table[:, STOP] += table[:, START]
+    return Records(table, sums)
+
+
+def _shuffle(column: Ints) -> bytes:
+    """The bytes of a column, first the lowest byte of each value."""
+    return np.ascontiguousarray(column).view(np.uint8).reshape(-1, 8).T.tobytes()

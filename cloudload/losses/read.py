@@ -1,0 +1,114 @@
+"""Read the loss logs of all ranks and restarts of a run, each row once.
+
+    first start, 2 ranks     rows 0 to 99   ┐
+    resumed at 60, 3 ranks   rows 60 to 199 ┴─► rows 0 to 59 of the first, 60 to 199 of the second
+
+Records are sorted by row, so sums are the same to the last bit on any world.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloudload.errors import DatasetError
+from cloudload.losses.log import MeanLoss
+from cloudload.losses.log_file import (
+    ROW,
+    STEP,
+    STREAM,
+    SUFFIX,
+    TOKENS,
+    Records,
+    find_last,
+    read_file,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """The losses of a run by row and document."""
+
+    streams: tuple[str, ...]
+    """The names of the streams."""
+    records: Records
+    """The records, sorted by row, and within a row by place. See `losses.log_file`."""
+    state: Mapping[str, Any] | None
+    """A state of the run, which locates its data; None if it was not known."""
+
+    def of_steps(self, steps: range) -> Losses:
+        """Those of consecutive steps."""
+        table = self.records.table
+        chosen = (table[:, STEP] >= steps.start) & (table[:, STEP] < steps.stop)
+        return Losses(self.streams, self.records.take(chosen), self.state)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that have a loss."""
+        return int(self.records.table[:, TOKENS].sum())
+
+    @property
+    def steps(self) -> range:
+        """The steps from the first to the last one in the log."""
+        steps = self.records.table[:, STEP]
+        return range(int(steps.min()), int(steps.max()) + 1) if len(steps) else range(0)
+
+    def means(self) -> dict[str, MeanLoss]:
+        """The mean loss of each source that has tokens, by stream name."""
+        table, sums = self.records
+        found = {}
+        for stream in np.unique(table[:, STREAM]).tolist():
+            own = table[:, STREAM] == stream
+            total = MeanLoss(int(table[own, TOKENS].sum()), float(np.add.reduce(sums[own])))
+            found[self.streams[stream]] = total
+        return found
+
+
+def read_losses(*places: str | os.PathLike[str]) -> Losses:
+    """Read loss logs: files, or folders of them, of one run.
+
+    A row that was trained several times has only its latest records. Raises `DatasetError` if there
+    is no log, if a file is not one, or if the files are of different runs, and `OSError` if a file
+    cannot be read.
+    """
+    paths = [path for place in places for path in _list_files(Path(place).expanduser())]
+    if not paths:
+        raise DatasetError(
+            f"there is no loss log in {', '.join(map(str, places))}. Pass the folder that LossLog "
+            "writes, after its first flush"
+        )
+    streams: tuple[str, ...] = ()
+    state, parts = None, []
+    for path in sorted(paths, key=lambda path: path.name):  # by the time of the start
+        header, chunks = read_file(path)
+        streams = _join_streams(streams, tuple(header["streams"]), path)
+        state = header["state"] or state
+        parts += chunks
+    return Losses(streams, _keep_latest(parts), state)
+
+
+def _list_files(place: Path) -> list[Path]:
+    return list(place.rglob(f"*{SUFFIX}")) if place.is_dir() else [place]
+
+
+def _join_streams(before: tuple[str, ...], own: tuple[str, ...], path: Path) -> tuple[str, ...]:
+    """The longer list of streams. Streams may be added only at the end."""
+    shared = min(len(before), len(own))
+    if before[:shared] != own[:shared]:
+        raise DatasetError(
+            f"{path} is the log of a run with the streams {', '.join(own)}, but an earlier file "
+            f"has {', '.join(before)}. Pass the logs of one run"
+        )
+    return max(before, own, key=len)
+
+
+def _keep_latest(parts: Sequence[Records]) -> Records:
+    """Of each row, the records of the last part that has the row, sorted by row."""
+    records = Records.concatenate(list(parts))
+    kept = records.take(find_last(records.table[:, ROW], [len(part.table) for part in parts]))
+    return kept.take(np.argsort(kept.table[:, ROW], kind="stable"))

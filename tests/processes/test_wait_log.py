@@ -1,0 +1,170 @@
+"""A loader says once why the training loop waits for batches, and what to change."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader
+from cloudload.delivery.wait_log import WaitLog
+from cloudload.stats import DeliveryMeter
+from tests.support.corpora import random_documents, write_mds
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.loaders import make_loader
+
+_PATIENCE_S = 60
+
+
+@pytest.fixture(autouse=True)
+def short_window(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("cloudload.delivery.wait_log._WINDOW_S", 1.0)
+    monkeypatch.setattr("cloudload.delivery.wait_log._LOOK_EVERY_S", 0.05)
+    caplog.set_level(logging.INFO, "cloudload.delivery.wait_log")
+
+
+@pytest.fixture
+def only_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, the first documents may take a second to tokenize."""
+    monkeypatch.setattr("cloudload.delivery.wait_log._WINDOW_S", 3.0)
+    monkeypatch.setattr("cloudload.delivery.wait_log._MOST_SHARE", 0.8)
+
+
+def read_until_logged(loader: CloudLoader, caplog: pytest.LogCaptureFixture) -> str:
+    """Iterate without training until the loader says why it waits; returns the message."""
+    deadline = time.monotonic() + _PATIENCE_S
+    with loader:
+        for _ in loader:
+            found = messages_of(caplog)
+            if found or time.monotonic() > deadline:
+                break
+        for _ in loader.take(20):
+            pass
+    [message] = messages_of(caplog)
+    return message
+
+
+def messages_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.name.endswith("wait_log")]
+
+
+def sleep_a_little(sample: dict[str, Any]) -> str:
+    time.sleep(0.01)
+    return str(sample["text"])
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> str:
+    return write_mds(tmp_path / "mds", random_documents(1, 4_000, max_words=300))
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "words"),
+    [
+        (0, ("The training process (num_workers=0) spent 9", "use num_workers=1 or more")),
+        (1, ("The worker spent 9", "use more workers (num_workers is 1; this process may use ")),
+        (2, ("The 2 workers spent 9", "use more workers (num_workers is 2; this process may ")),
+    ],
+)
+def test_a_slow_transform(
+    documents: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    num_workers: int,
+    words: tuple[str, str],
+) -> None:
+    options: dict[str, Any] = {"num_workers": num_workers, "transform": sleep_a_little}
+    loader = make_loader(documents, local=tmp_path / "cache", seq_len=512, **options)
+    message = read_until_logged(loader, caplog)
+    assert message.startswith("the training loop waited for batches ")
+    assert "% running the transform" in message
+    assert "The transform is slower than training: make it faster, apply it once with " in message
+    assert all(each in message for each in words), message
+    delivery = loader.stats().delivery
+    spent = [delivery.read_s, delivery.tokenize_s, delivery.pack_s, delivery.idle_s]
+    assert delivery.transform_s > 3 * max(spent)
+
+
+def test_too_few_workers(documents: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loader = make_loader(
+        documents, local=tmp_path / "cache", num_workers=1, seq_len=512, tokenizer_backend="hf"
+    )
+    message = read_until_logged(loader, caplog)
+    assert "% tokenizing" in message.partition(",")[0]
+    assert "Tokenization is slower than training: use tokenizer_backend='fastokens', or use" in (
+        message
+    )
+    assert message.endswith("or train on token IDs (cloudload export)")
+
+
+@pytest.mark.usefixtures("only_long_waits")
+def test_a_slow_store(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_mds(s3_url, random_documents(1, 400), shard_bytes=1_000)
+    s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=0.1)])
+    options: dict[str, Any] = {"num_workers": 1, "predownload": 1, "download_threads": 1}
+    message = read_until_logged(make_loader(data, local=tmp_path, **options), caplog)
+    assert "% waiting for shards (0.0 MB/s downloaded)" in message
+    assert "The store is slower than training: use more download_threads (now 1), a larger" in (
+        message
+    )
+
+
+@pytest.mark.usefixtures("only_long_waits")
+def test_a_stall_of_one_shard(
+    s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = write_mds(s3_url, random_documents(1, 400), shard_bytes=20_000)
+    options: dict[str, Any] = {"num_workers": 1, "predownload": 1, "shuffle": False}
+    loader = make_loader(data, local=tmp_path, **options)
+    with loader:
+        for _ in loader.take(2):
+            pass
+        s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=4.0)])
+        message = read_until_logged(loader, caplog)
+    assert "% waiting for shards (0.0 MB/s downloaded)" in message
+
+
+def test_a_loop_that_is_slower_than_its_workers_finds_their_queues_full(
+    documents: str, tmp_path: Path
+) -> None:
+    with make_loader(documents, local=tmp_path / "cache", num_workers=1) as loader:
+        for number, _ in enumerate(loader.take(60)):
+            time.sleep(0 if number < 2 else 0.04)
+        delivery = loader.stats().delivery
+        assert delivery.idle_s > delivery.tokenize_s + delivery.transform_s
+        assert 0 < delivery.queue <= 1
+
+
+def test_skipped_batches_are_no_wait(
+    documents: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"seq_len": 512, "transform": sleep_a_little}
+    with make_loader(documents, local=tmp_path / "cache", **options) as loader:
+        began = loader.stats().delivery.stall_s
+        while loader.stats().delivery.stall_s - began < 2.5:  # more than two windows
+            loader.skip(3)
+            assert len(list(loader.take(1))) == 1
+    assert not messages_of(caplog)
+
+
+def test_a_late_rank_is_the_reason_of_the_others(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_loader(folder, local=tmp_path, dp_rank=0, dp_world_size=2, batch_size=2) as loader:
+        plan = loader.plan()
+    meter, log = DeliveryMeter(), WaitLog()
+    for _ in range(3):
+        log.look(meter, plan)
+        meter.begin_wait()
+        with meter.exchanging():
+            time.sleep(0.6)
+        meter.end_wait()
+    log.look(meter, plan)
+    [message] = messages_of(caplog)
+    assert message.startswith("rank 0: the training loop waited for batches ")
+    assert "s for other ranks, while its own rows were ready. The log of the late rank" in message
