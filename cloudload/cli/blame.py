@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from cloudload.cli.command import add_command
 from cloudload.cli.provenance import add_data_options, parse_steps, without_start_log
@@ -82,6 +81,8 @@ def _trace(
     losses: Losses, found: Blame, options: argparse.Namespace
 ) -> Sequence[TracedSpan | None]:
     """Read the documents that stand out, as far as the log has them."""
+    import numpy as np
+
     from cloudload.provenance import open_run, trace_documents
 
     if options.no_text or losses.state is None or not found.documents:
@@ -120,7 +121,7 @@ def _without_infinity(value: Any) -> Any:
         return {name: _without_infinity(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_without_infinity(each) for each in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _describe(found: Blame, traced: Sequence[TracedSpan | None], threshold: float) -> Iterator[str]:

@@ -35,7 +35,7 @@ COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
 # hf needs about 60 bytes per character, so a book of 100 MB would need 6 GB
 _MOST_COMPARED_CHARACTERS = 1 << 22
 _SHOWN_CHARACTERS = 80
-# loading hf stops all other threads of a worker, so the first batches come before
+# loading hf stops the other threads of a process, so the first batches come before
 _LOADING_DELAY_S = 1.0
 
 
@@ -138,6 +138,8 @@ class _Comparison:
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "cloudload-compare")
         self._num_seen = self._next = 0
+        self._held: list[tuple[str, list[int]]] = []
+        self._loads_at = time.monotonic() + _LOADING_DELAY_S
         self._difference: TokenizerError | None = None
 
     def watch(self, documents: Sequence[str], ids: Tokens, offsets: Ints) -> None:
@@ -152,17 +154,16 @@ class _Comparison:
             while self._next < self._num_seen + len(documents):
                 place = self._next - self._num_seen
                 if len(documents[place]) <= _MOST_COMPARED_CHARACTERS:
-                    self._thread.submit(
-                        self._compare,
-                        documents[place],
-                        ids[offsets[place] : offsets[place + 1]].tolist(),
-                    )
+                    own = ids[offsets[place] : offsets[place + 1]].tolist()
+                    self._held.append((documents[place], own))
                 self._next += 1 if self._next < COMPARED_FIRST - 1 else COMPARED_EVERY
             self._num_seen += len(documents)
+            if self._text in _kept or time.monotonic() >= self._loads_at:
+                for document, own in self._held:
+                    self._thread.submit(self._compare, document, own)
+                self._held.clear()
 
     def _compare(self, document: str, ids: list[int]) -> None:
-        if self._text not in _kept:
-            time.sleep(_LOADING_DELAY_S)
         encoder = HFEncoder(self._text, self._special_tokens)
         try:
             expected = encoder.encode([document])[0].tolist()

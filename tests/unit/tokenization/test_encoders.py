@@ -143,6 +143,7 @@ def test_a_panic_is_a_failure_and_an_interrupt_is_not() -> None:
 @needs_fastokens
 def test_other_ids_than_tokenizers_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
     text = JSONS["byte-level"]()
+    encoders.load_hf(text)
     encoder = FastokensEncoder(text)
     encoder._fast = encoders.load_fastokens(byte_tokenizer().to_str())
     encoder.encode(["the quick brown fox"])
@@ -185,9 +186,26 @@ def test_the_first_documents_of_a_process_are_compared_and_then_one_in_so_many(
     compared: list[Any] = []
     monkeypatch.setattr(encoders._Comparison, "_compare", lambda _, *each: compared.append(each))
     text = byte_tokenizer().to_str()
+    encoders.load_hf(text)
     documents = [chr(65 + number) for number in range(40)]
     for start, stop in ((0, 2), (2, 2), (2, 17), (17, 40)):
         encoder = FastokensEncoder(text)
         encoder.encode(documents[start:stop])
     encoder._comparison._thread.shutdown()
     assert compared == [(documents[number], [number + 32]) for number in (0, 1, 2, 12, 22, 32)]
+
+
+@needs_fastokens
+def test_documents_are_compared_once_hf_may_be_loaded(
+    fresh_tokenizers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(encoders.time, "monotonic", lambda: now[0])
+    compared: list[Any] = []
+    monkeypatch.setattr(encoders._Comparison, "_compare", lambda _, *each: compared.append(each))
+    encoder = FastokensEncoder(byte_tokenizer().to_str())
+    encoder.encode(["A", "B"])
+    now[0] = encoders._LOADING_DELAY_S
+    encoder.encode(["C"])
+    encoder._comparison._thread.shutdown()
+    assert compared == [("A", [32]), ("B", [33]), ("C", [34])]
