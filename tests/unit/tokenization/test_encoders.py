@@ -196,16 +196,14 @@ def test_the_first_documents_of_a_process_are_compared_and_then_one_in_so_many(
 
 
 @needs_fastokens
-def test_documents_are_compared_once_hf_may_be_loaded(
-    fresh_tokenizers: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(encoders.time, "monotonic", lambda: now[0])
+@pytest.mark.usefixtures("fresh_tokenizers")
+def test_documents_are_compared_once_hf_may_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoders, "_LOADING_DELAY_S", 1e6)
     compared: list[Any] = []
     monkeypatch.setattr(encoders._Comparison, "_compare", lambda _, *each: compared.append(each))
     encoder = FastokensEncoder(byte_tokenizer().to_str())
     encoder.encode(["A", "B"])
-    now[0] = encoders._LOADING_DELAY_S
+    encoder._comparison._loads_at = 0
     encoder.encode(["C"])
     encoder._comparison._thread.shutdown()
     assert compared == [("A", [32]), ("B", [33]), ("C", [34])]
