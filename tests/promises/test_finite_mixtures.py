@@ -17,10 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Rows, Stream
+from cloudload.cli.state import list_lines
 from cloudload.count import count_tokens
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.order.mixture_step import TURN, find_step
-from cloudload.provenance import find_document, open_run, trace_steps
+from cloudload.provenance import (
+    compare_states,
+    compare_with_loader,
+    describe_state,
+    find_document,
+    open_run,
+    trace_steps,
+)
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, assert_same_rows, run_leg
 from tests.support.awkward import tokenize
@@ -452,6 +460,23 @@ def test_stopping_may_change_at_a_resume_and_a_cap_may_not_once_a_stream_is_in_i
         accepted = {"epochs": "accept", "max_epochs": "accept"}
         with pytest.raises(StreamChangedError, match="once a stream of the mixture is in its tail"):
             loader.load_state_dict(state, on_change=accepted)
+
+
+def test_checkpoints_in_the_tail_of_a_stream_are_told_from_other_runs(data: Data) -> None:
+    with make_mixture(data, epochs=1) as loader:
+        states = [loader.state_dict(), *(loader.state_dict() for _ in loader)]
+    first, last = describe_state(states[0]), describe_state(states[-1])
+    assert (first.streams_in_tail, last.streams_in_tail) == ((), ("s0", "s1"))
+    assert "  in their tails, or at their ends: s0, s1" in list_lines(last)
+    inside = next(state for state in states if describe_state(state).streams_in_tail)
+    for later in (inside, states[-1]):
+        rules = {each.name: each.rule for each in compare_states(states[0], later)}
+        assert rules["stream_tails"] == "position"
+        assert not [rule for rule in rules.values() if rule.startswith("held")]
+    with make_mixture(data, epochs=1, stopping="first") as loader:
+        changed, refusal = compare_with_loader(inside, loader)
+    assert ({each.name for each in changed} - {"mixture"}, refusal) == ({"stopping"}, None)
+    assert {each.rule[:10] for each in changed} == {"may change"}
 
 
 def test_what_a_mixture_with_ends_cannot_have_is_refused(data: Data, tmp_path: Path) -> None:

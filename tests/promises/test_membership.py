@@ -43,9 +43,7 @@ def test_ranks_that_leave_and_join_between_batches_read_one_stream(
     legs: list[Leg],
     ways: tuple[int, bool],
 ) -> None:
-    """With best_fit, and so without known lanes, on worlds that divide the lanes."""
     exchange_every, is_to_end = ways
-    is_even = case["packing"] == "best_fit"
     options = {
         **case,
         "epochs": None if shares[-1] is not None else case["epochs"],
@@ -53,16 +51,7 @@ def test_ranks_that_leave_and_join_between_batches_read_one_stream(
     }
     if options["packing"] != "one_per_row":
         del options["overflow"]
-    num_lanes = case["num_lanes"]
-    divisors = [ranks for ranks in range(1, num_lanes + 1) if num_lanes % ranks == 0]
-    legs = [
-        replace(
-            leg,
-            ranks=divisors[leg.ranks % len(divisors)] if is_even else leg.ranks,
-            exchange_every=exchange_every,
-        )
-        for leg in legs
-    ]
+    legs = [replace(leg, exchange_every=exchange_every) for leg in legs]
     is_to_end = is_to_end and options["epochs"] is not None
     legs[-1] = replace(legs[-1], batches=None if is_to_end else 1 + (legs[-1].batches or 0))
 

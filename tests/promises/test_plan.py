@@ -141,6 +141,7 @@ def test_best_fit_rows_are_as_full_as_the_plan_says(
     assert not found.tokens.is_exact
     assert found.tokens.low <= real.tokens <= found.tokens.high
     assert 0 < found.padding.value < 0.5
+    assert found.any_world == (lengths == "require")
 
 
 def test_a_small_cache_downloads_again_within_the_stated_range(
