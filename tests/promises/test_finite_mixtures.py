@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Rows, Stream
+from cloudload.cli import main
 from cloudload.cli.state import list_lines
 from cloudload.count import count_tokens
 from cloudload.errors import DatasetError, StreamChangedError
@@ -27,6 +28,7 @@ from cloudload.provenance import (
     describe_state,
     find_document,
     open_run,
+    start_run,
     trace_steps,
 )
 from cloudload.run.state import State
@@ -477,6 +479,36 @@ def test_checkpoints_in_the_tail_of_a_stream_are_told_from_other_runs(data: Data
         changed, refusal = compare_with_loader(inside, loader)
     assert ({each.name for each in changed} - {"mixture"}, refusal) == ({"stopping"}, None)
     assert {each.rule[:10] for each in changed} == {"may change"}
+
+
+def test_a_run_whose_lengths_are_elsewhere_is_traced_from_its_state(
+    data: Data, tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders, lengths, tokenizer = [], tmp_path / "lengths", str(tokenizer_folder)
+    for number, documents in enumerate(data.documents[:2]):
+        folders.append(write_mds(tmp_path / str(number), documents))
+        count_tokens(folders[-1], tokenizer=tokenizer, processes=1, progress=False, out=lengths)
+    options: dict[str, Any] = {
+        **{"data": [Stream(folder, proportion=1.0) for folder in folders], "epochs": 1},
+        **{"tokenizer": tokenizer, "seq_len": SEQ_LEN, "lengths": lengths},
+    }
+    with CloudLoader(**options, batch_size=4, num_lanes=4, local=tmp_path / "a") as loader:
+        state, batches = loader.state_dict(), list(loader)
+        spans = loader.trace(batches[1])
+    run = start_run(4, **options, num_lanes=4, local=tmp_path / "b")
+    found = dict(trace_steps(run, range(2, 3), num_workers=0, local=tmp_path / "b"))
+    assert [each.text for each in found[2]] == [each.text for each in spans]
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    common = ["--global-batch", "4", "--local", str(tmp_path / "c"), "--workers", "0", "--json"]
+    common = [str(tmp_path / "state.json"), *common, "--quiet"]
+    trace, where = ["trace", *common, "--steps", "2"], ["where", *common, "--until", "2"]
+    assert main(trace) == 1
+    assert "needs token lengths" in capsys.readouterr().err
+    assert main([*trace, "--lengths", str(lengths)]) == 0
+    shown = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert shown == [each.text for each in spans]
+    sample = f"{run.labels.index(spans[0].stream)}:{spans[0].sample}"
+    assert main([*where, "--sample", sample, "--lengths", str(lengths)]) == 0
 
 
 def test_what_a_mixture_with_ends_cannot_have_is_refused(data: Data, tmp_path: Path) -> None:
