@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cloudload.config.choices import AUTO
+from cloudload.config.choices import AUTO, LEARN
 from cloudload.config.stream import Stream
 from cloudload.config.stream_names import name_streams
 from cloudload.config.transform import GIVEN_ID, Transform
@@ -154,6 +154,8 @@ def start_run(global_batch: int, **options: Any) -> Run:
     with CloudLoader(**{**options, **alone}) as loader:
         state = loader.state_dict()
     given = {name: options.get(name) for name in ("tokenizer", "transform", "lengths")}
+    if given["lengths"] == LEARN:
+        given["lengths"] = AUTO  # who only looks at a run writes no lengths
     return open_run(state, **given, global_batch=global_batch)
 
 
