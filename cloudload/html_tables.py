@@ -28,10 +28,11 @@ def shorten_text(text: str) -> str:
 
 
 def render_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Render rows of text as a table. `title` is its caption, and may be empty."""
+    """Render rows of text as a table. `title`, its caption, and `heads` may be empty."""
     caption = f"<caption>{escape_text(title)}</caption>" if title else ""
     head = "".join(f"<th>{html.escape(each)}</th>" for each in heads)
+    head = f"<tr>{head}</tr>" if heads else ""
     body = "".join(
         f"<tr>{''.join(f'<td>{escape_text(cell)}</td>' for cell in row)}</tr>" for row in rows
     )
-    return f"<table>{caption}<tr>{head}</tr>{body}</table>"
+    return f"<table>{caption}{head}{body}</table>"

@@ -53,7 +53,6 @@ from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
 from cloudload.delivery.working_set import (
     check_cache_limit,
-    count_downloads,
     explain_later_working_set,
     open_current_orders,
 )
@@ -377,14 +376,7 @@ class CloudLoader:
         began = time.monotonic()
         orders = open_current_orders(plan, world)
         self._start_log.log_order(plan, time.monotonic() - began)
-        check_cache_limit(
-            self._delivery.cache_limit_bytes(),
-            self._recipe.corpus,
-            self._recipe.components,
-            orders,
-            world=world,
-            downloads_at_once=count_downloads(plan, world),
-        )
+        check_cache_limit(plan, world, orders)
         return plan
 
     def _explain_num_workers(self, asked: int, used: int, world: World) -> None:
@@ -756,8 +748,8 @@ class CloudLoader:
 
         Args:
             rank: the data-parallel rank of this process in the new world.
-            size: the number of data-parallel ranks. Without token lengths (see `lengths`), and with
-                `best_fit`, it must divide `num_lanes`.
+            size: the number of data-parallel ranks. Without token lengths (see `lengths`), it must
+                divide `num_lanes`.
             rows: the first row of the next batch: the value of `rows` after the last step that all
                 ranks agree on. It may be up to 3 batches back, or ahead, as for `seek`. By default,
                 the row after the last batch handed out.
@@ -766,7 +758,8 @@ class CloudLoader:
                 which shards. By default, as for a new loader in this process.
 
         Raises `ValueError` for a world that cannot share the lanes, and for `rows` further back;
-        and `RanksDisagreeError` if no rank knows the whole state. The world is then unchanged.
+        `RanksDisagreeError` if no rank knows the whole state; and `CacheError` if `cache_limit` is
+        below the working set in the new world. The world is then unchanged.
         """
         kept = self._delivery
         if batch_size is None:
@@ -779,6 +772,7 @@ class CloudLoader:
         self._check_knows_all_lanes()
         position = self._log.position if rows is None else self._log.find(rows)
         position = position or self._find_position(rows or 0)
+        self._check_cache_limit(delivery, ranks_per_node)
         if (iteration := self._iteration()) is not None:
             iteration.replace()
         self._iteration, self._kept = _no_iteration, None
@@ -788,6 +782,19 @@ class CloudLoader:
         self._log.move_to(position)
         if self._is_first:
             logger.info("from row %s on, the ranks are %d", f"{position.rows:,}", size)
+
+    def _check_cache_limit(self, delivery: DeliveryConfig, ranks_per_node: int | None) -> None:
+        """Raise `CacheError` if `cache_limit` is below the working set in a changed world."""
+        if delivery.cache_limit_bytes() is None:
+            return
+        before = self._delivery, self._ranks_per_node, self._has_jumped
+        self._delivery, self._ranks_per_node = delivery, ranks_per_node
+        try:
+            plan, world = self._plan(), self._find_world()
+            open_cache_folder(self._cache_root)
+            check_cache_limit(plan, world, open_current_orders(plan, world))
+        finally:
+            self._delivery, self._ranks_per_node, self._has_jumped = before
 
     # ------------------------------------------------------------ inspecting and closing
 

@@ -90,9 +90,8 @@ def warm_cache(
         if most is not None and most < 0:
             raise ValueError(f"{name} is {most}. It must not be negative")
     plan = loader.plan()
-    has_lengths = plan.lengths is not None and not plan.recipe.packing.has_residue
     world = World(node * ranks_per_node, nodes * ranks_per_node, ranks_per_node)
-    check_world(plan.num_lanes, world.size, has_lengths=has_lengths)
+    check_world(plan.num_lanes, world.size, has_lengths=plan.lengths is not None)
     limits = [each for each in (max_bytes, cache_limit) if each is not None]
     own = _find_lanes(plan, world, node)
     chosen, is_all = _choose(plan, own, shards, min(limits, default=None))

@@ -93,6 +93,7 @@ def _trace(
         tokenizer=options.tokenizer,
         transform=options.transform,
         global_batch=1,
+        lengths=options.lengths,
     )
     spans = [
         [place, losses.streams.index(each.stream), each.epoch, each.sample, each.start, each.stop]

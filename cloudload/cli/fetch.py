@@ -46,6 +46,8 @@ def add_fetch(commands: Commands) -> None:
     tokenizer = "the tokenizer, or where it moved"
     add("--tokenizer", metavar="NAME", help=tokenizer)
     add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it has one")
+    lengths = "folder or URL of the token lengths, if they are not with the data"
+    add("--lengths", metavar="URL", help=lengths)
     add_loader_options(parser)
     add("--local", metavar="FOLDER", help="folder of the shard cache")
     limit = "the run's cache_limit, which this does not exceed"
@@ -113,6 +115,7 @@ def _open_loader(options: argparse.Namespace, arguments: dict[str, Any]) -> Clou
             tokenizer=options.tokenizer,
             transform=options.transform,
             global_batch=1,
+            lengths=options.lengths,
         )
         return run.loader(batch_size=1, local=options.local, **alone)
     from cloudload.loader import CloudLoader

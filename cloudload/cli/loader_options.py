@@ -43,7 +43,7 @@ def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, A
         arguments |= config_from_yaml(options.yaml)
     if options.config:
         arguments |= _read_config(options.config)
-    for name in ("data", "tokenizer", "transform", "local"):
+    for name in ("data", "tokenizer", "transform", "local", "lengths"):
         if getattr(options, name, None) is not None:
             arguments[name] = getattr(options, name)
     if isinstance(arguments.get("transform"), str):

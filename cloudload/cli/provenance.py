@@ -114,6 +114,8 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     tokenizer = "the tokenizer, if it has moved or the state does not record it"
     add("--tokenizer", metavar="NAME", help=tokenizer)
     add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it had one")
+    lengths = "folder or URL of the token lengths, if they are not with the data"
+    add("--lengths", metavar="URL", help=lengths)
     add("--local", metavar="FOLDER", help="folder of the shard cache")
     add("--json", action="store_true", help="print JSON Lines")
     add("--quiet", action="store_true", help="log only warnings")
@@ -173,6 +175,7 @@ def open_runs_of(
         tokenizer=options.tokenizer,
         transform=options.transform,
         global_batch=options.global_batch,
+        lengths=options.lengths,
     )
     return runs, {"local": options.local, "num_workers": options.workers}
 

@@ -92,6 +92,9 @@ def list_lines(found: StateDescription) -> Iterator[str]:
     )
     if found.is_in_tail:
         yield "  in the tail of a finite run, or at its end"
+    if found.streams_in_tail:
+        names = ", ".join(map(escape, found.streams_in_tail))
+        yield f"  in their tails, or at their ends: {names}"
     if found.rows_to_replay:
         yield f"  a resume reads {counted(found.rows_to_replay, 'row')} again without token lengths"
     if found.failed:
@@ -128,8 +131,7 @@ def _describe_worlds(found: StateDescription) -> str:
     shown = ", ".join(f"{size:,}" for size in found.worlds[:_MOST_WORLDS])
     if len(found.worlds) > _MOST_WORLDS:
         shown += f", … {found.worlds[-1]:,}"
-    others = "no others, because of best_fit" if found.needs_divisor else "any with token lengths"
-    return f"{shown} ranks; {others}"
+    return f"{shown} ranks; any with token lengths"
 
 
 def _diff(before: Mapping[str, Any], after: Mapping[str, Any], *, as_json: bool) -> int:

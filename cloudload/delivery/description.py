@@ -162,7 +162,7 @@ def _cache(plan: Plan, world: World) -> Iterator[Setting]:
         recipe.corpus,
         recipe.components,
         open_current_orders(plan, world),
-        world=world,
+        own_lanes=plan.machine_lanes(),
         downloads_at_once=count_downloads(plan, world),
     )
     yield Setting(

@@ -27,20 +27,20 @@ _POSITIONS_AT_ONCE = 1 << 20
 _MOST_MEASURED, _MOST_EPOCHS = 1 << 24, 4
 
 
-def check_cache_limit(
-    limit_bytes: int | None,
-    corpus: Corpus,
-    components: Sequence[Component],
-    orders: Sequence[Ints | SeekableOrder],
-    *,
-    world: World,
-    downloads_at_once: int,
-) -> None:
-    """Raise `CacheError`, with the minimum, if `limit_bytes` is below the working set."""
+def check_cache_limit(plan: Plan, world: World, orders: Sequence[Ints | SeekableOrder]) -> None:
+    """Raise `CacheError`, with the minimum, if `cache_limit` is below the node's working set.
+
+    `orders` has the order of one epoch for each component; see `open_current_orders`.
+    """
+    limit_bytes = plan.delivery.cache_limit_bytes()
     if limit_bytes is None:
         return
     needed = measure_working_set(
-        corpus, components, orders, world=world, downloads_at_once=downloads_at_once
+        plan.recipe.corpus,
+        plan.recipe.components,
+        orders,
+        own_lanes=plan.machine_lanes(),
+        downloads_at_once=count_downloads(plan, world),
     )
     if limit_bytes < needed:
         raise CacheError(
@@ -56,14 +56,15 @@ def measure_working_set(
     components: Sequence[Component],
     orders: Sequence[Ints | SeekableOrder],
     *,
-    world: World,
+    own_lanes: Ints,
     downloads_at_once: int,
 ) -> int:
     """Estimate the peak number of shard bytes that this node uses at a time, downloads included.
 
     It is at most the size of all shards, because no shard is both in use and being downloaded.
-    Assumes that the node's lanes advance through their canonical nodes in step. A shard is then in
-    use from the first to the last step at which the component's order reads one of its documents.
+    Assumes that the lanes of the node, `own_lanes` (int64 [lanes]), advance through their canonical
+    nodes in step. A shard is then in use from the first to the last step at which the component's
+    order reads one of its documents.
     `orders` has the order of one epoch for each component. Components with `repeat` or `choose` are
     not counted, because they read a shard again later. Shards that are mapped in place count as 0
     bytes.
@@ -72,7 +73,7 @@ def measure_working_set(
     needed = int(np.sort(sizes)[-downloads_at_once:].sum())
     for component, order in zip(components, orders, strict=True):
         if component.sampling is None:
-            needed += _peak_bytes(corpus, component, order, sizes, world)
+            needed += _peak_bytes(corpus, component, order, sizes, own_lanes)
     return min(needed, int(sizes.sum()))
 
 
@@ -146,14 +147,11 @@ def _find_last_epoch(plan: Plan) -> int | None:
 
 
 def _peak_bytes(
-    corpus: Corpus, component: Component, order: Ints | SeekableOrder, sizes: Ints, world: World
+    corpus: Corpus, component: Component, order: Ints | SeekableOrder, sizes: Ints, own_lanes: Ints
 ) -> int:
     """The peak number of shard bytes that this node uses at any step of an epoch."""
-    num_nodes = component.order.num_canonical_nodes
-    num_hosts = max(1, world.size // world.ranks_per_node)
-    is_own = np.ones(num_nodes, bool)
-    if num_nodes % num_hosts == 0:
-        is_own = component.lanes.hosts_of_nodes(num_hosts) == world.rank // world.ranks_per_node
+    is_own = np.zeros(component.order.num_canonical_nodes, bool)
+    is_own[component.lanes.nodes[own_lanes]] = True
     if isinstance(order, SeekableOrder):
         uses = order.uses()
         starts = np.cumsum(component.shard_sizes) - component.shard_sizes

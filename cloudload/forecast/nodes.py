@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from cloudload.delivery.working_set import measure_working_set
-from cloudload.delivery.world import World
 from cloudload.forecast.asked_run import AskedRun, Case
 from cloudload.forecast.cases import Cases
 from cloudload.forecast.figure import Figure
@@ -132,14 +131,14 @@ class NodeForecast:
 
     def measure_least(self) -> int:
         """The cache limit below which a loader on any node refuses to start."""
-        recipe, world = self._plan.recipe, self._world
+        recipe, nodes = self._plan.recipe, self._asked.open_world().node_of_lane
         orders = [each.orders(self._plan.cache_root)(0) for each in recipe.components]
         return max(
             measure_working_set(
                 recipe.corpus,
                 recipe.components,
                 orders,
-                world=World(node * world.ranks_per_node, world.size, world.ranks_per_node),
+                own_lanes=np.flatnonzero(nodes == node),
                 downloads_at_once=self._downloads_at_once,
             )
             for node in range(self._asked.num_nodes)

@@ -16,6 +16,7 @@ from cloudload.forecast.words import (
     list_sections,
     shorten_bytes,
 )
+from cloudload.html_tables import render_table
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 940, 260, 84, 28, 16
 
@@ -141,9 +142,5 @@ def _render_nodes(nodes: Sequence[NodePlan]) -> str:
 
 
 def _render_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(each)}</th>" for each in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    head = f"<tr>{head}</tr>" if heads else ""
-    return f'<h2>{html.escape(title)}</h2><div class="table"><table>{head}{body}</table></div>'
+    table = render_table("", heads, rows)
+    return f'<h2>{html.escape(title)}</h2><div class="table">{table}</div>'

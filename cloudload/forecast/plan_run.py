@@ -82,8 +82,8 @@ def plan_run(
     with CloudLoader(**alone) as loader:
         if loader.recipe.has_stream_ends:
             raise ValueError(
-                "streams that are mixed have epochs, so they end at different rows, for which "
-                "there is no plan. Omit epochs, and set tokens or steps"
+                "streams that are mixed have epochs or max_epochs, so they end at different rows, "
+                "for which there is no plan. Omit both, and set tokens or steps"
             )
         plan = loader.plan()
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
@@ -124,7 +124,6 @@ class _Forecast:
         node_plans = tuple(self._nodes.plan_node(node) for node in range(self._asked.num_nodes))
         streams = tuple(self._plan_stream(stream) for stream in range(len(self._corpus.datasets)))
         least = self._nodes.measure_least()
-        any_world = plan.lengths is not None and not plan.recipe.packing.has_residue
         tokens = self._count_tokens()
         rows = self._count([case.extent.steps * plan.global_batch for case in self._found])
         found = RunPlan(
@@ -141,7 +140,7 @@ class _Forecast:
             epochs=self._count_epochs(range(len(streams)), self._cases.error),
             streams=streams,
             num_lanes=plan.num_lanes,
-            any_world=any_world,
+            any_world=plan.lengths is not None,
             worlds=tuple(divisors(plan.num_lanes)),
             cache_limit_bytes=self._limit,
             least_cache_bytes=least,

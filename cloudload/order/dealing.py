@@ -78,8 +78,8 @@ def share_lanes(lanes: Lanes, hosts: Ints) -> Dealing:
     Each machine owns the lanes of a part of the line in proportion to its ranks, which take turns
     among these lanes.
     """
-    nodes, numbers = lanes.first_positions % lanes.num_nodes, np.arange(lanes.num_lanes)
-    places = (nodes + numbers // lanes.num_nodes * _GOLDEN_RATIO % 1) / lanes.num_nodes
+    numbers = np.arange(lanes.num_lanes)
+    places = (lanes.nodes + numbers // lanes.num_nodes * _GOLDEN_RATIO % 1) / lanes.num_nodes
     per_host = np.bincount(hosts)
     borders = np.cumsum(per_host)[:-1] / len(hosts)
     lane_hosts = np.searchsorted(borders, places, side="right")

@@ -95,14 +95,10 @@ class Lanes:
         position = epoch * self.stride + count
         return np.maximum(0, -(-(position - self.first_positions) // self.num_lanes))
 
-    def hosts_of_nodes(self, num_hosts: int) -> Ints:
-        """The index of the machine that reads each canonical node: int64 [num_nodes].
-
-        `num_hosts` must divide the number of nodes.
-        """
-        hosts = np.empty(self.num_nodes, np.int64)
-        hosts[self.first_positions[: self.num_nodes]] = np.arange(self.num_nodes) % num_hosts
-        return hosts
+    @property
+    def nodes(self) -> Ints:
+        """The canonical node that each lane reads: int64 [num_lanes]."""
+        return self.first_positions % self.num_nodes
 
 
 def _reverse_digits(number: int) -> Ints:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cloudload.config.choices import AUTO, LEARN
 from cloudload.config.stream import Stream
 from cloudload.config.stream_names import name_streams
 from cloudload.config.transform import GIVEN_ID, Transform
@@ -24,7 +26,7 @@ class Run:
 
     state: Mapping[str, Any]
     arguments: Mapping[str, Any]
-    """Keyword arguments of `CloudLoader`."""
+    """Keyword arguments of `CloudLoader`. Those of `loader` replace them."""
     global_batch: int
     """Number of rows per step."""
     last_step: int | None = None
@@ -58,7 +60,7 @@ class Run:
         `delivery` are options of `DeliveryConfig`. Raises the errors of `CloudLoader` and of its
         `load_state_dict`.
         """
-        loader = CloudLoader(**self.arguments, **delivery)
+        loader = CloudLoader(**{**self.arguments, **delivery})
         loader.load_state_dict(self.state, on_change=self.on_change)
         return loader
 
@@ -89,13 +91,16 @@ def open_run(
     tokenizer: Any = None,
     transform: Transform | str | None = None,
     global_batch: int | None = None,
+    lengths: str | os.PathLike[str] | None = None,
 ) -> Run:
     """Open the run that a state belongs to.
 
     Pass `data` (a URL for each stream) if the data has moved, `tokenizer` if it has moved or the
-    state does not record it, `transform` (a function or `module:function`) if the run had one, and
-    `global_batch` (rows per step) if the state was saved before the first batch. Raises
-    `StreamChangedError` if the state is damaged or has no tokenizer and none is passed, and
+    state does not record it, `transform` (a function or `module:function`) if the run had one,
+    `global_batch` (rows per step) if the state was saved before the first batch, and `lengths` if
+    the token lengths are not with the data.
+
+    Raises `StreamChangedError` if the state is damaged or has no tokenizer and none is passed, and
     `ValueError` if another argument is missing or invalid.
     """
     saved = read_state(state)
@@ -134,6 +139,7 @@ def open_run(
         "tokens_dtype": sources.tokens_dtype,
         "schedule": schedule if sources.is_mixed else None,
         "stopping": saved.stopping,
+        "lengths": AUTO if lengths is None else lengths,
     }
     return Run(state, arguments, global_batch)
 
@@ -147,7 +153,9 @@ def start_run(global_batch: int, **options: Any) -> Run:
     alone = {"batch_size": global_batch, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
     with CloudLoader(**{**options, **alone}) as loader:
         state = loader.state_dict()
-    given = {name: options.get(name) for name in ("tokenizer", "transform")}
+    given = {name: options.get(name) for name in ("tokenizer", "transform", "lengths")}
+    if given["lengths"] == LEARN:
+        given["lengths"] = AUTO  # who only looks at a run writes no lengths
     return open_run(state, **given, global_batch=global_batch)
 
 

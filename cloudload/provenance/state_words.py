@@ -24,11 +24,12 @@ from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved, read_state
 from cloudload.stats import DOCUMENTS, FAILED, PADDING, READ, TOKENS
 
-_POSITION = ("rows", "table_rows", "batches", "tail", "skipped", "origin")
+_POSITION = ("rows", "table_rows", "batches", "tail", "stream_tails", "skipped", "origin")
 _LANES = ("counts", "cursors", "document_sizes", "residues")
 _FREE = {
     "seq_len": "may change: later rows have the new length",
     "mixture": "may change: it applies from the next row on",
+    "stopping": "may change: it applies from the next row on",
     "sources": "may change: copies of the data may be elsewhere",
     "tokenizer_backend": "may change: all backends give the same IDs",
     "global_batch": "may change: nothing is lost or repeated",
@@ -88,6 +89,8 @@ class StateDescription:
     """Number of rows that a resume reads again and drops."""
     is_in_tail: bool
     """Whether a finite run's lanes have ended."""
+    streams_in_tail: tuple[str, ...]
+    """The streams of a finite mixture whose lanes have ended."""
     skipped: tuple[tuple[int, int], ...]
     """Ranges of rows that were skipped."""
     streams: tuple[StreamPosition, ...]
@@ -95,8 +98,6 @@ class StateDescription:
     lanes: tuple[LanePositions, ...]
     worlds: tuple[int, ...]
     """World sizes that divide the lanes. With token lengths, any other fits, too."""
-    needs_divisor: bool
-    """Whether only these fit, because of `best_fit`."""
     mixture: tuple[tuple[int, Mapping[str, float]], ...]
     """The shares of the streams, and the row from which each applies."""
     held: Mapping[str, Any]
@@ -138,12 +139,14 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
         failed=int(counts[:, FAILED].sum()),
         rows_to_replay=0 if position.tail is not None else position.rows - position.table_rows,
         is_in_tail=position.tail is not None,
+        streams_in_tail=tuple(
+            name for name, tail in zip(names, position.lanes.arrays.tails, strict=False) if tail
+        ),
         skipped=position.skipped,
         streams=tuple(_describe_streams(saved, names)),
         num_lanes=saved.layout.num_lanes,
         lanes=tuple(_describe_lanes(saved, names)),
         worlds=tuple(divisors(saved.layout.num_lanes)),
-        needs_divisor=saved.fields["packing"] == "best_fit",
         mixture=tuple(
             (row, dict(zip(saved.mixture.names, weights, strict=True)))
             for row, weights in saved.mixture.schedule

@@ -17,10 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Rows, Stream
+from cloudload.cli import main
+from cloudload.cli.state import list_lines
 from cloudload.count import count_tokens
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.order.mixture_step import TURN, find_step
-from cloudload.provenance import find_document, open_run, trace_steps
+from cloudload.provenance import (
+    compare_states,
+    compare_with_loader,
+    describe_state,
+    find_document,
+    open_run,
+    start_run,
+    trace_steps,
+)
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, assert_same_rows, run_leg
 from tests.support.awkward import tokenize
@@ -452,6 +462,53 @@ def test_stopping_may_change_at_a_resume_and_a_cap_may_not_once_a_stream_is_in_i
         accepted = {"epochs": "accept", "max_epochs": "accept"}
         with pytest.raises(StreamChangedError, match="once a stream of the mixture is in its tail"):
             loader.load_state_dict(state, on_change=accepted)
+
+
+def test_checkpoints_in_the_tail_of_a_stream_are_told_from_other_runs(data: Data) -> None:
+    with make_mixture(data, epochs=1) as loader:
+        states = [loader.state_dict(), *(loader.state_dict() for _ in loader)]
+    first, last = describe_state(states[0]), describe_state(states[-1])
+    assert (first.streams_in_tail, last.streams_in_tail) == ((), ("s0", "s1"))
+    assert "  in their tails, or at their ends: s0, s1" in list_lines(last)
+    inside = next(state for state in states if describe_state(state).streams_in_tail)
+    for later in (inside, states[-1]):
+        rules = {each.name: each.rule for each in compare_states(states[0], later)}
+        assert rules["stream_tails"] == "position"
+        assert not [rule for rule in rules.values() if rule.startswith("held")]
+    with make_mixture(data, epochs=1, stopping="first") as loader:
+        changed, refusal = compare_with_loader(inside, loader)
+    assert ({each.name for each in changed} - {"mixture"}, refusal) == ({"stopping"}, None)
+    assert {each.rule[:10] for each in changed} == {"may change"}
+
+
+def test_a_run_whose_lengths_are_elsewhere_is_traced_from_its_state(
+    data: Data, tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders, lengths, tokenizer = [], tmp_path / "lengths", str(tokenizer_folder)
+    for number, documents in enumerate(data.documents[:2]):
+        folders.append(write_mds(tmp_path / str(number), documents))
+        count_tokens(folders[-1], tokenizer=tokenizer, processes=1, progress=False, out=lengths)
+    options: dict[str, Any] = {
+        **{"data": [Stream(folder, proportion=1.0) for folder in folders], "epochs": 1},
+        **{"tokenizer": tokenizer, "seq_len": SEQ_LEN, "lengths": lengths},
+    }
+    with CloudLoader(**options, batch_size=4, num_lanes=4, local=tmp_path / "a") as loader:
+        state, batches = loader.state_dict(), list(loader)
+        spans = loader.trace(batches[1])
+    run = start_run(4, **options, num_lanes=4, local=tmp_path / "b")
+    found = dict(trace_steps(run, range(2, 3), num_workers=0, local=tmp_path / "b"))
+    assert [each.text for each in found[2]] == [each.text for each in spans]
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    common = ["--global-batch", "4", "--local", str(tmp_path / "c"), "--workers", "0", "--json"]
+    common = [str(tmp_path / "state.json"), *common, "--quiet"]
+    trace, where = ["trace", *common, "--steps", "2"], ["where", *common, "--until", "2"]
+    assert main(trace) == 1
+    assert "needs token lengths" in capsys.readouterr().err
+    assert main([*trace, "--lengths", str(lengths)]) == 0
+    shown = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
+    assert shown == [each.text for each in spans]
+    sample = f"{run.labels.index(spans[0].stream)}:{spans[0].sample}"
+    assert main([*where, "--sample", sample, "--lengths", str(lengths)]) == 0
 
 
 def test_what_a_mixture_with_ends_cannot_have_is_refused(data: Data, tmp_path: Path) -> None:

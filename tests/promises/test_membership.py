@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader
-from cloudload.errors import CloudloadError, RanksDisagreeError
+from cloudload.count import count_tokens
+from cloudload.errors import CacheError, CloudloadError, RanksDisagreeError
 from cloudload.testing import Leg, check_worlds
 from tests.promises.test_lengths import CASES, corpora, fail_on_some, streams_of  # noqa: F401
+from tests.support.corpora import byte_tokenizer, random_documents, write_mds
 from tests.support.examples import EXAMPLES
 from tests.support.loaders import make_loader
 
@@ -41,9 +43,7 @@ def test_ranks_that_leave_and_join_between_batches_read_one_stream(
     legs: list[Leg],
     ways: tuple[int, bool],
 ) -> None:
-    """With best_fit, and so without known lanes, on worlds that divide the lanes."""
     exchange_every, is_to_end = ways
-    is_even = case["packing"] == "best_fit"
     options = {
         **case,
         "epochs": None if shares[-1] is not None else case["epochs"],
@@ -51,16 +51,7 @@ def test_ranks_that_leave_and_join_between_batches_read_one_stream(
     }
     if options["packing"] != "one_per_row":
         del options["overflow"]
-    num_lanes = case["num_lanes"]
-    divisors = [ranks for ranks in range(1, num_lanes + 1) if num_lanes % ranks == 0]
-    legs = [
-        replace(
-            leg,
-            ranks=divisors[leg.ranks % len(divisors)] if is_even else leg.ranks,
-            exchange_every=exchange_every,
-        )
-        for leg in legs
-    ]
+    legs = [replace(leg, exchange_every=exchange_every) for leg in legs]
     is_to_end = is_to_end and options["epochs"] is not None
     legs[-1] = replace(legs[-1], batches=None if is_to_end else 1 + (legs[-1].batches or 0))
 
@@ -153,6 +144,36 @@ def test_a_world_that_cannot_be_changed_leaves_the_loader_as_it_was(folder: str)
         with pytest.raises(error, match=message):
             loader.set_world(**arguments)
     assert next(iterator).rows.tolist() == [12, 13]
+
+
+def test_the_cache_limit_of_a_new_world_is_checked_before_the_world_changes(
+    tmp_path: Path,
+) -> None:
+    """Of three machines, each reads about a third of the 16 canonical nodes."""
+    url = write_mds(
+        tmp_path / "data", random_documents(5, 800), shard_bytes=1_000, compression="zstd"
+    )
+    count_tokens(url, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    common: dict[str, Any] = {"num_lanes": 32, "num_canonical_nodes": 16, "num_workers": 1}
+    common |= {"shuffle_block_size": 48, "download_threads": 1}
+    arguments: Any = {"ranks_per_node": 1, "rows": 48}
+    of_four = {"dp_rank": 1, "dp_world_size": 4, "batch_size": 12}
+    needed = {}
+    for hosts in (1, 3, 4):
+        with make_loader(url, **common, **of_four) as loader:
+            loader.set_world(0, hosts, ranks_per_node=1)
+            needed[hosts] = loader.describe()["working_set_bytes"]
+    assert needed[4] <= needed[3] < 0.6 * needed[1]
+    loader = make_loader(url, **common, **of_four, cache_limit=needed[3])
+    with loader:
+        loader.set_world(1, 4, ranks_per_node=1)
+        iterator = iter(loader)
+        assert next(iterator).rows[0] == 1
+        with pytest.raises(CacheError, match=f"is below the {needed[1]:,} bytes"):
+            loader.set_world(0, 1, **arguments)
+        assert (loader.world_size, next(iterator).rows[0]) == (4, 49)
+        loader.set_world(1, 3, **arguments)
+        assert len(next(iterator).rows) == 12
 
 
 def test_ranks_that_know_only_their_own_lanes_cannot_change_their_world(folder: str) -> None:

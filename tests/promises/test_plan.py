@@ -141,6 +141,7 @@ def test_best_fit_rows_are_as_full_as_the_plan_says(
     assert not found.tokens.is_exact
     assert found.tokens.low <= real.tokens <= found.tokens.high
     assert 0 < found.padding.value < 0.5
+    assert found.any_world == (lengths == "require")
 
 
 def test_a_small_cache_downloads_again_within_the_stated_range(
@@ -201,7 +202,7 @@ def test_the_length_of_a_run_is_checked(corpora: list[Path], tmp_path: Path) -> 
     with pytest.raises(ValueError, match="8 ranks cannot share 12 lanes"):
         plan(tmp_path, {**options, "lengths": "off"}, tokens=5, ranks_per_node=8)
     mixed = options_of(data_of("mixed", corpora), epochs=1)
-    with pytest.raises(ValueError, match="Omit epochs, and set tokens or steps"):
+    with pytest.raises(ValueError, match=r"epochs or max_epochs.*Omit both, and set tokens"):
         plan(tmp_path, mixed)
     assert [parse_tokens(text) for text in ("300B", "1.5t", "2_000", 7)] == [
         *(300 * 10**9, 1_500 * 10**9, 2_000, 7)

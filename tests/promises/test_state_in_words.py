@@ -63,7 +63,6 @@ def test_the_words_are_the_statistics_of_the_run(streams: list[str], run: dict[s
         assert (each.share, each.epoch) == pytest.approx((own.share, own.epoch))
     assert found.steps * 4 == found.rows
     assert found.worlds == (1, 2, 3, 4, 6, 12)
-    assert found.needs_divisor == (run.get("packing") == "best_fit")
     assert found.is_in_tail == ("epochs" in run)
     for lane in found.lanes:
         epochs = [each.epoch for each in found.streams if each.name in lane.streams]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cloudload import CloudLoader
 from cloudload.errors import CloudloadError
 from cloudload.testing import Leg, Row, assert_same_rows, run_leg
+from cloudload.warm import warm_cache
 from cloudload.workers.document_reader import DocumentReader
 from tests.promises.test_lengths import CASES, corpora, fail_on_some, streams_of  # noqa: F401
 from tests.support.examples import EXAMPLES
@@ -88,6 +89,16 @@ def without_place(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def folder(corpora: list[Path]) -> str:  # noqa: F811
     return str(corpora[2])
+
+
+def test_any_number_of_nodes_can_warm_its_caches_for_best_fit(folder: str) -> None:
+    with make_loader(folder, packing="best_fit", lengths="require") as loader:
+        assert all(warm_cache(loader, nodes=5, node=node).is_all for node in range(5))
+    with (
+        make_loader(folder, packing="best_fit", lengths="off") as loader,
+        pytest.raises(ValueError, match="5 ranks cannot share 12 lanes"),
+    ):
+        warm_cache(loader, nodes=5)
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop"])
