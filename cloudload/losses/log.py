@@ -63,6 +63,8 @@ class _Part(NamedTuple):
     """int64 [records, 8], without the numbers of tokens."""
     numbers: Tensor
     """float64 [2, records], on the device: the sums of losses, and the numbers of tokens."""
+    time: int
+    """When the records were added, in μs since 1970."""
 
 
 class LossLog:
@@ -70,7 +72,8 @@ class LossLog:
 
     Create one on each rank, after the loader, and call `add` for each batch. Each rank writes its
     own file in `folder` for each start of the run; without a folder, only `take_means` is of use.
-    A row that is trained again after a restart replaces its earlier records, whatever the world.
+    A row that is trained again, after a restart, `set_world` or `load_state_dict`, replaces its
+    earlier records, whichever rank trained it. The order is that of the machines' clocks.
     Call `flush` whenever you save a checkpoint: then the log of a killed run has every step up to
     its checkpoint. `flush_every` is the number of calls of `add` after which it is called anyway.
 
@@ -93,6 +96,7 @@ class LossLog:
             self._path = Path(folder).expanduser() / name
         self._state = self._find_state()
         self._parts: list[_Part] = []
+        self._time = 0
         self._totals: Tensor | None = None
         """float64 [2, streams], on the device: sums and tokens since the last `take_means`."""
 
@@ -138,7 +142,8 @@ class LossLog:
         sums = _sum_by_span(losses, labels, pad_lengths(rows, lengths, (num_rows, seq_len)), rows)
         self._count(sums, spans[:, SPAN_STREAM])
         if self._path is not None:
-            self._parts.append(_Part(self._describe(batch, spans), sums))
+            self._time = max(self._time + 1, time.time_ns() // 1000)  # clocks may be set back
+            self._parts.append(_Part(self._describe(batch, spans), sums, self._time))
             if len(self._parts) >= self._flush_every:
                 self.flush()
 
@@ -182,14 +187,15 @@ class LossLog:
         numbers = torch.cat([part.numbers for part in parts], dim=1).cpu().numpy()
         table = np.concatenate([part.table for part in parts])
         table[:, TOKENS] = numbers[1]
-        kept = find_last(table[:, ROW], [len(part.table) for part in parts])
+        times = np.repeat([part.time for part in parts], [len(part.table) for part in parts])
+        kept = find_last(table[:, ROW], times)
         kept &= table[:, TOKENS] > 0
         is_new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             if is_new:
                 start_file(file, self._make_header())
-            write_records(file, Records(table[kept], numbers[0][kept]))
+            write_records(file, Records(table[kept], numbers[0][kept]), times[kept])
 
     def _find_state(self) -> Mapping[str, Any] | None:
         """The loader's state, which locates the data for `cloudload blame`."""

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from cloudload import Batch, CloudLoader, Stream, merge_state_dicts
+from cloudload.count import count_tokens
 from cloudload.errors import DatasetError
 from cloudload.losses import Losses, LossLog, blame, read_losses, token_losses
-from cloudload.losses.log_file import STEP, TOKENS, Records
-from tests.support.corpora import random_documents, write_mds
+from cloudload.losses.log_file import ROW, STEP, TOKENS, Records
+from tests.support.corpora import byte_tokenizer, random_documents, write_mds
 from tests.support.loaders import make_loader
 
 GLOBAL_BATCH = 12
@@ -85,6 +86,32 @@ def test_any_world_and_any_restart_gives_the_same_records(
     assert found.records.sums.tobytes() == expected.records.sums.tobytes()
     assert found.means() == expected.means()
     assert found.state is not None
+
+
+def test_rows_that_another_rank_trains_again_have_its_losses(tmp_path: Path) -> None:
+    """Rank 1 trained them first, its log is the younger one, and it writes its records last."""
+    data = write_mds(tmp_path / "mds", random_documents(3, 40))
+    count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    loaders = [make_loader(data, dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    logs = [LossLog(loader, tmp_path / "log") for loader in loaders]
+    for loader, log in zip(loaders, logs, strict=True):
+        for batch in loader.take(3):
+            log.add(batch, losses_of(batch) * 100)
+    logs[1].flush()
+    loaders[0].set_world(0, 1, rows=8)
+    with LossLog(loaders[0], tmp_path / "expected") as expected:
+        for batch in loaders[0].take(3):
+            logs[0].add(batch, losses_of(batch))
+            expected.add(batch, losses_of(batch))
+    for loader, log in zip(loaders, logs, strict=True):
+        log.close()
+        loader.close()
+    found, again = read_losses(tmp_path / "log"), read_losses(tmp_path / "expected")
+    rows = found.records.table[:, ROW]
+    assert set(rows.tolist()) == set(range(24))
+    late = found.records.take((rows >= 8) & (rows < 20))
+    assert (late.table == again.records.table).all()
+    assert (late.sums == again.records.sums).all()
 
 
 def test_records_are_the_sums_of_their_tokens(streams: list[Stream], tmp_path: Path) -> None:
