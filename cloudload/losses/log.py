@@ -67,6 +67,24 @@ class _Part(NamedTuple):
     """When the records were added, in μs since 1970."""
 
 
+class _Share(NamedTuple):
+    """The records of some rows of the current batch, which may still be added again."""
+
+    rows: Ints
+    """int64 [records], by index in the batch."""
+    streams: Ints
+    numbers: Tensor
+    """float64 [2, records], as in `_Part`."""
+
+    def without(self, start: int, stop: int) -> _Share:
+        """The records but those of rows [start, stop)."""
+        kept = np.flatnonzero((self.rows < start) | (self.rows >= stop))
+        if len(kept) == len(self.rows):
+            return self
+        numbers = self.numbers[:, _to_device(kept, self.numbers.device)]
+        return _Share(self.rows[kept], self.streams[kept], numbers)
+
+
 class LossLog:
     """Adds up the losses of this rank by document and source.
 
@@ -98,7 +116,10 @@ class LossLog:
         self._parts: list[_Part] = []
         self._time = 0
         self._totals: Tensor | None = None
-        """float64 [2, streams], on the device: sums and tokens since the last `take_means`."""
+        """float64 [2, streams], on the device: sums and tokens since the last `take_means`, but
+        for those of the current batch."""
+        self._current_rows: Ints = np.empty(0, np.int64)
+        self._shares: list[_Share] = []
 
     def add(
         self,
@@ -115,7 +136,7 @@ class LossLog:
         `logits[:, :-1]` and `labels[:, 1:]`. A last column, as from labels that were shifted, is
         ignored. For a microbatch, `at_row` is the index in the batch of its first row. Losses
         whose label is -100 are left out; `labels`, int64 [rows, seq_len], are by default those of
-        the batch.
+        the batch. Rows of the current batch that are added again replace their earlier losses.
 
         Raises `ValueError` if the shapes do not match, or for a copy of a batch's tensors.
         """
@@ -140,7 +161,11 @@ class LossLog:
         spans = spans[low:high]
         rows, lengths = spans[:, SPAN_ROW] - at_row, spans[:, SPAN_STOP] - spans[:, SPAN_START]
         sums = _sum_by_span(losses, labels, pad_lengths(rows, lengths, (num_rows, seq_len)), rows)
-        self._count(sums, spans[:, SPAN_STREAM])
+        if not np.array_equal(batch.rows, self._current_rows):
+            self._count_shares()
+            self._current_rows = batch.rows
+        self._shares = [share.without(at_row, stop_row) for share in self._shares]
+        self._shares.append(_Share(spans[:, SPAN_ROW], spans[:, SPAN_STREAM], sums))
         if self._path is not None:
             self._time = max(self._time + 1, time.time_ns() // 1000)  # clocks may be set back
             self._parts.append(_Part(self._describe(batch, spans), sums, self._time))
@@ -153,11 +178,14 @@ class LossLog:
         steps = self._loader.steps_of(rows)
         return np.column_stack([steps, rows, spans[:, 1:], np.zeros_like(rows)])
 
-    def _count(self, sums: Tensor, streams: Ints) -> None:
-        if self._totals is None:
-            shape = 2, len(self._loader.stream_names)
-            self._totals = torch.zeros(shape, dtype=torch.float64, device=sums.device)
-        self._totals.index_add_(1, _to_device(streams, sums.device), sums)
+    def _count_shares(self) -> None:
+        """Add the current batch to the totals."""
+        shares, self._shares = self._shares, []
+        for _, streams, numbers in shares:
+            if self._totals is None:
+                shape = 2, len(self._loader.stream_names)
+                self._totals = torch.zeros(shape, dtype=torch.float64, device=numbers.device)
+            self._totals.index_add_(1, _to_device(streams, numbers.device), numbers)
 
     def take_means(self, group: Any = None) -> dict[str, MeanLoss]:
         """The mean loss of each source since the last call, over all ranks, by stream name.
@@ -166,6 +194,7 @@ class LossLog:
         the data-parallel ranks; by default, all ranks. It waits for the device.
         """
         names = self._loader.stream_names
+        self._count_shares()
         totals = self._totals
         if totals is None:
             totals = torch.zeros((2, len(names)), dtype=torch.float64)
