@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,23 +36,9 @@ from cloudload.losses.log_file import (
     start_file,
     write_records,
 )
+from cloudload.losses.mean import MeanLoss
 from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP, SPAN_STREAM
 from cloudload.segments import IGNORED_LABEL, pad_lengths
-
-
-@dataclass(frozen=True)
-class MeanLoss:
-    """The mean loss of a source over some steps."""
-
-    tokens: int
-    """Number of tokens that have a loss."""
-    sum: float
-    """The sum of their losses."""
-
-    @property
-    def mean(self) -> float:
-        """The mean loss; NaN without tokens."""
-        return self.sum / self.tokens if self.tokens else float("nan")
 
 
 class _Part(NamedTuple):

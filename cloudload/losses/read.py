@@ -18,7 +18,6 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.errors import DatasetError
-from cloudload.losses.log import MeanLoss
 from cloudload.losses.log_file import (
     ROW,
     STEP,
@@ -29,6 +28,7 @@ from cloudload.losses.log_file import (
     find_last,
     read_file,
 )
+from cloudload.losses.mean import MeanLoss
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -218,6 +220,12 @@ def test_a_log_of_a_killed_process_is_read_up_to_its_last_whole_part(
             read_losses(tmp_path / "log")
 
 
+def test_a_log_is_read_without_torch() -> None:
+    code = "import sys, cloudload.losses; print('torch' in sys.modules); cloudload.losses.LossLog"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
+
+
 def test_wrong_arguments_are_refused(streams: list[Stream], tmp_path: Path) -> None:
     def log_one(loader: CloudLoader) -> None:
         with LossLog(loader, tmp_path / "log") as log:
@@ -276,6 +284,9 @@ def test_what_was_planted_stands_out_and_nothing_else() -> None:
         each.sample for each in found.documents[:2]
     ]
     assert not blame(losses, min_tokens=500).documents
+    none = Losses(losses.streams, losses.records.take(slice(9)), None)
+    none.records.table[:, TOKENS] = 0
+    assert np.isnan(blame(none).loss)
     with pytest.raises(ValueError, match=r"no steps 600 to 600\. It has steps 1 to 500"):
         blame(losses, range(600, 601))
 
