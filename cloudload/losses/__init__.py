@@ -25,9 +25,15 @@ if _TYPE_CHECKING:
     from cloudload.losses.log import LossLog as LossLog
     from cloudload.losses.log import token_losses as token_losses
 
+# imported on first use, so that `cloudload blame` does not load torch
+_OF_TORCH = "LossLog", "token_losses"
+
 
 def __getattr__(name: str) -> _Any:
-    # imported on first use, so that `cloudload blame` does not load torch
-    if name not in ("LossLog", "token_losses"):
+    if name not in _OF_TORCH:
         raise AttributeError(f"module 'cloudload.losses' has no attribute {name!r}")
     return getattr(_import_module("cloudload.losses.log"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_OF_TORCH])
