@@ -48,7 +48,13 @@ from cloudload.delivery.environment import current_environment
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.iteration import Iteration
 from cloudload.delivery.known_lanes import KnownLanes
-from cloudload.delivery.passes import WORKING, Pass, count_passes, reason_to_refuse_caller
+from cloudload.delivery.passes import (
+    WORKING,
+    Pass,
+    count_passes,
+    count_rows_per_pass,
+    reason_to_refuse_caller,
+)
 from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
 from cloudload.delivery.working_set import (
@@ -285,6 +291,10 @@ class CloudLoader:
             return 0  # called for each batch, and finding the world takes tens of microseconds
         position = position or self._log.position
         return count_passes(position, self._recipe, self._delivery, self._find_world())
+
+    def _count_rows_per_pass(self) -> int:
+        """Return the number of rows in a pass; 0 if `stop_every` is not a number of batches."""
+        return count_rows_per_pass(self._delivery, self._find_world())
 
     @property
     def is_at_stop(self) -> bool:

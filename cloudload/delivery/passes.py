@@ -34,12 +34,18 @@ def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, w
     if every is None:
         return 0
     if isinstance(every, int):
-        return position.rows // (every * delivery.batch_size * world.size)
+        return position.rows // count_rows_per_pass(delivery, world)
     [component] = recipe.components
     before = position.origin.count_documents(component.lanes)
     num_read = before + int(position.counts[:, READ].sum())
     # the last epoch is not counted, because the run ends with it
     return min(num_read // component.lanes.num_positions, (recipe.config.epochs or NEVER) - 1)
+
+
+def count_rows_per_pass(delivery: DeliveryConfig, world: World) -> int:
+    """The number of rows in a pass; 0 if `stop_every` is not a number of batches."""
+    every = delivery.stop_every
+    return every * delivery.batch_size * world.size if isinstance(every, int) else 0
 
 
 WORKING = "working in the training process"
@@ -61,6 +67,10 @@ class Source(Protocol):
         """Return the number of passes completed."""
         ...
 
+    def _count_rows_per_pass(self) -> int:
+        """Return the number of rows in a pass; 0 if `stop_every` is not a number of batches."""
+        ...
+
     def _report_wait(self, waited_s: float, what: str) -> None:
         """Log that a batch has not arrived after `waited_s`, because of `what`."""
         ...
@@ -76,7 +86,7 @@ class Pass(Iterator[Batch]):
     def __init__(self, source: Source, *, has_stop: bool = True, reason: str | None = None) -> None:
         self._source, self._has_stop, self._reason = source, has_stop, reason
         self._iteration: Iteration | None = None
-        self._stop, self._is_over = 0, False
+        self._stop, self._rows_per_pass, self._is_over = 0, 0, False
         self._wait = Wait(source._report_wait, WORKING)
 
     def __next__(self) -> Batch:
@@ -89,12 +99,16 @@ class Pass(Iterator[Batch]):
 
     def _take(self) -> Batch:
         if self._iteration is None or self._iteration.is_replaced:
-            self._iteration = self._source._start_iteration()
-            self._stop = self._source._count_passes() + 1
-        elif self._is_at_stop():
-            # `skip` moved past the end of the pass
+            rows_per_pass = self._source._count_rows_per_pass()
+            if self._iteration is None or rows_per_pass != self._rows_per_pass:
+                self._stop = self._source._count_passes() + 1
+                self._rows_per_pass = rows_per_pass
+        if self._iteration is not None and self._is_at_stop():
+            # `skip` or `set_world` moved past the end of the pass
             self._end(self._iteration)
             raise StopIteration
+        if self._iteration is None or self._iteration.is_replaced:
+            self._iteration = self._source._start_iteration()
         batch = next(self._iteration)
         if self._is_at_stop():
             # end now, because a caller that counts to len() never requests another batch

@@ -61,26 +61,27 @@ class WaitLog:
         seconds = last.at - first.at
         waited = last.stats.stall_s - first.stats.stall_s
         if seconds >= _WINDOW_S and waited > _MOST_SHARE * seconds:
-            self._has_logged = True
-            _log(first.stats, last.stats, seconds, plan)
+            self._has_logged = _log(first.stats, last.stats, seconds, plan)
 
 
-def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Plan) -> None:
+def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Plan) -> bool:
+    """Log the waits, unless another rank does; returns whether it logged them."""
     waited = after.stall_s - before.stall_s
     start = f"the training loop waited for batches {waited / seconds:.0%} of the last "
     start += f"{seconds:.0f} s ({waited:.1f} s)"
     if plan.world_size > 1:
-        start = f"rank {plan.world_index}: {start}"
+        start = f"rank {plan.rank}: {start}"
     exchanged = after.exchange_s - before.exchange_s
     if exchanged > waited / 2:
-        if plan.world_index == 0:  # otherwise all ranks but the late one would say the same
-            logger.info(
-                "%s, of which %.1f s for other ranks, while its own rows were ready. The log of "
-                "the late rank says why, if its loader is late",
-                start,
-                exchanged,
-            )
-        return
+        if plan.world_index:
+            return False  # otherwise all ranks but the late one would say the same
+        logger.info(
+            "%s, of which %.1f s for other ranks, while its own rows were ready. The log of "
+            "the late rank says why, if its loader is late",
+            start,
+            exchanged,
+        )
+        return True
     spent = {name: getattr(after, f"{name}_s") - getattr(before, f"{name}_s") for name in STAGES}
     reason = max(spent, key=lambda name: spent[name])
     logger.info(
@@ -89,6 +90,7 @@ def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Plan
         _describe(spent, after.bytes_downloaded - before.bytes_downloaded, seconds, plan),
         _ADVICE[reason](plan),
     )
+    return True
 
 
 def _describe(spent: dict[str, float], num_bytes: int, seconds: float, plan: Plan) -> str:

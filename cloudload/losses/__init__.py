@@ -9,12 +9,31 @@ A source is a stream. The log has a record for each document in each row, which 
 document, and the number and the sum of its tokens' losses.
 """
 
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from cloudload.losses.blame import Blame as Blame
 from cloudload.losses.blame import DocumentLoss as DocumentLoss
 from cloudload.losses.blame import SourceLoss as SourceLoss
 from cloudload.losses.blame import blame as blame
-from cloudload.losses.log import LossLog as LossLog
-from cloudload.losses.log import MeanLoss as MeanLoss
-from cloudload.losses.log import token_losses as token_losses
+from cloudload.losses.mean import MeanLoss as MeanLoss
 from cloudload.losses.read import Losses as Losses
 from cloudload.losses.read import read_losses as read_losses
+
+if _TYPE_CHECKING:
+    from cloudload.losses.log import LossLog as LossLog
+    from cloudload.losses.log import token_losses as token_losses
+
+# imported on first use, so that `cloudload blame` does not load torch
+_OF_TORCH = "LossLog", "token_losses"
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _OF_TORCH:
+        raise AttributeError(f"module 'cloudload.losses' has no attribute {name!r}")
+    return getattr(_import_module("cloudload.losses.log"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_OF_TORCH])

@@ -27,6 +27,7 @@ from cloudload.losses.log_file import (
     STREAM,
     TOKENS,
 )
+from cloudload.losses.mean import MeanLoss
 from cloudload.losses.read import Losses
 
 THRESHOLD = 6.0
@@ -141,7 +142,7 @@ def blame(
         steps=chosen.steps,
         num_documents=len(documents.tokens),
         tokens=tokens,
-        loss=float(chosen.records.sums.sum()) / max(1, tokens),
+        loss=MeanLoss(tokens, float(chosen.records.sums.sum())).mean,
         documents=tuple(found),
         sources=tuple(_score_sources(losses, asked, documents)),
     )

@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,23 +36,9 @@ from cloudload.losses.log_file import (
     start_file,
     write_records,
 )
+from cloudload.losses.mean import MeanLoss
 from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP, SPAN_STREAM
 from cloudload.segments import IGNORED_LABEL, pad_lengths
-
-
-@dataclass(frozen=True)
-class MeanLoss:
-    """The mean loss of a source over some steps."""
-
-    tokens: int
-    """Number of tokens that have a loss."""
-    sum: float
-    """The sum of their losses."""
-
-    @property
-    def mean(self) -> float:
-        """The mean loss; NaN without tokens."""
-        return self.sum / self.tokens if self.tokens else float("nan")
 
 
 class _Part(NamedTuple):
@@ -63,6 +48,26 @@ class _Part(NamedTuple):
     """int64 [records, 8], without the numbers of tokens."""
     numbers: Tensor
     """float64 [2, records], on the device: the sums of losses, and the numbers of tokens."""
+    time: int
+    """When the records were added, in μs since 1970."""
+
+
+class _Share(NamedTuple):
+    """The records of some rows of the current batch, which may still be added again."""
+
+    rows: Ints
+    """int64 [records], by index in the batch."""
+    streams: Ints
+    numbers: Tensor
+    """float64 [2, records], as in `_Part`."""
+
+    def without(self, start: int, stop: int) -> _Share:
+        """The records but those of rows [start, stop)."""
+        kept = np.flatnonzero((self.rows < start) | (self.rows >= stop))
+        if len(kept) == len(self.rows):
+            return self
+        numbers = self.numbers[:, _to_device(kept, self.numbers.device)]
+        return _Share(self.rows[kept], self.streams[kept], numbers)
 
 
 class LossLog:
@@ -70,7 +75,8 @@ class LossLog:
 
     Create one on each rank, after the loader, and call `add` for each batch. Each rank writes its
     own file in `folder` for each start of the run; without a folder, only `take_means` is of use.
-    A row that is trained again after a restart replaces its earlier records, whatever the world.
+    A row that is trained again, after a restart, `set_world` or `load_state_dict`, replaces its
+    earlier records, whichever rank trained it. The order is that of the machines' clocks.
     Call `flush` whenever you save a checkpoint: then the log of a killed run has every step up to
     its checkpoint. `flush_every` is the number of calls of `add` after which it is called anyway.
 
@@ -93,8 +99,12 @@ class LossLog:
             self._path = Path(folder).expanduser() / name
         self._state = self._find_state()
         self._parts: list[_Part] = []
+        self._time = 0
         self._totals: Tensor | None = None
-        """float64 [2, streams], on the device: sums and tokens since the last `take_means`."""
+        """float64 [2, streams], on the device: sums and tokens since the last `take_means`, but
+        for those of the current batch."""
+        self._current_rows: Ints = np.empty(0, np.int64)
+        self._shares: list[_Share] = []
 
     def add(
         self,
@@ -111,7 +121,7 @@ class LossLog:
         `logits[:, :-1]` and `labels[:, 1:]`. A last column, as from labels that were shifted, is
         ignored. For a microbatch, `at_row` is the index in the batch of its first row. Losses
         whose label is -100 are left out; `labels`, int64 [rows, seq_len], are by default those of
-        the batch.
+        the batch. Rows of the current batch that are added again replace their earlier losses.
 
         Raises `ValueError` if the shapes do not match, or for a copy of a batch's tensors.
         """
@@ -136,9 +146,14 @@ class LossLog:
         spans = spans[low:high]
         rows, lengths = spans[:, SPAN_ROW] - at_row, spans[:, SPAN_STOP] - spans[:, SPAN_START]
         sums = _sum_by_span(losses, labels, pad_lengths(rows, lengths, (num_rows, seq_len)), rows)
-        self._count(sums, spans[:, SPAN_STREAM])
+        if not np.array_equal(batch.rows, self._current_rows):
+            self._count_shares()
+            self._current_rows = batch.rows
+        self._shares = [share.without(at_row, stop_row) for share in self._shares]
+        self._shares.append(_Share(spans[:, SPAN_ROW], spans[:, SPAN_STREAM], sums))
         if self._path is not None:
-            self._parts.append(_Part(self._describe(batch, spans), sums))
+            self._time = max(self._time + 1, time.time_ns() // 1000)  # clocks may be set back
+            self._parts.append(_Part(self._describe(batch, spans), sums, self._time))
             if len(self._parts) >= self._flush_every:
                 self.flush()
 
@@ -148,11 +163,14 @@ class LossLog:
         steps = self._loader.steps_of(rows)
         return np.column_stack([steps, rows, spans[:, 1:], np.zeros_like(rows)])
 
-    def _count(self, sums: Tensor, streams: Ints) -> None:
-        if self._totals is None:
-            shape = 2, len(self._loader.stream_names)
-            self._totals = torch.zeros(shape, dtype=torch.float64, device=sums.device)
-        self._totals.index_add_(1, _to_device(streams, sums.device), sums)
+    def _count_shares(self) -> None:
+        """Add the current batch to the totals."""
+        shares, self._shares = self._shares, []
+        for _, streams, numbers in shares:
+            if self._totals is None:
+                shape = 2, len(self._loader.stream_names)
+                self._totals = torch.zeros(shape, dtype=torch.float64, device=numbers.device)
+            self._totals.index_add_(1, _to_device(streams, numbers.device), numbers)
 
     def take_means(self, group: Any = None) -> dict[str, MeanLoss]:
         """The mean loss of each source since the last call, over all ranks, by stream name.
@@ -161,6 +179,7 @@ class LossLog:
         the data-parallel ranks; by default, all ranks. It waits for the device.
         """
         names = self._loader.stream_names
+        self._count_shares()
         totals = self._totals
         if totals is None:
             totals = torch.zeros((2, len(names)), dtype=torch.float64)
@@ -182,14 +201,15 @@ class LossLog:
         numbers = torch.cat([part.numbers for part in parts], dim=1).cpu().numpy()
         table = np.concatenate([part.table for part in parts])
         table[:, TOKENS] = numbers[1]
-        kept = find_last(table[:, ROW], [len(part.table) for part in parts])
+        times = np.repeat([part.time for part in parts], [len(part.table) for part in parts])
+        kept = find_last(table[:, ROW], times)
         kept &= table[:, TOKENS] > 0
         is_new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             if is_new:
                 start_file(file, self._make_header())
-            write_records(file, Records(table[kept], numbers[0][kept]))
+            write_records(file, Records(table[kept], numbers[0][kept]), times[kept])
 
     def _find_state(self) -> Mapping[str, Any] | None:
         """The loader's state, which locates the data for `cloudload blame`."""

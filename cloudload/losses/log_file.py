@@ -3,6 +3,7 @@
     file     magic | chunk of the header | chunk of records | chunk of records | …
     chunk    its size and CRC-32 | zlib: the header's JSON, or records
     records  the count | each column, as differences, with bytes of equal significance together
+    columns  those of the table | the times | the sums
 
 A process that is killed while it writes leaves an incomplete last chunk, which readers ignore.
 About half of the bytes are the sums, whose last bits are random.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -52,16 +53,15 @@ class Records(NamedTuple):
         return Records(np.concatenate(tables), np.concatenate(sums))
 
 
-def find_last(rows: Ints, sizes: Sequence[int]) -> Flags:
-    """Whether each record is from the last part that has its row: bool [records].
+def find_last(rows: Ints, times: Ints) -> Flags:
+    """Whether each record is the latest of its row: bool [records].
 
-    `rows`, int64 [records], are those of all parts, which have `sizes` records.
+    `rows` and `times` are int64 [records]. The records that are added together have one time.
     """
-    parts = np.repeat(np.arange(len(sizes)), sizes)
     _, places = np.unique(rows, return_inverse=True)
     last = np.zeros(len(rows), np.int64)
-    np.maximum.at(last, places, parts)
-    found: Flags = parts == last[places]
+    np.maximum.at(last, places, times)
+    found: Flags = times == last[places]
     return found
 
 
@@ -71,19 +71,19 @@ def start_file(file: BinaryIO, header: Mapping[str, Any]) -> None:
     _write_chunk(file, json.dumps(header).encode())
 
 
-def write_records(file: BinaryIO, records: Records) -> None:
-    """Append a chunk of records."""
+def write_records(file: BinaryIO, records: Records, times: Ints) -> None:
+    """Append a chunk of records, and the times at which they were added: int64 [records], in μs."""
     table = records.table.copy()
     table[1:, _DELTA] -= records.table[:-1, _DELTA]
     table[:, STOP] -= records.table[:, START]
     table[:, TOKENS] -= table[:, STOP]
-    columns = [*table.T, records.sums.view(np.int64)]
+    columns = [*table.T, np.diff(times, prepend=0), records.sums.view(np.int64)]
     count = np.array([len(table)], np.int64).tobytes()
     _write_chunk(file, count + b"".join(map(_shuffle, columns)))
 
 
-def read_file(path: Path) -> tuple[dict[str, Any], list[Records]]:
-    """Read the header of a file and its chunks of records.
+def read_file(path: Path) -> tuple[dict[str, Any], list[tuple[Records, Ints]]]:
+    """Read the header of a file, and its chunks of records with their times.
 
     Raises `DatasetError` if it is not a loss log, and `OSError` if it cannot be read.
     """
@@ -115,15 +115,15 @@ def _read_chunks(content: bytes) -> Iterator[bytes]:
         place += _HEAD.size + size
 
 
-def _parse_records(payload: bytes) -> Records:
+def _parse_records(payload: bytes) -> tuple[Records, Ints]:
     [count] = np.frombuffer(payload, np.int64, 1).tolist()
-    columns = np.frombuffer(payload, np.uint8, offset=8).reshape(len(COLUMNS) + 1, 8, count)
+    columns = np.frombuffer(payload, np.uint8, offset=8).reshape(len(COLUMNS) + 2, 8, count)
     numbers = np.ascontiguousarray(columns.transpose(0, 2, 1)).view(np.int64)[..., 0]
-    table, sums = numbers[:-1].T.copy(), numbers[-1].copy().view(np.float64)
+    table, sums = numbers[:-2].T.copy(), numbers[-1].copy().view(np.float64)
     table[:, _DELTA] = np.cumsum(table[:, _DELTA], axis=0)
     table[:, TOKENS] += table[:, STOP]
     table[:, STOP] += table[:, START]
-    return Records(table, sums)
+    return Records(table, sums), np.cumsum(numbers[-2])
 
 
 def _shuffle(column: Ints) -> bytes:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.arrays import Ints
 from cloudload.errors import DatasetError
-from cloudload.losses.log import MeanLoss
 from cloudload.losses.log_file import (
     ROW,
     STEP,
@@ -28,6 +28,7 @@ from cloudload.losses.log_file import (
     find_last,
     read_file,
 )
+from cloudload.losses.mean import MeanLoss
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +73,9 @@ class Losses:
 def read_losses(*places: str | os.PathLike[str]) -> Losses:
     """Read loss logs: files, or folders of them, of one run.
 
-    A row that was trained several times has only its latest records. Raises `DatasetError` if there
-    is no log, if a file is not one, or if the files are of different runs, and `OSError` if a file
-    cannot be read.
+    A row that was trained several times has only the records that were added last. Raises
+    `DatasetError` if there is no log, if a file is not one, or if the files are of different runs,
+    and `OSError` if a file cannot be read.
     """
     paths = [path for place in places for path in _list_files(Path(place).expanduser())]
     if not paths:
@@ -83,13 +84,14 @@ def read_losses(*places: str | os.PathLike[str]) -> Losses:
             "writes, after its first flush"
         )
     streams: tuple[str, ...] = ()
-    state, parts = None, []
+    state = None
+    chunks: list[tuple[Records, Ints]] = []
     for path in sorted(paths, key=lambda path: path.name):  # by the time of the start
-        header, chunks = read_file(path)
+        header, own = read_file(path)
         streams = _join_streams(streams, tuple(header["streams"]), path)
         state = header["state"] or state
-        parts += chunks
-    return Losses(streams, _keep_latest(parts), state)
+        chunks += own
+    return Losses(streams, _keep_latest(chunks), state)
 
 
 def _list_files(place: Path) -> list[Path]:
@@ -107,8 +109,9 @@ def _join_streams(before: tuple[str, ...], own: tuple[str, ...], path: Path) -> 
     return max(before, own, key=len)
 
 
-def _keep_latest(parts: Sequence[Records]) -> Records:
-    """Of each row, the records of the last part that has the row, sorted by row."""
-    records = Records.concatenate(list(parts))
-    kept = records.take(find_last(records.table[:, ROW], [len(part.table) for part in parts]))
+def _keep_latest(chunks: Sequence[tuple[Records, Ints]]) -> Records:
+    """Of each row, the records that were added last, sorted by row."""
+    records = Records.concatenate([each for each, _ in chunks])
+    times = np.concatenate([np.empty(0, np.int64), *(each for _, each in chunks)])
+    kept = records.take(find_last(records.table[:, ROW], times))
     return kept.take(np.argsort(kept.table[:, ROW], kind="stable"))

@@ -120,6 +120,12 @@ class Plan:
         return self.recipe.num_lanes
 
     @property
+    def rank(self) -> int:
+        """The data-parallel rank. Ranks are consecutive on each machine."""
+        order = sorted(range(self.world_size), key=lambda index: (self.hosts[index], index))
+        return order.index(self.world_index)
+
+    @property
     def is_even(self) -> bool:
         """Whether the world size divides the number of lanes, so that ranks own the rows of lanes.
 

@@ -235,6 +235,8 @@ def names_in(module: str) -> set[str]:
     body = ast.parse(Path(spec.origin).read_text("utf-8")).body
     if module == "cloudload":
         return set(cloudload.__all__)
+    # names that a package imports on first use are imported under TYPE_CHECKING
+    body += [each for node in body if isinstance(node, ast.If) for each in node.body]
     exported = {
         each.asname for node in body if isinstance(node, ast.ImportFrom) for each in node.names
     }

@@ -168,3 +168,29 @@ def test_a_late_rank_is_the_reason_of_the_others(
     [message] = messages_of(caplog)
     assert message.startswith("rank 0: the training loop waited for batches ")
     assert "s for other ranks, while its own rows were ready. The log of the late rank" in message
+
+
+def test_a_rank_that_waited_for_others_still_says_why_it_is_late_itself(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_loader(folder, local=tmp_path, batch_size=1) as loader:
+        loader.set_world(1, 4, ranks_per_node=2)
+        plan = loader.plan()
+    assert plan.world_index == 2
+    meter, log = DeliveryMeter(), WaitLog()
+    for _ in range(3):
+        log.look(meter, plan)
+        meter.begin_wait()
+        with meter.exchanging():
+            time.sleep(0.6)
+        meter.end_wait()
+    log.look(meter, plan)
+    assert not messages_of(caplog)
+    for _ in range(4):
+        meter.begin_wait()
+        time.sleep(0.6)
+        meter.end_wait()
+        log.look(meter, plan)
+    [message] = messages_of(caplog)
+    assert message.startswith("rank 1: the training loop waited for batches ")
+    assert "other ranks" not in message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +14,11 @@ import pytest
 import torch
 
 from cloudload import Batch, CloudLoader, Stream, merge_state_dicts
+from cloudload.count import count_tokens
 from cloudload.errors import DatasetError
 from cloudload.losses import Losses, LossLog, blame, read_losses, token_losses
-from cloudload.losses.log_file import STEP, TOKENS, Records
-from tests.support.corpora import random_documents, write_mds
+from cloudload.losses.log_file import ROW, STEP, TOKENS, Records
+from tests.support.corpora import byte_tokenizer, random_documents, write_mds
 from tests.support.loaders import make_loader
 
 GLOBAL_BATCH = 12
@@ -87,6 +90,32 @@ def test_any_world_and_any_restart_gives_the_same_records(
     assert found.state is not None
 
 
+def test_rows_that_another_rank_trains_again_have_its_losses(tmp_path: Path) -> None:
+    """Rank 1 trained them first, its log is the younger one, and it writes its records last."""
+    data = write_mds(tmp_path / "mds", random_documents(3, 40))
+    count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    loaders = [make_loader(data, dp_rank=rank, dp_world_size=2) for rank in range(2)]
+    logs = [LossLog(loader, tmp_path / "log") for loader in loaders]
+    for loader, log in zip(loaders, logs, strict=True):
+        for batch in loader.take(3):
+            log.add(batch, losses_of(batch) * 100)
+    logs[1].flush()
+    loaders[0].set_world(0, 1, rows=8)
+    with LossLog(loaders[0], tmp_path / "expected") as expected:
+        for batch in loaders[0].take(3):
+            logs[0].add(batch, losses_of(batch))
+            expected.add(batch, losses_of(batch))
+    for loader, log in zip(loaders, logs, strict=True):
+        log.close()
+        loader.close()
+    found, again = read_losses(tmp_path / "log"), read_losses(tmp_path / "expected")
+    rows = found.records.table[:, ROW]
+    assert set(rows.tolist()) == set(range(24))
+    late = found.records.take((rows >= 8) & (rows < 20))
+    assert (late.table == again.records.table).all()
+    assert (late.sums == again.records.sums).all()
+
+
 def test_records_are_the_sums_of_their_tokens(streams: list[Stream], tmp_path: Path) -> None:
     with make_loader(streams, local=tmp_path, seq_len=48, mask_edges=True) as loader:
         log = LossLog(loader, tmp_path / "log")
@@ -141,11 +170,16 @@ def test_microbatches_that_are_tried_again_count_once(
         for batch in loader.take(3):
             losses = losses_of(batch)
             whole.add(batch, losses)
-            cut.add(batch, losses[:4] * 5)  # then memory is short
+            cut.add(batch, losses[:4] * float("nan"))  # then memory is short
             for row in range(0, 6, 2):
                 labels = batch["labels"][row : row + 2]
                 padded = torch.nn.functional.pad(losses[row : row + 2], (0, 1), value=7.0)
                 cut.add(batch, padded, labels=labels, at_row=row)
+        means = whole.take_means()
+        assert means["web"].tokens > 0
+        for name, mean in cut.take_means().items():
+            assert mean.tokens == means[name].tokens
+            assert mean.sum == pytest.approx(means[name].sum, rel=1e-14)
         whole.close()
         cut.close()
     expected, found = read_losses(tmp_path / "whole"), read_losses(tmp_path / "cut")
@@ -184,6 +218,12 @@ def test_a_log_of_a_killed_process_is_read_up_to_its_last_whole_part(
         path.unlink()
         with pytest.raises(DatasetError, match=r"there is no loss log in .*after its first flush"):
             read_losses(tmp_path / "log")
+
+
+def test_a_log_is_read_without_torch() -> None:
+    code = "import sys, cloudload.losses; print('torch' in sys.modules); cloudload.losses.LossLog"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
 
 
 def test_wrong_arguments_are_refused(streams: list[Stream], tmp_path: Path) -> None:
@@ -244,6 +284,9 @@ def test_what_was_planted_stands_out_and_nothing_else() -> None:
         each.sample for each in found.documents[:2]
     ]
     assert not blame(losses, min_tokens=500).documents
+    none = Losses(losses.streams, losses.records.take(slice(9)), None)
+    none.records.table[:, TOKENS] = 0
+    assert np.isnan(blame(none).loss)
     with pytest.raises(ValueError, match=r"no steps 600 to 600\. It has steps 1 to 500"):
         blame(losses, range(600, 601))
 

@@ -108,6 +108,29 @@ def test_the_next_batch_of_a_loop_in_progress_is_that_of_the_new_world(folder: s
     assert (loader.rows, loader.world_size, loader.batch_size) == (42, 2, 5)
 
 
+@pytest.mark.parametrize(("rows", "skipped"), [(18, 0), (6, 3), (14, 1)])
+def test_a_pass_that_a_new_world_moves_past_its_end_is_over(
+    folder: str, rows: int, skipped: int
+) -> None:
+    """Passes of 4 batches of 4 rows: the first ends before row 16, the second before row 32."""
+    loader = make_loader(folder, stop_every=4, dp_rank=0, dp_world_size=1)
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_world(0, 2, batch_size=2, rows=rows)
+    loader.skip(skipped)
+    assert [loader.rows for _ in iterator] == []
+    assert [loader.rows for _ in loader] == list(range(18 + 4, 32 + 4, 4))
+
+
+def test_a_pass_that_a_new_world_moves_back_ends_where_it_would_have(folder: str) -> None:
+    loader = make_loader(folder, stop_every=4, dp_rank=0, dp_world_size=1)
+    assert len(list(loader)) == 4
+    iterator = iter(loader)
+    next(iterator)
+    loader.set_world(0, 2, batch_size=2, rows=12)
+    assert [loader.rows for _ in iterator] == [16, 20, 24, 28, 32]
+
+
 def test_ranks_that_cannot_communicate_go_back_to_the_row_that_they_agree_on(folder: str) -> None:
     """Of four ranks, one has been handed two batches more than another."""
     ranks = open_ranks(folder, 4)
