@@ -404,7 +404,8 @@ class CloudLoader:
         self._check_world(self.num_lanes)
         phase: Phase = Steady() if position.tail is None else Measuring(position.table_rows)
         lengths = self._open_run_lengths()
-        if lengths is not None and self._recipe.has_stream_ends:
+        if self._recipe.has_stream_ends:
+            assert lengths is not None, "without lengths, the ends of the streams would be lost"
             phase = Mixed(lengths.find_tails(position).ending)
         lanes_of_rank = max(1, self.num_lanes // world.size)
         num_workers = self._delivery.num_workers
