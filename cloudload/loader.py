@@ -471,7 +471,7 @@ class CloudLoader:
         self._check_alone(exchange, known)
         on_end = None
         if (learner := self._open_learner()) is not None:
-            plan, on_end = replace(plan, learned=learner.learned), learner.publish
+            plan, on_end = replace(plan, learned=learner.learned), learner.publish_soon
         iteration = Iteration(
             *(plan, exchange, self._log, self._start_log, open_blocks), known=known, on_end=on_end
         )
@@ -784,6 +784,7 @@ class CloudLoader:
             iteration.replace()
         self._iteration, self._kept = _no_iteration, None
         self._close_exchange()
+        self._close_learner()  # another rank may publish in the new world
         self._delivery, self._ranks_per_node = delivery, ranks_per_node
         self._is_first = self._environment.is_first_process(delivery)
         self._log.move_to(position)
