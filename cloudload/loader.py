@@ -406,7 +406,8 @@ class CloudLoader:
         self._check_world(self.num_lanes)
         phase: Phase = Steady() if position.tail is None else Measuring(position.table_rows)
         lengths = self._open_run_lengths()
-        if lengths is not None and self._recipe.has_stream_ends:
+        if self._recipe.has_stream_ends:
+            assert lengths is not None, "without lengths, the ends of the streams would be lost"
             phase = Mixed(lengths.find_tails(position).ending)
         lanes_of_rank = max(1, self.num_lanes // world.size)
         num_workers = self._delivery.num_workers
@@ -472,7 +473,7 @@ class CloudLoader:
         self._check_alone(exchange, known)
         on_end = None
         if (learner := self._open_learner()) is not None:
-            plan, on_end = replace(plan, learned=learner.learned), learner.publish
+            plan, on_end = replace(plan, learned=learner.learned), learner.publish_soon
         iteration = Iteration(
             *(plan, exchange, self._log, self._start_log, open_blocks), known=known, on_end=on_end
         )
@@ -787,6 +788,7 @@ class CloudLoader:
             iteration.replace()
         self._iteration, self._kept = _no_iteration, None
         self._close_exchange()
+        self._close_learner()  # another rank may publish in the new world
         self._delivery, self._ranks_per_node = delivery, ranks_per_node
         self._is_first = self._environment.is_first_process(delivery)
         self._log.move_to(position)

@@ -21,7 +21,7 @@ import torch
 
 from cloudload.arrays import Ints
 from cloudload.config.checks import check_positive
-from cloudload.config.choices import REQUIRE
+from cloudload.config.choices import OFF, REQUIRE
 from cloudload.config.stream import Stream
 from cloudload.delivery.collate import compute_fields, mask_after
 from cloudload.errors import DatasetError
@@ -31,6 +31,7 @@ from cloudload.loader import CloudLoader
 from cloudload.packing.rows import Framing, fill_rows, list_spans
 from cloudload.run.state import State, build_state
 from cloudload.segments import BATCH_ARRAYS, Array
+from cloudload.storage.redaction import redact
 from cloudload.workers.block import Pieces
 from cloudload.workers.documents import open_cache, open_documents
 from cloudload.workers.plan import Plan
@@ -94,11 +95,9 @@ class Rows(torch.utils.data.Dataset[Item]):
             if state is not None:
                 loader.load_state_dict(state)
             plan = loader.plan()
-            own = None if loader.is_endless else len(loader)
-        if plan.lengths is None:
-            raise ValueError("lengths is 'off', but Rows needs token lengths. Use 'require'")
-        if own is not None and len(plan.recipe.components) == 1:
-            own = _open_run(plan).find_ending(plan.position).end  # after changes of `seq_len`, too
+            if plan.lengths is None:
+                raise _missing_lengths(plan)
+            own = None if loader.is_endless else _find_end(loader, plan)
         if num_rows is not None:
             check_positive("num_rows", num_rows)
             if own is not None and num_rows > own:
@@ -235,6 +234,24 @@ def _check(options: Mapping[str, Any]) -> None:
             f"fields has {', '.join(of_batch)}, which describes a whole batch. Use 'segment_ids' "
             "or 'position_ids', or a CloudLoader"
         )
+
+
+def _missing_lengths(plan: Plan) -> Exception:
+    asked = plan.delivery.lengths
+    if asked == OFF:
+        return ValueError("lengths is 'off', but Rows needs token lengths. Use 'require'")
+    return DatasetError(
+        f"lengths is {asked!r}, and not all data has token lengths, but Rows needs them. Run: "
+        f"cloudload count {redact(plan.recipe.corpus.datasets[0].url)} --tokenizer NAME, and so "
+        "for each stream"
+    )
+
+
+def _find_end(loader: CloudLoader, plan: Plan) -> int:
+    """The row at which a finite run ends, after changes of `seq_len`, too."""
+    if len(plan.recipe.components) > 1:
+        return len(loader)
+    return _open_run(plan).find_ending(plan.position).end
 
 
 def _open_run(plan: Plan) -> RunLengths:

@@ -12,14 +12,16 @@ once, because the bytes are the same.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import logging
+import queue
 import re
 import threading
 import weakref
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -48,7 +50,7 @@ from cloudload.storage.objects import delete_object, read_object, write_object
 from cloudload.storage.redaction import redact
 
 logger = logging.getLogger(__name__)
-_EVERY_S = 120.0
+_EVERY_S, _MOST_WAIT_S = 120.0, 60.0
 _PART = re.compile(r"(?P<group>.+\.lengths)\.(?P<node>[0-9a-f]{12})\.(?P<known>[0-9]{1,18})\.part")
 _HASH_BYTES = 32
 
@@ -62,15 +64,26 @@ class LengthsLearner:
     def __init__(self, works: Sequence[_Learning], *, is_publisher: bool) -> None:
         self._works, self._is_publisher = works, is_publisher
         self.learned = LearnedLengths(tuple(each.learned for each in works))
-        self._publishing, self._is_over = threading.Lock(), threading.Event()
-        weakref.finalize(self, self._is_over.set)
+        self._requests: _Requests = queue.SimpleQueue()
+        self._end: Callable[[], object] | None = None
 
     def start(self) -> None:
         """Publish now and then, in a thread that ends with this object."""
         if not self._is_publisher:
             return
-        arguments = weakref.ref(self), self._is_over
-        threading.Thread(target=_keep_publishing, args=arguments, daemon=True).start()
+        arguments = weakref.ref(self), self._requests
+        thread = threading.Thread(target=_keep_publishing, args=arguments, daemon=True)
+        thread.start()
+        end = weakref.finalize(self, _end_thread, thread, self._requests)
+        # at exit, publish what was requested. `atexit` would be too late for thread pools
+        end.atexit = False
+        getattr(threading, "_register_atexit", atexit.register)(end)
+        self._end = end
+
+    def publish_soon(self) -> None:
+        """Let the thread publish, and do not wait: other ranks may wait for this one."""
+        if self._end is not None:
+            self._requests.put(self)
 
     def publish(self) -> None:
         """Write the groups that have become whole, and the index after the last one.
@@ -78,30 +91,53 @@ class LengthsLearner:
         If that fails, for any reason, logs a warning and writes nothing anymore, because lengths
         must not end a run.
         """
-        with self._publishing:
-            try:
-                for each in self._works if self._is_publisher else ():
-                    each.publish()
-            except Exception as error:
-                self._is_publisher = False
-                logger.warning(
-                    "the token lengths that this run learns cannot be written: %s. The run "
-                    "continues. To have lengths, run cloudload count --out URL",
-                    error,
-                )
+        try:
+            for each in self._works if self._is_publisher else ():
+                each.publish()
+        except Exception as error:
+            self._is_publisher = False
+            logger.warning(
+                "the token lengths that this run learns cannot be written: %s. The run "
+                "continues. To have lengths, run cloudload count --out URL",
+                error,
+            )
 
     def close(self) -> None:
-        """Publish for the last time."""
-        self._is_over.set()
-        self.publish()
+        """Publish for the last time, and wait at most a minute for it."""
+        if self._end is not None:
+            self.publish_soon()
+            self._end()
+            self._end = None
 
 
-def _keep_publishing(learner: weakref.ref[LengthsLearner], is_over: threading.Event) -> None:
-    while not is_over.wait(_EVERY_S):
-        if (found := learner()) is None:
+_Requests = queue.SimpleQueue[LengthsLearner | None]
+"""Learners that publish. None ends the thread."""
+
+
+def _keep_publishing(learner: weakref.ref[LengthsLearner], requests: _Requests) -> None:
+    while True:
+        try:
+            found = requests.get(timeout=_EVERY_S)
+        except queue.Empty:
+            found = learner()
+        if found is None:
             return
         found.publish()
         del found  # or this thread would keep it alive
+
+
+def _end_thread(thread: threading.Thread, requests: _Requests) -> None:
+    """End a thread after its requests, and wait for it."""
+    requests.put(None)
+    if thread is threading.current_thread():
+        return
+    thread.join(_MOST_WAIT_S)
+    if thread.is_alive():
+        logger.warning(
+            "writing the token lengths that this run learns takes more than %g s, so the run does "
+            "not wait for it. If the process ends before, the next run writes them",
+            _MOST_WAIT_S,
+        )
 
 
 def open_learner(

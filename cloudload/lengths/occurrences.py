@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.errors import DatasetError
 from cloudload.lengths.advance import Walker
 from cloudload.lengths.best_fit_rows import BestFitRows
 from cloudload.lengths.best_fit_walker import BestFitWalker
@@ -58,13 +59,13 @@ def find_spans(
     """Find each span of a sample in the rows from a position up to `stop_row`, by row.
 
     `sample` is an index within the component with index `component`. The position must be before
-    the tail. Raises the errors of `RunLengths.advance`.
+    the tail. Raises the errors of `RunLengths.advance`, and `DatasetError` if a lane of an endless
+    run has no tokens before `stop_row`.
     """
     if lengths.recipe.has_stream_ends:
         return _find_in_mixture(lengths, position, component, sample, stop_row)
     end_of_lanes = stop_row
-    found = lengths.advance(position, stop_row, pads=True)
-    assert found is not None
+    found = _advance(lengths, position, stop_row)
     if found.tail is not None:
         end_of_lanes = found.table_rows
     lanes = lengths.recipe.components[component].lanes
@@ -82,14 +83,23 @@ def find_spans(
     return sorted(spans)
 
 
+def _advance(lengths: RunLengths, position: Position, row: int) -> Position:
+    found = lengths.advance(position, row, pads=True)
+    if found is None:
+        raise DatasetError(
+            f"the rows before row {row:,} are not known, because a lane has no tokens. Set an eos, "
+            "or use more documents or a smaller num_lanes"
+        )
+    return found
+
+
 def _find_in_mixture(
     lengths: RunLengths, position: Position, component: int, sample: int, stop: int
 ) -> list[FoundSpan]:
     """As `find_spans`, for a mixture whose streams end."""
     tails = lengths.find_tails(position)
     stop = min(stop, tails.ending.end)
-    found = lengths.advance(position, stop)
-    assert found is not None
+    found = _advance(lengths, position, stop)
     lanes = lengths.recipe.components[component].lanes
     if found.stages_of(component):
         last = (lanes.epochs or 0) - 1

@@ -3,6 +3,7 @@
 lengths="auto"      those beside the datasets, if all streams have them
 lengths="require"   those, or an error with the command that counts them
 lengths="learn"     as "auto"; if there are none, the run writes them (`count.learn`)
+                    A mixture whose streams end needs them from its start, so it is as "require".
 lengths="off"       none
 lengths=URL         those at another location, for data in a bucket that is read-only
 """
@@ -100,7 +101,7 @@ def _ask_for_needed(asked: str) -> str:
             "lengths is 'off', but a mixture with epochs or max_epochs needs token lengths to know "
             "where its streams end. Use 'auto', and run cloudload count for each stream"
         )
-    return REQUIRE if asked == AUTO else asked
+    return REQUIRE if asked in (AUTO, LEARN) else asked
 
 
 def _list_places(recipe: Recipe, asked: str) -> list[str]:

@@ -68,7 +68,8 @@ def _find_uses(
     """
     packing = recipe.packing
     of_row = packing.seq_len if packing.name != "one_per_row" else 1
-    heads, before = cursors[:, CURSOR_ORDINAL].copy(), -cursors[:, CURSOR_OFFSET]
+    unit_tokens = packing.seq_len if of_row == 1 else 1  # an offset is a whole number of units
+    heads, before = cursors[:, CURSOR_ORDINAL].copy(), -(cursors[:, CURSOR_OFFSET] // unit_tokens)
     step = max(2, _DOCUMENTS_AT_ONCE // max(1, len(lanes)))
     component = sizes.component
     division = replace(component.lanes, epochs=last_epoch + 1)

@@ -22,7 +22,7 @@ from cloudload import CloudLoader, Stream
 from cloudload.count import count_tokens
 from cloudload.count import learn as learn_module
 from cloudload.lengths import index as lengths_index
-from cloudload.testing import Leg, run_leg
+from cloudload.testing import Leg, _run_members, run_leg
 from tests.promises.test_counting import word_tokenizer
 from tests.promises.test_lengths import fail_on_some, keep_most
 from tests.support.corpora import EOS, random_documents, write_mds
@@ -83,7 +83,7 @@ def test_an_epoch_writes_the_files_that_counting_writes(
         rows = [batch["input_ids"].tolist() for batch in loader]
     with learn(data, tmp_path / "cache", **settings) as loader:
         assert [batch["input_ids"].tolist() for batch in loader] == rows
-        assert files_of(data) == expected  # when the data ends, before the loader is closed
+        wait_until(lambda: files_of(data) == expected)  # before the loader is closed
     assert not list((tmp_path / "cache" / "lengths").glob("*.learned"))
     with learn(data, tmp_path / "cache", **settings) as loader:
         assert loader.describe()["lengths"] is not None
@@ -156,6 +156,23 @@ def test_nodes_of_changing_worlds_join_what_each_has_read(
         }.items() <= expected.items()
         assert found != before
     assert found == expected  # and the parts are gone
+
+
+@pytest.mark.parametrize(
+    "legs",
+    [
+        [Leg(ranks=2, batch_size=2, batches=5), Leg(batch_size=2, batches=None)],
+        [Leg(batch_size=2, batches=5), Leg(2, batch_size=2, batches=None, ranks_per_node=1)],
+    ],
+    ids=["the publisher leaves", "a node joins"],
+)
+def test_ranks_that_leave_and_join_write_what_all_have_read(
+    tmp_path: Path, legs: list[Leg]
+) -> None:
+    data = write_corpus(tmp_path / "data")
+    widest = max(legs, key=lambda leg: leg.ranks)
+    _run_members(leg_maker(data, tmp_path, widest), legs)
+    assert files_of(data) == count_apart(data, tmp_path)
 
 
 def test_a_damaged_part_of_another_node_is_not_used(tmp_path: Path) -> None:
@@ -244,3 +261,43 @@ def test_a_dataset_that_cannot_be_written_to_ends_no_run(
     assert "cloudload count --out" in record.getMessage()
     with make_loader(data, lengths="off", tokenizer=word_tokenizer(), epochs=1) as loader:
         assert [batch["input_ids"].tolist() for batch in loader] == rows
+
+
+def test_the_end_of_the_data_does_not_wait_for_a_slow_store_and_closing_not_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_fast, write_group = threading.Event(), learn_module.write_group
+
+    def write_slowly(*arguments: Any) -> None:
+        assert is_fast.wait(10)
+        write_group(*arguments)
+
+    monkeypatch.setattr(learn_module, "write_group", write_slowly)
+    monkeypatch.setattr(learn_module, "_MOST_WAIT_S", 0.05)
+    data = write_corpus(tmp_path / "data")
+    expected = count_apart(data, tmp_path)
+    with learn(data, tmp_path / "cache", epochs=1) as loader:
+        list(loader)
+    assert "does not wait for it" in caplog.text
+    assert not files_of(data)
+    is_fast.set()
+    wait_until(lambda: files_of(data) == expected)
+
+
+NOT_CLOSED = """
+import sys
+from pathlib import Path
+from cloudload.lengths import index
+index._GROUP_BYTES = 8_000
+from tests.promises.test_learned_lengths import learn
+data, cache = sys.argv[1:]
+loader = learn(data, Path(cache), epochs=1)
+list(loader)
+"""
+
+
+def test_a_program_that_does_not_close_its_loader_writes_what_it_has_read(tmp_path: Path) -> None:
+    data = write_corpus(tmp_path / "data")
+    command = [sys.executable, "-c", NOT_CLOSED, data, str(tmp_path / "cache")]
+    subprocess.run(command, check=True, env=os.environ)
+    assert files_of(data) == count_apart(data, tmp_path)

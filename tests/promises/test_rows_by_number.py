@@ -169,7 +169,8 @@ def test_what_belongs_to_the_training_loop_is_refused(folder: str) -> None:
     for options, message in (
         ({"batch_size": 4}, "Rows has no option batch_size"),
         ({"fields": ["cu_seqlens"]}, "cu_seqlens, which describes a whole batch"),
-        ({"lengths": "off"}, "needs token lengths"),
+        ({"lengths": "off"}, "lengths is 'off', but Rows needs token lengths"),
+        ({"lengths": "off", "epochs": 1}, "lengths is 'off', but Rows needs token lengths"),
         ({"num_rows": -1}, "num_rows is -1"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -184,8 +185,10 @@ def test_data_without_lengths_is_refused_with_the_command_that_counts_them(
     for name in os.listdir(folder):
         if name != "lengths":
             (tmp_path / name).symlink_to(Path(folder, name))
-    with pytest.raises(DatasetError, match="Run: cloudload count"):
-        Rows(str(tmp_path), seq_len=16, **SETTINGS)
+    for options in ({}, {"lengths": "auto"}, {"lengths": "learn", "epochs": 1}):
+        with pytest.raises(DatasetError, match="Run: cloudload count") as error:
+            Rows(str(tmp_path), seq_len=16, **{**SETTINGS, **options})
+        assert "off" not in str(error.value)
 
 
 def test_the_number_of_rows(folder: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from cloudload import CloudLoader
 from cloudload.count import count_tokens
 from cloudload.lengths.working_set import measure_run
+from cloudload.packing.tables import CURSOR_OFFSET
 from tests.support.corpora import byte_tokenizer, random_documents, write_mds
 from tests.support.loaders import make_loader
 
@@ -67,6 +68,23 @@ def test_the_working_set_from_lengths_is_that_of_reading(
     found = measure_run(lengths, loader.plan().position, np.array(lanes), epochs - 1)
     peak, lane_row = peak_of_reading(loader, lanes, epochs)
     assert (found.bytes, found.row) == (peak, lane_row * loader.num_lanes)
+
+
+def test_it_counts_rows_from_the_middle_of_a_document_of_several_rows(
+    zipped: str, tmp_path: Path
+) -> None:
+    options = {"seq_len": 16, "packing": "one_per_row", "overflow": "rows"}
+    loader = make_loader(zipped, local=tmp_path, batch_size=12, **options)
+    while not (cursors := loader.plan().position.cursors)[0, :, CURSOR_OFFSET].all():
+        loader.skip(1)
+    lengths = loader._open_run_lengths()
+    assert lengths is not None
+    found = measure_run(lengths, loader.plan().position, np.arange(12), 0)
+    rows = loader.rows
+    peak, lane_row = peak_of_reading(loader, list(range(12)), 1)
+    assert cursors[0, 0, CURSOR_OFFSET] % 16 == 0
+    assert (found.bytes, found.row) == (peak, lane_row * 12)
+    assert lane_row * 12 >= rows
 
 
 def test_a_limit_below_the_later_working_set_is_warned_of_and_changes_nothing(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Stream
 from cloudload.count import count_tokens
-from cloudload.lengths import occurrences
+from cloudload.errors import DatasetError
+from cloudload.lengths import advance, occurrences
 from cloudload.provenance import find_document, open_run, trace_steps
 from cloudload.workers.document_reader import DocumentReader
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
@@ -144,3 +145,30 @@ def test_a_document_that_begins_before_the_state_is_found_from_its_middle(tmp_pa
         assert found == expected
         starts.append(found[0].start)
     assert np.any(np.array(starts) > 0)
+
+
+@pytest.mark.parametrize("caps", [None, 1], ids=["corpus", "mixture"])
+def test_a_run_with_a_lane_without_tokens_is_refused_with_advice(
+    tmp_path: Path, caps: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advance, "_SCANNED_WITHOUT", 64)
+    monkeypatch.setattr(advance, "_SCANNED_WITH_TABLE", 64)
+    streams = []
+    for name, texts, cap in (("full", ["a" * 50] * 8, caps), ("bare", ["a" * 50, *[""] * 7], None)):
+        url = write_mds(tmp_path / name, texts)
+        count_tokens(url, tokenizer=byte_tokenizer(), processes=1, progress=False)
+        streams.append(Stream(url, proportion=caps and 0.5, max_epochs=cap))
+    with CloudLoader(
+        streams if caps else streams[1],
+        tokenizer=byte_tokenizer(),
+        eos=None,
+        seq_len=16,
+        batch_size=4,
+        num_lanes=4,
+        num_canonical_nodes=1,
+        shuffle=False,
+        num_workers=0,
+    ) as loader:
+        run = open_run(loader.state_dict(), tokenizer=byte_tokenizer(), global_batch=4)
+    with pytest.raises(DatasetError, match="because a lane has no tokens"):
+        list(find_document(run, 0, 0, LAST_STEP, lengths="require"))
