@@ -21,6 +21,7 @@ import pytest
 from cloudload import CloudLoader, Stream
 from cloudload.count import count_tokens
 from cloudload.count import learn as learn_module
+from cloudload.count.group import write_group
 from cloudload.lengths import index as lengths_index
 from cloudload.testing import Leg, _run_members, run_leg
 from tests.promises.test_counting import word_tokenizer
@@ -266,7 +267,7 @@ def test_a_dataset_that_cannot_be_written_to_ends_no_run(
 def test_the_end_of_the_data_does_not_wait_for_a_slow_store_and_closing_not_forever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    is_fast, write_group = threading.Event(), learn_module.write_group
+    is_fast = threading.Event()
 
     def write_slowly(*arguments: Any) -> None:
         assert is_fast.wait(10)
