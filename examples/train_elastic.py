@@ -32,7 +32,8 @@ from cloudload.errors import RanksDisagreeError
 
 NUM_RANKS = int(os.environ.get("ELASTIC_RANKS", "4"))
 RANK_COMMAND = [sys.executable, __file__]
-_TIMEOUT = timedelta(seconds=120)
+# ranks that are killed while they connect are noticed only after this time
+_TIMEOUT = timedelta(seconds=30)
 _POLL_S = 0.02
 
 
@@ -132,6 +133,7 @@ class Rank:
             num_workers=args.workers,
             local=args.cache,
             lengths="require",
+            exchange_timeout_s=_TIMEOUT.total_seconds(),
             # its place, until a world is announced
             dp_rank=0,
             dp_world_size=1,
