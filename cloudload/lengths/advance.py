@@ -71,7 +71,7 @@ class Walker:
     def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
         self._tables, self._sizes, self._packing = tables, sizes, packing
         self._unit_tokens = 1 if packing.name == "concat" else packing.seq_len
-        self._row_units = packing.seq_len if packing.name == "concat" else 1
+        self._row_units = packing.row_units
 
     def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
         """Advance each lane from its cursor (int64 [lanes, 3]) by `rows` (int64 [lanes]).

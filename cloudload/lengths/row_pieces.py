@@ -46,7 +46,7 @@ class RowPieces:
 
     def __init__(self, walker: Walker, sizes: LaneSizes, packing: Packing, starts: Ints) -> None:
         self._walker, self._sizes, self._packing, self._starts = walker, sizes, packing, starts
-        self._row_units = packing.seq_len if packing.name == "concat" else 1
+        self._row_units = packing.row_units
         """Number of units of a row; see `tables`."""
         self._next_numbers = np.zeros(len(starts), np.int64)
         self._next_cursors = starts.copy()

@@ -79,7 +79,7 @@ class RunLengths:
     @property
     def units_of_row(self) -> int:
         """The number of units of a row."""
-        return self.recipe.packing.seq_len if self.recipe.packing.name == "concat" else 1
+        return self.recipe.packing.row_units
 
     def cut_spans(self, units: int, size: int) -> Iterator[tuple[int, int, int]]:
         """Yield (row, start, stop) for the tokens [start, stop) in each row of a document.

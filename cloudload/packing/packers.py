@@ -92,6 +92,11 @@ class Packing:
     """How `one_per_row` treats tokens that do not fit in their document's row: `cut` or `rows`."""
 
     @property
+    def row_units(self) -> int:
+        """The units of a row, by which lengths locate it: its tokens with `concat`, else 1."""
+        return self.seq_len if self.name == "concat" else 1
+
+    @property
     def has_residue(self) -> bool:
         """Whether lanes have a residue."""
         return self.name == "best_fit"

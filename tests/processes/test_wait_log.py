@@ -12,6 +12,7 @@ import pytest
 from cloudload import CloudLoader
 from cloudload.delivery.wait_log import WaitLog
 from cloudload.stats import DeliveryMeter
+from cloudload.workers.plan import Plan
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.loaders import make_loader
@@ -152,12 +153,7 @@ def test_skipped_batches_are_no_wait(
     assert not messages_of(caplog)
 
 
-def test_a_late_rank_is_the_reason_of_the_others(
-    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with make_loader(folder, local=tmp_path, dp_rank=0, dp_world_size=2, batch_size=2) as loader:
-        plan = loader.plan()
-    meter, log = DeliveryMeter(), WaitLog()
+def wait_for_others(log: WaitLog, meter: DeliveryMeter, plan: Plan) -> None:
     for _ in range(3):
         log.look(meter, plan)
         meter.begin_wait()
@@ -165,6 +161,15 @@ def test_a_late_rank_is_the_reason_of_the_others(
             time.sleep(0.6)
         meter.end_wait()
     log.look(meter, plan)
+
+
+def test_a_late_rank_is_the_reason_of_the_others(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with make_loader(folder, local=tmp_path, dp_rank=0, dp_world_size=2, batch_size=2) as loader:
+        plan = loader.plan()
+    meter, log = DeliveryMeter(), WaitLog()
+    wait_for_others(log, meter, plan)
     [message] = messages_of(caplog)
     assert message.startswith("rank 0: the training loop waited for batches ")
     assert "s for other ranks, while its own rows were ready. The log of the late rank" in message
@@ -178,13 +183,7 @@ def test_a_rank_that_waited_for_others_still_says_why_it_is_late_itself(
         plan = loader.plan()
     assert plan.world_index == 2
     meter, log = DeliveryMeter(), WaitLog()
-    for _ in range(3):
-        log.look(meter, plan)
-        meter.begin_wait()
-        with meter.exchanging():
-            time.sleep(0.6)
-        meter.end_wait()
-    log.look(meter, plan)
+    wait_for_others(log, meter, plan)
     assert not messages_of(caplog)
     for _ in range(4):
         meter.begin_wait()
