@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -65,9 +66,9 @@ def documents(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("num_workers", "words"),
     [
-        (0, ("The training process (num_workers=0) spent 9", "use num_workers=1 or more")),
-        (1, ("The worker spent 9", "use more workers (num_workers is 1; this process may use ")),
-        (2, ("The 2 workers spent 9", "use more workers (num_workers is 2; this process may ")),
+        (0, ("The training process (num_workers=0)", "use num_workers=1 or more")),
+        (1, ("The worker", "use more workers (num_workers is 1; this process may use ")),
+        (2, ("The 2 workers", "use more workers (num_workers is 2; this process may use ")),
     ],
 )
 def test_a_slow_transform(
@@ -77,16 +78,17 @@ def test_a_slow_transform(
     num_workers: int,
     words: tuple[str, str],
 ) -> None:
+    who, advice = words
     options: dict[str, Any] = {"num_workers": num_workers, "transform": sleep_a_little}
     loader = make_loader(documents, local=tmp_path / "cache", seq_len=512, **options)
     message = read_until_logged(loader, caplog)
     assert message.startswith("the training loop waited for batches ")
-    assert "% running the transform" in message
+    assert re.search(rf"\. {re.escape(who)} spent \d+% running the transform", message), message
     assert "The transform is slower than training: make it faster, apply it once with " in message
-    assert all(each in message for each in words), message
+    assert advice in message
     delivery = loader.stats().delivery
     spent = [delivery.read_s, delivery.tokenize_s, delivery.pack_s, delivery.idle_s]
-    assert delivery.transform_s > 3 * max(spent)
+    assert delivery.transform_s > max(spent)
 
 
 def test_too_few_workers(documents: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
