@@ -22,7 +22,7 @@ from cloudload.storage.objects import list_objects, read_object, write_object
 from cloudload.testing import Leg, run_leg
 from tests.support.corpora import EOS, byte_tokenizer, write_mds
 from tests.support.fault_proxy import FaultProxy
-from tests.support.shard_caches import DOCUMENTS, QUICK, texts_of
+from tests.support.shard_caches import DOCUMENTS, RETRY, texts_of
 from tests.support.web_server import web_server
 
 CHANGED = [text.upper() for text in DOCUMENTS]
@@ -44,7 +44,7 @@ def republish(url: str, documents: list[str], compression: str | None = None) ->
 
 
 def reopen(url: str) -> Corpus:
-    return open_corpus([Stream(url)], QUICK)
+    return open_corpus([Stream(url)], RETRY)
 
 
 def wait_for_the_next_second() -> None:
@@ -102,7 +102,7 @@ def test_data_published_again_in_the_middle_of_a_run_is_refused_by_name(
 ) -> None:
     url, compression = place
     root = tmp_path / "cache"
-    cache = ShardCache(publish(url, DOCUMENTS, compression), root, QUICK, verify="once")
+    cache = ShardCache(publish(url, DOCUMENTS, compression), root, RETRY, verify="once")
     for number in (0, 1, 2):
         cache.shard(number)
     republish(url, CHANGED, compression)
@@ -120,7 +120,7 @@ def test_data_published_again_in_the_middle_of_a_run_is_refused_by_name(
 def test_a_restart_before_the_new_index_is_written_is_refused_too(
     s3_url: str, tmp_path: Path
 ) -> None:
-    cache = ShardCache(publish(s3_url, DOCUMENTS), tmp_path, QUICK, verify="once")
+    cache = ShardCache(publish(s3_url, DOCUMENTS), tmp_path, RETRY, verify="once")
     cache.shard(0)
     cache.close()
     wait_for_the_next_second()
@@ -137,7 +137,7 @@ def test_a_restart_before_the_new_index_is_written_is_refused_too(
 
 def test_local_data_that_is_read_in_place_is_refused_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "mds"
-    cache = ShardCache(publish(str(folder), DOCUMENTS), tmp_path / "cache", QUICK, verify="once")
+    cache = ShardCache(publish(str(folder), DOCUMENTS), tmp_path / "cache", RETRY, verify="once")
     cache.shard(0)
     republish(str(folder), CHANGED)
     with pytest.raises(DatasetError, match=r"mds/shard\.00004\.mds has no hash .* index.json was"):

@@ -25,7 +25,7 @@ from cloudload.system.temp_files import TAG, make_folder
 from cloudload.system.verified_files import is_unmodified, mark_verified
 from tests.support.corpora import EOS, byte_tokenizer, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.shard_caches import DOCUMENTS, QUICK, flip, loader_of, texts_of, write
+from tests.support.shard_caches import DOCUMENTS, RETRY, flip, loader_of, texts_of, write
 
 
 def cached_files(root: Path) -> list[str]:
@@ -104,7 +104,7 @@ def test_a_republished_dataset_is_never_mixed_with_the_old_one(s3_url: str, tmp_
     assert texts_of(old, tmp_path) == DOCUMENTS
     changed = [text.upper() for text in DOCUMENTS]
     write_mds(s3_url, changed, shard_bytes=4_000, compression="zstd")
-    assert texts_of(open_corpus([Stream(s3_url)], QUICK), tmp_path) == changed
+    assert texts_of(open_corpus([Stream(s3_url)], RETRY), tmp_path) == changed
     assert texts_of(old, tmp_path) == DOCUMENTS
 
 
@@ -222,7 +222,7 @@ def test_a_shard_whose_head_is_not_the_indexs_is_refused(s3_url: str, tmp_path: 
         DatasetError,
         match=r"shard\.00001\.mds\.zstd does not hold the \d+ samples that its index lists\. This",
     ):
-        texts_of(open_corpus([Stream(s3_url)], QUICK), tmp_path)
+        texts_of(open_corpus([Stream(s3_url)], RETRY), tmp_path)
     assert not list(tmp_path.rglob("shard.00001-*.mds*"))
 
 
@@ -231,7 +231,7 @@ def test_what_another_process_evicted_is_let_go_of(
 ) -> None:
     monkeypatch.setattr("cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0)
     corpus = write(s3_url)
-    cache = ShardCache(corpus, tmp_path, QUICK, limit_bytes=1 << 20, threads=1, verify="once")
+    cache = ShardCache(corpus, tmp_path, RETRY, limit_bytes=1 << 20, threads=1, verify="once")
     for number in range(4):
         cache.shard(number)
     next(tmp_path.rglob("shard.00001-*.mds")).unlink()
@@ -251,7 +251,7 @@ def test_a_missing_shard_reaches_the_training_loop_with_its_url(
         for entry in json.loads(read_object(f"{s3_url}/index.json"))["shards"]
     ]
     _delete(f"{s3_url}/{names[3]}")
-    loader = loader_of(s3_url, tmp_path, batch_size=8, num_workers=2, retry=QUICK)
+    loader = loader_of(s3_url, tmp_path, batch_size=8, num_workers=2, retry=RETRY)
     start = time.monotonic()
     with loader, pytest.raises(StoreError, match=f"{s3_url}/{names[3]}") as caught:
         list(loader)
@@ -279,7 +279,7 @@ def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used(
     corpus = write(s3_url)
     sizes = [shard.raw.bytes for shard in corpus.datasets[0].shards]
     limit = 4 * max(sizes)
-    cache = ShardCache(corpus, tmp_path, QUICK, limit_bytes=limit, threads=1, verify="once")
+    cache = ShardCache(corpus, tmp_path, RETRY, limit_bytes=limit, threads=1, verify="once")
     mapped = []
     for number in range(len(sizes)):
         mapped.append(cache.shard(number))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from cloudload import Retry
 
 QUICK = Retry(timeout_s=1.5, deadline_s=4.0, pause_s=0.05)
-PATIENT = Retry(timeout_s=1.0, deadline_s=20.0, pause_s=0.05)
+PATIENT = Retry(timeout_s=1.0, deadline_s=60.0, pause_s=0.05)
 
 SOON_S = 60.0
 """Half of the default deadline; far more than a busy machine adds to a short one."""

@@ -14,12 +14,12 @@ from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import DatasetError, StoreError
 from cloudload.mds.dataset import Corpus
 from cloudload.mds.shard import Shard
-from tests.support.shard_caches import DOCUMENTS, QUICK, flip, write
+from tests.support.shard_caches import DOCUMENTS, RETRY, flip, write
 
 
 @contextmanager
 def open_shards(corpus: Corpus, root: Path) -> Iterator[MemoryShards]:
-    shards = MemoryShards(corpus, ShardCache(corpus, root, QUICK, verify="once"), QUICK, threads=2)
+    shards = MemoryShards(corpus, ShardCache(corpus, root, RETRY, verify="once"), RETRY, threads=2)
     try:
         yield shards
     finally:
