@@ -21,19 +21,23 @@ rank, so it counts each rank's message once:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+import json
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.delivery.agreement import advise_on_difference, differ_in_found_lengths
+from cloudload.delivery.gather import Gather, wait_for_all
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
 from cloudload.system.activity import doing
 
-_FIRST_CAPACITY = 1 << 10
+_FIRST_CAPACITY = 1 << 8
+_opened: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
+"""How many exchanges each job of torch.distributed has had, to give each separate keys."""
 _LATE_RANK = (
     "waiting for another rank. The rows of this rank are ready. The late rank is one that does not "
     "log this line. Gives up after {:,g} s (exchange_timeout_s)"
@@ -76,7 +80,7 @@ class Exchange:
 
 
 class DistributedExchange(Exchange):
-    """Exchanges messages over torch.distributed, in separate gloo groups.
+    """Exchanges messages between the processes of torch.distributed, over gloo connections.
 
     All processes must call the constructor and the methods in the same order. They all compare
     their facts, but each sends messages only within its group. Messages are gathered in buffers of
@@ -90,12 +94,21 @@ class DistributedExchange(Exchange):
     def __init__(self, timeout_s: float) -> None:
         import torch.distributed as dist
 
-        self._dist = dist
-        self._timeout = timedelta(seconds=timeout_s)
-        with doing("waiting for the other ranks to start iterating"), self._explained():
-            self._all: Any = dist.new_group(backend="gloo", timeout=self._timeout)
-        self._group: Any = self._all
+        self._dist, self._timeout_s = dist, timeout_s
+        self._job = weakref.ref(dist.group.WORLD)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        with self._explained():
+            self._store = _open_store(dist)
+            wait_for_all(self._store, rank, size, timeout_s)
+            self._all = self._open(rank, size, "all")
+        self._group = self._all
+        self.processes = list(range(size))
+        """The processes that exchange messages with this one, and this one."""
         self._capacity = _FIRST_CAPACITY
+
+    def _open(self, rank: int, size: int, name: str) -> Gather:
+        with doing("connecting to the other ranks"):
+            return Gather(self._dist.PrefixStore(name, self._store), rank, size, self._timeout_s)
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:
         capacity = self._capacity
@@ -107,12 +120,13 @@ class DistributedExchange(Exchange):
             messages = [part[1 : 1 + size] for part, size in zip(parts, sizes, strict=True)]
             longest = max(sizes)
             if longest > capacity:
-                self._capacity = max(self._capacity, longest + longest // 4)
                 rests = self._gather(message[capacity:], longest - capacity)()
                 messages = [
                     np.concatenate([part, rest])[:size]
                     for part, rest, size in zip(messages, rests, sizes, strict=True)
                 ]
+            if not self._capacity // 4 <= longest <= self._capacity:
+                self._capacity = longest + longest // 4
             return messages
 
         return finish
@@ -122,44 +136,37 @@ class DistributedExchange(Exchange):
         return lambda: [int(numbers[0]) for numbers in finish()]
 
     def _gather(self, numbers: Ints, size: int) -> Callable[[], list[Ints]]:
-        import torch
-
-        own = torch.zeros(size, dtype=torch.int64)
-        own.numpy()[: len(numbers)] = numbers
-        gathered = [torch.empty_like(own) for _ in range(self._group.size())]
+        own = np.zeros(size, np.int64)
+        own[: len(numbers)] = numbers
         with self._explained():
-            work = self._dist.all_gather(gathered, own, group=self._group, async_op=True)
+            gathered = self._group.start(own)
 
         def finish() -> list[Ints]:
-            with doing(_LATE_RANK.format(self._timeout.total_seconds())), self._explained():
-                work.wait()
-            return [tensor.numpy() for tensor in gathered]
+            with doing(_LATE_RANK.format(self._timeout_s)), self._explained():
+                return gathered()
 
         return finish
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """Raise the errors of torch.distributed as `RanksDisagreeError`."""
+        if not self._dist.is_initialized() or self._job() is not self._dist.group.WORLD:
+            raise RanksDisagreeError(
+                "the process group of the exchange between ranks was destroyed. If there is a new "
+                "one, call set_world on every rank"
+            )
         try:
             yield
         except RuntimeError as error:
             raise RanksDisagreeError(
                 "the exchange between ranks failed: another rank has stopped, is out of step, "
-                f"or did not answer within {self._timeout.total_seconds():,g} s, or the "
+                f"or did not answer within {self._timeout_s:,g} s, or the "
                 "network failed. Look at the first rank that failed, and resume from the last "
                 "state. To continue on the other ranks, call set_world on every rank"
             ) from error
-        except ValueError as error:
-            raise RanksDisagreeError(
-                "the process group of the exchange between ranks was destroyed. If there is a new "
-                "one, call set_world on every rank"
-            ) from error
 
     def compare(self, facts: dict[str, Any], world: World) -> bool:
-        everybody: list[dict[str, Any]] = [{}] * self._all.size()
-        with doing("waiting for the other ranks to start iterating"), self._explained():
-            facts_of_rank = {**facts, "dp_rank": world.rank}
-            self._dist.all_gather_object(everybody, facts_of_rank, group=self._all)
+        everybody = self._exchange_objects({**facts, "dp_rank": world.rank})
         values = {name: [other.get(name) for other in everybody] for name in facts}
         differing = {
             name: found for name, found in values.items() if any(each != found[0] for each in found)
@@ -175,20 +182,31 @@ class DistributedExchange(Exchange):
             )
         groups = group_processes([other["dp_rank"] for other in everybody], world.size)
         if len(groups) > 1 and self._group is self._all:
-            # not with use_local_synchronization: older versions of torch then reuse the name of a
-            # closed group, and connect to addresses that no longer work
-            self._group, _ = self._dist.new_subgroups_by_enumeration(
-                groups, timeout=self._timeout, backend="gloo"
-            )
+            own = self._dist.get_rank()
+            [(number, self.processes)] = [each for each in enumerate(groups) if own in each[1]]
+            place, size = self.processes.index(own), len(self.processes)
+            with self._explained():
+                self._group = self._open(place, size, f"group/{number}")
         return True
 
+    def _exchange_objects(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """Exchange JSON objects with all processes."""
+        text = json.dumps(own).encode()
+        text += b" " * (-len(text) % np.dtype(np.int64).itemsize)
+        with doing("waiting for the other ranks to start iterating"):
+            messages = self.start(np.frombuffer(text, np.int64))()
+        return [json.loads(message.tobytes()) for message in messages]
+
     def close(self) -> None:
-        if self._all is not None and self._dist.is_initialized():
-            for group in {self._all, self._group}:
-                # the program may have destroyed all groups, to form new ones
-                with contextlib.suppress(ValueError):
-                    self._dist.destroy_process_group(group)
-        self._all = self._group = None
+        for group in (self._group, self._all):
+            group.close()
+
+
+def _open_store(dist: Any) -> Any:
+    """Return a store for the next exchange between the processes of torch.distributed."""
+    job = dist.group.WORLD
+    number = _opened[job] = _opened.get(job, 0) + 1
+    return dist.PrefixStore(f"cloudload/{number}", dist.distributed_c10d._get_default_store())
 
 
 def group_processes(ranks: Sequence[int], world_size: int) -> list[list[int]]:

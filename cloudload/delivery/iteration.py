@@ -46,6 +46,7 @@ from cloudload.delivery.collate import join_blocks
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.known_lanes import KnownLanes, check_not_dry, start_check
 from cloudload.delivery.progress import (
+    Joined,
     Report,
     Update,
     Window,
@@ -74,7 +75,7 @@ class _Fetched(NamedTuple):
     """The row of the run after the global batch."""
     window: Window | None
     """The rows that its exchange covers. None if no exchange follows this batch."""
-    finish: Callable[[], list[Report]]
+    finish: Callable[[], Joined | None]
 
 
 class Iteration(Iterator[Batch]):
@@ -250,16 +251,16 @@ class Iteration(Iterator[Batch]):
                     self._log.warn_once(block.doubts)
             self._start_log.log_shard(self._plan, self._current)
 
-    def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], list[Report]]]:
+    def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], Joined | None]]:
         """Start the exchange after row `stop`, if its window ends there."""
         plan = self._plan
         if stop - self._window_start < plan.delivery.exchange_every * plan.global_batch:
-            return None, list
+            return None, lambda: None
         window = Window(self._window_start, stop, plan.world_size, plan.recipe)
         self._window_start = stop
         if self._known is not None:
             check = start_check(self._exchange, stop)
-            return window, lambda: check() or []
+            return window, check
         report = merge_reports(self._reports)
         self._reports = []
         return window, window.exchange(self._exchange, report)
@@ -273,15 +274,15 @@ class Iteration(Iterator[Batch]):
         lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
         if window is not None:
             with self._log.meter.exchanging():
-                reports = fetched.finish()
-            if self._known is None:
-                first_dry = window.first_dry(reports)
+                joined = fetched.finish()
+            if joined is not None:
+                recipe, first_dry = window.recipe, window.first_dry(joined)
                 if first_dry < NEVER:
-                    ended = lanes.with_update(Update(window, reports, first_dry), move_lanes)
+                    ended = lanes.with_update(Update(recipe, joined, first_dry), move_lanes)
                     self._start_measuring(ended, first_dry, fetched.batch)
                     return False
-                lanes = lanes.with_update(Update(window, reports, fetched.stop), move_lanes)
-            else:
+                lanes = lanes.with_update(Update(recipe, joined, fetched.stop), move_lanes)
+            elif self._known is not None:
                 lanes = self._known.at(fetched.stop)
             table_rows = fetched.stop
             if self._plan.end is not None and fetched.stop > self._plan.phase.start:

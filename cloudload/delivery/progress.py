@@ -1,6 +1,6 @@
 """Merge all ranks' reports on a window of rows into a cursor table that all ranks agree on.
 
-    blocks of a batch ─► Report ─► merged over a Window ─► exchanged ─► Update ─► lane arrays
+    blocks of a batch ─► Report ─► merged over a Window ─► exchanged, Joined ─► lane arrays
 
 A rank's report contains its lanes' cursors (and residues) after each of its rows, the statistics of
 these rows, and the first row that a lane could not fill.
@@ -8,6 +8,7 @@ these rows, and the first row that a lane could not fill.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -91,6 +92,22 @@ def merge_reports(reports: Sequence[Report]) -> Report:
     )
 
 
+class Joined(NamedTuple):
+    """The reports of all ranks on a window."""
+
+    stops: Ints
+    """int64 [ranks]: the row of the run that each rank is at."""
+    first_dry: int
+    counts: Ints
+    """int64 [streams, counts]."""
+    rows: Ints
+    """int64 [rows]: the rows of the run, by rank."""
+    cursors: Ints
+    """int64 [rows, 3]."""
+    residues: list[bytes]
+    """Of each row; empty if the packing has no residue."""
+
+
 class Window(NamedTuple):
     """The rows `start ≤ row < stop` that one exchange covers."""
 
@@ -99,16 +116,16 @@ class Window(NamedTuple):
     world_size: int
     recipe: Recipe
 
-    def exchange(self, exchange: Exchange, report: Report) -> Callable[[], list[Report]]:
+    def exchange(self, exchange: Exchange, report: Report) -> Callable[[], Joined]:
         """Start gathering the reports of all ranks, and return a function that waits for them.
 
-        The function returns them, or only `report` if the exchange is for this rank alone. Raises
+        The function joins them, or only `report` if the exchange is for this rank alone. Raises
         `RanksDisagreeError` as `Exchange.start` does.
         """
         if exchange.is_alone:
-            return lambda: [report]
+            return lambda: self._join_own(report)
         finish = exchange.start(self._encode(report))
-        return lambda: [self._decode(message, report.counts.shape) for message in finish()]
+        return lambda: self._join(finish(), report.counts.shape)
 
     def _encode(self, report: Report) -> Ints:
         """Encode a report as int64 [n]: the fields in this order, the sizes before the residues.
@@ -124,53 +141,78 @@ class Window(NamedTuple):
             arrays += [sizes, np.frombuffer(joined, np.int64)]
         return np.concatenate(arrays)
 
-    def _decode(self, message: Ints, counts_shape: tuple[int, ...]) -> Report:
-        stop, index, first_dry = message[:_HEADER].tolist()
-        num_rows = len(rank_rows(self.start, self.stop, index, self.world_size))
-        sizes = [_HEADER, math.prod(counts_shape), NUM_CURSOR_COLUMNS * num_rows]
-        _, counts, cursors, residues = np.split(message, np.cumsum(sizes))
-        parts = split_residues(residues[num_rows:].tobytes(), residues[:num_rows].tolist())
-        counts, cursors = counts.reshape(counts_shape), cursors.reshape(-1, NUM_CURSOR_COLUMNS)
-        return Report(stop, index, first_dry, counts, cursors, parts)
+    def _join(self, messages: Sequence[Ints], counts_shape: tuple[int, ...]) -> Joined:
+        """Decode and join the messages of all ranks; each has as many rows."""
+        num_rows = (self.stop - self.start) // self.world_size
+        cursors_at = _HEADER + math.prod(counts_shape)
+        size = cursors_at + NUM_CURSOR_COLUMNS * num_rows
+        # not one by one, because a job may have thousands of ranks
+        table = np.stack([message[:size] for message in messages])
+        first_rows = self.start + (table[:, 1] - self.start) % self.world_size
+        rows = first_rows[:, None] + self.world_size * np.arange(num_rows)
+        return Joined(
+            stops=table[:, 0],
+            first_dry=int(table[:, 2].min()),
+            counts=table[:, _HEADER:cursors_at].sum(axis=0).reshape(counts_shape),
+            rows=rows.ravel(),
+            cursors=table[:, cursors_at:].reshape(-1, NUM_CURSOR_COLUMNS),
+            residues=[
+                residue
+                for message in messages
+                for residue in split_residues(
+                    message[size + num_rows :].tobytes(), message[size : size + num_rows].tolist()
+                )
+            ]
+            if len(messages[0]) > size
+            else [],
+        )
 
-    def first_dry(self, reports: Sequence[Report]) -> int:
+    def _join_own(self, report: Report) -> Joined:
+        own = rank_rows(self.start, self.stop, report.rank_index, self.world_size)
+        return Joined(
+            stops=np.array([report.stop]),
+            first_dry=report.first_dry,
+            counts=report.counts,
+            rows=np.arange(own.start, own.stop, own.step),
+            cursors=report.cursors,
+            residues=report.residues,
+        )
+
+    def first_dry(self, joined: Joined) -> int:
         """The first row of the window that a lane could not fill, or `NEVER`.
 
         Raises `RanksDisagreeError` if the ranks are at different rows.
         """
-        stops = [report.stop for report in reports]
-        check_in_step(stops, self.stop)
-        return min(report.first_dry for report in reports)
+        check_in_step(joined.stops.tolist(), self.stop)
+        return joined.first_dry
 
 
 class Update(NamedTuple):
     """The reports of all ranks on a window. The cursors of rows from `stop` on are ignored."""
 
-    window: Window
-    reports: Sequence[Report]
+    recipe: Recipe
+    joined: Joined
     stop: int
 
 
 def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
     """Move lane arrays past consecutive windows, in place."""
-    rows: list[Ints] = []
-    cursors: list[Ints] = []
-    residues: list[bytes] = []
-    for window, reports, stop in updates:
-        for report in reports:
-            # rows at `stop` and later may be invalid, because a lane could not fill one
-            own = rank_rows(window.start, stop, report.rank_index, window.world_size)
-            rows.append(np.arange(own.start, own.stop, own.step))
-            cursors.append(report.cursors[: len(own)])
-            residues += report.residues[: len(own)]
-    recipe, all_rows = updates[0].window.recipe, np.concatenate(rows)
-    lanes, components = all_rows % recipe.num_lanes, recipe.components_of(all_rows)
+    # rows at `stop` and later may be invalid, because a lane could not fill one
+    valid = [update.joined.rows < update.stop for update in updates]
+    parts = [(update.joined, own) for update, own in zip(updates, valid, strict=True)]
+    recipe, rows = updates[0].recipe, np.concatenate([joined.rows[own] for joined, own in parts])
+    lanes, components = rows % recipe.num_lanes, recipe.components_of(rows)
     # if a lane has several rows, NumPy keeps the value of the last one
-    arrays.cursors[components, lanes] = np.concatenate(cursors)
-    arrays.counts[:] += np.sum(
-        [report.counts for update in updates for report in update.reports], axis=0
+    arrays.cursors[components, lanes] = np.concatenate(
+        [joined.cursors[own] for joined, own in parts]
     )
+    arrays.counts[:] += np.sum([update.joined.counts for update in updates], axis=0)
     if arrays.residues is not None:
+        residues = (
+            residue
+            for joined, own in parts
+            for residue in itertools.compress(joined.residues, own.tolist())
+        )
         pairs = zip(components.tolist(), lanes.tolist(), strict=True)
         for pair, residue in zip(pairs, residues, strict=True):
             arrays.residues[pair] = residue

@@ -149,7 +149,7 @@ def train(options: dict[str, Any]) -> None:
     exchange = loader._exchange
     peers = [0]
     if isinstance(exchange, DistributedExchange):
-        peers = dist.get_process_group_ranks(exchange._group)
+        peers = sorted(exchange.processes)
     end = {
         "state": loader.state_dict(),
         "stats": {**asdict(loader.stats()), "delivery": None},

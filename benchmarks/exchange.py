@@ -1,0 +1,184 @@
+"""The cost of the exchange between ranks, measured with real processes, and predicted for more.
+
+    python -m benchmarks.exchange --processes 2 4 8 16 32 64
+
+Each process gathers the messages of all, as ranks do once per batch: of 8 rows, or of one number if
+token lengths are known. Once with groups of at most 64 processes (the default), and once with
+groups of at most 8, so that a tree of two levels is measured, too. CPU time is of the whole
+process, its gloo threads included, so other work on the machine hardly changes it. It is fitted as
+
+    CPU seconds of a gather = a + b · (messages that the process sends) + c · (bytes that it gets)
+
+Then the decoding of N messages is measured in one process, for any N.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import time
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch.distributed as dist
+
+from benchmarks.harness import note
+from cloudload.arrays import NEVER
+from cloudload.delivery import gather
+from cloudload.delivery.gather import Gather, wait_for_all
+from cloudload.delivery.progress import Report, Update, Window, move_lanes
+from cloudload.run.position import LaneArrays
+from cloudload.stats import COUNTS
+
+_FORK = multiprocessing.get_context("fork")
+_TIMEOUT_S = 600.0
+_ROW_INTS = 3
+_HEADER_INTS = 16
+"""Of a message: its size, 3 fields, and the statistics of one stream."""
+_LARGE = 4_000
+"""Numbers of a message that shows the cost of a byte."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rows", type=int, default=8, help="of each rank's batch")
+    arguments = parser.parse_args()
+    sizes = [1, _HEADER_INTS + _ROW_INTS * arguments.rows]
+    found = []
+    for most in (64, 8):
+        for processes in arguments.processes:
+            if processes > 8 or most == 64:
+                for size in [*sizes, _LARGE]:
+                    found.append(measure(processes, most, size, arguments.rounds))
+                    note(json.dumps(found[-1]))
+    factors = fit(found)
+    print(json.dumps({"seconds per": factors}))
+    for processes in (100, 1_000, 10_000):
+        for size in sizes:
+            predicted = np.array(terms(processes, 64, size)) @ list(factors.values())
+            decoding = measure_decoding(processes, arguments.rows) if size > 1 else 0.0
+            print(
+                f"{processes:>6,} processes, {8 * size:>4} bytes each: {1e3 * predicted:8.2f} ms "
+                f"of CPU for a gather, {1e3 * decoding:8.2f} ms to decode it, "
+                f"{8 * size * processes / 1e6:.2f} MB"
+            )
+
+
+def terms(processes: int, most: int, size: int) -> tuple[float, float, float]:
+    """The terms of the model for the first process, which is in every level.
+
+    A gather in a group of n sends n - 1 messages, and gets n - 1 of the arrays below.
+    """
+    sent, received, below = 0, 0, 1
+    while below < processes:
+        members = min(most, -(-processes // below))
+        sent += members - 1
+        received += (members - 1) * below * size * 8
+        below *= most
+    if processes > most:
+        sent += 2 * 6  # of the broadcast
+        received += processes * size * 8
+    return 1, sent, received
+
+
+def fit(found: list[dict[str, Any]]) -> dict[str, float]:
+    """Fit the model to the first process's median CPU seconds, by least squares of ratios."""
+    seconds = np.array([each["cpu_ms"] / 1e3 for each in found])
+    matrix = np.array([terms(each["processes"], each["most"], each["size"]) for each in found])
+    factors, *_ = np.linalg.lstsq(matrix / seconds[:, None], np.ones(len(seconds)), rcond=None)
+    return dict(zip(["gather", "message", "byte"], factors.tolist(), strict=True))
+
+
+def measure(processes: int, most: int, size: int, rounds: int) -> dict[str, Any]:
+    """Gather `rounds` times with real processes; returns the first process's figures."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with mock.patch.object(gather, "_MOST_MEMBERS", most):
+        pipes = []
+        for rank in range(processes):
+            receiver, sender = _FORK.Pipe(duplex=False)
+            arguments = ((port, rank, processes), size, rounds, sender)
+            process = _FORK.Process(target=_gather, args=arguments)
+            process.start()
+            pipes.append((process, receiver))
+        figures = [receiver.recv() for _, receiver in pipes]
+        for process, _ in pipes:
+            process.join()
+    return {"processes": processes, "most": most, "size": size, **figures[0]}
+
+
+def _gather(job: tuple[int, int, int], size: int, rounds: int, sender: Connection) -> None:
+    port, rank, processes = job
+    store = dist.TCPStore("127.0.0.1", port, processes, rank == 0, timedelta(seconds=_TIMEOUT_S))
+    wait_for_all(store, rank, processes, _TIMEOUT_S)
+    began = time.perf_counter()
+    tree = Gather(store, rank, processes, _TIMEOUT_S)
+    own = np.full(size, rank, np.int64)
+    tree.start(own)()
+    connected_s = time.perf_counter() - began
+    walls, cpus = [], []
+    for _ in range(rounds):
+        wall, cpu = time.perf_counter(), time.process_time()
+        tree.start(own)()
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    sockets = count_sockets()
+    tree.start(own)()  # so that all are still there
+    sender.send(
+        {
+            "wall_ms": round(1e3 * statistics.median(walls), 3),
+            "cpu_ms": round(1e3 * statistics.median(cpus), 3),
+            "connect_s": round(connected_s, 2),
+            "sockets": sockets,
+        }
+    )
+    time.sleep(1.0)  # the first process serves the store
+    os._exit(0)
+
+
+def measure_decoding(ranks: int, rows: int) -> float:
+    """CPU seconds to decode the messages of all ranks, and to apply them to the lanes."""
+    counts = np.zeros((1, len(COUNTS)), np.int64)
+    recipe = mock.Mock(num_lanes=4 * ranks)
+    recipe.components_of = lambda all_rows: np.zeros(len(all_rows), np.int64)
+    window = Window(0, ranks * rows, ranks, recipe)
+    messages = [
+        window._encode(
+            Report(window.stop, rank, NEVER, counts, np.ones((rows, _ROW_INTS), np.int64), [])
+        )
+        for rank in range(ranks)
+    ]
+    lanes = np.zeros((1, recipe.num_lanes, _ROW_INTS), np.int64)
+    arrays = LaneArrays(lanes, None, counts)
+    times = []
+    for _ in range(5):
+        began = time.process_time()
+        joined = window._join(messages, counts.shape)
+        window.first_dry(joined)
+        move_lanes(arrays, [Update(recipe, joined, window.stop)])
+        times.append(time.process_time() - began)
+    return statistics.median(times)
+
+
+def count_sockets() -> int:
+    count = 0
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing itself
+            count += str(file.readlink()).startswith("socket:")
+    return count
+
+
+if __name__ == "__main__":
+    main()

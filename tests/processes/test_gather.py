@@ -1,0 +1,149 @@
+"""All processes of a job gather the same arrays, and none waits long for one that has died."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from cloudload.arrays import Ints
+from cloudload.delivery.gather import Gather, wait_for_all
+from cloudload.errors import RanksDisagreeError
+
+_PATIENCE_S = 60.0
+_FORK = multiprocessing.get_context("fork")
+Job = Callable[[Any, int, int], Any]
+
+
+def run_job(folder: Path, size: int, job: Job, missing: tuple[int, ...] = ()) -> dict[int, Any]:
+    """Run `job(store, rank, size)` in a process of each rank, and return what each returned.
+
+    An error is returned as a pair of its class and text; a process that died returns nothing.
+    """
+    connections: dict[int, tuple[Connection, Any]] = {}
+    for rank in set(range(size)) - set(missing):
+        receiver, sender = _FORK.Pipe(duplex=False)
+        process = _FORK.Process(target=_report, args=(folder, rank, size, job, sender))
+        process.start()
+        sender.close()
+        connections[rank] = receiver, process
+    results = {}
+    for rank, (receiver, process) in connections.items():
+        assert receiver.poll(_PATIENCE_S), f"process {rank} hangs"
+        try:
+            results[rank] = receiver.recv()
+        except EOFError:
+            process.join(_PATIENCE_S)
+            assert process.exitcode == -signal.SIGKILL
+    return results
+
+
+def _report(folder: Path, rank: int, size: int, job: Job, sender: Connection) -> None:
+    store = dist.PrefixStore("job", dist.FileStore(str(folder / "store"), size))
+    try:
+        sender.send(job(store, rank, size))
+    except Exception as error:
+        sender.send((type(error), str(error)))
+    os._exit(0)  # what the parent would clean up at exit is not this process's
+
+
+def array_of(rank: int, turn: int) -> Ints:
+    return np.arange(1 + turn % 4, dtype=np.int64) * 1_000 + rank * 10 + turn
+
+
+def gather_some(store: Any, rank: int, size: int) -> list[list[Ints]]:
+    gather = Gather(store, rank, size, _PATIENCE_S)
+    gathered = []
+    for turn in range(0, 6, 2):  # the second starts before the first has finished
+        finish = [gather.start(array_of(rank, each)) for each in (turn, turn + 1)]
+        gathered += [each() for each in finish]
+    gather.close()
+    return gathered
+
+
+@pytest.mark.parametrize(
+    ("size", "most"), [(1, 64), (2, 64), (5, 64), (4, 2), (7, 2), (9, 3), (10, 3)]
+)
+def test_every_process_gets_the_arrays_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, most: int
+) -> None:
+    monkeypatch.setattr("cloudload.delivery.gather._MOST_MEMBERS", most)
+    results = run_job(tmp_path, size, gather_some)
+    assert sorted(results) == list(range(size))
+    for gathered in results.values():
+        for turn, arrays in enumerate(gathered):
+            expected = [array_of(rank, turn).tolist() for rank in range(size)]
+            assert [array.tolist() for array in arrays] == expected
+
+
+@pytest.mark.parametrize("killed", [0, 3, 6])
+@pytest.mark.parametrize("most", [64, 2])
+def test_a_process_that_dies_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, killed: int
+) -> None:
+    monkeypatch.setattr("cloudload.delivery.gather._MOST_MEMBERS", most)
+
+    def job(store: Any, rank: int, size: int) -> int:
+        gather = Gather(store, rank, size, 10 * _PATIENCE_S)
+        gather.start(array_of(rank, 0))()
+        if rank == killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for turn in range(1, 4):
+            gather.start(array_of(rank, turn))()
+        return rank
+
+    results = run_job(tmp_path, 7, job)
+    assert sorted(results) == sorted(set(range(7)) - {killed})
+    assert all(issubclass(error, RuntimeError) for error, _ in results.values())
+
+
+@pytest.mark.parametrize("most", [64, 2])
+def test_a_process_that_dies_while_it_connects_ends_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("cloudload.delivery.gather._MOST_MEMBERS", most)
+    monkeypatch.setattr("cloudload.delivery.gather._CONNECT_S", 2.0)
+
+    def job(store: Any, rank: int, size: int) -> int:
+        wait_for_all(store, rank, size, 10 * _PATIENCE_S)
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        gather = Gather(store, rank, size, 10 * _PATIENCE_S)
+        gather.start(array_of(rank, 0))()
+        return rank
+
+    results = run_job(tmp_path, 5, job)
+    assert sorted(results) == [0, 1, 3, 4]
+    assert all(issubclass(error, RuntimeError) for error, _ in results.values())
+
+
+def test_a_process_that_does_not_arrive_is_named(tmp_path: Path) -> None:
+    def job(store: Any, rank: int, size: int) -> None:
+        wait_for_all(store, rank, size, 2.0)
+
+    results = run_job(tmp_path, 5, job, missing=(1, 3))
+    assert sorted(results) == [0, 2, 4]
+    for error, text in results.values():
+        assert error is RanksDisagreeError
+        assert text.startswith("processes 1, 3 (of 0 to 4) did not start iterating within 2 s")
+
+
+def test_a_process_that_arrives_late_is_waited_for(tmp_path: Path) -> None:
+    def job(store: Any, rank: int, size: int) -> list[Ints]:
+        time.sleep(3.0 * (rank == 1))
+        wait_for_all(store, rank, size, _PATIENCE_S)
+        return Gather(store, rank, size, 1.0).start(array_of(rank, 0))()
+
+    results = run_job(tmp_path, 3, job)
+    assert [[array.tolist() for array in results[rank]] for rank in range(3)] == 3 * [
+        [[0], [10], [20]]
+    ]
