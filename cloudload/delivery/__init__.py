@@ -14,5 +14,5 @@
     description    the values that the loader resolved
     start_log      the log of a loader's start, on one rank
 
-Only `cloudload.loader` and `cloudload.testing` import these modules.
+Above it, `cloudload.session` puts these modules to use.
 """
