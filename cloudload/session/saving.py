@@ -10,10 +10,12 @@ from typing import Any
 from cloudload.delivery.run_log import RunLog
 from cloudload.errors import RanksDisagreeError
 from cloudload.run.appended import describe_left_out, keep_beginning
+from cloudload.run.framing import keep_framing
+from cloudload.run.local_states import mask_lanes
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
-from cloudload.run.resume import keep_framing, resume_mixture, resume_position
-from cloudload.run.state import Saved, State, build_state, mask_lanes
+from cloudload.run.resume import resume_mixture, resume_position
+from cloudload.run.state import Saved, State, build_state
 from cloudload.session.current_run import CurrentRun
 from cloudload.session.membership import Membership
 
