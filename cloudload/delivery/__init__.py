@@ -5,6 +5,7 @@
                    progress ▼  │ cursors of all lanes          tail_exchange: end of a finite run
                          exchange ◄──── other ranks            run_log: positions and statistics
 
+    block_stream   the blocks of an iteration's workers, batch by batch
     known_lanes    cursors of all lanes from token lengths, instead of exchanged
     passes         iterations over the loader, which `stop_every` ends
     world          the ranks, and this process's place among them
