@@ -7,8 +7,6 @@ options ─► recipe ─► plan ─► iteration ─► log of positions ─�
 
 from __future__ import annotations
 
-import functools
-import inspect
 import itertools
 import os
 import time
@@ -45,18 +43,12 @@ from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.run.state import State, read_state
 from cloudload.run.streaming_state import start_from_streaming
+from cloudload.session import saving
 from cloudload.session.current_run import CurrentRun
 from cloudload.session.membership import Membership
 from cloudload.session.opening import open_run, read_arguments
-from cloudload.session.preparation import check_cache_limit_in, make_plan
+from cloudload.session.preparation import check_cache_limit_of, make_plan
 from cloudload.session.reader import Reader
-from cloudload.session.saving import (
-    check_knows_all_lanes,
-    find_resumed,
-    log_resumed,
-    save,
-    save_part,
-)
 from cloudload.stats import Stats
 from cloudload.storage.base import Retry
 from cloudload.workers.plan import Plan
@@ -152,7 +144,7 @@ class CloudLoader:
         device_mesh: Any = None,
     ) -> None:
         arguments, created_at = dict(locals()), time.monotonic()
-        asked, delivery = read_arguments(arguments, _find_defaults())
+        asked, delivery = read_arguments(arguments, CloudLoader)
         member = Membership(current_environment(), delivery)
         start_log = StartLog(created_at, is_shown=member.is_first)
         self._run = CurrentRun(open_run(asked, delivery, tokenizer, start_log))
@@ -265,7 +257,7 @@ class CloudLoader:
         `ValueError` for a `lag` that is out of range, or exceeds the number of batches since the
         loader was created, loaded a state, or was moved by `seek`.
         """
-        return save(self._run, lag)
+        return saving.save(self._run, lag)
 
     def local_state_dict(self, lag: int = 0) -> State:
         """Return this rank's part of the state, for ranks that cannot communicate.
@@ -275,7 +267,7 @@ class CloudLoader:
         `merge_state_dicts` merges the parts of all ranks. Raises `ValueError` for an invalid `lag`,
         as `state_dict` does.
         """
-        return save_part(self._run, self._reader.member, lag)
+        return saving.save_part(self._run, self._reader.member, lag)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None
@@ -304,9 +296,9 @@ class CloudLoader:
         """
         saved = read_state(state)
         self._run.check_world(self.world_size, saved.layout.num_lanes)
-        self._resume(*find_resumed(self._run, saved, on_change or {}))
+        self._resume(*saving.find_resumed(self._run, saved, on_change or {}))
         if self._reader.member.is_first:
-            log_resumed(self._run, state)
+            saving.log_resumed(self._run, state)
 
     def _resume(self, recipe: Recipe, position: Position) -> None:
         """Continue a run, which may read fewer shards than the one before."""
@@ -380,10 +372,10 @@ class CloudLoader:
         run, member = self._run, self._reader.member
         member = member.moved(rank, size, batch_size, ranks_per_node)
         run.check_world(size)
-        check_knows_all_lanes(run.log)
+        saving.check_knows_all_lanes(run.log)
         position = run.log.position if rows is None else run.log.find(rows)
         position = position or run.find_position(rows or 0)
-        check_cache_limit_in(run, member)
+        check_cache_limit_of(run, member)
         self._reader.move(member, position)
 
     # ------------------------------------------------------------ inspecting and closing
@@ -457,8 +449,7 @@ class CloudLoader:
         Builds the orders of the lanes' current epochs, as iterating does.
         """
         run, member = self._run, self._reader.member
-        plan = make_plan(run, member)
-        return describe(repr(self), plan, member.world, is_resumed=run.is_resumed)
+        return describe(repr(self), make_plan(run, member), member.world, is_resumed=run.is_resumed)
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
         """Find the documents of a batch, or of one of its rows (0 is the first), in the data.
@@ -507,10 +498,3 @@ class CloudLoader:
             f"CloudLoader({streams}, {self.num_lanes} lanes, {self.rows} rows handed out, "
             f"data {data})"
         )
-
-
-@functools.cache
-def _find_defaults() -> Mapping[str, Any]:
-    """The default of each argument of `CloudLoader`."""
-    parameters = inspect.signature(CloudLoader).parameters
-    return {name: parameter.default for name, parameter in parameters.items()}

@@ -6,6 +6,8 @@ arguments ─► RowsConfig ─────► recipe: data, tokenizer, layout �
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,12 +43,10 @@ class OpenedRun:
     retry: Retry
 
 
-def read_arguments(
-    arguments: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> tuple[RowsConfig, DeliveryConfig]:
-    """Create a loader's two configs from its arguments, which may be objects of Streaming.
+def read_arguments(arguments: Mapping[str, Any], callee: type) -> tuple[RowsConfig, DeliveryConfig]:
+    """Create the two configs from the arguments of `callee`, which may be objects of Streaming.
 
-    `defaults` has the default of each argument. Raises `ValueError` for an invalid argument.
+    Raises `ValueError` for an invalid argument.
     """
     options, mesh = dict(arguments), arguments["device_mesh"]
     if mesh is not None:
@@ -57,8 +57,15 @@ def read_arguments(
                 f"dp_world_size is {size}. Pass either the mesh or these two"
             )
         options["dp_rank"], options["dp_world_size"] = place_in_mesh(mesh)
-    options = adopt_streaming(options, defaults, options["retry"] or Retry())
+    options = adopt_streaming(options, _find_defaults(callee), options["retry"] or Retry())
     return read_options({**options, "has_mesh": mesh is not None})
+
+
+@functools.cache
+def _find_defaults(callee: type) -> Mapping[str, Any]:
+    """The default of each argument of a class."""
+    parameters = inspect.signature(callee).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
 
 
 def open_run(

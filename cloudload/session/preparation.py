@@ -59,7 +59,7 @@ def make_plan(run: CurrentRun, member: Membership) -> Plan:
     )
 
 
-def check_cache_limit_in(run: CurrentRun, member: Membership) -> None:
+def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
     """Raise `CacheError` if `cache_limit` is below the working set of a member's node."""
     if member.delivery.cache_limit_bytes() is None:
         return
