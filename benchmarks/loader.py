@@ -148,7 +148,7 @@ def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> l
                 packing=name,
                 open_rows=OPEN_ROWS,
             ) as loader:
-                log = loader._log  # set directly, because no dataset has these sizes
+                log = loader._run.log  # set directly, because no dataset has these sizes
                 log.start_at(
                     run_lanes(log.position, Packing(name, SEQ_LEN, OPEN_ROWS, "cut"), sizes)
                 )

@@ -53,7 +53,7 @@ if _TYPE_CHECKING:
     from cloudload.export import export_rows as export_rows
     from cloudload.loader import CloudLoader as CloudLoader
     from cloudload.row_dataset import Rows as Rows
-    from cloudload.run.state import merge_state_dicts as merge_state_dicts
+    from cloudload.run.local_states import merge_state_dicts as merge_state_dicts
     from cloudload.stats import Stats as Stats
     from cloudload.storage.base import Retry as Retry
     from cloudload.streaming_arguments.training_yaml import config_from_yaml as config_from_yaml
@@ -81,7 +81,7 @@ _HOMES = {
     "convert_to_mds": "convert.convert",
     "count_tokens": "count.count",
     "export_rows": "export",
-    "merge_state_dicts": "run.state",
+    "merge_state_dicts": "run.local_states",
 }
 __all__ = [
     "Batch",

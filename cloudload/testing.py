@@ -17,26 +17,18 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from cloudload.arrays import Ints
 from cloudload.batch import Batch
-from cloudload.cache.counters import WorkerCounts
-from cloudload.config.delivery import DeliveryConfig
-from cloudload.delivery.environment import Environment, use_environment
-from cloudload.delivery.exchange import Exchange
+from cloudload.delivery.environment import use_environment
+from cloudload.delivery.thread_environment import Hub, StoppedError, ThreadEnvironment
 from cloudload.delivery.world import World
-from cloudload.errors import RanksDisagreeError
 from cloudload.loader import CloudLoader
 from cloudload.run.state import State
 from cloudload.segments import IGNORED_LABEL
-from cloudload.workers.block import Block
-from cloudload.workers.plan import Plan
-from cloudload.workers.processes import inline_blocks
 
 
 class MakeLoader(Protocol):
@@ -207,8 +199,8 @@ class _Ranks:
     """The loaders of all ranks of a leg, iterated in threads, in lockstep."""
 
     def __init__(self, make_loader: MakeLoader, leg: Leg) -> None:
-        self._hub = _Hub(leg.ranks)
-        self._environments = [_ThreadEnvironment(leg, rank, self._hub) for rank in range(leg.ranks)]
+        self._hub = Hub(leg.ranks)
+        self._environments = [_open_environment(leg, rank, self._hub) for rank in range(leg.ranks)]
         self.loaders = [_make_rank(make_loader, leg, each) for each in self._environments]
         self._iterators: list[Iterator[Batch]] = []
         self._threads = ThreadPoolExecutor(leg.ranks, "cloudload-rank")
@@ -234,9 +226,9 @@ class _Ranks:
         del self._iterators[: -leg.ranks]
         self._threads.shutdown()
         self._threads = ThreadPoolExecutor(leg.ranks, "cloudload-rank")
-        self._hub = _Hub(leg.ranks)
+        self._hub = Hub(leg.ranks)
         for rank in range(leg.ranks):
-            environment = _ThreadEnvironment(leg, rank, self._hub)
+            environment = _open_environment(leg, rank, self._hub)
             if rank < len(self.loaders):
                 self._environments[rank].move(environment)
                 self.loaders[rank].set_world(rank, leg.ranks, rows=rows, batch_size=leg.batch_size)
@@ -254,7 +246,7 @@ class _Ranks:
         futures = [self._threads.submit(self._next, rank) for rank in range(len(self.loaders))]
         errors = [error for future in futures if (error := future.exception())]
         if errors:
-            raise next((each for each in errors if not isinstance(each, _StoppedError)), errors[0])
+            raise next((each for each in errors if not isinstance(each, StoppedError)), errors[0])
         batches = [batch for future in futures if (batch := future.result()) is not None]
         ended = len(futures) - len(batches)
         assert ended in (0, len(futures)), (
@@ -272,7 +264,11 @@ class _Ranks:
                 self._hub.stop(rank)
 
 
-def _make_rank(make_loader: MakeLoader, leg: Leg, environment: _ThreadEnvironment) -> CloudLoader:
+def _open_environment(leg: Leg, rank: int, hub: Hub) -> ThreadEnvironment:
+    return ThreadEnvironment(World(rank, leg.ranks, leg.ranks_per_node or leg.ranks), hub)
+
+
+def _make_rank(make_loader: MakeLoader, leg: Leg, environment: ThreadEnvironment) -> CloudLoader:
     with use_environment(environment):
         return make_loader(
             dp_rank=environment.world.rank,
@@ -281,78 +277,6 @@ def _make_rank(make_loader: MakeLoader, leg: Leg, environment: _ThreadEnvironmen
             num_workers=leg.workers,
             exchange_every=leg.exchange_every,
         )
-
-
-class _ThreadEnvironment(Environment):
-    def __init__(self, leg: Leg, rank: int, hub: _Hub) -> None:
-        self.world, self._hub = World(rank, leg.ranks, leg.ranks_per_node or leg.ranks), hub
-
-    def move(self, other: _ThreadEnvironment) -> None:
-        """Take the place of another environment."""
-        self.world, self._hub = other.world, other._hub
-
-    def find_world(self, delivery: DeliveryConfig) -> World:
-        return self.world
-
-    def is_first_process(self, delivery: DeliveryConfig) -> bool:
-        return self.world.rank == 0
-
-    def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
-        return _HubExchange(self._hub, self.world.rank)
-
-    def open_blocks(self, plan: Plan, counts: WorkerCounts) -> Iterator[list[Block]]:
-        return inline_blocks(plan, counts)
-
-
-class _StoppedError(RanksDisagreeError):
-    """A rank waits for a message from a rank that has stopped."""
-
-
-class _Hub:
-    """The ranks' messages, one per rank and turn."""
-
-    def __init__(self, num_ranks: int) -> None:
-        self._messages: list[list[Ints]] = [[] for _ in range(num_ranks)]
-        self._stopped: set[int] = set()
-        self._changed = threading.Condition()
-
-    def post(self, rank: int, message: Ints) -> int:
-        """Add a rank's next message, and return the index of its turn."""
-        with self._changed:
-            self._messages[rank].append(message.copy())
-            self._changed.notify_all()
-            return len(self._messages[rank]) - 1
-
-    def stop(self, rank: int) -> None:
-        """Record that a rank posts no more messages."""
-        with self._changed:
-            self._stopped.add(rank)
-            self._changed.notify_all()
-
-    def wait(self, turn: int) -> list[Ints]:
-        """Wait for all ranks' messages of a turn, and return them by rank.
-
-        Raises `_StoppedError` if a rank stopped before it posted its message.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._late(turn) <= self._stopped)
-            if late := self._late(turn):
-                raise _StoppedError(f"ranks {sorted(late)} stopped before the others")
-            return [messages[turn] for messages in self._messages]
-
-    def _late(self, turn: int) -> set[int]:
-        return {rank for rank, messages in enumerate(self._messages) if len(messages) <= turn}
-
-
-class _HubExchange(Exchange):
-    is_alone = False
-
-    def __init__(self, hub: _Hub, rank: int) -> None:
-        self._hub, self._rank = hub, rank
-
-    def start(self, message: Ints) -> Callable[[], list[Ints]]:
-        turn = self._hub.post(self._rank, message)
-        return lambda: self._hub.wait(turn)
 
 
 def _rows_in_order(batches: list[Batch]) -> list[Row]:

@@ -21,7 +21,7 @@ from cloudload.cache.fetch import Fetcher
 from cloudload.delivery.world import World, check_world
 from cloudload.loader import CloudLoader
 from cloudload.mds.dataset import Corpus, is_in_place
-from cloudload.order.dealing import share_lanes
+from cloudload.order.dealing import deal_lanes, find_lane_hosts
 from cloudload.packing.residue import residue_spans
 from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.system.daemon_threads import DaemonThreadPool
@@ -109,14 +109,9 @@ def warm_cache(
 
 def _find_lanes(plan: Plan, world: World, node: int) -> Ints:
     """The lanes that the ranks of a node own: int64 [lanes]."""
-    hosts, lanes = np.array(world.hosts), np.arange(plan.num_lanes)
-    if plan.num_lanes % world.size == 0:
-        owners = lanes % world.size
-    else:
-        components = plan.recipe.components
-        finest = max((each.lanes for each in components), key=lambda each: each.num_nodes)
-        owners = share_lanes(finest, hosts).owners
-    return np.flatnonzero(hosts[owners] == node)
+    hosts, lanes = np.array(world.hosts), [each.lanes for each in plan.recipe.components]
+    lane_hosts = find_lane_hosts(plan.num_lanes, hosts, deal_lanes(lanes, hosts))
+    return np.flatnonzero(lane_hosts == node)
 
 
 def _choose(
@@ -196,12 +191,8 @@ def _find_step(plan: Plan, own: Ints, place: int, start: int) -> tuple[Ints, Int
 def _find_shards(plan: Plan, place: int, lanes: Ints, ordinals: Ints) -> Ints:
     """The shards of a component's documents: int64 [documents]."""
     component = plan.recipe.components[place]
-    orders = component.orders(plan.cache_root)
     epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
-    samples = np.empty(len(lanes), np.int64)
-    for epoch in np.unique(epochs).tolist():
-        chosen = epochs == epoch
-        samples[chosen] = orders(epoch)[positions[chosen]]
+    samples = component.orders(plan.cache_root).samples_at(epochs, positions)
     return plan.recipe.corpus.shards_of(samples + component.first_sample)
 
 

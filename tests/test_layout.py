@@ -28,6 +28,7 @@ run batch streaming_arguments inspect
 lengths
 workers
 delivery count
+session
 loader convert
 evaluation export losses row_dataset forecast warm
 integrations provenance testing

@@ -8,6 +8,7 @@
                          download      store ─► raw shard, size and hash checked
                          counters      hits, misses, bytes
 
+    usage             the bytes of shards that are in use at a time
     memory_shards     shards that are read once, one after another, without a file
 
 Workers use `ShardCache`. The loader uses `default_cache` and `open_cache_folder`. The cache has no

@@ -5,14 +5,15 @@
                    progress ▼  │ cursors of all lanes          tail_exchange: end of a finite run
                          exchange ◄──── other ranks            run_log: positions and statistics
 
+    block_stream   the blocks of an iteration's workers, batch by batch
     known_lanes    cursors of all lanes from token lengths, instead of exchanged
     passes         iterations over the loader, which `stop_every` ends
     world          the ranks, and this process's place among them
     agreement      the values that all ranks must agree on
-    environment    the processes of a job; cloudload.testing replaces them with threads
+    environment    the processes of a job; in tests, a thread_environment replaces them
     working_set    the bytes of shards that a node uses at a time
     description    the values that the loader resolved
     start_log      the log of a loader's start, on one rank
 
-Only `cloudload.loader` and `cloudload.testing` import these modules.
+Above it, `cloudload.session` puts these modules to use.
 """

@@ -29,10 +29,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,8 +38,8 @@ import numpy as np
 
 from cloudload.arrays import NEVER, Ints
 from cloudload.batch import Batch
-from cloudload.cache.counters import WorkerCounts
 from cloudload.delivery import tail_exchange
+from cloudload.delivery.block_stream import BlockStream, OpenBlocks
 from cloudload.delivery.collate import join_blocks
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.known_lanes import KnownLanes, check_not_dry, start_check
@@ -60,11 +58,7 @@ from cloudload.errors import WorkerError
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import LaneLog, Position, join_ranges
 from cloudload.stats import TOKENS
-from cloudload.workers.block import Block
 from cloudload.workers.plan import Foreseen, InTail, Measuring, Mixed, Plan
-
-OpenBlocks = Callable[[Plan, WorkerCounts], Iterator[list[Block]]]
-"""Starts the workers of a plan, and repeatedly yields one block of each worker."""
 
 
 class _Fetched(NamedTuple):
@@ -96,13 +90,9 @@ class Iteration(Iterator[Batch]):
         """The lanes of all ranks, or None if the ranks exchange their lanes; the call at the end.
         """
         self._plan, self._position, self._exchange = plan, plan.position, exchange
-        self._log, self._start_log, self._open_blocks = log, start_log, open_blocks
+        self._log, self._start_log = log, start_log
         self._process = os.getpid()
-        self._blocks: Iterator[list[Block]] | None = None
-        self._end_workers: Callable[[], object] = _no_workers
-        self._current: list[Block] = []
-        self._number = 0
-        """The index of the current batch in the current blocks."""
+        self._blocks = BlockStream(open_blocks, log, start_log)
         self._fetched: deque[_Fetched | None] = deque()
         """Batches that wait to be handed out. None marks the end of the run."""
         self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
@@ -176,7 +166,7 @@ class Iteration(Iterator[Batch]):
             )
         self.is_over = True
         self._fetched.clear()
-        self._close_blocks()
+        self._blocks.close()
 
     def replace(self) -> None:
         """End the workers. A pass over this iteration continues with a new one."""
@@ -210,13 +200,14 @@ class Iteration(Iterator[Batch]):
         end = NEVER if plan.end is None else plan.end
         if start >= end or (stop > end and plan.delivery.tail == "drop"):
             return None
-        if self._blocks is None:
-            self._open_plan(plan)
+        if not self._blocks.is_open:
+            self._blocks.open(plan)
             for first, end in plan.replays():
                 self._take_rows(plan.rank_rows(first, end), end)
         rows = plan.rank_rows(start, stop)
         batch_rows = self._take_rows(rows, stop)
-        batch = join_blocks(self._current, self._number, batch_rows, rows, plan.delivery)
+        current, number = self._blocks.current, self._blocks.number
+        batch = join_blocks(current, number, batch_rows, rows, plan.delivery)
         self._fetched_rows = stop
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
@@ -226,30 +217,16 @@ class Iteration(Iterator[Batch]):
         Returns, for each worker, the indices of its rows within this rank's batch.
         """
         plan = self._plan
-        self._advance()
+        self._blocks.advance()
         batch_rows = plan.rows_by_worker(rows)
         if isinstance(plan.phase, Foreseen) or self._known is not None:
-            check_not_dry(self._current, stop, plan.num_lanes)
+            check_not_dry(self._blocks.current, stop, plan.num_lanes)
         if self._known is not None:
             return batch_rows
-        report = report_batch(
-            self._current, self._number, batch_rows, stop=stop, rank_index=plan.world_index
-        )
+        current, number = self._blocks.current, self._blocks.number
+        report = report_batch(current, number, batch_rows, stop=stop, rank_index=plan.world_index)
         self._reports.append(report)
         return batch_rows
-
-    def _advance(self) -> None:
-        """Make the workers' next batch the current one."""
-        self._number += 1
-        if not self._current or self._number >= self._current[0].num_batches:
-            assert self._blocks is not None
-            self._current, self._number = next(self._blocks), 0
-            self._log.meter.num_received += len(self._current)
-            for block in self._current:
-                self._log.meter.traffic += block.traffic
-                if self._plan.world_index == 0:
-                    self._log.warn_once(block.doubts)
-            self._start_log.log_shard(self._plan, self._current)
 
     def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], Joined | None]]:
         """Start the exchange after row `stop`, if its window ends there."""
@@ -305,17 +282,6 @@ class Iteration(Iterator[Batch]):
         )
         return True
 
-    def _open_plan(self, plan: Plan) -> None:
-        counts = WorkerCounts(plan.num_workers)
-        self._log.meter.begin_iteration(counts, plan.num_workers * plan.blocks_ahead)
-        self._blocks = self._open_blocks(plan, counts)
-        # `finalize` also runs at interpreter exit, while modules still have their globals
-        self._end_workers = weakref.finalize(self, _close_blocks, self._blocks)
-
-    def _close_blocks(self) -> None:
-        self._blocks, self._current = None, []
-        self._end_workers()
-
     # ------------------------------------------------------------ the end
 
     def _start_measuring(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
@@ -328,7 +294,7 @@ class Iteration(Iterator[Batch]):
             if fetched is not None:
                 fetched.finish()
         self._fetched.clear()
-        self._close_blocks()
+        self._blocks.close()
         self._reports = []
         arrays = ended.arrays
         position = self._position.with_lanes(cursors=arrays.cursors, residues=arrays.residues)
@@ -338,13 +304,13 @@ class Iteration(Iterator[Batch]):
         """Pack the tail, and continue at the first row that was not handed out."""
         plan = self._plan
         if plan.lengths is None:
-            self._open_plan(plan)
-            self._advance()
-        message = tail_exchange.join_sizes(plan, self._current, self._discarded_tokens)
+            self._blocks.open(plan)
+            self._blocks.advance()
+        message = tail_exchange.join_sizes(plan, self._blocks.current, self._discarded_tokens)
         messages = self._exchange.start(message)()
         tail = tail_exchange.pack_rest(plan, self._position.tail or (), messages)
         self._lanes_end, self._discarded_tokens = plan.position, tail_exchange.sum_tokens(messages)
-        self._close_blocks()
+        self._blocks.close()
         phase = InTail(plan.phase.start, tail)
         self._plan = replace(plan, position=self._position, phase=phase)
         self._fetched_rows, self._window_start = self._position.rows, self._plan.window_start
@@ -376,13 +342,3 @@ class Iteration(Iterator[Batch]):
             left = int(counts[:, TOKENS].sum())
         self._log.record_end(left, np.zeros_like(self._position.counts))
         self.close()
-
-
-def _close_blocks(blocks: Iterator[list[Block]]) -> None:
-    # raised at exit if a daemon thread is still waiting for a block
-    with suppress(ValueError):
-        blocks.close()  # type: ignore[attr-defined]
-
-
-def _no_workers() -> None:
-    """Do nothing, because no workers were started."""

@@ -53,25 +53,25 @@ WORKING = "working in the training process"
 
 
 class Source(Protocol):
-    """The methods of a loader that a pass uses."""
+    """Where passes get their batches: see `session.reader`."""
 
-    def _start_iteration(self) -> Iteration:
+    def start_iteration(self) -> Iteration:
         """Return the previous pass's iteration if it can continue, otherwise a new one."""
         ...
 
-    def _keep_iteration(self, iteration: Iteration) -> None:
+    def keep_iteration(self, iteration: Iteration) -> None:
         """Keep an iteration, with its workers, for the next pass."""
         ...
 
-    def _count_passes(self) -> int:
+    def count_passes(self) -> int:
         """Return the number of passes completed."""
         ...
 
-    def _count_rows_per_pass(self) -> int:
+    def count_rows_per_pass(self) -> int:
         """Return the number of rows in a pass; 0 if `stop_every` is not a number of batches."""
         ...
 
-    def _report_wait(self, waited_s: float, what: str) -> None:
+    def report_wait(self, waited_s: float, what: str) -> None:
         """Log that a batch has not arrived after `waited_s`, because of `what`."""
         ...
 
@@ -87,7 +87,7 @@ class Pass(Iterator[Batch]):
         self._source, self._has_stop, self._reason = source, has_stop, reason
         self._iteration: Iteration | None = None
         self._stop, self._rows_per_pass, self._is_over = 0, 0, False
-        self._wait = Wait(source._report_wait, WORKING)
+        self._wait = Wait(source.report_wait, WORKING)
 
     def __next__(self) -> Batch:
         if self._reason is not None:
@@ -99,16 +99,16 @@ class Pass(Iterator[Batch]):
 
     def _take(self) -> Batch:
         if self._iteration is None or self._iteration.is_replaced:
-            rows_per_pass = self._source._count_rows_per_pass()
+            rows_per_pass = self._source.count_rows_per_pass()
             if self._iteration is None or rows_per_pass != self._rows_per_pass:
-                self._stop = self._source._count_passes() + 1
+                self._stop = self._source.count_passes() + 1
                 self._rows_per_pass = rows_per_pass
         if self._iteration is not None and self._is_at_stop():
             # `skip` or `set_world` moved past the end of the pass
             self._end(self._iteration)
             raise StopIteration
         if self._iteration is None or self._iteration.is_replaced:
-            self._iteration = self._source._start_iteration()
+            self._iteration = self._source.start_iteration()
         batch = next(self._iteration)
         if self._is_at_stop():
             # end now, because a caller that counts to len() never requests another batch
@@ -116,11 +116,11 @@ class Pass(Iterator[Batch]):
         return batch
 
     def _is_at_stop(self) -> bool:
-        return self._has_stop and self._source._count_passes() >= self._stop
+        return self._has_stop and self._source.count_passes() >= self._stop
 
     def _end(self, iteration: Iteration) -> None:
         self._is_over, self._iteration = True, None
-        self._source._keep_iteration(iteration)
+        self._source.keep_iteration(iteration)
 
 
 # ---------------------------------------------------------------- frameworks that need an adapter

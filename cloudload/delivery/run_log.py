@@ -36,6 +36,8 @@ class RunLog:
     def start_at(self, position: Position) -> None:
         """Start at a position: the start of the run, or one that was loaded from a state."""
         self.started_at, self.has_read = position, False
+        self.knows_all_lanes = True
+        """Whether this rank knows the cursors of the lanes of all ranks."""
         self.move_to(position)
 
     def move_to(self, position: Position) -> None:

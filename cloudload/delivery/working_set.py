@@ -13,6 +13,7 @@ import numpy as np
 
 from cloudload.arrays import NEVER, Ints
 from cloudload.cache.folder import cached_bytes
+from cloudload.cache.usage import add_downloads, sum_in_use
 from cloudload.delivery.world import World
 from cloudload.errors import CacheError
 from cloudload.lengths.run_lengths import RunLengths
@@ -70,11 +71,12 @@ def measure_working_set(
     bytes.
     """
     sizes = cached_bytes(corpus)
-    needed = int(np.sort(sizes)[-downloads_at_once:].sum())
-    for component, order in zip(components, orders, strict=True):
-        if component.sampling is None:
-            needed += _peak_bytes(corpus, component, order, sizes, own_lanes)
-    return min(needed, int(sizes.sum()))
+    needed = sum(
+        _peak_bytes(corpus, component, order, sizes, own_lanes)
+        for component, order in zip(components, orders, strict=True)
+        if component.sampling is None
+    )
+    return add_downloads(needed, sizes, downloads_at_once)
 
 
 def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:
@@ -113,8 +115,7 @@ def explain_later_working_set(plan: Plan, lengths: RunLengths, world: World) -> 
         return None
     found = measure_run(lengths, plan.position, lanes, last_epoch)
     sizes = cached_bytes(plan.recipe.corpus)
-    needed = found.bytes + int(np.sort(sizes)[-count_downloads(plan, world) :].sum())
-    needed = min(needed, int(sizes.sum()))
+    needed = add_downloads(found.bytes, sizes, count_downloads(plan, world))
     if limit >= needed:
         return None
     place = "" if found.row is None else f" around row {found.row:,}"
@@ -156,17 +157,15 @@ def _peak_bytes(
         uses = order.uses()
         starts = np.cumsum(component.shard_sizes) - component.shard_sizes
         shards = corpus.shards_of(starts[uses.shards] + component.first_sample)
-        shards, first, stop = (
-            found[is_own[uses.nodes]] for found in (shards, uses.first_rounds, uses.stop_rounds)
+        shards, first, last = (
+            found[is_own[uses.nodes]] for found in (shards, uses.first_rounds, uses.stop_rounds - 1)
         )
     else:
         first_of, last_of = _steps_of_shards(corpus, component, order, is_own)
         shards = np.flatnonzero(last_of >= 0)
-        first, stop = first_of[shards], last_of[shards] + 1
-    in_use = np.zeros(int(stop.max(initial=0)) + 1, np.int64)
-    np.add.at(in_use, first, sizes[shards])
-    np.add.at(in_use, stop, -sizes[shards])
-    return int(np.cumsum(in_use).max())
+        first, last = first_of[shards], last_of[shards]
+    _, levels = sum_in_use(first, last, sizes[shards])
+    return int(levels.max(initial=0))
 
 
 def _steps_of_shards(

@@ -12,7 +12,7 @@ from cloudload.forecast.cases import Cases
 from cloudload.forecast.prices import Prices
 from cloudload.forecast.reading import Reading, ReadingWorld
 from cloudload.forecast.shard_uses import FoundUses, find_uses
-from cloudload.order.dealing import share_lanes
+from cloudload.order.dealing import deal_lanes, find_lane_hosts
 from cloudload.stats import READ
 from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import count_documents_ahead
@@ -120,12 +120,7 @@ class AskedRun:
 
     def open_world(self) -> ReadingWorld:
         """The nodes that read the run."""
-        hosts, num_lanes = np.array(self.world.hosts), self.plan.num_lanes
-        batch_size = self.plan.delivery.batch_size
-        if num_lanes % self.world.size == 0:
-            nodes = hosts[np.arange(num_lanes) % self.world.size]
-            return ReadingWorld(nodes, None, batch_size)
-        components = self.plan.recipe.components
-        finest = max((each.lanes for each in components), key=lambda lanes: lanes.num_nodes)
-        dealing = share_lanes(finest, hosts)
-        return ReadingWorld(hosts[dealing.owners], dealing, batch_size)
+        hosts = np.array(self.world.hosts)
+        dealing = deal_lanes([each.lanes for each in self.plan.recipe.components], hosts)
+        nodes = find_lane_hosts(self.plan.num_lanes, hosts, dealing)
+        return ReadingWorld(nodes, dealing, self.plan.delivery.batch_size)

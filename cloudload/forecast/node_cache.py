@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.cache.usage import join_overlaps, sum_in_use
 from cloudload.forecast.shard_uses import ShardUses
 
 _MOST_POINTS = 240
@@ -43,10 +44,7 @@ def find_levels(uses: ShardUses, sizes: Ints, num_rows: int) -> Timeline:
     """The bytes and shards of one node in use during equal parts of a run."""
     parts = min(_MOST_POINTS, max(1, num_rows))
     edges = np.arange(parts + 1) * num_rows // parts
-    in_use = [
-        _most_of_parts(uses, amounts, edges)
-        for amounts in (sizes[uses.shards], np.ones_like(uses.shards))
-    ]
+    in_use = [_most_of_parts(uses, amounts, edges) for amounts in (sizes, np.ones_like(sizes))]
     return Timeline(edges[:-1], *in_use)
 
 
@@ -59,32 +57,15 @@ def _most_of_parts(uses: ShardUses, amounts: Ints, edges: Ints) -> Ints:
 
 
 def _levels(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints]:
-    """The rows at which the total of the uses' amounts changes, and the totals from there on."""
-    firsts, lasts, amounts = _without_overlap(uses, amounts)
-    rows = np.concatenate([firsts, lasts + 1])
-    changes = np.concatenate([amounts, -amounts])
-    unique, places = np.unique(rows, return_inverse=True)
-    sums = np.zeros(len(unique), np.int64)
-    np.add.at(sums, places, changes)
-    return unique, np.cumsum(sums)
-
-
-def _without_overlap(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints, Ints]:
-    """The first rows, last rows and amounts of uses, where a shard never counts twice at a row."""
-    order = np.lexsort([uses.first_rows, uses.shards])
-    shards, lasts = uses.shards[order], uses.last_rows[order]
-    most = int(lasts.max(initial=0)) + 2
-    ends = np.maximum.accumulate(shards * most + lasts + 1) - shards * most
-    is_same = np.diff(shards, prepend=-1) == 0
-    firsts = np.maximum(uses.first_rows[order], np.where(is_same, np.roll(ends, 1), 0))
-    is_left = firsts <= lasts
-    return firsts[is_left], lasts[is_left], amounts[order][is_left]
+    """The rows at which the total of shards' amounts changes, and the totals from there on."""
+    shards, firsts, lasts = join_overlaps(uses.shards, uses.first_rows, uses.last_rows)
+    return sum_in_use(firsts, lasts, amounts[shards])
 
 
 def measure_peak(uses: ShardUses, sizes: Ints, rows_ahead: int = 0) -> int:
     """The most bytes in use at a row, if shards are fetched `rows_ahead` rows before their use."""
     early = np.maximum(0, uses.first_rows - rows_ahead)
-    _, levels = _levels(replace(uses, first_rows=early), sizes[uses.shards])
+    _, levels = _levels(replace(uses, first_rows=early), sizes)
     return int(levels.max(initial=0))
 
 

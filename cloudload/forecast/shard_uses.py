@@ -19,7 +19,6 @@ import numpy as np
 from cloudload.arrays import NEVER, Flags, Ints, count_within
 from cloudload.forecast.reading import Reading, list_ends
 from cloudload.lengths.sizes import ABSENT, units_of
-from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.seekable import SeekableOrder
 from cloudload.packing.tables import (
     CURSOR_OFFSET,
@@ -183,19 +182,10 @@ class _ShardFinder:
         `row_lanes` are the lanes of the rows, by default those of the documents.
         """
         epochs, positions = self._component.lanes.epoch_positions(lanes, ordinals)
-        samples = _samples_at(self._orders, epochs, positions)
+        samples = self._orders.samples_at(epochs, positions)
         shards = np.searchsorted(self._starts, samples, side="right") - 1 + self._first
         nodes = self._world.nodes_of(lanes if row_lanes is None else row_lanes, rows)
         return nodes, epochs, shards, rows, rows
-
-
-def _samples_at(orders: EpochOrders, epochs: Ints, positions: Ints) -> Ints:
-    """The samples, within the component, at positions of epochs: int64 [documents]."""
-    samples = np.empty(len(epochs), np.int64)
-    for epoch in np.unique(epochs).tolist():
-        own = epochs == epoch
-        samples[own] = orders(epoch)[positions[own]]
-    return samples
 
 
 class _LaneRows:

@@ -16,4 +16,5 @@ every run. Lengths never change a row, a batch, a state or a statistic: they sav
     tables       sums over a lane             advance   lanes at a later row
     ending       the end of a finite run       learned   lengths of the documents that a run reads
     run_lengths  positions of a run            working_set  shards in use, lane drift included
+    table_search units and sums in tables
 """

@@ -15,6 +15,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.cache.folder import cached_bytes
+from cloudload.cache.usage import join_overlaps, sum_in_use
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.lengths.sizes import ABSENT, LaneSizes, units_of
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
@@ -110,14 +111,14 @@ class _ShardUses:
 
     def find_peak(self) -> tuple[int, int]:
         """The most bytes in use at a row, and that row."""
-        num_rows = max((int(last.max()) for _, last in self._of_epoch.values()), default=0) + 2
-        in_use, used_to = np.zeros(num_rows, np.int64), np.full(len(self._sizes), -1)
-        for _, (first, last) in sorted(self._of_epoch.items()):
-            # a shard that is still in use from the epoch before counts once
-            begins = np.maximum(first, used_to + 1)
-            shards = np.flatnonzero(begins <= last)
-            np.add.at(in_use, begins[shards], self._sizes[shards])
-            np.add.at(in_use, last[shards] + 1, -self._sizes[shards])
-            used_to = np.maximum(used_to, last)
-        in_use = np.cumsum(in_use)
-        return int(in_use.max()), int(in_use.argmax())
+        if not self._of_epoch:
+            return 0, 0
+        firsts, lasts = (
+            np.concatenate(each) for each in zip(*self._of_epoch.values(), strict=True)
+        )
+        shards = np.tile(np.arange(len(self._sizes)), len(self._of_epoch))
+        read = np.flatnonzero(lasts >= 0)
+        # a shard that is still in use from the epoch before counts once
+        shards, firsts, lasts = join_overlaps(shards[read], firsts[read], lasts[read])
+        rows, in_use = sum_in_use(firsts, lasts, self._sizes[shards])
+        return int(in_use.max()), int(rows[in_use.argmax()])

@@ -4,6 +4,7 @@
                  │
       streaming_shuffles         StreamingDataset's shuffles, bit for bit
       seekable ◄─ bijection      our own shuffle, with random access to any position
+               ◄─ spans          the parts of shards that its canonical nodes read
                  │
              canonical           one order per epoch ─► epoch_orders   cached on disk
                  │

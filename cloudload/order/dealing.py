@@ -13,6 +13,7 @@ All of this is a pure function of the rows, the world and the batch size, so the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,6 +88,24 @@ def share_lanes(lanes: Lanes, hosts: Ints) -> Dealing:
     firsts = np.cumsum(per_host) - per_host
     owners = np.argsort(hosts, kind="stable")[firsts[lane_hosts] + turns]
     return Dealing(places, owners, hosts)
+
+
+def deal_lanes(components: Sequence[Lanes], hosts: Ints) -> Dealing | None:
+    """How the rows of a run's components are dealt; None if the world divides the lanes evenly.
+
+    `hosts` is that of `share_lanes`. The lanes of all components are shared as those of the one
+    with the most canonical nodes.
+    """
+    if components[0].num_lanes % len(hosts) == 0:
+        return None
+    return share_lanes(max(components, key=lambda lanes: lanes.num_nodes), hosts)
+
+
+def find_lane_hosts(num_lanes: int, hosts: Ints, dealing: Dealing | None) -> Ints:
+    """The machine of the rank that owns each lane: int64 [lanes]. `dealing` is `deal_lanes`'s."""
+    owners = np.arange(num_lanes) % len(hosts) if dealing is None else dealing.owners
+    lane_hosts: Ints = hosts[owners]
+    return lane_hosts
 
 
 def number_in_group(groups: Ints) -> Ints:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cloudload.arrays import Ids
+from cloudload.arrays import Ids, Ints
 from cloudload.errors import CacheError
 from cloudload.order.canonical import fill_order, seekable_order
 from cloudload.order.sampling import id_dtype
@@ -81,6 +81,17 @@ class EpochOrders:
             }
             self._orders[epoch] = order
         return self._orders[epoch]
+
+    def samples_at(self, epochs: Ints, positions: Ints) -> Ints:
+        """The sample at each position of its epoch: int64 [positions].
+
+        Raises the errors of `__call__`.
+        """
+        samples = np.empty(len(epochs), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            own = epochs == epoch
+            samples[own] = self(epoch)[positions[own]]
+        return samples
 
     def is_ready(self, epoch: int) -> bool:
         """Whether the order of `epoch` is in memory, is on disk, or is cheap to build."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from cloudload.provenance.state_run import Run, open_run
-from cloudload.run.resume import ACCEPTABLE_FIELDS
+from cloudload.run.changes import ACCEPTABLE_FIELDS
 from cloudload.run.state import read_state
 
 

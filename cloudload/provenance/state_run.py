@@ -6,6 +6,7 @@ import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from cloudload.config.choices import AUTO, LEARN
@@ -39,7 +40,7 @@ class Run:
         """The names of the run's streams, in order."""
         return [stream.label for stream in self.arguments["data"]]
 
-    @property
+    @cached_property
     def saved(self) -> Saved:
         """The parsed state.
 

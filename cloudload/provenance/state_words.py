@@ -18,8 +18,8 @@ from cloudload.arrays import divisors
 from cloudload.errors import CloudloadError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
+from cloudload.run.changes import ACCEPTABLE_FIELDS
 from cloudload.run.recipe import SAMPLES_FIELD, STREAM_SHARDS_FIELD
-from cloudload.run.resume import ACCEPTABLE_FIELDS
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved, read_state
 from cloudload.stats import DOCUMENTS, FAILED, PADDING, READ, TOKENS

@@ -54,22 +54,20 @@ A state has a fixed set of keys, and its values are plain JSON types. `json`, `t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cloudload._version import __version__
-from cloudload.arrays import Ints
 from cloudload.config.choices import ALL, ON_ERROR, RAISE, SKIP, STOPPINGS
 from cloudload.config.rows import MAX_LANES
 from cloudload.errors import StreamChangedError
 from cloudload.order.layout import Layout
 from cloudload.order.mixture import Mixture
-from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
-from cloudload.run.position import DATA_START, UNKNOWN, LaneArrays, LaneLog, Origin, Position
+from cloudload.run.position import DATA_START, LaneArrays, LaneLog, Origin, Position
 from cloudload.run.recipe import (
     HELD_CONFIG_FIELDS,
     MAX_EPOCHS_FIELD,
@@ -107,9 +105,8 @@ _MOST = {
     **dict.fromkeys(("global_batch", "seq_len"), 1 << 31),
     "num_lanes": MAX_LANES,
 }
-_COUNTED = ("rows", "table_rows", "batches", "global_batch")
-# fields that may differ among the local states of ranks
-_PARTIAL = (
+COUNTED = ("rows", "table_rows", "batches", "global_batch")
+PARTIAL = (
     "cursors",
     "document_sizes",
     "residues",
@@ -118,17 +115,18 @@ _PARTIAL = (
     "sources",
     "tokenizer_backend",
 )
-_OPTIONAL_KEYS = frozenset(
+"""Fields that may differ among the local states of ranks."""
+OPTIONAL_KEYS = frozenset(
     {
         *("origin", "token_ids", "on_error", "document_sizes"),
         *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD),
         *("stream_tails", MAX_EPOCHS_FIELD, "stopping"),
     }
 )
-_KEYS = (
-    frozenset((*_COUNTED, *_HELD_FIELDS, *_PARTIAL, "version", "cloudload", "seq_len", "mixture"))
+KEYS = (
+    frozenset((*COUNTED, *_HELD_FIELDS, *PARTIAL, "version", "cloudload", "seq_len", "mixture"))
     | {"tail", "skipped"}
-) - _OPTIONAL_KEYS
+) - OPTIONAL_KEYS
 
 
 def build_state(
@@ -155,12 +153,13 @@ def build_state(
         "part": part,
         "tail": "" if position.tail is None else join_pairs(position.tail),
         "skipped": join_pairs(position.skipped),
-        **_encode_lanes(position.lanes.arrays),
+        **encode_lanes(position.lanes.arrays),
         **({"origin": join_pairs([origin])} if any(origin) else {}),
     }
 
 
-def _encode_lanes(arrays: LaneArrays) -> dict[str, str]:
+def encode_lanes(arrays: LaneArrays) -> dict[str, str]:
+    """The fields of a state that lanes fill."""
     return {
         "counts": encode_counts(arrays.counts),
         "cursors": encode_cursors(arrays.cursors),
@@ -173,7 +172,7 @@ def _encode_lanes(arrays: LaneArrays) -> dict[str, str]:
 def _is_saved(name: str, value: Any) -> bool:
     """Whether a state has this field. A state omits newer fields, and fields for only some data, if
     they are empty or have their default value."""
-    return name not in _OPTIONAL_KEYS or value.strip(",") not in ("", RAISE, ALL)
+    return name not in OPTIONAL_KEYS or value.strip(",") not in ("", RAISE, ALL)
 
 
 # ---------------------------------------------------------------- loading
@@ -204,13 +203,13 @@ def read_state(state: Mapping[str, Any]) -> Saved:
     Raises `StreamChangedError` if it is damaged, has a different format version, or is the local
     state of one rank.
     """
-    _check_keys(state)
+    check_keys(state)
     if state["part"]:
         raise StreamChangedError(
             f"this is only one rank's local state (part {show(state['part'])}). Merge the local "
             "states of all ranks with merge_state_dicts, and load the result"
         )
-    position = _read_position(state)
+    position = read_position(state)
     if (position.cursors < 0).any():
         lane = int(np.flatnonzero((position.cursors < 0).any(axis=(0, 2)))[0])
         raise StreamChangedError(
@@ -270,70 +269,11 @@ def _read_layout(state: Mapping[str, Any]) -> Layout:
     return Layout(state["num_lanes"], nodes, blocks)
 
 
-# ---------------------------------------------------------------- merging local states
-
-
-def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
-    """Merge the local states of all ranks, in any order, into a whole state.
-
-    Raises `StreamChangedError` if a state is damaged or has a different format version, if the
-    states are from different runs or steps, or if a rank's state is missing or passed twice.
-    """
-    if not states:
-        raise StreamChangedError("there are no local states to merge. Pass one from every rank")
-    for state in states:
-        _check_keys(state)
-    for name in ("rows", *sorted((_KEYS | _OPTIONAL_KEYS) - {"rows", *_PARTIAL})):
-        values = [state.get(name) for state in states]
-        if any(value != values[0] for value in values):
-            advice = (
-                "Save the states of all ranks after the same batch"
-                if name in (*_COUNTED, "tail", "skipped")
-                else "Pass the states of one run"
-            )
-            raise StreamChangedError(
-                f"{name} differs among the local states: {', '.join(map(show, values))}. {advice}"
-            )
-    parts = [_read_position(state).lanes.arrays for state in states]
-    merged = _unknown_like(parts[0])
-    for state, part in zip(states, parts, strict=True):
-        known = part.cursors[..., CURSOR_ORDINAL] != UNKNOWN
-        if (merged.cursors[known] != UNKNOWN).any():
-            raise StreamChangedError(
-                f"part: {show(state['part'])} has lanes that another local state also has. "
-                "Pass each rank's state once"
-            )
-        merged.set_lanes(known, part)
-    if (merged.cursors < 0).any():
-        names = ", ".join(show(state["part"]) for state in states)
-        raise StreamChangedError(
-            f"the local states {names} leave lanes without a cursor. Pass one from every rank"
-        )
-    counts: Ints = np.asarray(sum(part.counts for part in parts))
-    return {**states[0], "part": "", **_encode_lanes(replace(merged, counts=counts))}
-
-
-def mask_lanes(position: Position, own: range) -> Position:
-    """Return a copy in which all lanes except `own` have unknown cursors and empty residues."""
-    arrays = position.lanes.arrays
-    masked = _unknown_like(arrays)
-    masked.set_lanes(np.s_[:, own], arrays)
-    return position.with_lanes(cursors=masked.cursors, residues=masked.residues)
-
-
-def _unknown_like(arrays: LaneArrays) -> LaneArrays:
-    return LaneArrays.blank(
-        arrays.cursors.shape[:2],
-        len(arrays.counts),
-        has_residues=arrays.residues is not None,
-        cursor=UNKNOWN,
-    )
-
-
 # ---------------------------------------------------------------- parsing
 
 
-def _check_keys(state: Mapping[str, Any]) -> None:
+def check_keys(state: Mapping[str, Any]) -> None:
+    """Raise `StreamChangedError` unless this is a state with all fields, of plain JSON types."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise StreamChangedError(explain_not_a_state(state))
     if not is_state(state) and find_nested(state, is_state) is not None:
@@ -344,8 +284,8 @@ def _check_keys(state: Mapping[str, Any]) -> None:
             f"Use the cloudload that wrote it ({show(state.get('cloudload', 'unknown'))})"
         )
     missing, unknown = (
-        sorted(_KEYS - state.keys()),
-        sorted(map(show, state.keys() - _KEYS - _OPTIONAL_KEYS)),
+        sorted(KEYS - state.keys()),
+        sorted(map(show, state.keys() - KEYS - OPTIONAL_KEYS)),
     )
     if missing or unknown:
         raise StreamChangedError(
@@ -356,12 +296,13 @@ def _check_keys(state: Mapping[str, Any]) -> None:
         if not isinstance(value, str | int | None):
             raise damaged(name, f"{type(value).__name__} is neither text nor a whole number")
     for name, most in _MOST.items():
-        value, least = state[name], int(name not in _COUNTED)
+        value, least = state[name], int(name not in COUNTED)
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise damaged(name, f"{show(value)} is not a whole number from {least} to {most:,}")
 
 
-def _read_position(state: Mapping[str, Any]) -> Position:
+def read_position(state: Mapping[str, Any]) -> Position:
+    """The position of a state, whole or local. Raises `StreamChangedError` if it is damaged."""
     rows, table_rows = state["rows"], state["table_rows"]
     if table_rows > rows:
         raise damaged("table_rows", f"{table_rows} is past rows {rows}")

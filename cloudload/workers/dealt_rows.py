@@ -16,7 +16,8 @@ from cloudload.lengths.row_finder import RowFinder
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.packing.tables import CURSOR_ORDINAL, NUM_CURSOR_COLUMNS
 from cloudload.workers.block import Pieces
-from cloudload.workers.documents import FoundDocuments, LaneDocuments
+from cloudload.workers.documents import LaneDocuments
+from cloudload.workers.found_documents import FoundDocuments
 from cloudload.workers.lane_reader import find_ends
 from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import Prefetcher

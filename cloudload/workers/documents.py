@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,13 +25,9 @@ from cloudload.lengths.group_file import FILTERED as FILTERED_LENGTH
 from cloudload.lengths.learned import LearnedLengths
 from cloudload.mds.shard import BadDocumentError
 from cloudload.order.epoch_orders import EpochOrders
-from cloudload.packing.residue import residue_spans
 from cloudload.packing.tables import (
     BASE,
     COUNT,
-    CURSOR_OFFSET,
-    CURSOR_ORDINAL,
-    CURSOR_SIZE,
     EPOCH,
     FLAT_LANE,
     NUM_DOCUMENT_COLUMNS,
@@ -55,6 +50,7 @@ from cloudload.workers.document_reader import (
     count_text_bytes,
     merge_ids,
 )
+from cloudload.workers.found_documents import FoundDocuments
 from cloudload.workers.plan import Plan
 
 CHANGED_ADVICE = (
@@ -63,56 +59,6 @@ CHANGED_ADVICE = (
     "continue with a changed transform, pass transform_id='NAME' and "
     "on_change={'transform': 'accept'}"
 )
-
-
-@dataclass(frozen=True)
-class FoundDocuments:
-    """The lane, ordinal, epoch and sample of each document: int64 [documents] each.
-
-    `samples` are indices in the corpus.
-    """
-
-    flat_lanes: Ints
-    ordinals: Ints
-    epochs: Ints
-    samples: Ints
-
-    def __len__(self) -> int:
-        return len(self.flat_lanes)
-
-    def __getitem__(self, chosen: slice | Ints) -> FoundDocuments:
-        return FoundDocuments(
-            self.flat_lanes[chosen],
-            self.ordinals[chosen],
-            self.epochs[chosen],
-            self.samples[chosen],
-        )
-
-    def begun_sizes(self, starts: Ints, residues: Sequence[bytes] | None = None) -> Ints:
-        """The size of each document that its lane's start is inside: int64 [documents].
-
-        `starts` is int64 [flat_lanes, 3], the starting cursors. `residues` ([flat_lanes]) are those
-        at the start, whose documents have begun, too; None if the packing has no residue. -1 for
-        other documents, and 0 if the size is not known.
-        """
-        start = starts[self.flat_lanes]
-        is_begun = (start[:, CURSOR_ORDINAL] == self.ordinals) & (start[:, CURSOR_OFFSET] > 0)
-        sizes = np.where(is_begun, start[:, CURSOR_SIZE], -1)
-        before = np.flatnonzero(self.ordinals < start[:, CURSOR_ORDINAL])
-        if residues is not None and len(before):
-            lanes, ordinals = self.flat_lanes[before], self.ordinals[before].tolist()
-            of_lanes = {
-                lane: {
-                    document: size
-                    for document, _, size in residue_spans(
-                        residues[lane], int(starts[lane, CURSOR_ORDINAL])
-                    )
-                }
-                for lane in np.unique(lanes).tolist()
-            }
-            pairs = zip(lanes.tolist(), ordinals, strict=True)
-            sizes[before] = [of_lanes[lane][ordinal] for lane, ordinal in pairs]
-        return sizes
 
 
 class LaneDocuments:

@@ -31,7 +31,8 @@ from cloudload.packing.tables import (
     SIZE,
     Documents,
 )
-from cloudload.workers.documents import FoundDocuments, LaneDocuments
+from cloudload.workers.documents import LaneDocuments
+from cloudload.workers.found_documents import FoundDocuments
 from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import Prefetcher
 

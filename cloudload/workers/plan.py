@@ -27,7 +27,7 @@ from cloudload.lengths.files import CorpusLengths
 from cloudload.lengths.learned import LearnedLengths
 from cloudload.lengths.mixture_ending import MixtureEnding
 from cloudload.lengths.run_lengths import RunLengths
-from cloudload.order.dealing import Dealing, share_lanes
+from cloudload.order.dealing import Dealing, deal_lanes, find_lane_hosts
 from cloudload.order.lanes import rank_rows, worker_of_rows
 from cloudload.packing.tail import Tail
 from cloudload.run.position import Position
@@ -131,15 +131,13 @@ class Plan:
 
         Otherwise, rows are dealt, and found by number from token lengths.
         """
-        return self.num_lanes % self.world_size == 0
+        return self._dealing is None
 
     @cached_property
-    def _dealing(self) -> Dealing:
-        finest = max(
-            (component.lanes for component in self.recipe.components),
-            key=lambda lanes: lanes.num_nodes,
-        )
-        return share_lanes(finest, np.array(self.hosts))
+    def _dealing(self) -> Dealing | None:
+        """How rows are dealt; None if the world is even."""
+        lanes = [component.lanes for component in self.recipe.components]
+        return deal_lanes(lanes, np.array(self.hosts))
 
     @cached_property
     def tail(self) -> Tail | None:
@@ -196,7 +194,7 @@ class Plan:
 
     def own_lanes(self, worker: int) -> Sequence[int]:
         """The lanes of one worker, ascending."""
-        if self.is_even:
+        if self._dealing is None:
             own: Sequence[int] = range(self.world_index, self.num_lanes, self.world_size)
         else:
             own = np.flatnonzero(self._dealing.owners == self.world_index).tolist()
@@ -204,17 +202,15 @@ class Plan:
 
     def machine_lanes(self) -> Ints:
         """The lanes of all ranks on this rank's machine, ascending: int64 [lanes]."""
-        owners = np.arange(self.num_lanes) % self.world_size
-        hosts = np.array(self.hosts)
-        owners = owners if self.is_even else self._dealing.owners
-        return np.flatnonzero(hosts[owners] == hosts[self.world_index])
+        lane_hosts = find_lane_hosts(self.num_lanes, np.array(self.hosts), self._dealing)
+        return np.flatnonzero(lane_hosts == self.hosts[self.world_index])
 
     def rank_rows(self, start: int, stop: int) -> range | Ints:
         """The rows of this rank in the global batches [start, stop), ascending: int64 [rows].
 
         They are a range if the world is even.
         """
-        if self.is_even:
+        if self._dealing is None:
             return rank_rows(start, stop, self.world_index, self.world_size)
         dealt = [
             self._dealing.deal(first, self.delivery.batch_size)[self.world_index]
@@ -233,6 +229,7 @@ class Plan:
         if isinstance(rows, range):
             workers = worker_of_rows(rows, self.num_lanes, self.world_size, self.num_workers)
         else:
+            assert self._dealing is not None
             workers = self._dealing.workers_of(rows, self.num_workers)
         return [np.flatnonzero(workers == worker) for worker in range(self.num_workers)]
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from cloudload.arrays import Ints, count_within
 from cloudload.lengths.run_lengths import RunLengths
-from cloudload.workers.documents import FoundDocuments, LaneDocuments
+from cloudload.workers.documents import LaneDocuments
+from cloudload.workers.found_documents import FoundDocuments
 from cloudload.workers.plan import Plan
 
 

@@ -30,7 +30,8 @@ from cloudload.packing.tables import (
 )
 from cloudload.run.position import Position
 from cloudload.workers.block import Pieces
-from cloudload.workers.documents import FoundDocuments, LaneDocuments
+from cloudload.workers.documents import LaneDocuments
+from cloudload.workers.found_documents import FoundDocuments
 
 _MOST_HELD_BYTES = 1 << 28
 # of a best_fit lane, the ends of this many documents may wait in open rows

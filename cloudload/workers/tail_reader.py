@@ -35,7 +35,8 @@ from cloudload.packing.tail import Tail
 from cloudload.run.recipe import Recipe
 from cloudload.stats import FAILED, FILTERED
 from cloudload.workers.block import BlockBuilder, Pieces
-from cloudload.workers.documents import FoundDocuments, LaneDocuments
+from cloudload.workers.documents import LaneDocuments
+from cloudload.workers.found_documents import FoundDocuments
 
 _DOCUMENTS_AT_ONCE = 256
 

@@ -18,12 +18,8 @@ from cloudload.packing.rows import Framing, fill_rows
 from cloudload.packing.tables import COUNT, SIZE
 from cloudload.stats import EMPTY, FILTERED
 from cloudload.workers.document_reader import DocumentReader
-from cloudload.workers.documents import (
-    FoundDocuments,
-    LaneDocuments,
-    open_cache,
-    open_documents,
-)
+from cloudload.workers.documents import LaneDocuments, open_cache, open_documents
+from cloudload.workers.found_documents import FoundDocuments
 from cloudload.workers.plan import Plan
 
 

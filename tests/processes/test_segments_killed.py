@@ -101,12 +101,18 @@ MODES: dict[str, list[tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(
-    ("mode", "out"), [("2 processes", "s3"), ("array", "failing s3")], indirect=["out"]
+    ("commands", "out"),
+    [
+        (MODES["2 processes"], "s3"),
+        ([("--processes", "1", "--worker", f"{number}/3") for number in range(3)], "failing s3"),
+    ],
+    ids=["2 processes-s3", "array-failing s3"],
+    indirect=["out"],
 )
 def test_a_conversion_killed_at_random_ends_in_the_same_objects(
-    mode: str, corpus: Path, out: str, whole: dict[str, str]
+    commands: list[tuple[str, ...]], corpus: Path, out: str, whole: dict[str, str]
 ) -> None:
-    run_until_finished(MODES[mode], kills=3, seed=1, corpus=corpus, out=out)
+    run_until_finished(commands, kills=3, seed=1, corpus=corpus, out=out)
     assert dataset_bytes(out) == whole
 
 

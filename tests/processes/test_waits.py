@@ -106,7 +106,7 @@ def test_an_order_that_another_process_builds_is_named(
     folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with make_loader(folder, local=tmp_path) as loader:
-        orders = loader._plan().recipe.components[0].orders(tmp_path)
+        orders = loader.recipe.components[0].orders(tmp_path)
         path = orders._path(0)
         make_folder(path.parent)
         descriptor = acquire(lock_path(path), wait=False)

@@ -88,7 +88,7 @@ def test_streaming_and_a_loader_read_the_rows_of_an_epoch(
 def test_steps_are_exported_to_any_store_from_a_state(
     text: str, tmp_path: Path, store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "tokenizer.json").write_text(make_loader(text)._recipe.tokenizer.json)
+    (tmp_path / "tokenizer.json").write_text(make_loader(text).recipe.tokenizer.json)
     options: dict[str, Any] = {
         "tokenizer": str(tmp_path / "tokenizer.json"),
         "local": tmp_path / "cache",

@@ -12,8 +12,9 @@ from cloudload import CloudLoader, Stream
 from cloudload.arrays import Ints
 from cloudload.batch import Batch
 from cloudload.count import count_tokens
+from cloudload.delivery.thread_environment import HubExchange
 from cloudload.errors import RanksDisagreeError
-from cloudload.testing import Leg, _HubExchange, run_leg
+from cloudload.testing import Leg, run_leg
 from cloudload.workers import processes, worker
 from cloudload.workers.document_reader import DocumentReader
 from tests.support.corpora import byte_tokenizer, random_documents, write_mds
@@ -128,13 +129,13 @@ def test_with_lengths_ranks_exchange_only_their_rows(
     folders: list[str], monkeypatch: pytest.MonkeyPatch, lengths: str
 ) -> None:
     sizes: list[int] = []
-    start = _HubExchange.start
+    start = HubExchange.start
 
-    def note(self: _HubExchange, message: Ints) -> Any:
+    def note(self: HubExchange, message: Ints) -> Any:
         sizes.append(len(message))
         return start(self, message)
 
-    monkeypatch.setattr(_HubExchange, "start", note)
+    monkeypatch.setattr(HubExchange, "start", note)
 
     def make(**rank: Any) -> CloudLoader:
         return make_loader(folders[0], lengths=lengths, epochs=1, **rank)
@@ -149,12 +150,12 @@ def test_with_lengths_ranks_exchange_only_their_rows(
 def test_ranks_out_of_step_are_an_error_with_lengths_too(
     folders: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = _HubExchange.start
+    start = HubExchange.start
 
-    def lag(self: _HubExchange, message: Ints) -> Any:
+    def lag(self: HubExchange, message: Ints) -> Any:
         return start(self, message - self._rank)
 
-    monkeypatch.setattr(_HubExchange, "start", lag)
+    monkeypatch.setattr(HubExchange, "start", lag)
 
     def make(**rank: Any) -> CloudLoader:
         return make_loader(folders[0], lengths="require", **rank)

@@ -63,7 +63,7 @@ def read(loader: CloudLoader) -> collections.Counter[int]:
 
 
 def config_of(loader: CloudLoader) -> dict[str, Any]:
-    return {**vars(loader._asked), **vars(loader._delivery)}
+    return {**vars(loader.recipe.config), **vars(loader._reader.member.delivery)}
 
 
 def streams_of(folders: Sequence[str], weights: Sequence[dict[str, Any]]) -> list[Any]:
@@ -110,8 +110,8 @@ def test_streams_with_proportions_are_read_as_a_dataset_of_them_is(
     )
     ours = CloudLoader(streams_of(folders, weights), **OPTIONS, local=tmp_path / "cache")
     theirs = CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
-    assert ours._recipe.fields["choose"] == theirs._recipe.fields["choose"]
-    assert [stream.choose for stream in ours._asked.streams] == [
+    assert ours.recipe.fields["choose"] == theirs.recipe.fields["choose"]
+    assert [stream.choose for stream in ours.recipe.config.streams] == [
         stream.choose for stream in dataset.streams
     ]
 
@@ -187,14 +187,14 @@ def test_the_partition_algorithm_has_no_effect(folders: list[str], tmp_path: Pat
 def test_an_option_of_the_loader_wins(folders: list[str], tmp_path: Path) -> None:
     dataset = streaming_dataset(local=folders[0], shuffle_seed=3, shuffle_algo="naive")
     loader = CloudLoader(dataset, **OPTIONS, seed=4, local=tmp_path / "cache")
-    assert (loader._asked.seed, loader._asked.shuffle_algo) == (4, "naive")
+    assert (loader.recipe.config.seed, loader.recipe.config.shuffle_algo) == (4, "naive")
 
 
 def test_remote_and_split_are_the_url(folders: list[str], tmp_path: Path) -> None:
     above, split = folders[0].rsplit("/", 1)
     dataset = streaming_dataset(remote=above, local=str(tmp_path / "local"), split=split)
     loader = CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
-    assert [stream.url for stream in loader._asked.streams] == [folders[0]]
+    assert [stream.url for stream in loader.recipe.config.streams] == [folders[0]]
 
 
 WARNINGS: list[tuple[dict[str, Any], str]] = [
@@ -238,7 +238,7 @@ def test_a_subclass_that_changes_samples_is_refused(folders: list[str], tmp_path
 def test_the_patience_of_streams_is_kept(folders: list[str], tmp_path: Path) -> None:
     weights: list[dict[str, float]] = [{"download_retry": 4, "download_timeout": 90}, {}, {}]
     loader = CloudLoader(streams_of(folders, weights), **OPTIONS, local=tmp_path / "cache")
-    assert loader._delivery.retry == Retry(timeout_s=90, deadline_s=450)
+    assert loader._reader.member.delivery.retry == Retry(timeout_s=90, deadline_s=450)
 
 
 def test_streams_of_both_libraries_are_not_mixed(folders: list[str]) -> None:
@@ -265,8 +265,8 @@ def test_local_without_remote_is_the_data_and_otherwise_not_used(
         (Stream(remote=folders[0], local=local), folders[0]),
     ]:
         loader = CloudLoader(data, **OPTIONS, local=tmp_path / "cache")
-        assert [stream.url for stream in loader._asked.streams] == [expected]
-        assert loader._delivery.local == str(tmp_path / "cache")
+        assert [stream.url for stream in loader.recipe.config.streams] == [expected]
+        assert loader._reader.member.delivery.local == str(tmp_path / "cache")
 
 
 def test_a_registered_class_of_streams_is_adopted_or_refused(
@@ -287,7 +287,7 @@ def test_a_registered_class_of_streams_is_adopted_or_refused(
     options: dict[str, Any] = {"stream_config": {"repeat": 2}, "batch_size": 1}
     dataset = streaming_dataset(local=folders[0], stream_name="Plain", **options)
     loader = CloudLoader(dataset, **OPTIONS, local=tmp_path / "cache")
-    [stream] = loader._asked.streams
+    [stream] = loader.recipe.config.streams
     assert (stream.url, stream.choose) == (folders[0], 2 * sum(SHARDS["a"]))
     dataset = streaming_dataset(local=folders[0], stream_name="Decrypting", **options)
     with pytest.raises(ValueError, match="Decrypting overrides prepare_shard"):
@@ -309,7 +309,7 @@ def test_a_streams_setting_becomes_a_streams_option(
 
     remote = folders[0] if "split" not in theirs else folders[0].rsplit("/", 1)[0]
     data = Stream(remote=remote, local=str(tmp_path / "local"), **theirs)
-    [stream] = CloudLoader(data, **OPTIONS, local=tmp_path / "cache")._asked.streams
+    [stream] = CloudLoader(data, **OPTIONS, local=tmp_path / "cache").recipe.config.streams
     assert (stream.url, {name: getattr(stream, name) for name in ours}) == (folders[0], ours)
 
 
@@ -322,5 +322,5 @@ def test_a_streams_zipped_files_and_hash_are_cloudloads_matter(
         streams = streams_of(folders[:1], [{"validate_hash": "xxh64", "keep_zip": True}])
     data = streaming_dataset(streams=streams, keep_zip=True) if is_of_dataset else streams
     loader = CloudLoader(data, **OPTIONS, local=tmp_path / "cache")
-    assert loader._delivery.verify == "once"
+    assert loader._reader.member.delivery.verify == "once"
     assert "keep_zip=True) of" in caplog.text

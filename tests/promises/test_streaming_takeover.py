@@ -258,7 +258,7 @@ def test_a_loader_with_another_order_is_refused(
     make_loader: Callable[..., CloudLoader], options: dict[str, Any], message: str
 ) -> None:
     if "schedule" in options:
-        label = make_loader()._recipe.labels[0]
+        label = make_loader().recipe.labels[0]
         options = {**options, "schedule": [(0, {label: 1.0})]}
     with pytest.raises(StreamChangedError, match=message):
         make_loader(**options).load_streaming_state(STATE)

@@ -55,7 +55,7 @@ def test_statistics_log_and_state_name_the_backend(
 def test_a_resume_on_the_other_backend_reads_the_same_rows(
     larger_folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, num_workers: int
 ) -> None:
-    caplog.set_level(logging.INFO, "cloudload.loader")
+    caplog.set_level(logging.INFO, "cloudload")
     expected = [
         batch["input_ids"].tolist()
         for batch in make_loader(larger_folder, local=tmp_path, tokenizer_backend="hf").take(12)

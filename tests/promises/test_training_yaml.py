@@ -171,7 +171,7 @@ def test_rows_are_those_of_the_streaming_dataset_with_these_arguments(
     with_yaml = CloudLoader(**options, **more)
     names = ("tokenizer", "seq_len", "tail", "num_workers")
     with_dataset = CloudLoader(dataset, **{name: options[name] for name in names}, **more)
-    assert with_yaml._recipe.fields == with_dataset._recipe.fields
+    assert with_yaml.recipe.fields == with_dataset.recipe.fields
     rows = rows_of(with_yaml)
     assert rows == rows_of(with_dataset)
     assert len(rows) > 30
@@ -260,7 +260,7 @@ def test_a_tokenizer_with_arguments_is_loaded_with_them(training: Path, tmp_path
     content = parse(training)
     content["tokenizer"]["kwargs"] |= {"eos_token": "<|pad|>"}
     loader = CloudLoader(**config_from_yaml(content), batch_size=4, local=tmp_path)
-    assert [frame[1] for frame in loader._recipe.tokenizer.frames] == [1, 1]
+    assert [frame[1] for frame in loader.recipe.tokenizer.frames] == [1, 1]
     content["tokenizer"]["name"] = str(tmp_path / "nothing")
     with pytest.raises(TokenizerError, match=r"cannot load the tokenizer .*nothing.*eos_token"):
         config_from_yaml(content)

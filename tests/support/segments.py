@@ -25,8 +25,11 @@ SETTINGS: dict[str, Any] = {
 """Of `mixed_corpus`, some 60 segments with a few shards each."""
 
 
-def mixed_corpus(folder: Path) -> Path:
-    """Lines, compressed lines and Parquet, all large, and many small files."""
+def mixed_corpus(folder: Path, part: int = 1) -> Path:
+    """Lines, compressed lines and Parquet, all large, and many small files.
+
+    With `part=4`, a quarter of them: for stores, where each object takes time.
+    """
     draw = random.Random(3)
     folder.mkdir(parents=True)
 
@@ -36,10 +39,10 @@ def mixed_corpus(folder: Path) -> Path:
     def lines(count: int) -> bytes:
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows(count)).encode()
 
-    (folder / "a-large.jsonl").write_bytes(lines(1_200))
-    (folder / "b-large.jsonl.gz").write_bytes(gzip.compress(lines(300), mtime=0))
-    (folder / "c-large.jsonl.zst").write_bytes(zstandard.compress(lines(300)))
-    table = pyarrow.Table.from_pylist(rows(1_500))
+    (folder / "a-large.jsonl").write_bytes(lines(1_200 // part))
+    (folder / "b-large.jsonl.gz").write_bytes(gzip.compress(lines(300 // part), mtime=0))
+    (folder / "c-large.jsonl.zst").write_bytes(zstandard.compress(lines(300 // part)))
+    table = pyarrow.Table.from_pylist(rows(1_500 // part))
     pyarrow.parquet.write_table(
         table,
         folder / "d-large.parquet",
@@ -47,7 +50,7 @@ def mixed_corpus(folder: Path) -> Path:
         use_dictionary=False,
         compression="none",
     )
-    for number in range(40):
+    for number in range(40 // part):
         (folder / f"e{number:02}.jsonl").write_bytes(lines(30))
     return folder
 

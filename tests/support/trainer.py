@@ -146,7 +146,7 @@ def train(options: dict[str, Any]) -> None:
             if options["killed"]:
                 os.kill(os.getpid(), signal.SIGKILL)
             break
-    exchange = loader._exchange
+    exchange = loader._reader.member._exchange
     peers = [0]
     if isinstance(exchange, DistributedExchange):
         peers = sorted(exchange.processes)

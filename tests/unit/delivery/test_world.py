@@ -183,7 +183,7 @@ def test_default_workers_fit_the_cores(
 def test_a_default_number_of_workers_is_never_a_warning(
     folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, cores: int
 ) -> None:
-    monkeypatch.setattr("cloudload.loader.count_cores", lambda: (cores, cores))
+    monkeypatch.setattr("cloudload.session.preparation.count_cores", lambda: (cores, cores))
     with make_loader(folder, num_workers=None, num_lanes=8) as loader:
         plan, described = loader.plan(), loader.describe()
     assert plan.num_workers == described["num_workers"] == min(4, cores)

@@ -1,0 +1,48 @@
+"""The shard bytes that are in use at a time, given when each shard is used.
+
+shard A   ───────            rows       0   2   4   7   9
+shard B       ───────        in use     A   AB  B   -
+                             a shard that is used twice at a row counts once
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cloudload.arrays import Ints
+
+
+def join_overlaps(shards: Ints, firsts: Ints, lasts: Ints) -> tuple[Ints, Ints, Ints]:
+    """The (shard, first row, last row) of uses, where no shard is used twice at a row.
+
+    All arrays are int64 [uses]. Returns fewer uses if some are within others.
+    """
+    order = np.lexsort([firsts, shards])
+    shards, firsts, lasts = shards[order], firsts[order], lasts[order]
+    most = int(lasts.max(initial=0)) + 2
+    ends = np.maximum.accumulate(shards * most + lasts + 1) - shards * most
+    is_same = np.diff(shards, prepend=-1) == 0
+    firsts = np.maximum(firsts, np.where(is_same, np.roll(ends, 1), 0))
+    is_left = firsts <= lasts
+    return shards[is_left], firsts[is_left], lasts[is_left]
+
+
+def sum_in_use(firsts: Ints, lasts: Ints, amounts: Ints) -> tuple[Ints, Ints]:
+    """The rows at which the total of the amounts in use changes, and the totals from there on.
+
+    Each amount, such as a number of bytes, is in use from its first to its last row. All arrays are
+    int64 [uses], and the results int64 [rows].
+    """
+    rows, places = np.unique(np.concatenate([firsts, lasts + 1]), return_inverse=True)
+    changes = np.zeros(len(rows), np.int64)
+    np.add.at(changes, places, np.concatenate([amounts, -amounts]))
+    return rows, np.cumsum(changes)
+
+
+def add_downloads(in_use: int, sizes: Ints, downloads_at_once: int) -> int:
+    """The bytes in use and of the largest shards, which may be downloaded at the same time.
+
+    At most the bytes of all shards, because no shard is both in use and being downloaded. `sizes`
+    is int64 [shards].
+    """
+    return min(in_use + int(np.sort(sizes)[-downloads_at_once:].sum()), int(sizes.sum()))

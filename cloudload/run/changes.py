@@ -1,0 +1,167 @@
+"""Find the changes between a saved run and the recipe that continues it, and refuse unsafe ones.
+
+fields of the state ─┬─► differ ─► same samples? no failed document? ─► changes
+fields of the recipe ┘                                    accepted with `on_change`, or refused
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from cloudload.config.choices import SKIP
+from cloudload.errors import StreamChangedError
+from cloudload.run.recipe import MAX_EPOCHS_FIELD, SAMPLES_FIELD, Recipe
+from cloudload.run.same_data import explain_data, has_same_samples
+from cloudload.run.sources import read_sources
+from cloudload.run.state import Saved
+from cloudload.run.state_codec import show
+from cloudload.stats import FAILED
+
+logger = logging.getLogger(__name__)
+
+Changes = dict[str, tuple[Any, Any]]
+"""(saved value, found value) of each field that differs."""
+_DESCRIPTIONS = {
+    "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
+    "shards": "shards (fingerprints of the shards' sample counts, on which the order depends)",
+    "tokenizer": "tokenizer (fingerprint)",
+    "token_ids": "token_ids (fingerprint of the IDs of fixed texts)",
+    "tokens_key": "tokens_key (the columns of token IDs and the dtypes of bytes, by stream)",
+    "bos_eos": "bos_eos (the IDs before and after each document, by stream)",
+    "choose": "choose (samples in an epoch, by stream or corpus)",
+    MAX_EPOCHS_FIELD: "max_epochs (by stream)",
+    "on_error": "on_error (documents were left out before the state)",
+}
+# a stream added at the end appends an item to each of these
+_GROWING_FIELDS = (
+    *("data", "shards", "bos_eos", "tokens_key", "choose", MAX_EPOCHS_FIELD),
+    *("num_canonical_nodes", "shuffle_block_size"),
+)
+# cursors stay valid if these change, unless they are past the end of fewer epochs
+_HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs", MAX_EPOCHS_FIELD, "on_error")
+CONTENT_FIELDS = (
+    *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "transform"),
+    "overflow",
+)
+"""Only cursors between documents stay valid if these change."""
+ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *CONTENT_FIELDS)
+"""The fields whose change the user may accept with `on_change`."""
+_ACCEPT, SAME = "accept", "same"
+"""Values of `on_change`. "same" is only for data: the user says that the samples are the same, so
+cursors within documents stay valid."""
+
+
+def check_on_change(on_change: Mapping[str, str]) -> None:
+    """Raise `ValueError` for an invalid `on_change`."""
+    for name, value in on_change.items():
+        if value != _ACCEPT and (name, value) != ("data", SAME):
+            choices = "Use 'accept' or 'same'" if name == "data" else "The only choice is 'accept'"
+            raise ValueError(f"on_change[{name!r}] is {value!r}. {choices}")
+        if name not in ACCEPTABLE_FIELDS:
+            raise ValueError(
+                f"on_change: a change of {name!r} cannot be accepted, or needs no acceptance. You "
+                f"can accept changes of {', '.join(sorted(ACCEPTABLE_FIELDS))}"
+            )
+
+
+def find_changes(saved: Saved, recipe: Recipe) -> Changes:
+    """Find the fields that differ, ignoring the values of added streams."""
+    found, grows = recipe.fields, len(recipe.components) > len(saved.position.cursors)
+    changes = {}
+    for name, value in saved.fields.items():
+        if name == SAMPLES_FIELD:
+            continue  # compared only if `data` differs
+        now = found[name]
+        if grows and name in _GROWING_FIELDS and isinstance(value, str):
+            now = ",".join(now.split(",")[: len(value.split(","))])
+        if value != now:
+            changes[name] = (value, found[name])
+    if "data" in changes and has_same_samples(saved.fields, found):
+        logger.info("data: the shards differ, but each has the same samples as the saved one")
+        del changes["data"]
+    if "tokenizer" in changes or not recipe.has_text:  # different IDs are expected, or none
+        changes.pop("token_ids", None)
+    if found["on_error"] == SKIP or not saved.position.counts[:, FAILED].any():
+        # "raise" ends the run at a bad document, so both values have given the same rows so far
+        changes.pop("on_error", None)
+    return changes
+
+
+def _locate(saved: Saved, recipe: Recipe) -> Changes:
+    """The saved and found locations of the data or tokenizer that differs. Empty if damaged."""
+    try:
+        before = read_sources(saved.sources)
+    except StreamChangedError:
+        return {}
+    now = read_sources(recipe.sources)
+    return {
+        "data": (before.urls, now.urls),
+        "shards": (before.urls, now.urls),
+        "tokenizer": (before.tokenizer_name, now.tokenizer_name),
+        "token_ids": (saved.tokenizer_backend, f"tokenizers {version('tokenizers')}"),
+    }
+
+
+def refuse_changes(
+    changes: Changes, on_change: Mapping[str, str], saved: Saved, recipe: Recipe
+) -> None:
+    """Raise `StreamChangedError`, which lists them, for changes that are not accepted."""
+    refused = {name: values for name, values in changes.items() if on_change.get(name) != _ACCEPT}
+    if not refused:
+        return
+    places = _locate(saved, recipe)
+    lines = [
+        f"  {_DESCRIPTIONS.get(name, name)}: "
+        f"saved {_show_at(value, name, 0, places)}, found {_show_at(now, name, 1, places)}"
+        for name, (value, now) in refused.items()
+    ]
+    advice = "Restore the saved values, or start a new run without this state"
+    if refused.keys() <= set(ACCEPTABLE_FIELDS):
+        accepted = dict.fromkeys(refused, _ACCEPT)
+        advice += f", or accept the change with on_change={accepted}"
+    lines += explain_data(set(refused), saved.fields, recipe.fields)
+    raise StreamChangedError("\n".join(["the state does not match this loader:", *lines, advice]))
+
+
+def _show_at(value: Any, name: str, side: int, places: Changes) -> str:
+    """Show a value and the location that it belongs to, if it has one."""
+    return f"{show(value)} of {places[name][side]}" if name in places else show(value)
+
+
+def check_moment(saved: Saved, changes: Changes) -> None:
+    """Raise `StreamChangedError` if something changed, and cannot at the saved position."""
+    position, names = saved.position, ", ".join(changes)
+    if changes and position.tail is not None:
+        raise StreamChangedError(
+            f"{names}: cannot change in the tail of a finite run, or after its end. From row "
+            f"{position.table_rows:,} on, its rows contain the leftover tokens of all lanes, so "
+            "no lane can continue after them. Restore the saved values, load a state that was "
+            "saved before that row, or start a new run, with a different seed if you like"
+        )
+    ended = [
+        name
+        for name, stages in zip(saved.mixture.names, position.lanes.arrays.tails, strict=False)
+        if stages
+    ]
+    if changes and ended:
+        raise StreamChangedError(
+            f"{names}: cannot change once a stream of the mixture is in its tail or has ended "
+            f"({', '.join(ended)}), because its lanes cannot continue. Restore the saved values, "
+            "load an earlier state, or start a new run"
+        )
+    if changes and position.rows != position.table_rows:
+        raise StreamChangedError(f"{names}: cannot change at this state. {explain_replay(saved)}")
+
+
+def explain_replay(saved: Saved) -> str:
+    """Explain why a state's cursors are of an earlier row, and how to get a state without that."""
+    position = saved.position
+    return (
+        f"It is at row {position.rows:,}, but its cursors are those of row "
+        f"{position.table_rows:,}, because it was saved between two exchanges, or after seek and "
+        "before the next batch. Load it with the saved values and exchange_every=1, take one "
+        "batch, and save a new state"
+    )

@@ -1,0 +1,162 @@
+"""The run that a loader reads now: its recipe, its progress, and what token lengths tell of it.
+
+OpenedRun ─► CurrentRun ◄── resume: the recipe and position of a state
+                 └── with lengths: the position at any later row, the number of rows
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cloudload.cache.folder import open_cache_folder
+from cloudload.delivery.run_log import RunLog
+from cloudload.delivery.world import check_world
+from cloudload.lengths.files import CorpusLengths
+from cloudload.lengths.open import find_lengths_of_beginning, open_lengths
+from cloudload.lengths.run_lengths import RunLengths
+from cloudload.packing.tail import next_stages
+from cloudload.run.position import Position, join_ranges
+from cloudload.run.recipe import Recipe
+from cloudload.session.opening import OpenedRun
+
+
+class CurrentRun:
+    """The recipe and the progress of a run, and the positions that its lengths determine."""
+
+    def __init__(self, opened: OpenedRun) -> None:
+        self.recipe = self.opened_recipe = opened.recipe
+        """The recipe, and the one to which states are applied."""
+        self.backend, self.cache_root = opened.backend, opened.cache_root
+        self.log = RunLog(Position.start(opened.recipe))
+        self.is_resumed = self.has_jumped = False
+        """Whether the run continues a state; whether lengths determined its position."""
+        self._opened, self._found = opened, opened.lengths
+        self._lengths: CorpusLengths | None = None
+        self._run_lengths: RunLengths | None = None
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether lengths were found."""
+        return self._found is not None
+
+    def check_world(self, size: int, num_lanes: int | None = None) -> None:
+        """Raise `ValueError` if `size` ranks cannot share the lanes of the run, or `num_lanes`."""
+        check_world(num_lanes or self.recipe.num_lanes, size, has_lengths=self.has_lengths)
+
+    # ------------------------------------------------------------ recipe and lengths
+
+    def use(self, recipe: Recipe) -> None:
+        """Use a recipe, which may read fewer shards than the one before, and its lengths.
+
+        Raises the errors of `find_lengths_of_beginning`.
+        """
+        if recipe.corpus is not self.recipe.corpus:
+            opened = self._opened
+            self._found = (
+                opened.lengths
+                if recipe.corpus is self.opened_recipe.corpus
+                else find_lengths_of_beginning(
+                    recipe, opened.asked_lengths, opened.retry, opened.lengths
+                )
+            )
+            self._lengths = None
+        self.recipe = recipe
+
+    def resume_at(self, position: Position) -> None:
+        """Continue from the position of a state."""
+        self.log.start_at(position)
+        self.is_resumed = True
+
+    def forget_lengths(self) -> None:
+        """Use no lengths until the run is resumed, because other ranks found none."""
+        self._found = self._lengths = self._run_lengths = None
+
+    @property
+    def lengths(self) -> CorpusLengths | None:
+        """The lengths of the samples, or None. Reads them into the cache folder if needed."""
+        if self._lengths is None and self._found is not None:
+            open_cache_folder(self.cache_root)
+            self._lengths = open_lengths(
+                self._found, self.recipe.corpus, self.cache_root, self._opened.retry
+            )
+        return self._lengths
+
+    def open_lengths(self) -> RunLengths | None:
+        """The lengths of the current recipe's run, or None if there are none."""
+        lengths = self.lengths
+        if lengths is None:
+            return None
+        if self._run_lengths is None or self._run_lengths.recipe is not self.recipe:
+            self._run_lengths = RunLengths(self.recipe, self.cache_root, lengths)
+            self.recipe = self._run_lengths.settle(self.log.position)
+        return self._run_lengths
+
+    def settle(self) -> None:
+        """Find the ends of a mixture's streams, with which they have weight 0 from there on."""
+        if self.recipe.has_stream_ends:
+            self.open_lengths()
+
+    # ------------------------------------------------------------ positions
+
+    def advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:
+        """The position at a later row; None if lengths do not determine it.
+
+        `pads` is that of `RunLengths.advance`.
+        """
+        lengths = self.open_lengths()
+        found = None if lengths is None else lengths.advance(position, row, pads=pads)
+        self.has_jumped |= found is not None and row > position.table_rows
+        return found
+
+    def advance_batches(self, number: int, global_batch: int) -> Position | None:
+        """The position after `number` skipped batches; None if lengths do not determine it."""
+        before = self.log.position
+        stop = before.rows + number * global_batch
+        found = self.advance(before, stop)
+        if found is None:
+            return None
+        return replace(
+            found,
+            skipped=join_ranges(before.skipped, (before.rows, stop)),
+            batches=before.batches + number,
+            global_batch=global_batch,
+        )
+
+    def find_position(self, rows: int) -> Position:
+        """The position at a row that is not before the current one.
+
+        Raises `ValueError` if it is.
+        """
+        position = self.log.position
+        if rows < position.rows:
+            raise ValueError(
+                f"rows is {rows:,}, but the loader is already at row {position.rows:,}. Load an "
+                "earlier state"
+            )
+        pads = self.recipe.has_stream_ends
+        if (found := self.advance(position, rows, pads=pads)) is not None:
+            return found
+        tail = position.tail
+        tail = tail and next_stages(tail, self.recipe.config.seq_len, position.table_rows, rows)
+        return replace(position, rows=rows, tail=tail)
+
+    # ------------------------------------------------------------ numbers of rows
+
+    def count_rows(self) -> int | None:
+        """The number of rows of a finite run, at its current `seq_len`; None if it is unknown."""
+        epochs, recipe = self.recipe.config.epochs, self.recipe
+        if epochs is None and not recipe.has_stream_ends:
+            return None
+        origin = self.log.position.origin
+        if epochs is not None and recipe.has_row_per_document:
+            lanes = recipe.components[0].lanes
+            return epochs * lanes.num_positions - origin.count_documents(lanes)
+        lengths = self.open_lengths()
+        return None if lengths is None else lengths.count_rows(Position.start(self.recipe, origin))
+
+    def count_rows_of_epochs(self, epochs: int) -> int | None:
+        """The number of rows of `epochs` epochs; None if it is unknown."""
+        lengths = self.open_lengths()
+        if self.recipe.has_row_per_document:
+            return epochs * self.recipe.components[0].lanes.num_positions
+        return None if lengths is None else lengths.count_rows_of_epochs(epochs)

@@ -1,0 +1,87 @@
+"""Open the run that a loader's options ask for.
+
+arguments ─► RowsConfig ─────► recipe: data, tokenizer, layout ─► token lengths
+         └─► DeliveryConfig ─► cache folder, tokenizer backend
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudload.cache.folder import check_cache_folder, default_cache
+from cloudload.config.delivery import DeliveryConfig
+from cloudload.config.options import read_options
+from cloudload.config.rows import RowsConfig
+from cloudload.delivery.start_log import StartLog
+from cloudload.delivery.world import place_in_mesh
+from cloudload.lengths.files import CountedDataset
+from cloudload.lengths.open import find_lengths
+from cloudload.run.recipe import Recipe, open_recipe
+from cloudload.storage.base import Retry
+from cloudload.streaming_arguments.objects import adopt_streaming
+from cloudload.tokenization.backend import Choice, choose_backend
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run as its options define it, before a state is loaded."""
+
+    recipe: Recipe
+    backend: Choice
+    """The tokenizer backend."""
+    cache_root: Path
+    asked_lengths: str
+    """The option `lengths`."""
+    lengths: Sequence[CountedDataset] | None
+    """The lengths found for the data."""
+    retry: Retry
+
+
+def read_arguments(arguments: Mapping[str, Any], callee: type) -> tuple[RowsConfig, DeliveryConfig]:
+    """Create the two configs from the arguments of `callee`, which may be objects of Streaming.
+
+    Raises `ValueError` for an invalid argument.
+    """
+    options, mesh = dict(arguments), arguments["device_mesh"]
+    if mesh is not None:
+        rank, size = options["dp_rank"], options["dp_world_size"]
+        if rank is not None or size is not None:
+            raise ValueError(
+                f"device_mesh sets dp_rank and dp_world_size, but dp_rank is {rank} and "
+                f"dp_world_size is {size}. Pass either the mesh or these two"
+            )
+        options["dp_rank"], options["dp_world_size"] = place_in_mesh(mesh)
+    options = adopt_streaming(options, _find_defaults(callee), options["retry"] or Retry())
+    return read_options({**options, "has_mesh": mesh is not None})
+
+
+@functools.cache
+def _find_defaults(callee: type) -> Mapping[str, Any]:
+    """The default of each argument of a class."""
+    parameters = inspect.signature(callee).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
+
+
+def open_run(
+    asked: RowsConfig, delivery: DeliveryConfig, tokenizer: Any, start_log: StartLog
+) -> OpenedRun:
+    """Open the data, the tokenizer, its backend, and the token lengths.
+
+    Raises `CloudloadError` if one of them, or a store, cannot be used, and `ValueError` if the
+    options do not suit the data.
+    """
+    local, retry, lengths = delivery.local, delivery.retry, os.fspath(delivery.lengths)
+    cache_root = Path(local).expanduser() if local else default_cache()
+    check_cache_folder(cache_root, [stream.url for stream in asked.streams])
+    recipe = open_recipe(asked, tokenizer, retry, cache_root)
+    text = recipe.tokenizer.json if recipe.has_text else ""
+    backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
+    start_log.log_opened(recipe, backend)
+    found = find_lengths(recipe, lengths, retry)
+    return OpenedRun(recipe, backend, cache_root, lengths, found, retry)

@@ -1,0 +1,115 @@
+"""Prepare an iteration: the plan of its workers, and what lengths spare its ranks.
+
+make_plan     recipe, position, world ─► Plan
+foresee       the end of a finite run, if the lengths determine it
+find_known    the lanes of all ranks, if the lengths determine them
+check_alone   whether ranks that cannot communicate can read the run
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from cloudload.cache.folder import open_cache_folder
+from cloudload.delivery.agreement import check_can_end
+from cloudload.delivery.exchange import Exchange
+from cloudload.delivery.known_lanes import KnownLanes
+from cloudload.delivery.working_set import check_cache_limit, open_current_orders
+from cloudload.delivery.world import count_cores, default_num_workers
+from cloudload.session.current_run import CurrentRun
+from cloudload.session.membership import Membership
+from cloudload.workers.plan import Foreseen, Measuring, Mixed, Phase, Plan, Steady
+
+logger = logging.getLogger(__name__)
+
+
+def make_plan(run: CurrentRun, member: Membership) -> Plan:
+    """Create the plan of a member's workers, starting at the run's position.
+
+    Raises `ValueError` if the ranks cannot share the lanes, and `CacheError` if lengths cannot be
+    read into the cache folder.
+    """
+    world, delivery, position = member.world, member.delivery, run.log.position
+    if position.table_rows < position.rows:
+        position = run.advance(position, position.rows) or position
+    run.check_world(world.size)
+    phase: Phase = Steady() if position.tail is None else Measuring(position.table_rows)
+    lengths = run.open_lengths()
+    if run.recipe.has_stream_ends:
+        assert lengths is not None, "without lengths, the ends of the streams would be lost"
+        phase = Mixed(lengths.find_tails(position).ending)
+    lanes_of_rank = max(1, run.recipe.num_lanes // world.size)
+    num_workers = delivery.num_workers
+    if num_workers is None:
+        num_workers = default_num_workers(world.ranks_per_node, *count_cores())
+    return Plan(
+        recipe=run.recipe,
+        delivery=delivery,
+        backend=run.backend,
+        cache_root=run.cache_root,
+        world_index=world.index,
+        world_size=world.size,
+        hosts=world.hosts,
+        num_workers=min(max(1, num_workers), lanes_of_rank),
+        position=position,
+        phase=phase,
+        lengths=run.lengths,
+        has_jumped=run.has_jumped and member.is_first,
+    )
+
+
+def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
+    """Raise `CacheError` if `cache_limit` is below the working set of a member's node."""
+    if member.delivery.cache_limit_bytes() is None:
+        return
+    has_jumped = run.has_jumped
+    try:
+        plan, world = make_plan(run, member), member.world
+        open_cache_folder(run.cache_root)
+        check_cache_limit(plan, world, open_current_orders(plan, world))
+    finally:
+        run.has_jumped = has_jumped
+
+
+def foresee(run: CurrentRun, plan: Plan, exchange: Exchange) -> Plan:
+    """Add the end of a finite run to its plan, if the lengths determine it."""
+    lengths = run.open_lengths()
+    if lengths is None or plan.recipe.config.epochs is None or isinstance(plan.phase, Mixed):
+        return plan
+    is_needed = (exchange.is_alone and plan.world_size > 1) or not plan.is_even
+    if not lengths.can_foresee(plan.position, is_needed=is_needed):
+        return plan
+    return replace(plan, phase=Foreseen(lengths.find_ending(plan.position)))
+
+
+def find_known(run: CurrentRun, plan: Plan, exchange: Exchange) -> KnownLanes | None:
+    """The lanes of all ranks, if there are several ranks and lengths determine the lanes."""
+    lengths = run.open_lengths()
+    if lengths is not None and isinstance(plan.phase, Mixed):
+        return KnownLanes(lengths, plan.position)
+    if plan.world_size == 1 or lengths is None:
+        return None
+    # workers know the lanes of best_fit anyway, but to find them all takes time
+    is_exchanged = plan.recipe.packing.has_residue and plan.is_even and not exchange.is_alone
+    is_known = isinstance(plan.phase, Foreseen) or plan.recipe.config.epochs is None
+    return KnownLanes(lengths, plan.position) if is_known and not is_exchanged else None
+
+
+def check_alone(
+    run: CurrentRun, member: Membership, exchange: Exchange, known: KnownLanes | None
+) -> None:
+    """Warn ranks that cannot communicate, and refuse a run that they could not end together."""
+    world, delivery = member.world, member.delivery
+    if world.size == 1 or not exchange.is_alone:
+        return
+    if known is None:
+        check_can_end(run.recipe, delivery, world)
+        if run.log.knows_all_lanes and delivery.dp_rank is None:
+            logger.warning(
+                "torch.distributed is not initialized, so the %d ranks of WORLD_SIZE cannot "
+                "exchange cursors, and state_dict() will raise an error. Call "
+                "init_process_group before iterating, or save local_state_dict() on every rank",
+                world.size,
+            )
+    run.log.knows_all_lanes = known is not None

@@ -1,0 +1,194 @@
+"""Read the batches of the current run: prepare each iteration, and keep at most one alive.
+
+pass 1 ──► iteration ── workers, exchange
+pass 2 ──►     │          `stop_every` ends a pass: the iteration is kept for the next one
+               └─ dropped by its last pass: a weak reference is left, and the workers end
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+
+from cloudload.cache.folder import open_cache_folder
+from cloudload.delivery.agreement import list_facts
+from cloudload.delivery.exchange import Exchange
+from cloudload.delivery.iteration import Iteration
+from cloudload.delivery.passes import WORKING, count_passes, count_rows_per_pass
+from cloudload.delivery.start_log import StartLog
+from cloudload.delivery.working_set import (
+    check_cache_limit,
+    explain_later_working_set,
+    open_current_orders,
+)
+from cloudload.delivery.world import count_cores, explain_few_cores
+from cloudload.run.position import Position
+from cloudload.session.current_run import CurrentRun
+from cloudload.session.learning import Learning
+from cloudload.session.membership import Membership
+from cloudload.session.preparation import check_alone, find_known, foresee, make_plan
+from cloudload.system.activity import Wait
+from cloudload.workers.plan import Plan
+
+logger = logging.getLogger(__name__)
+
+
+class Reader:
+    """The source of a loader's passes."""
+
+    def __init__(self, run: CurrentRun, member: Membership, start_log: StartLog) -> None:
+        self._run, self._start_log, self._learning = run, start_log, Learning()
+        self.member = member
+        """The rank of this process in the current world."""
+        self._iteration: Callable[[], Iteration | None] = _no_iteration
+        self._kept: Iteration | None = None
+        self._has_counted_cores = self._has_measured = False
+
+    # ------------------------------------------------------------ passes
+
+    def start_iteration(self) -> Iteration:
+        """Return the previous pass's iteration if it can continue, otherwise a new one."""
+        kept, self._kept = self._kept, None
+        return kept or self._iterate()
+
+    def keep_iteration(self, iteration: Iteration) -> None:
+        """Keep an iteration for the next pass unless it is over. Its workers keep reading ahead."""
+        self._kept = None if iteration.is_over else iteration
+
+    def count_passes(self, position: Position | None = None) -> int:
+        """Count the passes completed at a position; by default, at the current one."""
+        delivery = self.member.delivery
+        if delivery.stop_every is None:
+            return 0  # called for each batch, and finding the world takes tens of microseconds
+        position = position or self._run.log.position
+        return count_passes(position, self._run.recipe, delivery, self.member.world)
+
+    def count_rows_per_pass(self) -> int:
+        """Return the number of rows in a pass; 0 if `stop_every` is not a number of batches."""
+        return count_rows_per_pass(self.member.delivery, self.member.world)
+
+    def report_wait(self, waited_s: float, what: str) -> None:
+        """Log that a batch has not arrived after `waited_s`, because of `what`."""
+        world = self.member.world
+        rank = f"rank {world.rank} " if world.size > 1 else ""
+        logger.warning("%swaited %.0f s for a batch: %s", rank, waited_s, what)
+
+    def skip(self, number: int) -> None:
+        """Skip the next `number` global batches, or fewer if the data ends first."""
+        with Wait(self.report_wait, WORKING):
+            iteration, run = self._iteration(), self._run
+            if iteration is None or iteration.is_over:
+                global_batch = self.member.global_batch
+                if number > 0 and (found := run.advance_batches(number, global_batch)) is not None:
+                    run.log.record(found)
+                    return
+                iteration = self._iterate()
+            iteration.skip(number)
+
+    def stop(self, reason: str) -> None:
+        """End the iteration, if there is one. Iterating over it raises an error with `reason`."""
+        iteration = self._iteration()
+        if iteration is not None:
+            iteration.close(reason)
+        self._iteration, self._kept = _no_iteration, None
+
+    def move(self, member: Membership, position: Position) -> None:
+        """Continue as another member. A pass in progress continues with a new iteration."""
+        if (iteration := self._iteration()) is not None:
+            iteration.replace()
+        self._iteration, self._kept = _no_iteration, None
+        self.member.disconnect()
+        self.stop_learning()  # another rank may publish in the new world
+        self.member = member
+        self._run.log.move_to(position)
+        if member.is_first:
+            rows = f"{position.rows:,}"
+            logger.info("from row %s on, the ranks are %d", rows, member.delivery.dp_world_size)
+
+    def close(self) -> None:
+        """End the iteration, and close the connection. The next iteration opens both again."""
+        self.stop("the loader was closed")
+        self.stop_learning()
+        self.member.disconnect()
+
+    def stop_learning(self) -> None:
+        """Publish the lengths learned so far. The next iteration starts to learn again."""
+        self._learning.close()
+
+    # ------------------------------------------------------------ iterations
+
+    def plan(self) -> Plan:
+        """Create the plan, the cache folder, and the orders of the current epochs.
+
+        Raises the errors of `CloudLoader.plan`.
+        """
+        plan, world = make_plan(self._run, self.member), self.member.world
+        if self.member.delivery.num_workers and self.member.is_first:
+            self._explain_num_workers(self.member.delivery.num_workers, plan.num_workers)
+        open_cache_folder(self._run.cache_root)
+        began = time.monotonic()
+        orders = open_current_orders(plan, world)
+        self._start_log.log_order(plan, time.monotonic() - began)
+        check_cache_limit(plan, world, orders)
+        return plan
+
+    def _explain_num_workers(self, asked: int, used: int) -> None:
+        if used < asked:
+            message = "using %d workers instead of %d, because the rank has no more lanes"
+            logger.info(message, used, asked)
+        if not self._has_counted_cores:
+            self._has_counted_cores = True
+            ranks_per_node = self.member.world.ranks_per_node
+            warning = explain_few_cores(used, ranks_per_node, *count_cores())
+            if warning is not None:
+                logger.warning("%s", warning)
+
+    def _iterate(self) -> Iteration:
+        run, member = self._run, self.member
+        self.stop("another was started")
+        self._start_log.begin_iteration()
+        plan, exchange = self._connect()
+        plan = foresee(run, plan, exchange)
+        known = find_known(run, plan, exchange)
+        self._warn_of_drift(plan)
+        check_alone(run, member, exchange, known)
+        on_end = None
+        if (learner := self._learning.open(run, member)) is not None:
+            plan, on_end = replace(plan, learned=learner.learned), learner.publish_soon
+        open_blocks = member.environment.open_blocks
+        iteration = Iteration(
+            *(plan, exchange, run.log, self._start_log, open_blocks), known=known, on_end=on_end
+        )
+        # a weak reference, so that an abandoned iteration ends its workers; `_kept` keeps an
+        # iteration alive between passes
+        self._iteration = weakref.ref(iteration)
+        run.has_jumped = False
+        return iteration
+
+    def _connect(self) -> tuple[Plan, Exchange]:
+        """Create the plan, and compare it with those of the other ranks."""
+        run, member = self._run, self.member
+        plan, world = self.plan(), member.world
+        exchange = member.connect()
+        facts = list_facts(run.recipe, member.delivery, world, run.log.position, run.lengths)
+        if exchange.compare(facts, world):
+            return plan, exchange
+        logger.info("some ranks found no token lengths, so the run uses none until it is resumed")
+        run.forget_lengths()
+        return self._connect()
+
+    def _warn_of_drift(self, plan: Plan) -> None:
+        """Log, once, that `cache_limit` is too small for later rows, if the lengths say so."""
+        lengths = self._run.open_lengths()
+        if lengths is None or not self.member.is_first or self._has_measured:
+            return
+        self._has_measured = True
+        if (warning := explain_later_working_set(plan, lengths, self.member.world)) is not None:
+            logger.warning("%s", warning)
+
+
+def _no_iteration() -> None:
+    """Return None, as a dead weak reference to an iteration does."""
