@@ -61,13 +61,13 @@ class CountEstimate:
 
 @dataclass(frozen=True)
 class LengthSample:
-    """The lengths of a sample of a dataset's documents."""
+    """The lengths of sampled documents of a dataset."""
 
     recipe: Recipe
     lengths: Ints
-    """The lengths of the documents read, with `group_file.FILTERED` and `FAILED`: int64 [read]."""
+    """Length of each document read, or `group_file.FILTERED` or `FAILED`: int64 [read]."""
     text_bytes: int
-    """Bytes of their texts."""
+    """Total bytes of their texts."""
     chosen: Ints
     """The shards that were read: int64 [shards]."""
     table: Floats

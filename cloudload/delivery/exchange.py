@@ -185,7 +185,7 @@ class DistributedExchange(Exchange):
     def close(self) -> None:
         if self._all is not None and self._dist.is_initialized():
             for group in {self._all, self._group}:
-                # the program may have destroyed all groups, to form new ones
+                # the program may have destroyed all groups in order to form new ones
                 with contextlib.suppress(ValueError):
                     self._dist.destroy_process_group(group)
         self._all = self._group = None

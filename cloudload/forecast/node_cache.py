@@ -32,15 +32,15 @@ class Timeline:
     """The bytes of shards in use over a run: int64 [points] each."""
 
     rows: Ints
-    """The first row of each of the equal parts of the run."""
+    """The first row of each part of the run; the parts have equal size."""
     bytes: Ints
-    """The most bytes in use during the part."""
+    """Peak bytes in use during each part."""
     shards: Ints
-    """The most shards in use during the part."""
+    """Peak number of shards in use during each part."""
 
 
 def find_levels(uses: ShardUses, sizes: Ints, num_rows: int) -> Timeline:
-    """The bytes and shards of one node in use during equal parts of a run."""
+    """The bytes and shards that one node uses during equal parts of a run."""
     parts = min(_MOST_POINTS, max(1, num_rows))
     edges = np.arange(parts + 1) * num_rows // parts
     in_use = [
@@ -59,7 +59,7 @@ def _most_of_parts(uses: ShardUses, amounts: Ints, edges: Ints) -> Ints:
 
 
 def _levels(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints]:
-    """The rows at which the total of the uses' amounts changes, and the totals from there on."""
+    """The rows at which the total amount in use changes, and the total from each of them on."""
     firsts, lasts, amounts = _without_overlap(uses, amounts)
     rows = np.concatenate([firsts, lasts + 1])
     changes = np.concatenate([amounts, -amounts])
@@ -70,7 +70,7 @@ def _levels(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints]:
 
 
 def _without_overlap(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints, Ints]:
-    """The first rows, last rows and amounts of uses, where a shard never counts twice at a row."""
+    """The first rows, last rows and amounts of uses. No shard counts twice at a row."""
     order = np.lexsort([uses.first_rows, uses.shards])
     shards, lasts = uses.shards[order], uses.last_rows[order]
     most = int(lasts.max(initial=0)) + 2
@@ -82,7 +82,7 @@ def _without_overlap(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def measure_peak(uses: ShardUses, sizes: Ints, rows_ahead: int = 0) -> int:
-    """The most bytes in use at a row, if shards are fetched `rows_ahead` rows before their use."""
+    """Peak bytes in use, if shards are fetched `rows_ahead` rows before their use."""
     early = np.maximum(0, uses.first_rows - rows_ahead)
     _, levels = _levels(replace(uses, first_rows=early), sizes[uses.shards])
     return int(levels.max(initial=0))
@@ -93,7 +93,7 @@ class Downloads:
     """The downloads of a node."""
 
     times: Ints
-    """How often each shard is downloaded: int64 [shards]."""
+    """Number of downloads of each shard: int64 [shards]."""
     by_epoch: Ints
     """Bytes downloaded for each epoch: int64 [epochs]."""
 
@@ -101,7 +101,8 @@ class Downloads:
 def simulate_cache(uses: ShardUses, sizes: ShardSizes, limit: int | None) -> Downloads:
     """Simulate the cache of one node, which evicts the least recently used shard.
 
-    A shard in use stays, unless all shards are in use. `limit` is in bytes; None for no limit.
+    It evicts a shard in use only if all shards are in use. `limit` is in bytes; None means no
+    limit.
     """
     order = np.argsort(uses.first_rows, kind="stable")
     times, by_epoch = np.zeros_like(sizes.stored), np.zeros(_count_epochs(uses), np.int64)
@@ -125,7 +126,7 @@ def simulate_cache(uses: ShardUses, sizes: ShardSizes, limit: int | None) -> Dow
 
 
 def fetch_again(uses: ShardUses, sizes: ShardSizes) -> Downloads:
-    """The downloads if every shard is downloaded again in every epoch."""
+    """The downloads if every epoch downloads every shard again."""
     times = np.bincount(uses.shards, minlength=len(sizes.stored)) * (sizes.stored > 0)
     by_epoch = np.bincount(uses.epochs, sizes.stored[uses.shards], _count_epochs(uses))
     return Downloads(times, by_epoch.astype(np.int64))

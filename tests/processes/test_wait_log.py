@@ -174,7 +174,7 @@ def test_a_late_rank_is_the_reason_of_the_others(
     wait_for_others(log, meter, plan)
     [message] = messages_of(caplog)
     assert message.startswith("rank 0: the training loop waited for batches ")
-    assert "s for other ranks, while its own rows were ready. The log of the late rank" in message
+    assert "s for other ranks while its own rows were ready. If the late rank's loader" in message
 
 
 def test_a_rank_that_waited_for_others_still_says_why_it_is_late_itself(

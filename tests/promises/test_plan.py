@@ -225,7 +225,7 @@ def test_downloads_cost_what_the_table_says(s3_url: str, tmp_path: Path) -> None
     listed = plan(tmp_path, options, sample=1.0).costs
     assert set(listed) == {f"s3, {route}" for route in read_prices().stores["s3"].per_gb}
     table.write_text('{"stores": {"s3": {"per_gb": {"moon": -1}, "per_1000_requests": 0}}}')
-    with pytest.raises(ValueError, match="not a table of prices"):
+    with pytest.raises(ValueError, match="not a price table"):
         plan(tmp_path, options, prices=table)
 
 
