@@ -8,7 +8,7 @@
 A **length** is the number of tokens of a sample's text, without bos and eos. Lengths depend on the
 data, the tokenizer, the text column and the transform, which make up their key. They do not depend
 on `seq_len`, the packing, bos, eos, `min_tokens`, the mixture or the world size, so one file serves
-every run. Lengths never change a row, a batch, a state or a statistic: they save work.
+every run. Lengths never change a row, a batch, a state or a statistic. They only save work.
 
     group_file   the bytes of a group         index     the groups of a dataset, and their index
     key          what lengths depend on       files     read, verify, map
