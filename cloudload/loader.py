@@ -331,13 +331,13 @@ class CloudLoader:
         return rows // global_batch if self._delivery.tail == "drop" else -(-rows // global_batch)
 
     def count_batches(self, epochs: int = 1) -> int:
-        """Return the number of global batches that hold `epochs` epochs of the data.
+        """Return the number of global batches in `epochs` epochs of the data.
 
-        It makes an epoch of the data an epoch of a training framework, as `stop_every` or as a
-        number of steps. The last batch may not be full. Needs token lengths (see `lengths`), or
-        that every document becomes exactly one row. Raises `ValueError` if the number is unknown,
-        as for mixed streams with `best_fit`, and unless `epochs` is at least 1. For mixed streams,
-        it is the number of batches with `epochs=N`, their own `max_epochs`, and `stopping`.
+        Pass it as `stop_every`, or as a number of steps, to make an epoch of the data an epoch of a
+        training framework. The last batch may not be full. Needs token lengths (see `lengths`),
+        unless every document becomes exactly one row. For a mixture, this is the number of batches
+        with `epochs=N`, the streams' `max_epochs`, and `stopping`. Raises `ValueError` if the
+        number is unknown, as for a mixture with `best_fit`, and if `epochs` is below 1.
         """
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}. It must be at least 1")
@@ -347,9 +347,9 @@ class CloudLoader:
             rows = epochs * self._recipe.components[0].lanes.num_positions
         if rows is None:
             raise ValueError(
-                "the number of batches of an epoch is not known, because there are no token "
-                "lengths, or best_fit packs mixed streams. Run cloudload count, or choose a number "
-                "of batches"
+                "the number of batches in an epoch is unknown, because there are no token lengths, "
+                "or because best_fit packs a mixture. Run cloudload count, or choose a number of "
+                "batches"
             )
         return -(-rows // (self._delivery.batch_size * self._find_world().size))
 
@@ -441,7 +441,7 @@ class CloudLoader:
     def _advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:
         """The position at a later row; None if lengths do not determine it.
 
-        `pads` is that of `RunLengths.advance`.
+        `pads` is as for `RunLengths.advance`.
         """
         lengths = self._open_run_lengths()
         found = None if lengths is None else lengths.advance(position, row, pads=pads)
@@ -458,7 +458,7 @@ class CloudLoader:
         return self._run_lengths
 
     def _settle(self) -> None:
-        """Find the ends of a mixture's streams, with which they have weight 0 from there on."""
+        """Find the ends of a mixture's streams, after which they have weight 0."""
         if self._recipe.has_stream_ends:
             self._open_run_lengths()
 
@@ -482,7 +482,7 @@ class CloudLoader:
         return iteration
 
     def _open_learner(self) -> LengthsLearner | None:
-        """The lengths that the run learns; None if it has lengths, or is not asked to learn."""
+        """The lengths that the run learns; None if it has lengths, or `lengths` is not "learn"."""
         if self._delivery.lengths != LEARN:
             return None
         from cloudload.count.learn import forget_learned, open_learner
@@ -521,7 +521,7 @@ class CloudLoader:
         return self._connect()
 
     def _warn_of_drift(self, plan: Plan) -> None:
-        """Log, once, that `cache_limit` is too small for later rows, if the lengths say so."""
+        """Warn once if, according to the lengths, `cache_limit` is too small for later rows."""
         lengths = self._open_run_lengths()
         if lengths is None or not self._is_first or self._has_measured:
             return
@@ -546,7 +546,7 @@ class CloudLoader:
             return KnownLanes(lengths, plan.position)
         if plan.world_size == 1 or lengths is None:
             return None
-        # workers know the lanes of best_fit anyway, but to find them all takes time
+        # computing all best_fit lanes takes time, and workers know their own lanes anyway
         is_exchanged = plan.recipe.packing.has_residue and plan.is_even and not exchange.is_alone
         is_known = isinstance(plan.phase, Foreseen) or self._asked.epochs is None
         return KnownLanes(lengths, plan.position) if is_known and not is_exchanged else None
@@ -612,10 +612,9 @@ class CloudLoader:
     def local_state_dict(self, lag: int = 0) -> State:
         """Return this rank's part of the state, for ranks that cannot communicate.
 
-        With token lengths, `state_dict` is whole on such ranks, too.
-
-        `merge_state_dicts` merges the parts of all ranks. Raises `ValueError` for an invalid `lag`,
-        as `state_dict` does.
+        `merge_state_dicts` merges the parts of all ranks. With token lengths, you do not need this,
+        because `state_dict` returns the whole state on such ranks, too. Raises `ValueError` for an
+        invalid `lag`, as `state_dict` does.
         """
         self._settle()
         world = self._find_world()
@@ -631,15 +630,15 @@ class CloudLoader:
     def load_state_dict(
         self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None
     ) -> None:
-        """Continue from the position of a saved state, with any world size that divides its lanes.
+        """Continue from the position of a saved state.
 
-        With token lengths, the world size may be any.
+        With token lengths, any world size works. Without them, it must divide the state's lanes.
         All options of `DeliveryConfig` may change, too, and so may `seq_len` if the state was saved
         at an exchange. For mixed streams, new proportions, a new schedule, another `stopping`, and
         streams added at the end take effect with the next row. Any other change that could affect
         the rows is refused. If the state was saved at an exchange and before the tail of a finite
         run, you can accept changes of some fields: `on_change={"min_tokens": "accept"}`, and
-        likewise `open_rows`, `epochs`, `max_epochs`, `on_error`, `data`, `tokenizer`, `token_ids`,
+        similarly `open_rows`, `epochs`, `max_epochs`, `on_error`, `data`, `tokenizer`, `token_ids`,
         `bos_eos`, `text_key`, `tokens_key`, `transform` and `overflow`. If one of the last eight
         changes, each lane drops the rest of the documents that it was reading. `on_error` may
         change without acceptance if no document has failed so far, for example after a bad document
@@ -716,17 +715,16 @@ class CloudLoader:
     def seek(self, rows: int) -> None:
         """Move to row `rows` of the run, which is then the first row of the next batch.
 
-        With token lengths (see `lengths`), this reads nothing. Without, the
-        next iteration reads the rows in between and drops them. The statistics count them, unless
-        row `rows` is in the tail of a finite run. Raises `ValueError` for a row before the loader's
-        position.
+        With token lengths (see `lengths`), this reads nothing. Without them, the next iteration
+        reads the rows in between and drops them. The statistics count them, unless row `rows` is in
+        the tail of a finite run. Raises `ValueError` for a row before the loader's position.
         """
         position = self._find_position(rows)
         self._stop_iteration("the loader was moved by seek")
         self._log.move_to(position)
 
     def _find_position(self, rows: int) -> Position:
-        """The position at a row that is not before the loader's. Raises `ValueError` if it is."""
+        """The position at a row. Raises `ValueError` if the row is before the loader's position."""
         position = self._log.position
         if rows < position.rows:
             raise ValueError(
@@ -751,19 +749,19 @@ class CloudLoader:
     ) -> None:
         """Change the data-parallel world between two batches, without a restart of the process.
 
-        Call it with the same arguments, except for `rank`, on all ranks of the new world: on those
-        that remain, and on those that join, after `load_state_dict` with the state of another rank.
-        If torch.distributed is initialized, first form a new process group of exactly these ranks.
-        The next batch, of a pass in progress, too, is that of the new world. Batches read ahead
-        are dropped and read again, so no row is lost or repeated.
+        Call it on all ranks of the new world, with the same arguments except for `rank`. A rank
+        that joins must first call `load_state_dict` with the state of another rank. If
+        torch.distributed is initialized, first form a new process group of exactly these ranks.
+        The new world applies from the next batch, even during a pass. Batches read ahead are
+        dropped and read again, so no row is lost or repeated.
 
         Args:
             rank: the data-parallel rank of this process in the new world.
             size: the number of data-parallel ranks. Without token lengths (see `lengths`), it must
                 divide `num_lanes`.
-            rows: the first row of the next batch: the value of `rows` after the last step that all
-                ranks agree on. It may be up to 3 batches back, or ahead, as for `seek`. By default,
-                the row after the last batch handed out.
+            rows: the first row of the next batch, which is the value of `rows` after the last step
+                that all ranks agree on. It may be up to 3 batches back, or ahead, as for `seek`. By
+                default, the row after the last batch handed out.
             batch_size: a new number of rows per rank and step.
             ranks_per_node: the number of ranks per node, which affects only which node downloads
                 which shards. By default, as for a new loader in this process.
@@ -793,7 +791,7 @@ class CloudLoader:
         self._is_first = self._environment.is_first_process(delivery)
         self._log.move_to(position)
         if self._is_first:
-            logger.info("from row %s on, the ranks are %d", f"{position.rows:,}", size)
+            logger.info("from row %s on, there are %d ranks", f"{position.rows:,}", size)
 
     def _check_cache_limit(self, delivery: DeliveryConfig, ranks_per_node: int | None) -> None:
         """Raise `CacheError` if `cache_limit` is below the working set in a changed world."""
@@ -826,7 +824,7 @@ class CloudLoader:
         return tuple(self._recipe.labels)
 
     def steps_of(self, rows: Ints) -> Ints:
-        """The steps, from 1, of rows that were handed out, given by index in the run."""
+        """The steps (from 1) that trained on rows, given by their indices in the run."""
         return self._log.position.steps_of(rows)
 
     @property
