@@ -37,8 +37,8 @@ _FREE = {
     STREAM_SHARDS_FIELD: "may change: a resume reads the shards that the run began with",
     SAMPLES_FIELD: "compared only if data differs",
 }
-_HELD = "fixed: a resume refuses another value"
-_ACCEPTABLE = "fixed, unless you accept another value with on_change={{{name!r}: 'accept'}}"
+_HELD = "held: a resume refuses another value"
+_ACCEPTABLE = "held, unless you accept another value with on_change={{{name!r}: 'accept'}}"
 _MOST_SHOWN = 120
 
 
@@ -262,6 +262,6 @@ def _rule_of(name: str) -> str:
 
 
 def shorten(value: Any) -> str:
-    """A value of a state as text of limited length."""
+    """Format a value of a state as text of limited length."""
     text = "none" if value is None else str(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}… ({len(text):,} characters)"

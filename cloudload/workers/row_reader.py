@@ -1,4 +1,4 @@
-"""Read the documents of any rows, given the pieces of documents that the rows consist of.
+"""Read the documents of any rows, given the rows' pieces of documents.
 
     pieces of rows ─► documents not held ─► read and tokenized ─► Pieces, for `fill_rows`
                               ▲                     │
@@ -33,7 +33,7 @@ from cloudload.workers.block import Pieces
 from cloudload.workers.documents import FoundDocuments, LaneDocuments
 
 _MOST_HELD_BYTES = 1 << 28
-# of a best_fit lane, the ends of this many documents may wait in open rows
+# in a best_fit lane, the ends of this many documents may wait for open rows
 _MOST_OF_LANE = 16
 _ORDINAL_BITS = 40
 
@@ -52,7 +52,7 @@ class RowReader:
 
     `prefetch` is called with the documents to read next; by default, it fetches their shards.
     `own_lanes` (bool [flat_lanes]) are the lanes whose later rows are also read here; by default,
-    all. `cuts` is `Packing.cuts`, with which no later row has the rest of a document.
+    all. `cuts` is `Packing.cuts`; if it is true, the rest of a document is in no later row.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RowReader:
         return Pieces(table, buffers, of_rows)
 
     def _hold(self, pieces: Ints, lanes: Ints, table: Ints, buffers: list[memoryview]) -> None:
-        """Hold the last documents of each lane that have tokens left, and release the others."""
+        """Keep the last documents of each lane if they have tokens left, and release the others."""
         furthest = np.zeros(len(table), np.int64)
         np.maximum.at(furthest, pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP])
         is_left = (furthest < table[:, SIZE]).tolist()
