@@ -1,6 +1,6 @@
 """Log once why the training loop waits for batches, and how to fix it.
 
-    next() ─► every second: the delivery statistics ─► of the last 30 s: waited more than 5 % ─► why
+    next() ─► every second: the delivery statistics ─► of the last 30 s: waited more than 5% ─► why
 
 The reason is the stage in which the workers spent most of their time, or the other ranks if this
 rank waited for them.
