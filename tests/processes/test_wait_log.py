@@ -1,4 +1,4 @@
-"""A loader says once why the training loop waits for batches, and what to change."""
+"""A loader logs once why the training loop waits for batches, and how to fix it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def only_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_until_logged(loader: CloudLoader, caplog: pytest.LogCaptureFixture) -> str:
-    """Iterate without training until the loader says why it waits; returns the message."""
+    """Iterate without training until the loader logs why it waits, and return the message."""
     deadline = time.monotonic() + _PATIENCE_S
     with loader:
         for _ in loader:
