@@ -280,7 +280,7 @@ def _compare_run(
         with tempfile.TemporaryDirectory(dir=root) as folder:
             steps = None if options.get("epochs") else int(plan.steps.value)
             if steps is None and lengths == "off":
-                options["lengths"] = "require"  # without an exchange, ranks need them to end together
+                options["lengths"] = "require"  # ranks without an exchange need them to end
             real = read_run(options, Path(folder), *world, steps)
         case = {"nodes": world[0], "ranks": world[0] * world[1]}
         figures = compare(plan, real)
