@@ -61,7 +61,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         data: as for `CloudLoader`.
         num_rows: the row at which the dataset ends, for an endless run, or for a part of one. By
             default, the end of the run.
-        state: a state of a `CloudLoader`. The rows are those of its run from the state on, with its
+        state: a state of a `CloudLoader`. The rows are those of its run after the state, with its
             weights and its changes of `seq_len`: `rows[rows.first_row]` is the first row that is
             not in the state. Indices are still those of the whole run.
         options: the other options of `CloudLoader`, except those that the sampler and the
@@ -119,7 +119,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         return self._plan.position.rows
 
     def state_dict(self, row: int) -> State:
-        """Return the state with which a `CloudLoader` continues at row `row`. Reads no document.
+        """Return the state from which a `CloudLoader` continues at row `row`. Reads no documents.
 
         Raises `IndexError` for a row before `first_row` or after the end of the dataset.
         """

@@ -59,7 +59,7 @@ def measure_working_set(
     own_lanes: Ints,
     downloads_at_once: int,
 ) -> int:
-    """Estimate the peak number of shard bytes that this node uses at a time, downloads included.
+    """Estimate the peak number of shard bytes that this node uses at a time, including downloads.
 
     It is at most the size of all shards, because no shard is both in use and being downloaded.
     Assumes that the lanes of the node, `own_lanes` (int64 [lanes]), advance through their canonical

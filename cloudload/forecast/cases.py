@@ -90,7 +90,7 @@ def open_cases(plan: Plan, share: float, rows_of_lane: int | None) -> Iterator[C
     read = sum(each.estimate.samples_read for each in samples)
     basis = f"a sample of {read:,} of {recipe.corpus.num_samples:,} documents"
     if all(each.is_whole for each in samples):
-        basis = f"all {read:,} documents, which were tokenized for this"
+        basis = f"all {read:,} documents, which were tokenized for this plan"
     is_large = recipe.corpus.num_samples > _MOST_REPEATED
     draws = 1 if is_large or all(each.is_whole for each in samples) else _DRAWS
     drawn = [draw_lengths(recipe, samples, draw) for draw in range(draws)]

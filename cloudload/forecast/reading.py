@@ -74,7 +74,7 @@ class Reading:
 
     @property
     def last_row(self) -> int:
-        """The row before which documents may be read."""
+        """Documents of rows before this one may be read."""
         return self.num_rows + self.rows_ahead
 
     def find(self, row: int) -> Ints | None:
@@ -84,9 +84,9 @@ class Reading:
 
     @cached_property
     def stops(self) -> Ints:
-        """The ordinal of each lane before which documents may be read: int64 [components, lanes].
+        """The first ordinal of each lane that may not be read: int64 [components, lanes].
 
-        Documents that are only fetched ahead do not count.
+        Documents that are only fetched ahead do not count as read.
         """
         found = None if self.is_whole else self.find(self.last_row)
         if found is None:

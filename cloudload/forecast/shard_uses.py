@@ -1,7 +1,7 @@
-"""When each node uses each shard: from the first to the last row that reads one of its documents.
+"""Find when each node uses each shard: the first and last rows that read one of its documents.
 
     lanes, ordinals ─► documents ─► shards                      by `order`
-                   └─► rows of the run, lane drift included     by token lengths
+                   └─► rows of the run, including lane drift    by token lengths
                                              └─► (node, epoch, shard): first row, last row
 
 Up to 2^24 documents are listed one by one, and the result is exact. Beyond that, the order gives

@@ -15,5 +15,5 @@ every run. Lengths never change a row, a batch, a state or a statistic. They onl
     open         what a run may use           sizes     the documents of lanes
     tables       sums over a lane             advance   lanes at a later row
     ending       the end of a finite run       learned   lengths of the documents that a run reads
-    run_lengths  positions of a run            working_set  shards in use, lane drift included
+    run_lengths  positions of a run            working_set  shards in use, with lane drift
 """

@@ -75,7 +75,7 @@ class MixtureTails:
         return is_later
 
     def number(self, component: int, row: int) -> int:
-        """Count the rows of a stream's tail before `row`, which is not before `start`."""
+        """Count the rows of a stream's tail before `row`, which must be at least `start`."""
         ending = self.ending
         first, row = ending.lane_ends[component], min(row, ending.end)
         before = sum(rows for _, rows in ending.stages_of(component))

@@ -1,6 +1,6 @@
 """Play `best_fit` lanes: run the readers' packer on token lengths, without documents.
 
-    lane, row ─► nearest mark before it ─► sizes of the documents from there on ─► packer ─► row
+    lane, row ─► nearest mark before it ─► sizes of the documents after it ─────► packer ─► row
                                                             marks on the way are kept ◄──┘
 
 A played lane keeps its place, so playing it further costs only the new documents.
@@ -37,7 +37,7 @@ _COUNT_BYTES = len(EMPTY_GROUP)
 
 def _report_wait(waited_s: float, what: str) -> None:
     """Log a slow step."""
-    logger.info("%s has taken %.0f s. It is done once for these rows", what, waited_s)
+    logger.info("%s has taken %.0f s. This happens only once for these rows", what, waited_s)
 
 
 class _Player:

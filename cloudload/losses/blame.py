@@ -54,7 +54,7 @@ class DocumentLoss:
     sample: int
     """The index of the sample within its stream, from 0."""
     start: int
-    """The index of its first token in these steps, bos included."""
+    """The index of its first token in these steps, including bos."""
     stop: int
     """The index after its last token in these steps."""
     tokens: int

@@ -33,7 +33,7 @@ from cloudload.workers.block import Pieces
 from cloudload.workers.documents import FoundDocuments, LaneDocuments
 
 _MOST_HELD_BYTES = 1 << 28
-# in a best_fit lane, the ends of this many documents may wait for open rows
+# a best_fit lane may keep this many documents whose last tokens are not in a row yet
 _MOST_OF_LANE = 16
 _ORDINAL_BITS = 40
 
