@@ -3,7 +3,7 @@
 lengths="auto"      those beside the datasets, if all streams have them
 lengths="require"   the same, or an error with the command that counts them
 lengths="learn"     like "auto"; if there are none, the run writes them (`count.learn`).
-A mixture whose streams end needs them from its start, so it is like "require"
+                    A mixture whose streams end needs them from its start, so it is like "require".
 lengths="off"       none
 lengths=URL         those at another location, for data in a read-only bucket
 """

@@ -134,7 +134,7 @@ class LaneTables:
         return self._tables[number]
 
     def build_in_background(self, epoch: int) -> bool:
-        """Start a process that builds the table containing an epoch's start, and return immediately.
+        """Start a process that builds the table with an epoch's start, and return immediately.
 
         It also builds the order of the epoch, or waits for it. Returns whether a process was
         started. Does nothing if the table exists, is being built, or is cheap to build, and after

@@ -1,7 +1,7 @@
 """Losses by source and document, summed from token losses.
 
-training step    batch, token losses ─► LossLog.add ─► sums by document, on the device
-periodically     LossLog.take_means ─► mean loss of each source, over all ranks
+    training step    batch, token losses ─► LossLog.add ─► sums by document, on the device
+    periodically     LossLog.take_means ─► mean loss of each source, over all ranks
                      LossLog.flush ─► a file for each rank and start of the run
     afterwards       read_losses ─► Losses, each row once ─► blame ─► outliers
 

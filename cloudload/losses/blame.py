@@ -1,7 +1,7 @@
 """Find the documents and sources whose losses stand out in some steps.
 
     mean loss of each document ─► minus the median of its steps ─► compared with documents of
-    similar length and the same source
+                                                                  similar length and the same source
     mean loss of each source   ─► compared with earlier periods of the same length
 
 A score is the distance from the median in standard deviations, estimated from the median absolute

@@ -1,6 +1,6 @@
 """Loaded tokenizers and the results of their checks, saved as files in a node's cache.
 
-root/tokenizers/<digest>-<names and versions>     SHA-256 of the content, a newline, the content
+    root/tokenizers/<digest>-<names and versions>     SHA-256 of the content, a newline, the content
 
 A truncated or damaged file counts as missing. If the folder is not writable, every process computes
 the results again.
