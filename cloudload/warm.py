@@ -176,7 +176,7 @@ def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
 
 
 def _find_step(plan: Plan, own: Ints, place: int, start: int) -> tuple[Ints, Ints]:
-    """The distances of lanes' documents from their cursors, from `start`, and their shards.
+    """Find the lanes' documents at least `start` after their cursors: distances and shards.
 
     Returns int64 [documents] each.
     """
