@@ -633,20 +633,25 @@ class CloudLoader:
         """Continue from the position of a saved state.
 
         With token lengths, any world size works. Without them, it must divide the state's lanes.
-        All options of `DeliveryConfig` may change, too, and so may `seq_len` if the state was saved
-        at an exchange. For mixed streams, new proportions, a new schedule, another `stopping`, and
-        streams added at the end take effect with the next row. Any other change that could affect
-        the rows is refused. If the state was saved at an exchange and before the tail of a finite
-        run, you can accept changes of some fields: `on_change={"min_tokens": "accept"}`, and
-        similarly `open_rows`, `epochs`, `max_epochs`, `on_error`, `data`, `tokenizer`, `token_ids`,
-        `bos_eos`, `text_key`, `tokens_key`, `transform` and `overflow`. If one of the last eight
-        changes, each lane drops the rest of the documents that it was reading. `on_error` may
-        change without acceptance if no document has failed so far, for example after a bad document
-        ended the run. If data was written again with the same samples in each shard, for example
-        with a different compression, nothing is dropped. The index of a converted dataset has
-        hashes that show this. For other data, `on_change={"data": "same"}` says that the samples
-        are the same. If shards were appended to the data, the run continues to read only its
-        original shards. Once a stream of a mixture is in its tail, no change can be accepted.
+        These may change, too:
+
+        - All options of `DeliveryConfig`; and `seq_len`, if the state was saved at an exchange.
+        - For mixed streams, proportions, the schedule, and `stopping`. You may also add streams at
+          the end. These changes take effect with the next row.
+        - `on_error`, if no document has failed so far, for example after a bad document ended the
+          run.
+        - The stored form of the data, such as its compression, if each shard has the same samples.
+          The index of a converted dataset has hashes that show this. For other data,
+          `on_change={"data": "same"}` says that the samples are the same.
+        - Shards appended to the data. The run continues to read only its original shards.
+
+        Any other change that could affect the rows is refused. If the state was saved at an
+        exchange and before the tail of a finite run, you can accept changes of some fields:
+        `on_change={"min_tokens": "accept"}`, and similarly `open_rows`, `epochs`, `max_epochs`,
+        `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`,
+        `transform` and `overflow`. If one of the last eight changes, each lane drops the rest of
+        the documents that it was reading. Once a stream of a mixture is in its tail, no change can
+        be accepted.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or

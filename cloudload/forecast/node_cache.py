@@ -59,7 +59,7 @@ def _most_of_parts(uses: ShardUses, amounts: Ints, edges: Ints) -> Ints:
 
 
 def _levels(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints]:
-    """The rows at which the total amount in use changes, and the total from each of them on."""
+    """The rows at which the total amount in use changes, and the new total at each."""
     firsts, lasts, amounts = _without_overlap(uses, amounts)
     rows = np.concatenate([firsts, lasts + 1])
     changes = np.concatenate([amounts, -amounts])
