@@ -11,8 +11,8 @@ on `seq_len`, the packing, bos, eos, `min_tokens`, the mixture or the world size
 every run. Lengths never change a row, a batch, a state or a statistic. They only save work.
 
     group_file   the bytes of a group         index     the groups of a dataset, and their index
-    key          what lengths depend on       files     read, verify, map
-    open         what a run may use           sizes     the documents of lanes
+    key          the inputs of lengths        files     read, verify, map
+    open         the lengths for a run        sizes     the documents of lanes
     tables       sums over a lane             advance   lanes at a later row
     ending       the end of a finite run       learned   lengths of the documents that a run reads
     run_lengths  positions of a run            working_set  shards in use, with lane drift

@@ -22,8 +22,8 @@
     stream_tails            the tails of streams that ended in a mixture, by stream, as
                             "512:100,1024:3;;512:0"; "512:0" for a stream whose last row was not in
                             a tail. There is no such key before the first stream has a tail
-    max_epochs, stopping    the options that end the streams of a mixture, and the mixture; if they
-                            have their default values, there are no such keys
+    max_epochs, stopping    the options that end the streams of a mixture, and the mixture; left out
+                            if they have their default values
     origin                  "epoch:num_read" if the run continues a StreamingDataset's: it started
                             after `num_read` documents of `epoch`; otherwise there is no such key
     token_ids               hash of the IDs of fixed texts, so a resume detects a version of
