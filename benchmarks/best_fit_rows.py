@@ -1,10 +1,9 @@
-"""Time finding rows of `best_fit` on made-up lengths: playing lanes, leaping, memory, disk.
+"""Time how `best_fit` rows are found in synthetic lengths: playing lanes, leaping, memory, disk.
 
     python -m benchmarks.best_fit_rows 1_000_000 100_000_000
 
-Plays the lanes of one rank of 16 through an epoch, then, with their marks on disk, finds rows of
-them. Prints one line of JSON per size, each measured in a separate process. CPU times are those of
-that process.
+Plays the lanes of one rank of 16 through an epoch, then finds rows with the marks on disk. Prints
+one line of JSON per size, each measured in a separate process. CPU times are those of that process.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ RANKS, ROWS = 16, 200
 
 
 def measure(documents: int, folder: Path) -> dict[str, Any]:
-    """Play the lanes of a rank through an epoch of `documents`, and find rows of them."""
+    """Play the lanes of a rank through an epoch of `documents`, and find rows."""
     sizes, figures = make_lanes(documents, folder, "py1e")
     packing = Packing("best_fit", SEQ_LEN, 16, "cut")
     tables = LaneTables(folder / "lengths", sizes, packing, "made-up")

@@ -34,7 +34,7 @@ SEQ_LEN, NUM_LANES, NUM_NODES, SHARD_SAMPLES = 2_048, 960, 64, 20_000
 
 
 def make_lanes(documents: int, folder: Path, shuffle_algo: str) -> tuple[LaneSizes, dict[str, Any]]:
-    """Make up the lengths of `documents`, and build their order. Returns the figures so far."""
+    """Generate the lengths of `documents`, and build their order. Returns the figures so far."""
     random = np.random.default_rng(0)
     lengths = np.minimum(random.lognormal(6.2, 1.1, documents), 1e6).astype(np.int64)
     sizes = np.full(-(-documents // SHARD_SAMPLES), SHARD_SAMPLES, np.int64)

@@ -1,4 +1,4 @@
-"""Measure what losses by document cost a training step, and the size of their log.
+"""Measure the cost of losses by document in a training step, and the size of their log.
 
     python -m benchmarks.losses
 

@@ -1,9 +1,9 @@
-"""Seconds until the next step after one of four ranks was killed, in the elastic example.
+"""Measure the seconds from the kill of one of four ranks to the next step of the elastic example.
 
     python -m benchmarks.membership --rounds 5
 
-The job trains a tiny model on a corpus of 2,000 documents, with one worker process per rank. The
-time is from the SIGKILL to the line of the first step on three ranks.
+The job trains a tiny model on 2,000 documents, with one worker process per rank. The time is from
+the SIGKILL to the line that reports the first step on three ranks.
 """
 
 from __future__ import annotations

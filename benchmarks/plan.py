@@ -1,9 +1,9 @@
-"""Compare what `plan_run` forecasts with real runs of the same loaders.
+"""Compare forecasts of `plan_run` with real runs of the same loaders.
 
     python -m benchmarks.plan CORPUS.jsonl.gz CORPUS.jsonl.gz CORPUS.jsonl.gz
 
-Converts each corpus, and plans and reads some epochs of it on two worlds, with and without token
-lengths. Prints one line of JSON per figure: the forecast, its stated range, and the real value.
+Converts each corpus, then plans and reads some epochs of it on two worlds, with and without token
+lengths. Prints one line of JSON per figure: the forecast, its range, and the actual value.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ SHARD_BYTES, NUM_LANES = 1 << 19, 48
 
 @dataclass
 class RealNode:
-    """What the cache of a node really did."""
+    """Measurements of a node's cache."""
 
     shards: int = 0
     """Number of shards in the cache at the end."""
     all_bytes: int = 0
-    """Bytes of them."""
+    """Bytes of these shards."""
     peak_bytes: int = 0
-    """The most bytes in the cache after any step."""
+    """Peak bytes in the cache after a step."""
     working_set_bytes: int = 0
-    """The most bytes of shards between the first and the last row that read them."""
+    """Peak bytes of shards in use, from the first to the last row that reads each."""
     bytes_downloaded: int = 0
 
 
 @dataclass
 class RealRun:
-    """What a run really read."""
+    """Measurements of a run."""
 
     rows: int
     steps: int
@@ -62,7 +62,7 @@ class RealRun:
 
 @contextmanager
 def world_of(nodes: int, ranks_per_node: int) -> Iterator[None]:
-    """Set the environment of a process of this world."""
+    """Set the environment variables of a process of this world."""
     wanted = {"WORLD_SIZE": str(nodes * ranks_per_node), "LOCAL_WORLD_SIZE": str(ranks_per_node)}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -127,7 +127,7 @@ def read_run(
 
 
 def _sum_counts(loaders: Sequence[CloudLoader]) -> dict[str, int]:
-    """The tokens of each stream. Ranks that know only their own rows are summed."""
+    """The tokens of each stream. If ranks know only their own rows, their counts are summed."""
     stats = [loader.stats() for loader in loaders]
     described = loaders[0].describe()
     knows_all = described["lengths"] is not None and described["packing"] != "best_fit"
@@ -152,7 +152,7 @@ def _note_uses(
 def _find_peak(
     uses: Mapping[tuple[int, int, int], Sequence[int]], node: int, sizes: Any, num_rows: int
 ) -> int:
-    """The most bytes of the shards of a node that are in use at a row."""
+    """Peak bytes of a node's shards in use at a row."""
     by_shard: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for (owner, _, shard), (first, last) in uses.items():
         if owner == node:
@@ -180,7 +180,7 @@ def _list_cached(root: Path) -> dict[str, int]:
 
 
 def compare(plan: RunPlan, real: RealRun) -> Iterator[tuple[str, Figure, float]]:
-    """Yield (name, forecast, real value) of each figure that a run shows."""
+    """Yield (name, forecast, actual value) of each figure that a run can measure."""
     yield "rows", plan.rows, real.rows
     yield "steps", plan.steps, real.steps
     yield "tokens", plan.tokens, real.tokens
@@ -196,7 +196,7 @@ def compare(plan: RunPlan, real: RealRun) -> Iterator[tuple[str, Figure, float]]
 
 
 def describe(name: str, forecast: Figure, real: float) -> dict[str, Any]:
-    """A figure beside its real value, for a line of JSON."""
+    """A figure and its actual value, for a line of JSON."""
     error = (forecast.value - real) / max(1, real)
     return {
         "figure": name,

@@ -1,9 +1,9 @@
-"""Measure how the shard size affects requests, bytes and the first batch, from an S3 server.
+"""Measure how the shard size affects requests, bytes and the time to the first batch, with S3.
 
     python -m benchmarks.shard_sizes --corpus FOLDER --tokenizer FOLDER
 
-The same documents, with zstd, in shards of each raw size. The server is on this machine, behind a
-proxy that delays every request by --latency-ms.
+Writes the same documents, with zstd, in shards of each raw size. The server is on this machine,
+behind a proxy that delays every request by --latency-ms.
 
 first batch   seconds from the construction of a loader with one worker and default options to its
               first batch, and the bytes and requests until then, in a new process with an empty

@@ -107,7 +107,7 @@ class Documents:
             self._find = RowPieces(walker, self._sizes, packing, starts).find
 
     def count_tokens(self, rows: Ints, is_own: Flags) -> tuple[int, int]:
-        """The tokens that a rank tokenizes and hands out, after the first turn of the lanes.
+        """Count the tokens that a rank tokenizes and hands out, after each lane's first row.
 
         A document is tokenized for each row, unless the rank owns the lane (bool [lanes]) and has
         read the document for an earlier row.

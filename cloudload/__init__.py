@@ -18,8 +18,8 @@
     check             problems of a dataset               provenance      rows back to documents
     export            rows to pre-tokenized MDS           inspect         summary and documents
     losses            losses by source and document
-    count             tokens of each document             lengths         positions without reading
-    forecast          what a run will read and cost       warm              shards before a run
+    count             tokens of each document             lengths         positions by lengths alone
+    forecast          reads and cost of a run             warm              shards before a run
     system            files, threads, processes           engines         units of work, anywhere
     streaming_arguments   MosaicML Streaming's arguments and llm-foundry's YAML, as options
 

@@ -1,4 +1,4 @@
-"""Tables of HTML for notebooks. All text is escaped.
+"""HTML tables for notebooks. All text is escaped.
 
 render_table("title", ["a", "b"], [["1", "<2>"]])     <table><caption>title</caption>…&lt;2&gt;…
 """
@@ -12,16 +12,16 @@ _MOST_CHARACTERS = 2_000
 
 
 def escape_text(text: str) -> str:
-    """Escape text for an element. Bytes that are no character are replaced.
+    """Escape text for an HTML element. Invalid bytes are replaced.
 
-    The direction of the text does not affect what follows.
+    The direction of the text does not affect the text after it.
     """
     shown = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return f"<bdi>{html.escape(shown)}</bdi>"
 
 
 def shorten_text(text: str) -> str:
-    """The beginning of a long text, with its number of characters."""
+    """Shorten a long text to its beginning and its number of characters."""
     if len(text) <= _MOST_CHARACTERS:
         return text
     return f"{text[:_MOST_CHARACTERS]}… ({len(text):,} characters)"

@@ -211,22 +211,22 @@ class CloudLoader:
         return rows // member.global_batch if is_dropped else -(-rows // member.global_batch)
 
     def count_batches(self, epochs: int = 1) -> int:
-        """Return the number of global batches that hold `epochs` epochs of the data.
+        """Return the number of global batches in `epochs` epochs of the data.
 
-        It makes an epoch of the data an epoch of a training framework, as `stop_every` or as a
-        number of steps. The last batch may not be full. Needs token lengths (see `lengths`), or
-        that every document becomes exactly one row. Raises `ValueError` if the number is unknown,
-        as for mixed streams with `best_fit`, and unless `epochs` is at least 1. For mixed streams,
-        it is the number of batches with `epochs=N`, their own `max_epochs`, and `stopping`.
+        Pass it as `stop_every`, or as a number of steps, to make an epoch of the data an epoch of a
+        training framework. The last batch may not be full. Needs token lengths (see `lengths`),
+        unless every document becomes exactly one row. For a mixture, this is the number of batches
+        with `epochs=N`, the streams' `max_epochs`, and `stopping`. Raises `ValueError` if the
+        number is unknown, as for a mixture with `best_fit`, and if `epochs` is below 1.
         """
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}. It must be at least 1")
         rows = self._run.count_rows_of_epochs(epochs)
         if rows is None:
             raise ValueError(
-                "the number of batches of an epoch is not known, because there are no token "
-                "lengths, or best_fit packs mixed streams. Run cloudload count, or choose a number "
-                "of batches"
+                "the number of batches in an epoch is unknown, because there are no token lengths, "
+                "or because best_fit packs a mixture. Run cloudload count, or choose a number of "
+                "batches"
             )
         return -(-rows // self._reader.member.global_batch)
 
@@ -262,33 +262,37 @@ class CloudLoader:
     def local_state_dict(self, lag: int = 0) -> State:
         """Return this rank's part of the state, for ranks that cannot communicate.
 
-        With token lengths, `state_dict` is whole on such ranks, too.
-
-        `merge_state_dicts` merges the parts of all ranks. Raises `ValueError` for an invalid `lag`,
-        as `state_dict` does.
+        `merge_state_dicts` merges the parts of all ranks. With token lengths, you do not need this,
+        because `state_dict` returns the whole state on such ranks, too. Raises `ValueError` for an
+        invalid `lag`, as `state_dict` does.
         """
         return saving.save_part(self._run, self._reader.member, lag)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None
     ) -> None:
-        """Continue from the position of a saved state, with any world size that divides its lanes.
+        """Continue from the position of a saved state.
 
-        With token lengths, the world size may be any.
-        All options of `DeliveryConfig` may change, too, and so may `seq_len` if the state was saved
-        at an exchange. For mixed streams, new proportions, a new schedule, another `stopping`, and
-        streams added at the end take effect with the next row. Any other change that could affect
-        the rows is refused. If the state was saved at an exchange and before the tail of a finite
-        run, you can accept changes of some fields: `on_change={"min_tokens": "accept"}`, and
-        likewise `open_rows`, `epochs`, `max_epochs`, `on_error`, `data`, `tokenizer`, `token_ids`,
-        `bos_eos`, `text_key`, `tokens_key`, `transform` and `overflow`. If one of the last eight
-        changes, each lane drops the rest of the documents that it was reading. `on_error` may
-        change without acceptance if no document has failed so far, for example after a bad document
-        ended the run. If data was written again with the same samples in each shard, for example
-        with a different compression, nothing is dropped. The index of a converted dataset has
-        hashes that show this. For other data, `on_change={"data": "same"}` says that the samples
-        are the same. If shards were appended to the data, the run continues to read only its
-        original shards. Once a stream of a mixture is in its tail, no change can be accepted.
+        With token lengths, any world size works. Without them, it must divide the state's lanes.
+        These may change, too:
+
+        - All options of `DeliveryConfig`; and `seq_len`, if the state was saved at an exchange.
+        - For mixed streams, proportions, the schedule, and `stopping`. You may also add streams at
+          the end. These changes take effect with the next row.
+        - `on_error`, if no document has failed so far, for example after a bad document ended the
+          run.
+        - The stored form of the data, such as its compression, if each shard has the same samples.
+          The index of a converted dataset has hashes that show this. For other data,
+          `on_change={"data": "same"}` says that the samples are the same.
+        - Shards appended to the data. The run continues to read only its original shards.
+
+        Any other change that could affect the rows is refused. If the state was saved at an
+        exchange and before the tail of a finite run, you can accept changes of some fields:
+        `on_change={"min_tokens": "accept"}`, and similarly `open_rows`, `epochs`, `max_epochs`,
+        `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`,
+        `transform` and `overflow`. If one of the last eight changes, each lane drops the rest of
+        the documents that it was reading. Once a stream of a mixture is in its tail, no change can
+        be accepted.
 
         Raises `StreamChangedError` if the state is damaged or does not match. The message names the
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
@@ -328,10 +332,9 @@ class CloudLoader:
     def seek(self, rows: int) -> None:
         """Move to row `rows` of the run, which is then the first row of the next batch.
 
-        With token lengths (see `lengths`), this reads nothing. Without, the
-        next iteration reads the rows in between and drops them. The statistics count them, unless
-        row `rows` is in the tail of a finite run. Raises `ValueError` for a row before the loader's
-        position.
+        With token lengths (see `lengths`), this reads nothing. Without them, the next iteration
+        reads the rows in between and drops them. The statistics count them, unless row `rows` is in
+        the tail of a finite run. Raises `ValueError` for a row before the loader's position.
         """
         position = self._run.find_position(rows)
         self._reader.stop("the loader was moved by seek")
@@ -348,19 +351,19 @@ class CloudLoader:
     ) -> None:
         """Change the data-parallel world between two batches, without a restart of the process.
 
-        Call it with the same arguments, except for `rank`, on all ranks of the new world: on those
-        that remain, and on those that join, after `load_state_dict` with the state of another rank.
-        If torch.distributed is initialized, first form a new process group of exactly these ranks.
-        The next batch, of a pass in progress, too, is that of the new world. Batches read ahead
-        are dropped and read again, so no row is lost or repeated.
+        Call it on all ranks of the new world, with the same arguments except for `rank`. A rank
+        that joins must first call `load_state_dict` with the state of another rank. If
+        torch.distributed is initialized, first form a new process group of exactly these ranks.
+        The new world applies from the next batch, even during a pass. Batches read ahead are
+        dropped and read again, so no row is lost or repeated.
 
         Args:
             rank: the data-parallel rank of this process in the new world.
             size: the number of data-parallel ranks. Without token lengths (see `lengths`), it must
                 divide `num_lanes`.
-            rows: the first row of the next batch: the value of `rows` after the last step that all
-                ranks agree on. It may be up to 3 batches back, or ahead, as for `seek`. By default,
-                the row after the last batch handed out.
+            rows: the first row of the next batch, which is the value of `rows` after the last step
+                that all ranks agree on. It may be up to 3 batches back, or ahead, as for `seek`. By
+                default, the row after the last batch handed out.
             batch_size: a new number of rows per rank and step.
             ranks_per_node: the number of ranks per node, which affects only which node downloads
                 which shards. By default, as for a new loader in this process.
@@ -396,7 +399,7 @@ class CloudLoader:
         return tuple(self.recipe.labels)
 
     def steps_of(self, rows: Ints) -> Ints:
-        """The steps, from 1, of rows that were handed out, given by index in the run."""
+        """The steps (from 1) that trained on rows, given by their indices in the run."""
         return self._run.log.position.steps_of(rows)
 
     @property

@@ -49,21 +49,21 @@ _OF_THE_TRAINING_LOOP = (
 
 
 class Rows(torch.utils.data.Dataset[Item]):
-    """The rows of a run, by number, as a map-style dataset.
+    """A map-style dataset of a run's rows, by index.
 
     `rows[g]` is row g of the run that a `CloudLoader` with the same arguments reads, as a dict of
     `input_ids` and `labels` (int64 [seq_len]) and the `fields`. Any sampler and `DataLoader` can
     read it, in any order, with any number of ranks and workers. It needs token lengths, which
-    `cloudload count` makes. If rows are requested in regular steps, as by a sequential or
+    `cloudload count` writes. If rows are requested at regular intervals, as by a sequential or
     distributed sampler, later rows are prefetched.
 
     Args:
         data: as for `CloudLoader`.
         num_rows: the row at which the dataset ends, for an endless run, or for a part of one. By
             default, the end of the run.
-        state: a state of a `CloudLoader`. The rows are those of its run from the state on, with its
+        state: a state of a `CloudLoader`. The rows are those of its run after the state, with its
             weights and its changes of `seq_len`: `rows[rows.first_row]` is the first row that is
-            not in the state. Row numbers are still those of the whole run.
+            not in the state. Indices are still those of the whole run.
         options: the other options of `CloudLoader`, except those that the sampler and the
             `DataLoader` decide, such as `batch_size` and `num_workers`.
 
@@ -108,7 +108,7 @@ class Rows(torch.utils.data.Dataset[Item]):
             if num_rows <= plan.position.rows:
                 raise ValueError(
                     f"num_rows is {num_rows:,}, but the state is at row {plan.position.rows:,}. "
-                    "Rows have the numbers of the whole run, so use more than that"
+                    "num_rows counts from the start of the run, so use more than that"
                 )
         self._plan, self._num_rows = plan, own if num_rows is None else num_rows
         self._reader: _Reader | None = None
@@ -119,7 +119,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         return self._plan.position.rows
 
     def state_dict(self, row: int) -> State:
-        """Return the state with which a `CloudLoader` continues at row `row`. Reads no document.
+        """Return the state from which a `CloudLoader` continues at row `row`. Reads no documents.
 
         Raises `IndexError` for a row before `first_row` or after the end of the dataset.
         """
@@ -129,13 +129,13 @@ class Rows(torch.utils.data.Dataset[Item]):
         position = self._open_reader().lengths.advance(plan.position, row)
         if position is None:
             raise DatasetError(
-                f"the state at row {row:,} is not known, because a lane has no tokens. Set an eos, "
+                f"the state at row {row:,} is unknown, because a lane has no tokens. Set an eos, "
                 "or use more documents or a smaller num_lanes"
             )
         return build_state(plan.recipe, position, plan.backend.versions)
 
     def __len__(self) -> int:
-        """The number of rows of the run, those before a state included, or `num_rows`.
+        """The number of rows of the run, including those before a state, or `num_rows`.
 
         Raises `TypeError` for an endless run without `num_rows`.
         """
@@ -197,7 +197,7 @@ class Rows(torch.utils.data.Dataset[Item]):
             raise IndexError(f"row {rows[wrong[0]]} is asked for, but the dataset {size}")
         if numbers.min(initial=end) < self.first_row:
             raise IndexError(
-                f"row {numbers.min():,} is asked for, but the state is at row {self.first_row:,}. "
+                f"row {numbers.min():,} is before the state, which is at row {self.first_row:,}. "
                 "Use an earlier state, or none"
             )
         return numbers
@@ -242,13 +242,13 @@ def _missing_lengths(plan: Plan) -> Exception:
         return ValueError("lengths is 'off', but Rows needs token lengths. Use 'require'")
     return DatasetError(
         f"lengths is {asked!r}, and not all data has token lengths, but Rows needs them. Run: "
-        f"cloudload count {redact(plan.recipe.corpus.datasets[0].url)} --tokenizer NAME, and so "
-        "for each stream"
+        f"cloudload count {redact(plan.recipe.corpus.datasets[0].url)} --tokenizer NAME, also "
+        "for every other stream"
     )
 
 
 def _find_end(loader: CloudLoader, plan: Plan) -> int:
-    """The row at which a finite run ends, after changes of `seq_len`, too."""
+    """The row at which a finite run ends, also after changes of `seq_len`."""
     if len(plan.recipe.components) > 1:
         return len(loader)
     return _open_run(plan).find_ending(plan.position).end

@@ -61,7 +61,7 @@ def spread(values: Ints, rows: Ints, lengths: Ints, shape: tuple[int, int]) -> I
     """Give each token the value of its span, such as its stream: int64 [num_rows, seq_len].
 
     `values` is int64 [spans]. Padding gets -1. Raises `ValueError` if the spans of a row are longer
-    than seq_len, or if there is no such row.
+    than seq_len, or a row does not exist.
     """
     padded = pad_lengths(rows, lengths, shape)
     of_segments = np.full(len(padded), NO_DOCUMENT, np.int64)

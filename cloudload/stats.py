@@ -24,7 +24,7 @@ READ = (DOCUMENTS, FILTERED, EMPTY, FAILED)
 _TOTALS = ("rows", *COUNTS, "skipped_rows", "dropped")
 STAGES = ("fetch", "read", "transform", "tokenize", "pack", "idle")
 FETCH, READ_SHARDS, TRANSFORM, TOKENIZE, PACK, IDLE = range(len(STAGES))
-"""The stages of a worker's work, in `DeliveryStats` named `fetch_s` and so on."""
+"""The stages of a worker's work. `DeliveryStats` has a field for each, such as `fetch_s`."""
 _NOT_NUMBERS = ("streams", "delivery", "tokenizer_backend", "tokenizer_backend_reason")
 
 
@@ -62,9 +62,9 @@ class Traffic(NamedTuple):
     bytes_downloaded: int = 0
     """Number of stored bytes in completed downloads, valid or not."""
     download_ns: int = 0
-    """Nanoseconds of threads in downloads."""
+    """Nanoseconds that threads spent downloading."""
     unpack_ns: int = 0
-    """Nanoseconds of threads that checked and decompressed downloads."""
+    """Nanoseconds that threads spent checking and decompressing downloads."""
 
     def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
         return Traffic(*map(operator.add, self, other))
@@ -94,30 +94,30 @@ class DeliveryStats:
     """Number of the workers' failed requests for shards that were retried. It also grows during a
     wait."""
     exchange_s: float = 0.0
-    """Seconds of `stall_s` that this rank, its own rows ready, waited for other ranks."""
+    """Seconds of `stall_s` that this rank waited for other ranks while its own rows were ready."""
     fetch_s: float = 0.0
-    """Seconds that workers waited for shards. This and the next five are sums over the workers, and
-    make up their whole time."""
+    """Seconds that workers waited for shards. This and the next five fields are summed over the
+    workers, and add up to their total time."""
     read_s: float = 0.0
-    """Seconds that workers read documents from shards on disk."""
+    """Seconds that workers spent reading documents from shards on disk."""
     transform_s: float = 0.0
-    """Seconds that workers ran the transform."""
+    """Seconds that workers spent in the transform."""
     tokenize_s: float = 0.0
-    """Seconds that workers tokenized."""
+    """Seconds that workers spent tokenizing."""
     pack_s: float = 0.0
-    """Seconds that workers packed documents into rows, and did everything else."""
+    """Seconds that workers spent packing documents into rows, and on everything else."""
     idle_s: float = 0.0
-    """Seconds that workers waited because their queues were full: the training loop was slower."""
+    """Seconds that workers waited with full queues, because the training loop was slower."""
     download_s: float = 0.0
-    """Seconds of downloads, summed over the threads of all workers."""
+    """Seconds spent downloading, summed over the threads of all workers."""
     unpack_s: float = 0.0
-    """Seconds of checking and decompressing downloads, summed over the threads."""
+    """Seconds spent checking and decompressing downloads, summed over the threads."""
     queue: float = 0.0
-    """The share of the workers' queues that holds rows now, from 0 to 1; 0 without workers."""
+    """How full the workers' queues are now, from 0 to 1; 0 without workers."""
 
 
 class WorkerReports(Protocol):
-    """What the workers of an iteration report at any time."""
+    """The counters that an iteration's workers update continuously."""
 
     def total(self) -> int:
         """The number of retries."""
@@ -168,7 +168,7 @@ class DeliveryMeter:
             self.exchange_s += time.perf_counter() - began
 
     def begin_iteration(self, reports: WorkerReports, most_ahead: int) -> None:
-        """Start to count an iteration's workers, which can be `most_ahead` blocks ahead."""
+        """Start to measure an iteration's workers, which can be `most_ahead` blocks ahead."""
         self._past_retries, self._past_ns = self._count_retries(), self._stage_ns()
         self._reports, self._most_ahead, self.num_received = reports, most_ahead, 0
 

@@ -107,7 +107,7 @@ def _run_ranks(ranks: _Ranks, leg: Leg) -> tuple[list[Row], list[State]]:
 
 
 def _run_members(make_loader: MakeLoader, legs: Sequence[Leg]) -> list[Row]:
-    """Run legs one after the other, with `set_world` in between, and return their rows."""
+    """Run legs in sequence, with `set_world` in between, and return their rows."""
     with _Ranks(make_loader, legs[0]) as ranks:
         ranks.start()
         rows, _ = _run_ranks(ranks, legs[0])
@@ -152,9 +152,9 @@ def check_worlds(
     """Check the second law: the legs read the same rows as one run on one rank.
 
     Without `restarts`, the ranks change their world with `set_world`: the first ranks of a leg may
-    leave, and others join from the state. Only those have the `workers` and `exchange_every` of
-    the next leg. Ignores padding rows at the end. Returns the rows. Raises an `AssertionError` that
-    names the first row that differs, and the errors of `run_leg`.
+    leave, and others join from the state. Only ranks that join have the `workers` and
+    `exchange_every` of the next leg. Ignores padding rows at the end. Returns the rows. Raises an
+    `AssertionError` that names the first row that differs, and the errors of `run_leg`.
     """
     rows = run_legs(make_loader, legs) if restarts else _run_members(make_loader, legs)
     is_to_end = legs[-1].batches is None

@@ -1,9 +1,9 @@
 """Fetch the shards that a node reads next into its cache, before the run starts or resumes.
 
-    loader at a state ─► cursors of the node's lanes ─► next documents ─► shards, the soonest first
+    loader at a state ─► cursors of the node's lanes ─► next documents ─► shards, in order of use
                                                                               └─► threads ─► cache
 
-The loader then finds these shards on disk, and downloads nothing for them.
+The loader then finds these shards on disk, and does not download them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class WarmReport:
     """The result of warming a cache."""
 
     shards: int
-    """Number of shards that are in the cache now, of those asked for."""
+    """Number of requested shards that are now in the cache."""
     bytes: int
-    """Uncompressed bytes of them."""
+    """Uncompressed bytes of these shards."""
     shards_downloaded: int
-    """Number of them that were not in the cache before."""
+    """Number of these shards that had to be downloaded."""
     bytes_downloaded: int
-    """Stored bytes that were downloaded."""
+    """Number of stored bytes that were downloaded."""
     is_all: bool
     """Whether these are all shards that the node reads in the next epoch."""
 
@@ -60,20 +60,20 @@ def warm_cache(
     threads: int = 8,
     progress: bool = False,
 ) -> WarmReport:
-    """Fetch the shards that a node reads first from the loader's position on.
+    """Fetch the shards that a node reads first, starting at the loader's position.
 
     Assumes that lanes advance in step. Shards that are mapped in place are not fetched.
 
     Args:
-        loader: a loader of the run, at the position from which the run continues. Its own rank and
-            world have no effect, and it is not iterated.
+        loader: a loader of the run, at the position from which the run starts or resumes. Its own
+            rank and world have no effect, and it is not iterated.
         nodes: number of machines of the run.
         node: index of this machine, from 0.
         ranks_per_node: number of data-parallel ranks on each.
-        shards: number of shards. By default, all that the node reads in an epoch.
-        max_bytes: most uncompressed bytes of shards.
-        cache_limit: the run's `cache_limit` in bytes, which the cache does not exceed.
-        threads: number of shards to fetch at a time.
+        shards: number of shards. By default, all shards that the node reads in an epoch.
+        max_bytes: maximum number of uncompressed bytes of shards.
+        cache_limit: the run's `cache_limit` in bytes, which is not exceeded.
+        threads: number of concurrent downloads.
         progress: whether to show a progress bar on stderr.
 
     Raises:
@@ -117,7 +117,7 @@ def _find_lanes(plan: Plan, world: World, node: int) -> Ints:
 def _choose(
     plan: Plan, own: Ints, most_shards: int | None, most_bytes: int | None
 ) -> tuple[list[int], bool]:
-    """The shards to fetch, the soonest first, and whether these are all."""
+    """The shards to fetch, in order of use, and whether these are all shards."""
     corpus = plan.recipe.corpus
     chosen: list[int] = []
     size = 0
@@ -133,7 +133,7 @@ def _choose(
 
 
 def _list_shards(plan: Plan, own: Ints) -> Iterator[int]:
-    """Yield the shards of lanes' documents of the next epoch, each once, the soonest first."""
+    """Yield the shards that lanes read in the next epoch, each once, in order of use."""
     is_known = np.zeros(len(plan.recipe.corpus.shard_sizes), np.bool_)
     for place in range(len(plan.recipe.components)):
         lanes, ordinals = _list_residues(plan, own, place)
@@ -149,7 +149,7 @@ def _list_shards(plan: Plan, own: Ints) -> Iterator[int]:
 
 
 def _take_new(shards: Ints, is_known: Flags) -> Iterator[int]:
-    """Yield each new shard in order of first occurrence. Changes `is_known`."""
+    """Yield each new shard in order of first occurrence, and mark it in `is_known`."""
     for shard in dict.fromkeys(shards.tolist()):
         if not is_known[shard]:
             is_known[shard] = True
@@ -157,7 +157,7 @@ def _take_new(shards: Ints, is_known: Flags) -> Iterator[int]:
 
 
 def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
-    """The lane and ordinal of each document that lanes read before, but need again."""
+    """The lane and ordinal of each document that lanes have already read, but need again."""
     pairs = [
         (lane, ordinal)
         for lane in own.tolist()
@@ -171,7 +171,7 @@ def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
 
 
 def _find_step(plan: Plan, own: Ints, place: int, start: int) -> tuple[Ints, Ints]:
-    """The shards of lanes' documents from `start` after their cursors on, with that distance.
+    """Find the lanes' documents at least `start` after their cursors: distances and shards.
 
     Returns int64 [documents] each.
     """
@@ -199,7 +199,7 @@ def _find_shards(plan: Plan, place: int, lanes: Ints, ordinals: Ints) -> Ints:
 def _fetch(
     corpus: Corpus, fetcher: Fetcher, chosen: list[int], threads: int, *, progress: bool
 ) -> int:
-    """Fetch shards, several at a time. Returns their uncompressed bytes."""
+    """Fetch shards concurrently. Returns their uncompressed bytes."""
     sizes = {shard: corpus.find_shard(shard)[1].raw.bytes for shard in chosen}
     pool = DaemonThreadPool(threads, "cloudload-fetch")
 

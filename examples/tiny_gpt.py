@@ -98,7 +98,7 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
         "--accumulate", type=int, default=1, help="batches an optimizer step; default 1"
     )
     parser.add_argument("--epoch-batches", type=int, help="batches in an epoch of the framework")
-    parser.add_argument("--losses", type=Path, help="folder of the log of losses by document")
+    parser.add_argument("--losses", type=Path, help="folder for the log of losses by document")
     parser.add_argument("--seq-len", type=int, default=256, help="tokens a row; default 256")
     parser.add_argument("--workers", type=int, default=2, help="worker processes a rank; default 2")
     parser.add_argument("--lr", type=float, default=1e-3)

@@ -1,15 +1,15 @@
-"""Pretrain on ranks that may die and come back, without a restart of the others.
+"""Pretrain on ranks that may die and return, without restarting the others.
 
 python examples/train_elastic.py s3://bucket/corpus --steps 300 --global-batch 16
 kill -9 PID        # of one of the processes that it prints
 
-The launcher starts ELASTIC_RANKS (by default 4) processes, and announces worlds, each a list of
-those that are alive. A rank that sees the others fail joins the next world, in which the step is
-computed again. A process that died is started again, and joins when it is ready.
+The launcher starts ELASTIC_RANKS (default: 4) processes, and announces worlds, which are lists of
+live processes. If communication with the other ranks fails, a rank joins the next world, which
+computes the step again. The launcher restarts a dead process, which joins when it is ready.
 
     world 1: a b c d ── c dies ──► world 2: a b d ── c is ready ──► world 3: a b c d
 
-It trains on CPUs with gloo, which fails at once if a process dies. NCCL needs to be aborted.
+It trains on CPUs with gloo, which fails immediately if a process dies. NCCL needs to be aborted.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from cloudload.errors import RanksDisagreeError
 
 NUM_RANKS = int(os.environ.get("ELASTIC_RANKS", "4"))
 RANK_COMMAND = [sys.executable, __file__]
-# ranks that are killed while they connect are noticed only after this time
+# if a rank is killed while it connects, the others detect it only after this time
 _TIMEOUT = timedelta(seconds=30)
 _POLL_S = 0.02
 
 
 def say(line: str) -> None:
-    """Print a line in one piece, because several processes print."""
+    """Print a line with one write, because several processes print."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -47,7 +47,7 @@ def say(line: str) -> None:
 
 
 class Launcher:
-    """Starts the processes of ranks, and announces worlds in a store."""
+    """Starts the ranks' processes, and announces worlds in a store."""
 
     def __init__(self) -> None:
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -57,11 +57,11 @@ class Launcher:
 
     @property
     def joining(self) -> set[str]:
-        """The ranks that were started again, but are not ready."""
+        """Restarted ranks that are not ready yet."""
         return self.processes.keys() - set(self.members)
 
     def run(self) -> None:
-        """Train until all processes have ended."""
+        """Run until all processes have ended."""
         for name in self.members:
             self.start(name)
         self.announce()
@@ -70,7 +70,7 @@ class Launcher:
                 if process.poll() == 0:
                     self.has_finished = True
                 if self.has_finished and (process.returncode is not None or name in self.joining):
-                    process.kill()  # a rank that joins now would find nobody
+                    process.kill()  # a rank that joins now would be alone
                     del self.processes[name]
                 elif process.returncode is not None:
                     say(f"{name} died")
@@ -85,7 +85,7 @@ class Launcher:
             time.sleep(_POLL_S)
 
     def start(self, name: str) -> None:
-        """Start a process, which waits for a later world with it."""
+        """Start a process, which waits for a later world that includes it."""
         variables = {
             "ELASTIC_STORE": str(self.store.port),
             "ELASTIC_NAME": name,
@@ -94,7 +94,7 @@ class Launcher:
         self.store.delete_key(f"{name} is ready")
         self.processes[name] = subprocess.Popen(
             [*RANK_COMMAND, *sys.argv[1:]],
-            env={"OMP_NUM_THREADS": "1", **os.environ, **variables},  # as torchrun does
+            env={"OMP_NUM_THREADS": "1", **os.environ, **variables},  # like torchrun
         )
 
     def announce(self) -> None:
@@ -134,7 +134,7 @@ class Rank:
             local=args.cache,
             lengths="require",
             exchange_timeout_s=_TIMEOUT.total_seconds(),
-            # its place, until a world is announced
+            # until a world is announced
             dp_rank=0,
             dp_world_size=1,
         )
@@ -144,7 +144,7 @@ class Rank:
         self.store = dist.TCPStore("127.0.0.1", int(os.environ["ELASTIC_STORE"]), is_master=False)
 
     def run(self) -> None:
-        """Train in one world after the other."""
+        """Train in one world after another."""
         say(f"{self.name} is process {os.getpid()}")
         self.store.set(f"{self.name} is ready", "")
         with self.loader:
@@ -160,7 +160,7 @@ class Rank:
                         dist.destroy_process_group()
 
     def next_world(self) -> list[str]:
-        """Wait for the next world that has this rank, and return its members."""
+        """Wait for the next world that includes this rank, and return its members."""
         members: list[str] = []
         while self.name not in members:
             self.world += 1
@@ -169,7 +169,7 @@ class Rank:
         return members
 
     def join(self, members: list[str]) -> None:
-        """Form a process group, and take over the progress of the rank that is furthest."""
+        """Form a process group, and copy the progress of the most advanced rank."""
         rank, size = members.index(self.name), len(members)
         dist.init_process_group(
             "gloo",
@@ -182,7 +182,7 @@ class Rank:
         dist.all_gather_object(steps, self.progress.step)
         source, is_behind = steps.index(max(steps)), self.progress.step < max(steps)
         if not is_behind:
-            # back to the row after the last step, whatever was handed out since
+            # back to the row after the last step, even if more batches were handed out
             self.loader.set_world(rank, size, rows=self.progress.rows)
         if min(steps) < max(steps):
             states: list[Any] = [self.state_dict() if rank == source else None]
@@ -206,7 +206,7 @@ class Rank:
         self.progress.step, self.progress.rows = states["step"], self.loader.rows
 
     def train(self) -> None:
-        """Train until the last step, or until another world is announced."""
+        """Train until the last step, or until a new world is announced."""
         is_over = False
         for batch in self.loader:
             self.optimizer.zero_grad()
@@ -222,7 +222,7 @@ class Rank:
                 return
 
     def average(self, loss: torch.Tensor) -> bool:
-        """Average the gradients over the ranks; whether one of them has seen another world."""
+        """Average the gradients over the ranks. Returns whether a rank has seen a new world."""
         gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
         has_next = torch.tensor([float(self.store.check([f"world {self.world + 1}"]))])
         flat = torch.cat([*(each.flatten() for each in gradients), has_next.to(loss.dtype)])

@@ -1,14 +1,14 @@
-"""Pretrain with torchft: replicas that may die and come back, each with its part of every batch.
+"""Pretrain with torchft on replicas that may die and return. Each reads its part of every batch.
 
 torchft_lighthouse --min_replicas 1 --bind 127.0.0.1:29510 &
 export TORCHFT_LIGHTHOUSE=http://127.0.0.1:29510
 python examples/train_torchft.py s3://bucket/corpus --steps 300 --global-batch 16 &   # per replica
 kill -9 PID        # of a replica; then start it again
 
-A quorum decides who takes part in a step, so the loader's world is set before each step whose
-quorum changed. A step that is not committed is computed again, from the same row. The replicas'
-loaders do not communicate; token lengths tell each of them its rows. `--global-batch` is the number
-of rows of a replica.
+A quorum decides which replicas participate in a step. If the quorum has changed, the loader's world
+is set before the step. A step that is not committed is computed again, from the same row. The
+replicas' loaders do not communicate: each finds its rows from token lengths. `--global-batch` is
+the number of rows per replica.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cloudload import CloudLoader
 
 
 class Replica:
-    """A model, its optimizer and loader, and the row after the last step that was committed."""
+    """A model, its optimizer and loader, and the row after the last committed step."""
 
     def __init__(self, args: Any) -> None:
         self.loader = CloudLoader(
@@ -38,7 +38,7 @@ class Replica:
             num_workers=args.workers,
             local=args.cache,
             lengths="require",
-            dp_rank=0,  # its place, until the first quorum
+            dp_rank=0,  # until the first quorum
             dp_world_size=1,
         )
         self.model = GPT(self.loader.vocab_size, args)
@@ -67,7 +67,7 @@ def main() -> None:
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=20)),
         min_replica_size=1,
-        # the world must be known before the step's batch
+        # the batch of a step depends on the world
         use_async_quorum=False,
         state_dict=replica.state_dict,
         load_state_dict=replica.load_state_dict,
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def train_step(manager: Manager, replica: Replica) -> None:
-    """Train on the next batch of the replicas in the quorum; no effect if one of them fails."""
+    """Train on the next batch of the quorum's replicas. If one of them fails, nothing changes."""
     manager.start_quorum()
     world = manager.participating_rank(), manager.num_participants()
     if world != replica.world or replica.loader.rows != replica.rows:

@@ -89,9 +89,9 @@ def draw_command(browser: Browser, name: str, arguments: list[str], width: int =
 
 
 def log_losses() -> None:
-    """Log the losses of a model of token frequencies on the documentation's paragraphs.
+    """Log the losses of a token-frequency model on the documentation's paragraphs.
 
-    One of them is damaged.
+    One of the paragraphs is damaged.
     """
     pages = (path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
     texts = [text for page in pages for text in page.split("\n\n")]
@@ -128,7 +128,7 @@ def draw_rows(browser: Browser) -> None:
 
 
 def draw_plan(browser: Browser) -> None:
-    """Draw the page of a plan of two streams, in both themes."""
+    """Draw the plan page of a run with two streams, in both themes."""
     data = ["--tokenizer", str(ROOT / "examples/tokenizer")]
     for name, pattern, form in _DATASETS[:2]:  # compressed, because others are mapped in place
         folder = f"compressed/{name}"

@@ -57,7 +57,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A default cache folder of this process, so that no test reads or sweeps the user's."""
+    """Give this process its own default cache folder, so that tests never touch the user's."""
     with environment({"CLOUDLOAD_CACHE": str(tmp_path_factory.mktemp("cache"))}):
         yield
 

@@ -5,8 +5,8 @@
 
     threads that fetch   count_retry()  ─► WorkerCounts, which the training process can read
 
-Each opening of a cached shard counts once. It is a miss if a fetch has found the shard missing or
-invalid on disk since it was last opened, otherwise a hit.
+Each time a cached shard is opened counts once: as a miss if a fetch has found it missing or invalid
+on disk since the last time, otherwise as a hit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class FirstFetch(NamedTuple):
 
 
 class WorkerCounts:
-    """What each worker counts, in memory that the training process shares and reads at any time."""
+    """The counters of each worker, in shared memory that the training process can always read."""
 
     def __init__(self, num_workers: int) -> None:
         self._ring = SharedMemoryRing(num_workers, 8 * (2 + len(STAGES)))
@@ -49,7 +49,7 @@ class WorkerCounts:
         return self._all_of(worker)[1:2]
 
     def times(self, worker: int) -> Ints:
-        """The nanoseconds of one worker in each of `stats.STAGES`: a writable int64 [stages]."""
+        """Nanoseconds of one worker in each of `stats.STAGES`: a writable int64 [stages]."""
         return self._all_of(worker)[2:]
 
     def _all_of(self, worker: int) -> Ints:
@@ -69,7 +69,7 @@ class WorkerCounts:
         return self._sums()[1]
 
     def stage_ns(self) -> list[int]:
-        """The nanoseconds in each of `stats.STAGES`, summed over the workers."""
+        """Nanoseconds in each of `stats.STAGES`, summed over the workers: int64 [stages]."""
         return self._sums()[2:]
 
 
@@ -96,7 +96,7 @@ class TrafficCounter:
             self._traffic += Traffic(bytes_downloaded=number, download_ns=nanoseconds)
 
     def count_unpacking(self, nanoseconds: int) -> None:
-        """Add the time of checking and decompressing a download."""
+        """Add the time that a download took to check and decompress."""
         with self._lock:
             self._traffic += Traffic(unpack_ns=nanoseconds)
 

@@ -28,7 +28,7 @@ def join_overlaps(shards: Ints, firsts: Ints, lasts: Ints) -> tuple[Ints, Ints, 
 
 
 def sum_in_use(firsts: Ints, lasts: Ints, amounts: Ints) -> tuple[Ints, Ints]:
-    """The rows at which the total of the amounts in use changes, and the totals from there on.
+    """The rows at which the total of the amounts in use changes, and the new total at each.
 
     Each amount, such as a number of bytes, is in use from its first to its last row. All arrays are
     int64 [uses], and the results int64 [rows].

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 _SHOWN_CHARACTERS, _INDENT = 300, "    "
 _EXAMPLE = """\
-LOG is the folder that cloudload.losses.LossLog writes, of all ranks and starts of a run. A document
-is compared with documents of the same source and of about the same length and step; a source with
-earlier steps. The score is the distance in robust standard deviations. The exit status is 1 if
-nothing stands out.
+LOG is the folder in which cloudload.losses.LossLog keeps the losses of all ranks and restarts of a
+run. A document is compared with documents of the same source and of similar length and step; a
+source is compared with its earlier steps. The score is the distance in robust standard deviations.
+The exit status is 1 if nothing stands out.
 
 example:
   cloudload blame losses/ --steps 81200:81240
@@ -39,7 +39,7 @@ def add_blame(commands: Commands) -> None:
         _blame,
         help="find the documents and sources with high losses",
         description="Find the documents and sources whose losses stand out in given steps, from "
-        "the log of a run's losses. Reads the documents found, to print ID, shard and text.",
+        "the loss log of a run. Reads each document found to print its ID, shard and text.",
         epilog=_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
@@ -48,9 +48,9 @@ def add_blame(commands: Commands) -> None:
     steps = "steps from A up to, but not including, B; or a single step (default: all)"
     add("--steps", type=parse_steps, metavar="A:B", help=steps)
     add("--top", type=int, default=10, metavar="N", help="documents to print (default: 10)")
-    threshold = "the score from which a document or source stands out (default: 6)"
+    threshold = "the lowest score at which a document or source stands out (default: 6)"
     add("--threshold", type=float, default=6.0, metavar="SCORE", help=threshold)
-    fewest = "leave out documents with fewer tokens in these steps (default: 8)"
+    fewest = "ignore documents with fewer tokens in these steps (default: 8)"
     add("--min-tokens", type=int, default=8, metavar="N", help=fewest)
     add("--no-text", action="store_true", help="read no data: print only stream and sample")
     add_data_options(parser)
@@ -80,7 +80,7 @@ def _blame(options: argparse.Namespace) -> int:
 def _trace(
     losses: Losses, found: Blame, options: argparse.Namespace
 ) -> Sequence[TracedSpan | None]:
-    """Read the documents that stand out, as far as the log has them."""
+    """Read the documents that stand out, if the log contains them."""
     import numpy as np
 
     from cloudload.provenance import open_run, trace_documents
@@ -117,7 +117,7 @@ def _describe_span(span: TracedSpan | None) -> dict[str, Any]:
 
 
 def _without_infinity(value: Any) -> Any:
-    """Replace numbers that are not finite, which JSON does not have, by null."""
+    """Replace infinities and NaN with null, because JSON has neither."""
     if isinstance(value, dict):
         return {name: _without_infinity(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from cloudload.loader import CloudLoader
 
 _EXAMPLE = """\
-Run it on a node before the run starts or resumes, with the run's world and cache folder. The
-loader then downloads nothing for these shards. Shards that are in the cache are not downloaded
-again, so it can be interrupted and repeated.
+Run this on a node before the run starts or resumes, with the run's world and cache folder. The
+loader then does not download these shards. Shards that are already in the cache are not downloaded
+again, so you can interrupt and repeat the command.
 
 examples:
   cloudload fetch checkpoint.pt --nodes 16 --node 3 --ranks-per-node 8 --shards 500
@@ -41,24 +41,24 @@ def add_fetch(commands: Commands) -> None:
     add = parser.add_argument
     state = "a checkpoint with a state (default: the start of the run)"
     add("states", metavar="STATE", type=Path, nargs="*", help=state)
-    data = "location of the data, or where it moved; once per stream, in order"
+    data = "location of the data, or its new location if it moved; once per stream, in order"
     add("--data", action="append", metavar="URL", help=data)
-    tokenizer = "the tokenizer, or where it moved"
+    tokenizer = "the tokenizer, or its new location if it moved"
     add("--tokenizer", metavar="NAME", help=tokenizer)
     add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it has one")
     lengths = "folder or URL of the token lengths, if they are not with the data"
     add("--lengths", metavar="URL", help=lengths)
     add_loader_options(parser)
     add("--local", metavar="FOLDER", help="folder of the shard cache")
-    limit = "the run's cache_limit, which this does not exceed"
+    limit = "the run's cache_limit, which is not exceeded"
     add("--cache-limit", metavar="SIZE", help=limit)
     add("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
-    add("--node", type=int, default=0, metavar="I", help="this machine, from 0 (default: 0)")
+    add("--node", type=int, default=0, metavar="I", help="index of this machine (default: 0)")
     ranks = "data-parallel ranks on each machine (default: 1)"
     add("--ranks-per-node", type=int, default=1, metavar="N", help=ranks)
-    add("--shards", type=int, metavar="N", help="fetch the first N shards (default: an epoch's)")
+    add("--shards", type=int, metavar="N", help="fetch the first N shards (default: one epoch)")
     add("--bytes", metavar="SIZE", help="fetch at most SIZE, uncompressed, such as 200gb")
-    add("--threads", type=int, default=8, metavar="N", help="downloads at a time (default: 8)")
+    add("--threads", type=int, default=8, metavar="N", help="concurrent downloads (default: 8)")
     add("--json", action="store_true", help="print the result as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
@@ -70,7 +70,7 @@ def _fetch(options: argparse.Namespace) -> int:
     from cloudload.warm import warm_cache
 
     if len(options.states) > 1:
-        raise ValueError("there is more than one state. Pass the one from which the run continues")
+        raise ValueError("there is more than one state. Pass the one that the run will resume from")
     arguments = {} if options.states else read_loader_options(options)
     # the loader would compare a limit with what a single node needs for the whole run
     limit = options.cache_limit or arguments.pop("cache_limit", None)
@@ -90,7 +90,7 @@ def _fetch(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(asdict(report)))
         return 0
-    whole = " (all that the node reads in an epoch)" if report.is_all else ""
+    whole = " (everything that the node reads in an epoch)" if report.is_all else ""
     print(
         f"{counted(report.shards, 'shard')} of {report.bytes:,} bytes in the cache{whole}, of "
         f"which {report.shards_downloaded:,} were downloaded ({report.bytes_downloaded:,} bytes)"
@@ -99,7 +99,7 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 def _open_loader(options: argparse.Namespace, arguments: dict[str, Any]) -> CloudLoader:
-    """A loader at the position from which the run continues. It only finds shards."""
+    """A loader at the position from which the run resumes. It is used only to find shards."""
     alone: dict[str, Any] = {"dp_rank": 0, "dp_world_size": 1, "num_workers": 0}
     if options.states:
         from cloudload.provenance import load_state, open_run

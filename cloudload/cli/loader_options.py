@@ -5,7 +5,7 @@
     --data, --tokenizer      flags
     --option NAME=VALUE      any argument
 
-What comes later in this list replaces what comes earlier.
+Later entries of this list override earlier ones.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import Any
 def add_loader_options(parser: argparse.ArgumentParser) -> None:
     """Add `--yaml`, `--config` and `--option`."""
     add = parser.add_argument
-    yaml = "start the run that an llm-foundry training YAML describes, instead of a state"
+    yaml = "start the run that this llm-foundry training YAML describes, instead of using a state"
     add("--yaml", metavar="FILE", type=Path, help=yaml)
-    config = "start the run with the arguments of CloudLoader in a YAML or JSON file, or in the "
-    config += "dict `config` of a Python file, which is run"
+    config = "start a run with the CloudLoader arguments in a YAML or JSON file, or in the "
+    config += "dict `config` of a Python file, which is executed"
     add("--config", metavar="FILE", type=Path, help=config)
-    option = "an argument of CloudLoader, without a state; the value is YAML; may be repeated"
+    option = "a CloudLoader argument, if there is no state; the value is YAML; may be repeated"
     add("--option", action="append", default=[], metavar="NAME=VALUE", help=option)
 
 
 def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, Any]:
-    """The arguments of a CloudLoader that the command line gives.
+    """Return the CloudLoader arguments given on the command line.
 
     `known` are names of other arguments that a config may have. Raises `ValueError` for an unknown
     argument, and if `data` or `seq_len` is missing.
@@ -52,7 +52,7 @@ def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, A
         arguments["transform"] = import_transform(arguments["transform"])
     arguments |= dict(map(_parse_option, options.option))
     if arguments.get("lengths") is False:
-        arguments["lengths"] = "off"  # which YAML reads as a boolean
+        arguments["lengths"] = "off"  # YAML reads it as a boolean
     _check_names(arguments, known)
     for name, flag in (("data", "--data"), ("seq_len", "--option seq_len=2048")):
         if name not in arguments:
@@ -71,7 +71,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ValueError(f"--config {path} is not YAML: {error}") from None
     if not isinstance(found, Mapping):
-        what = "a dict `config`" if path.suffix == ".py" else "the arguments of CloudLoader by name"
+        what = "a dict `config`" if path.suffix == ".py" else "CloudLoader arguments by name"
         raise ValueError(f"--config {path} does not have {what}")
     return dict(found)
 

@@ -1,4 +1,4 @@
-"""`cloudload plan`: what a run will read, what it needs, and what it costs."""
+"""`cloudload plan`: forecast the reads, requirements, and cost of a run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from cloudload.forecast import RunPlan
 
 _EXAMPLE = """\
-Takes the arguments of the loader, by --option, --config or --yaml. Figures are exact if the data
-has token lengths (cloudload count). Otherwise some documents are tokenized, and figures are
-estimates with their error. The first batch and the reader are measured on this machine.
+Pass the loader's arguments with --option, --config or --yaml. Figures are exact if the data has
+token lengths (cloudload count). Otherwise a sample of documents is tokenized, and figures are
+estimates with error bounds. The first batch and the reader are measured on this machine.
 
 examples:
   cloudload plan --data s3://bucket/mds --tokenizer gpt2 --option seq_len=2048 \\
@@ -54,15 +54,15 @@ def add_plan(commands: Commands) -> None:
     add("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
     ranks = "data-parallel ranks on each machine (default: 1)"
     add("--ranks-per-node", type=int, default=1, metavar="N", help=ranks)
-    rate = "tokens per second that a GPU trains on, for the number of workers"
+    rate = "tokens per second of one GPU, to compute the number of workers"
     add("--gpu-tokens-per-s", type=float, metavar="N", help=rate)
     prices = "a table of prices (default: list prices of S3 and GCS; see the docs)"
     add("--prices", type=Path, metavar="FILE", help=prices)
     sample = "documents to tokenize if there are no token lengths (default: 1%%)"
     add("--sample", type=parse_share, default=0.01, metavar="SHARE", help=sample)
     add("--no-measure", action="store_true", help="do not measure the reader on this machine")
-    add("--html", type=Path, metavar="FILE", help="also write a page of HTML")
-    add("--png", type=Path, metavar="FILE", help="also draw the cache over the run (extra: plot)")
+    add("--html", type=Path, metavar="FILE", help="also write an HTML page")
+    add("--png", type=Path, metavar="FILE", help="also plot the cache over the run (extra: plot)")
     add("--json", action="store_true", help="print the plan as JSON")
     add("--quiet", action="store_true", help="log only warnings")
 
@@ -75,7 +75,7 @@ def _plan(options: argparse.Namespace) -> int:
 
     arguments = read_loader_options(options)
     if "batch_size" not in arguments:
-        raise ValueError("there is no batch_size. Pass --option batch_size=8, the rows per rank")
+        raise ValueError("batch_size is missing. Pass --option batch_size=8, the rows per rank")
     _check_outputs(options)
     plan = plan_run(
         **arguments,

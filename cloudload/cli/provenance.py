@@ -107,7 +107,7 @@ def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that locate a run's data and tokenizer, and those of the output."""
+    """Add the options that locate a run's data and tokenizer, and the output options."""
     add = parser.add_argument
     data = "if the data has moved: a stream's folder with index.json; once per stream, in order"
     add("--data", action="append", metavar="URL", help=data)

@@ -1,4 +1,4 @@
-"""`cloudload state show` and `cloudload state diff`: a checkpoint's position in words."""
+"""`cloudload state show` and `cloudload state diff`: describe the position of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _MOST_WORLDS = 24
 _EXAMPLE = """\
-A STATE is a JSON file, a file that torch.save wrote, or the checkpoint folder of a framework, with
-the loader's state anywhere in it. Nothing in it is executed, and the data is not read, except by
-diff with --config, --yaml or --option, which compares one state with a loader. The exit status
-of diff is 1 if a resume would be refused.
+A STATE is a JSON file, a file that torch.save wrote, or a framework's checkpoint folder, with the
+loader's state anywhere in it. No code in it is executed. Only diff with --config, --yaml or
+--option, which compares a state with a loader, reads data. The exit status of diff is 1 if a resume
+would be refused.
 
 examples:
   cloudload state show checkpoint.pt
@@ -37,9 +37,9 @@ def add_state(commands: Commands) -> None:
         commands,
         "state",
         _state,
-        help="show the position in a checkpoint, or what differs between two",
-        description="Show where a checkpoint's run is, or what differs between two checkpoints, or "
-        "between one and a loader.",
+        help="show the position of a checkpoint, or compare two",
+        description="Show the position of a checkpoint, or the differences between two, or between "
+        "one and a loader.",
         epilog=_EXAMPLE,
         after_interrupt="Nothing was changed",
     )

@@ -73,11 +73,12 @@ class DeliveryConfig:
     """Maximum size of the node's shard cache, in bytes or as text such as `200gb`. None means no
     limit."""
     lengths: str | os.PathLike[str] = "auto"
-    """Whether to use token lengths, which `cloudload count` makes. They save work, such as reading
-    when the loader seeks, and never change a row. `auto`: if all streams have them. `require`: an
-    error if one has none. `off`: do not use lengths. `learn`: as `auto`, and if there are none, the
-    run writes those of the documents that it reads, for later runs. A URL or folder: use the
-    lengths there instead of those in the folder `lengths` of each dataset."""
+    """Whether to use token lengths, which `cloudload count` writes. They save work, such as reading
+    when the loader seeks, and never change a row. `auto`: use them if all streams have them.
+    `require`: raise an error if a stream has none. `off`: do not use them. `learn`: like `auto`,
+    but if there are none, the run writes the lengths of the documents that it reads, for later
+    runs. A URL or folder: use the lengths there instead of those in the folder `lengths` of each
+    dataset."""
     verify: Verification = "once"
     """When to check a shard against its hash in the index. `once`: when it is downloaded, and again
     only if its file was modified. `always`: also whenever a process maps it, even from a local

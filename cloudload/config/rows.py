@@ -104,8 +104,8 @@ class RowsConfig:
     """Number of passes over the data. None repeats the data forever. In a mixture, each stream ends
     after that many of its own epochs, which needs token lengths; see `stopping`."""
     stopping: Stopping = "all"
-    """When a mixture with `epochs` or `max_epochs` ends: with its `first` stream, or when `all` of
-    its streams have ended. It may change on resume."""
+    """When a mixture with `epochs` or `max_epochs` ends: when the `first` of its streams ends, or
+    when `all` of them have ended. It may change on resume."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
     """Pairs of a row and the streams' weights, by name or URL, starting at that row. The first row
     must be 0. Streams that are not named have weight 0. None means to use the streams'
@@ -255,8 +255,8 @@ class RowsConfig:
             )
         if self.has_stream_ends and self.packing == "best_fit":
             raise ValueError(
-                "packing is 'best_fit', with which a mixture cannot have epochs or max_epochs. Use "
-                "'concat' or 'one_per_row', or omit them and use take(n)"
+                "packing is 'best_fit', but a mixture with epochs or max_epochs does not support "
+                "it. Use 'concat' or 'one_per_row', or omit both options and use take(n)"
             )
         if without := [
             stream.label

@@ -37,8 +37,8 @@ class Stream:
     """Number of this stream's samples that an epoch over all streams reads, as an alternative to
     `repeat`."""
     max_epochs: int | None = None
-    """Number of times that a mixture reads this stream, instead of the loader's `epochs`. Then the
-    stream ends, and the others share its rows. Needs token lengths."""
+    """Number of times that a mixture reads this stream; overrides the loader's `epochs`. After
+    that, the stream ends, and the others share its rows. Needs token lengths."""
     name: str | None = None
     """The stream's name in schedules, statistics and traces. By default the last folder of its
     location that is not one like `train` or `v2`, with a number if an earlier stream has it."""

@@ -7,7 +7,7 @@
     finish    the index of all groups              new_shards  count shards as they are written
     estimate  a sample of the documents            report      totals, percentiles, histogram
     tally     documents and tokens by a column   picture     the histogram as a PNG
-    learn     write the lengths that a run learns as it reads
+    learn     write the lengths of the documents that a run reads
 
 Every file is a pure function of the data, the tokenizer and the transform, so units may run in any
 order, more than once, or concurrently.

@@ -25,7 +25,7 @@ from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 
 _LEAST_SHARDS, _LEAST_DOCUMENTS = 16, 2_000
-_Z = 1.96  # of a 95 % interval
+_Z = 1.96  # of a 95% interval
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CountEstimate:
     tokens: int
     """Estimated number of tokens, without bos and eos."""
     error: float
-    """Half the width of the 95 % confidence interval, as a share of `tokens`. It is NaN if only one
+    """Half the width of the 95% confidence interval, as a share of `tokens`. It is NaN if only one
     of several shards was read, and 0 if all documents were."""
     tokens_per_byte: float
     """Tokens per byte of text, in the sample."""
@@ -61,13 +61,13 @@ class CountEstimate:
 
 @dataclass(frozen=True)
 class LengthSample:
-    """The lengths of a sample of a dataset's documents."""
+    """The lengths of sampled documents of a dataset."""
 
     recipe: Recipe
     lengths: Ints
-    """The lengths of the documents read, with `group_file.FILTERED` and `FAILED`: int64 [read]."""
+    """Length of each document read, or `group_file.FILTERED` or `FAILED`: int64 [read]."""
     text_bytes: int
-    """Bytes of their texts."""
+    """Total bytes of their texts."""
     chosen: Ints
     """The shards that were read: int64 [shards]."""
     table: Floats
@@ -160,7 +160,7 @@ def _sum_sample_bytes(recipe: Recipe, chosen: Ints, known: Floats) -> float:
 
 
 def _extrapolate(table: Floats, num_shards: int, all_bytes: float) -> tuple[float, float]:
-    """The estimated tokens, and half the width of their 95 % interval as a share.
+    """The estimated tokens, and half the width of their 95% interval as a share.
 
     `table` has a row for each shard read: samples, samples read, tokens, filtered, stored bytes
     read, stored bytes.

@@ -1,13 +1,13 @@
-"""Write the lengths that runs learn as they read, with the bytes that counting writes.
+"""Write the lengths that runs learn as they read; the files are those of `count`, byte for byte.
 
-    numbers of a node ─┬─► groups that are whole ──────────────► 00000-….lengths
+    lengths of a node ─┬─► complete groups ──────────────────────► 00000-….lengths
                        └─► other groups, if there are nodes ──► 00000-….lengths.<node>.<known>.part
-                            parts of all nodes, once whole ───► 00000-….lengths
+                            parts of all nodes, once complete ► 00000-….lengths
     all groups are there ─► index-….json, and the parts are deleted
 
-One process of each node publishes now and then, at the end of the data, and when its loader is
-closed. Groups are never written in part. Several nodes may write the same group, or the index, at
-once, because the bytes are the same.
+One process per node publishes: periodically, at the end of the data, and when its loader is closed.
+A group is written only when it is complete. Several nodes may write the same group, or the index,
+at once, because the bytes are the same.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LengthsLearner:
         self._end: Callable[[], object] | None = None
 
     def start(self) -> None:
-        """Publish now and then, in a thread that ends with this object."""
+        """Publish periodically, in a thread that ends with this object."""
         if not self._is_publisher:
             return
         arguments = weakref.ref(self), self._requests
@@ -81,15 +81,15 @@ class LengthsLearner:
         self._end = end
 
     def publish_soon(self) -> None:
-        """Let the thread publish, and do not wait: other ranks may wait for this one."""
+        """Ask the thread to publish, without waiting, because other ranks may wait for this one."""
         if self._end is not None:
             self._requests.put(self)
 
     def publish(self) -> None:
-        """Write the groups that have become whole, and the index after the last one.
+        """Write the groups that are now complete, and the index after the last one.
 
-        If that fails, for any reason, logs a warning and writes nothing anymore, because lengths
-        must not end a run.
+        If that fails for any reason, logs a warning and writes nothing more, because lengths must
+        not end a run.
         """
         try:
             for each in self._works if self._is_publisher else ():
@@ -97,13 +97,13 @@ class LengthsLearner:
         except Exception as error:
             self._is_publisher = False
             logger.warning(
-                "the token lengths that this run learns cannot be written: %s. The run "
-                "continues. To have lengths, run cloudload count --out URL",
+                "cannot write the token lengths that this run learns: %s. The run continues. "
+                "To get lengths, run cloudload count --out URL",
                 error,
             )
 
     def close(self) -> None:
-        """Publish for the last time, and wait at most a minute for it."""
+        """Publish for the last time. Waits for at most a minute."""
         if self._end is not None:
             self.publish_soon()
             self._end()
@@ -127,15 +127,15 @@ def _keep_publishing(learner: weakref.ref[LengthsLearner], requests: _Requests) 
 
 
 def _end_thread(thread: threading.Thread, requests: _Requests) -> None:
-    """End a thread after its requests, and wait for it."""
+    """End a thread once it has served its requests, and wait for it."""
     requests.put(None)
     if thread is threading.current_thread():
         return
     thread.join(_MOST_WAIT_S)
     if thread.is_alive():
         logger.warning(
-            "writing the token lengths that this run learns takes more than %g s, so the run does "
-            "not wait for it. If the process ends before, the next run writes them",
+            "writing the token lengths that this run learned takes more than %g s, so the run does "
+            "not wait for it. If the process ends first, the next run writes them",
             _MOST_WAIT_S,
         )
 
@@ -143,14 +143,14 @@ def _end_thread(thread: threading.Thread, requests: _Requests) -> None:
 def open_learner(
     recipe: Recipe, root: Path, retry: Retry, *, has_other_nodes: bool, is_publisher: bool
 ) -> LengthsLearner | None:
-    """Open the lengths that a recipe's run learns; None, with a warning, if there is no room.
+    """Open the lengths that a recipe's run learns. If the disk is full, log a warning; return None.
 
     `root` is the cache folder.
     """
     try:
         works = _open_works(recipe, root, retry, has_other_nodes=has_other_nodes)
     except CacheError as error:
-        logger.warning("%s. The run continues, and learns no token lengths", error)
+        logger.warning("%s. The run continues without learning token lengths", error)
         return None
     return LengthsLearner(works, is_publisher=is_publisher)
 
@@ -170,7 +170,7 @@ def _open_works(
 
 
 def forget_learned(recipe: Recipe, root: Path) -> None:
-    """Remove what the cache folder `root` keeps of lengths that are written by now."""
+    """Delete the learned lengths in the cache folder `root` once they have been published."""
     for stream in range(len(recipe.corpus.datasets)):
         key = make_key(recipe, stream)
         path = open_learned(root, key, recipe.corpus, stream, creates=False).path
@@ -179,12 +179,12 @@ def forget_learned(recipe: Recipe, root: Path) -> None:
 
 
 class _Part(NamedTuple):
-    """The numbers of one node, for a group that it does not know whole."""
+    """The lengths that one node has learned in a group that it has not read completely."""
 
     name: str
     node: str
     known: int
-    """How many samples the node knows."""
+    """Number of samples whose lengths the node knows."""
 
 
 class _Learning:
@@ -198,7 +198,7 @@ class _Learning:
         numbers = [job.shards.samples for job in self._jobs]
         self._bounds = np.cumsum([0, *numbers])
         self._published = np.zeros(len(numbers), np.int64)
-        """How many samples of each group were known when it was last published."""
+        """Number of known samples of each group when it was last published: int64 [groups]."""
         self._is_over = False
 
     @cached_property
@@ -206,9 +206,9 @@ class _Learning:
         return index_name(Corpus((self._dataset,)).fingerprint(range(1)))
 
     def publish(self) -> None:
-        """Write what has become known. Raises `StoreError`, and `DatasetError` for damaged files.
+        """Write newly learned lengths. Raises `StoreError`, and `DatasetError` for damaged files.
 
-        Sends no request if no group has become whole, and, with several nodes, nothing is new.
+        Sends no request if no group was completed and, with several nodes, nothing is new.
         """
         known = np.zeros_like(self._published) if self._is_over else self._count_known()
         is_new = known > self._published
@@ -220,7 +220,7 @@ class _Learning:
         if self._index_name not in found:
             new = np.flatnonzero(is_new).tolist()
             self._write_new(new, found)
-            # list after writing, so that of nodes that write at once, the last one sees all files
+            # list after writing: if several nodes write at once, the last one then sees all files
             found = list_found(self._work)
             if self._join_parts(new, found):
                 found = list_found(self._work)
@@ -236,7 +236,7 @@ class _Learning:
                 self._delete(name)
 
     def _write_new(self, numbers: Sequence[int], found: set[str]) -> None:
-        """Write the groups with these numbers that are not `found`, or this node's parts of them.
+        """Write the groups at these indices that are not in `found`, or this node's parts of them.
 
         Deletes older parts of this node.
         """
@@ -250,7 +250,7 @@ class _Learning:
                 self._write_part(job, facts, self._node, found)
 
     def _join_parts(self, numbers: Sequence[int], found: set[str]) -> bool:
-        """Write the groups that all nodes together know whole. Returns whether there are any."""
+        """Write the groups that the parts of all nodes complete. Returns whether there are any."""
         has_written = False
         for number in numbers if self._node is not None else ():
             job, facts = self._jobs[number], self._facts(number).copy()
@@ -277,7 +277,7 @@ class _Learning:
         return np.array(known, np.int64)
 
     def _write_part(self, job: GroupJob, facts: Words, node: str, found: set[str]) -> None:
-        """Write this node's part of a group, instead of an older one."""
+        """Write this node's part of a group, replacing an older one."""
         name = f"{job.shards.name}.{node}.{np.count_nonzero(facts)}.part"
         data = zlib.compress(facts.astype("<u8").tobytes(), 1)
         if name not in found:
@@ -288,8 +288,8 @@ class _Learning:
                 self._delete(older.name)
 
     def _read_part(self, part: _Part, samples: int) -> Words:
-        """The numbers of a part: uint64 [samples]; zeros if it is gone or damaged."""
-        most = 8 * samples + samples // 100 + 1_000  # zlib adds little to what it cannot shrink
+        """The values of a part: uint64 [samples]; zeros if it is missing or damaged."""
+        most = 8 * samples + samples // 100 + 1_000  # zlib hardly expands what it cannot shrink
         try:
             found = read_object(self._url_of(part.name), self._work.retry, most)
         except StoreError as error:
@@ -314,7 +314,7 @@ class _Learning:
 
 
 def _list_parts(job: GroupJob, found: set[str]) -> Iterator[_Part]:
-    """The parts of a group among the names of files."""
+    """The parts of a group among file names."""
     for name in sorted(found):
         match = _PART.fullmatch(name)
         if match is not None and match["group"] == job.shards.name:

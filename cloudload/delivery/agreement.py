@@ -52,7 +52,7 @@ def _describe_missing(delivery: DeliveryConfig) -> str:
 
 
 def differ_in_found_lengths(differing: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether only the lengths differ, because some ranks looked for them before they were there.
+    """Whether only the lengths differ, because some ranks looked before they had been written.
 
     `differing` has the values of all ranks.
     """

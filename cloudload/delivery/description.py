@@ -196,7 +196,7 @@ def _streams(plan: Plan) -> Iterator[Setting]:
 
 
 def _find_weights(plan: Plan) -> Weights:
-    """The last weights of a mixture; those of the current row if its streams end."""
+    """The last weights of a mixture, or the current ones if its streams end."""
     mixture = plan.recipe.mixture
     if plan.recipe.has_stream_ends:
         return mixture.weights_at(plan.position.rows)

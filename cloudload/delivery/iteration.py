@@ -13,7 +13,7 @@ A finite run has three phases, which are classes in `workers.plan`:
                  from the lanes, all others from the tail. The tail ends on the same step on every
                  rank. If its last batch is not full, it is padded, or dropped with tail="drop".
 
-With token lengths, these are the shortcuts:
+Token lengths allow these shortcuts:
 
     Foreseen     instead of all three: the row at which the lanes end is known from the start, and
                  the workers pack the tail when they reach it.
@@ -21,8 +21,8 @@ With token lengths, these are the shortcuts:
                  their sizes are known.
     Mixed        the rows at which streams of a mixture end are known from the start, and the
                  workers pack the tail of each stream when they reach it. Lanes are always known.
-    known lanes  several ranks exchange only the row that they are at (`known_lanes`). With
-                 `best_fit`, ranks that own their lanes exchange cursors, which their workers know.
+    known lanes  several ranks exchange only their current row (`known_lanes`). With `best_fit`,
+                 ranks that own their lanes exchange cursors, which their workers know.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Iteration(Iterator[Batch]):
         self._reports: list[Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
         self.is_replaced = False
-        """Whether a pass over this iteration continues with a new one."""
+        """Whether another iteration has replaced this one, and its pass continues there."""
         self._failure: Exception | None = None
         self._wait_log = log.wait_log
         self._wait_log.restart()
@@ -169,7 +169,7 @@ class Iteration(Iterator[Batch]):
         self._blocks.close()
 
     def replace(self) -> None:
-        """End the workers. A pass over this iteration continues with a new one."""
+        """End the workers. The pass over this iteration continues with its replacement."""
         self.is_replaced = not self.is_over or self._failure is not None
         self.close()
 
@@ -335,7 +335,7 @@ class Iteration(Iterator[Batch]):
             self._on_end()
 
     def _end_mixture(self, plan: Plan) -> None:
-        """As `_end`, for a mixture whose streams end, so that all lanes are known."""
+        """Like `_end`, for a mixture whose streams end, because then all lanes are known."""
         left = 0
         if plan.end is not None and self._position.rows < plan.end and self._known is not None:
             counts = self._known.at(plan.end).arrays.counts - self._position.counts

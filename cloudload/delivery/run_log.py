@@ -92,7 +92,7 @@ class RunLog:
         return self._positions[-1 - lag]
 
     def find(self, rows: int) -> Position | None:
-        """The position at row `rows`, if it is one that `past` returns."""
+        """The position at row `rows`, or None if `past` cannot return it."""
         return next((each for each in self._positions if each.rows == rows), None)
 
     def stats(self, recipe: Recipe, backend: Choice) -> Stats:

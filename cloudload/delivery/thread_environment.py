@@ -81,7 +81,7 @@ class ThreadEnvironment(Environment):
         self.world, self._hub = world, hub
 
     def move(self, other: ThreadEnvironment) -> None:
-        """Take the place of another environment."""
+        """Take over the place of another environment."""
         self.world, self._hub = other.world, other._hub
 
     def find_world(self, delivery: DeliveryConfig) -> World:

@@ -1,8 +1,9 @@
-"""Say once why the training loop waits for batches, and what to change.
+"""Log once why the training loop waits for batches, and how to fix it.
 
-    next() ─► every second: the delivery statistics ─► of the last 30 s: waited more than 5 % ─► why
+    next() ─► every second: the delivery statistics ─► of the last 30 s: waited more than 5% ─► why
 
-Of the workers' time, the stage that took most is the reason, unless this rank waited for others.
+The reason is the stage in which the workers spent most of their time, or the other ranks if this
+rank waited for them.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ class WaitLog:
         self._next_look, self._has_logged = 0.0, False
 
     def restart(self) -> None:
-        """Forget the past, such as the start of workers, or batches that were skipped."""
+        """Discard the statistics so far, such as those of starting workers or skipping batches."""
         self._looks.clear()
 
     def look(self, meter: DeliveryMeter, plan: Plan) -> None:
-        """Note the statistics after a batch was handed out, and log them if there was a wait."""
+        """Record the statistics after a batch was handed out. Logs the waits if there were many."""
         if self._has_logged or (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + _LOOK_EVERY_S
@@ -65,7 +66,7 @@ class WaitLog:
 
 
 def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Plan) -> bool:
-    """Log the waits, unless another rank does; returns whether it logged them."""
+    """Log the waits, unless another rank does. Returns whether they were logged."""
     waited = after.stall_s - before.stall_s
     start = f"the training loop waited for batches {waited / seconds:.0%} of the last "
     start += f"{seconds:.0f} s ({waited:.1f} s)"
@@ -74,10 +75,10 @@ def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Plan
     exchanged = after.exchange_s - before.exchange_s
     if exchanged > waited / 2:
         if plan.world_index:
-            return False  # otherwise all ranks but the late one would say the same
+            return False  # otherwise every rank but the late one would log this
         logger.info(
-            "%s, of which %.1f s for other ranks, while its own rows were ready. The log of "
-            "the late rank says why, if its loader is late",
+            "%s, including %.1f s for other ranks while its own rows were ready. If the late "
+            "rank's loader is the cause, that rank's log says why",
             start,
             exchanged,
         )
@@ -94,7 +95,7 @@ def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Plan
 
 
 def _describe(spent: dict[str, float], num_bytes: int, seconds: float, plan: Plan) -> str:
-    """Say what the workers spent their time on, the most first."""
+    """Describe how the workers spent their time, largest share first."""
     total = max(1e-9, sum(spent.values()))
     parts = []
     for name in sorted(spent, key=lambda name: -spent[name]):
@@ -113,7 +114,7 @@ def _describe(spent: dict[str, float], num_bytes: int, seconds: float, plan: Pla
 def _more_workers(plan: Plan) -> str:
     own, _ = count_cores()
     if not plan.delivery.has_worker_processes:
-        return "use num_workers=1 or more, so that rows are made while the model trains"
+        return "use num_workers=1 or more, so that rows are packed while the model trains"
     return f"use more workers (num_workers is {plan.num_workers}; this process may use {own} cores)"
 
 
@@ -121,7 +122,7 @@ def _advise_fetch(plan: Plan) -> str:
     limit = "" if plan.delivery.cache_limit is None else ", or a larger cache_limit"
     return (
         "The store is slower than training: use more download_threads (now "
-        f"{plan.delivery.download_threads}), a larger predownload{limit}, or data that is nearer "
+        f"{plan.delivery.download_threads}), a larger predownload{limit}, or data that is closer "
         "or compressed"
     )
 

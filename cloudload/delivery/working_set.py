@@ -1,8 +1,8 @@
 """The working set of a node: the peak number of shard bytes that it uses at a time.
 
 A cache limit below the working set of lanes in step is refused, because the cache could thrash.
-With token lengths, one that is below the working set later in the run, when lanes have drifted
-apart, is warned of.
+With token lengths, the loader also warns of a limit below the working set later in the run, when
+the lanes have drifted apart.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def measure_working_set(
     own_lanes: Ints,
     downloads_at_once: int,
 ) -> int:
-    """Estimate the peak number of shard bytes that this node uses at a time, downloads included.
+    """Estimate the peak number of shard bytes that this node uses at a time, including downloads.
 
     It is at most the size of all shards, because no shard is both in use and being downloaded.
     Assumes that the lanes of the node, `own_lanes` (int64 [lanes]), advance through their canonical
@@ -102,10 +102,10 @@ def count_downloads(plan: Plan, world: World) -> int:
 
 
 def explain_later_working_set(plan: Plan, lengths: RunLengths, world: World) -> str | None:
-    """Say that `cache_limit` is below the working set later in the run; None if it is not.
+    """Return a warning if `cache_limit` is below the working set later in the run, otherwise None.
 
-    None, too, if that would take more than about two seconds, or the run is in its tail. Raises
-    `CacheError` if an order cannot be built.
+    Also returns None if the answer would take more than about two seconds, or the run is in its
+    tail. Raises `CacheError` if an order cannot be built.
     """
     limit = plan.delivery.cache_limit_bytes()
     if limit is None or plan.position.tail is not None:
@@ -128,9 +128,9 @@ def explain_later_working_set(plan: Plan, lengths: RunLengths, world: World) -> 
 
 
 def _find_last_epoch(plan: Plan) -> int | None:
-    """The last epoch that can be measured in about two seconds; None if not even the current one.
+    """The last epoch that can be measured in about two seconds, or None if there is none.
 
-    At most the next four epochs of an endless run.
+    In an endless run, this is at most four epochs ahead.
     """
     last = NEVER
     for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
@@ -141,7 +141,7 @@ def _find_last_epoch(plan: Plan) -> int | None:
         share = len(plan.machine_lanes()) / plan.num_lanes
         if documents * share > _MOST_MEASURED:
             return None
-        # the orders of later epochs have to be built, too
+        # the orders of later epochs must be built, too
         more = min(_MOST_EPOCHS, _MOST_MEASURED // documents)
         last = min(last, current + more, (lanes.epochs or NEVER) - 1)
     return last

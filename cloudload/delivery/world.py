@@ -184,6 +184,6 @@ def check_world(num_lanes: int, world_size: int, *, has_lengths: bool) -> None:
     other_lanes = world_size * max(1, round(num_lanes / world_size))
     raise ValueError(
         f"{world_size} ranks cannot share {num_lanes} lanes evenly. Use {near} ranks; or count "
-        "token lengths, with which any number of ranks can read (run cloudload count); or start a "
+        "token lengths, which allow any number of ranks (run cloudload count); or start a "
         f"new run with num_lanes={other_lanes}. The lanes can be shared by {sizes} ranks"
     )

@@ -1,13 +1,13 @@
 """Forecast a run before it starts: its length, cache, downloads, cost and speed.
 
-    options of a loader ─► plan_run ─► RunPlan ─► text, JSON, a PNG, a page of HTML
+    options of a loader ─► plan_run ─► RunPlan ─► text, JSON, PNG, HTML page
 
     cases          token lengths, or lengths drawn from a sample
     budget         tokens, steps or epochs ─► rows
     shard_uses     rows ─► when each node uses each shard
     node_cache     uses ─► bytes in use, downloads
     prices         downloads ─► cost
-    speed          the real reader on some real shards
+    speed          the reader, measured on real shards
 
 Every figure is a `Figure`: exact, or an estimate with its range.
 """

@@ -1,4 +1,4 @@
-"""The run that a forecast is asked for, and its cases."""
+"""The run to forecast, and its cases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEFAULT_WORKERS = 4
 
 @dataclass(frozen=True)
 class Case:
-    """A case, its length, and the uses of shards."""
+    """A case, the length of its run, and the run's shard uses."""
 
     extent: Extent
     uses: FoundUses
@@ -34,7 +34,7 @@ class Case:
 
 @dataclass(frozen=True)
 class AskedRun:
-    """The run that a forecast is asked for."""
+    """The run to forecast."""
 
     plan: Plan
     world: World
@@ -51,13 +51,13 @@ class AskedRun:
 
     @property
     def has_full_rows(self) -> bool:
-        """Whether all rows are full, whatever the lengths."""
+        """Whether all rows are full, regardless of lengths."""
         recipe = self.plan.recipe
         return recipe.packing.name == "concat" and recipe.config.epochs is None
 
     @property
     def rows_of_lane(self) -> int | None:
-        """About the number of rows that each lane makes, if it is known."""
+        """The approximate number of rows per lane, or None if it is unknown."""
         if self.tokens is not None:
             return self.tokens // self.plan.recipe.config.seq_len // self.plan.num_lanes + 1
         if self.steps is not None:
@@ -65,7 +65,7 @@ class AskedRun:
         return None
 
     def follow(self, cases: Cases) -> list[Case]:
-        """Find the length and the uses of each case.
+        """Find the run length and the shard uses in each case.
 
         Raises the errors of `find_extent` and `find_uses`.
         """
@@ -92,15 +92,15 @@ class AskedRun:
 
     @property
     def rows_ahead(self) -> int:
-        """The most rows that workers of all ranks make ahead of the training loop."""
+        """The maximum number of rows that all ranks' workers prepare ahead of the training loop."""
         block, ahead = self.plan.batches_at_once, self.plan.delivery.prefetch_batches
         rows = (2 + max(2, -(-ahead // block))) * block * self.plan.global_batch
         packing = self.plan.recipe.packing
-        # lanes of best_fit hold rows open, whose documents are read before them
+        # best_fit lanes keep rows open, whose documents are read before the rows are emitted
         return rows + packing.has_residue * packing.open_rows * self.plan.num_lanes
 
     def limit_ahead(self, extent: Extent) -> int:
-        """The rows ahead, but at most about those of an epoch, after which no shard is new."""
+        """Rows read ahead, capped at about one epoch, because no shard is new after that."""
         read = int(extent.counts[:, list(READ)].sum())
         positions = sum(each.num_positions for each in self.plan.recipe.components)
         return min(self.rows_ahead, -(-2 * extent.rows * positions // max(1, read)))
@@ -113,7 +113,7 @@ class AskedRun:
 
     @property
     def documents_ahead(self) -> tuple[int, ...]:
-        """Number of documents of a lane of each component whose shards are fetched ahead."""
+        """For each component, the number of documents per lane whose shards are fetched ahead."""
         own = max(1, self.plan.num_lanes // (self.world.size * self.num_workers))
         number = len(self.plan.recipe.components)
         return tuple(count_documents_ahead(self.plan, place, own) for place in range(number))

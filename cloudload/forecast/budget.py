@@ -1,4 +1,4 @@
-"""The length of a run: rows and steps, from a number of tokens, steps, or epochs."""
+"""Compute the rows and steps of a run from its tokens, steps, or epochs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Extent:
     rows: int
     steps: int
     is_whole: bool
-    """Whether the run ends there, because of its epochs."""
+    """Whether `epochs` ends the run there."""
     counts: Ints
-    """int64 [streams, counts], with columns `stats.COUNTS`: what the rows hold."""
+    """The contents of the rows: int64 [streams, counts], with columns `stats.COUNTS`."""
     is_shortened: bool = False
-    """Whether the data ends before the tokens or steps that were asked for."""
+    """Whether the data ends before the requested tokens or steps."""
 
 
 def find_extent(
@@ -44,20 +44,20 @@ def find_extent(
     steps: int | None,
     drops_tail: bool,
 ) -> Extent:
-    """Find the length of a run, and what its rows hold.
+    """Find the length of a run, and the contents of its rows.
 
     Raises `ValueError` if nothing limits the run, and the errors of `RunLengths.advance`.
     """
     start = Position.start(lengths.recipe)
     epochs = lengths.recipe.config.epochs
     if tokens is not None and steps is not None:
-        raise ValueError(f"tokens is {tokens:,} and steps is {steps:,}. Set one of them")
+        raise ValueError(f"tokens is {tokens:,} and steps is {steps:,}. Set only one of them")
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}. It must be at least 1")
     all_rows = None if epochs is None else lengths.count_rows(start)
     if tokens is None and steps is None and all_rows is None:
         raise ValueError(
-            "the run is endless, so its length is not known. Set tokens (--tokens 300B), steps, or "
+            "the run is endless, so its length is unknown. Set tokens (--tokens 300B), steps, or "
             "the loader's epochs"
         )
     most = None if all_rows is None else all_rows // global_batch * global_batch
@@ -81,18 +81,18 @@ def find_extent(
 
 
 def count_at(lengths: RunLengths, start: Position, row: int) -> Ints:
-    """What the first `row` rows hold: int64 [streams, counts]."""
+    """The contents of the first `row` rows: int64 [streams, counts]."""
     found = lengths.advance(start, row, pads=True)
     if found is None:
         raise ValueError(
-            "the token lengths do not say where the lanes are, because a lane of the run has no "
-            "tokens. Use fewer lanes (num_lanes), or another min_tokens"
+            "the token lengths do not determine the lanes' positions, because a lane of the run "
+            "has no tokens. Use fewer lanes (num_lanes), or a different min_tokens"
         )
     return found.counts
 
 
 def _find_rows(lengths: RunLengths, global_batch: int, tokens: int, most: int | None) -> int:
-    """The rows of the fewest steps that have `tokens` tokens; above `most` if none have."""
+    """The rows of the fewest steps that contain `tokens` tokens; above `most` if none do."""
     start, packing = Position.start(lengths.recipe), lengths.recipe.packing
     fewest = -(-tokens // (packing.seq_len * global_batch))
     if packing.name == "concat" and lengths.recipe.config.epochs is None:

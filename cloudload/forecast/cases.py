@@ -1,8 +1,8 @@
 """The cases that a forecast computes: one with real lengths, or several with drawn ones.
 
 token lengths ─► one case, exact
-none          ─► a sample of each stream ─► `_DRAWS` cases, and the error of the sample
-best_fit      ─► the same, as a `concat` run whose rows have the tokens of filled rows
+none          ─► a sample of each stream ─► `_DRAWS` cases, and the sampling error
+best_fit      ─► the same, as a `concat` run with as many tokens per row as best_fit rows have
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from cloudload.run.recipe import Recipe
 from cloudload.workers.plan import Plan
 
 _DRAWS = 4
-_MOST_REPEATED = 1 << 22  # in larger corpora, the draws hardly differ, and each takes minutes
+_MOST_REPEATED = 1 << 22  # beyond this, draws hardly differ, and each takes minutes
 _PACKED_DOCUMENTS, _DOCUMENTS_OF_LANE, _DOCUMENTS_AT_ONCE = 100_000, 4_096, 128
 
 
 @dataclass(frozen=True)
 class Cases:
-    """The cases of a forecast, and how certain they are."""
+    """The cases of a forecast, and their uncertainty."""
 
     runs: tuple[RunLengths, ...]
     samples: tuple[StreamSample, ...]
@@ -46,28 +46,28 @@ class Cases:
     fill: Figure
     """The share of a row that `best_fit` fills; exactly 1 otherwise."""
     basis: str
-    """What the figures are computed from, in words."""
+    """The basis of the figures, in words."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether the case is the run itself."""
+        """Whether the only case is the run itself."""
         return self.fill.is_exact and all(each.is_whole for each in self.samples)
 
     @property
     def error(self) -> float:
-        """The error of the run's tokens per document, as a share."""
+        """The relative error of the run's tokens per document."""
         sampled = relative_error(self.samples) if self.samples else 0.0
         return math.hypot(sampled, self.fill.error)
 
     def error_of(self, stream: int) -> float:
-        """The error of a stream's tokens per document, as a share."""
+        """The relative error of a stream's tokens per document."""
         sampled = self.samples[stream].estimate.error if self.samples else 0.0
         return math.hypot(sampled, self.fill.error)
 
     def summarize(
         self, values: Sequence[float], *, is_exact: bool = False, error: float = 0.0
     ) -> Figure:
-        """The figure whose value in each case is given. `error` is that of the sample."""
+        """Combine the values of a figure in each case. `error` is the sampling error."""
         if is_exact or self.is_exact:
             return Figure.exact(values[0])
         if len(values) == 1:
@@ -79,8 +79,8 @@ class Cases:
 def open_cases(plan: Plan, share: float, rows_of_lane: int | None) -> Iterator[Cases]:
     """Open the cases of a run. Without token lengths, tokenizes `share` of each stream's samples.
 
-    `rows_of_lane` is about the number of rows that each lane makes, if it is known. Raises the
-    errors of `sample_streams`.
+    `rows_of_lane` is the approximate number of rows per lane, or None if it is unknown. Raises
+    the errors of `sample_streams`.
     """
     recipe, most = plan.recipe, max(1, rows_of_lane or sys.maxsize)
     if plan.lengths is not None:
@@ -90,7 +90,7 @@ def open_cases(plan: Plan, share: float, rows_of_lane: int | None) -> Iterator[C
     read = sum(each.estimate.samples_read for each in samples)
     basis = f"a sample of {read:,} of {recipe.corpus.num_samples:,} documents"
     if all(each.is_whole for each in samples):
-        basis = f"all {read:,} documents, which were tokenized for this"
+        basis = f"all {read:,} documents, which were tokenized for this plan"
     is_large = recipe.corpus.num_samples > _MOST_REPEATED
     draws = 1 if is_large or all(each.is_whole for each in samples) else _DRAWS
     drawn = [draw_lengths(recipe, samples, draw) for draw in range(draws)]
@@ -105,7 +105,7 @@ def _prepare(
     read: tuple[tuple[StreamSample, ...], str],
     rows_of_lane: int,
 ) -> Cases:
-    """Prepare cases. `read` are the samples, and what the figures are computed from."""
+    """Prepare cases. `read` has the samples, and the basis of the figures in words."""
     samples, basis = read
     fill = Figure.exact(1)
     if recipe.packing.has_residue:
@@ -118,7 +118,7 @@ def _prepare(
 
 
 def _measure_fill(recipe: Recipe, lengths: RunLengths, rows_of_lane: int) -> Figure:
-    """The share of real tokens in the first rows of `best_fit`, from some lanes and documents.
+    """The share of real tokens in the first rows of `best_fit`, measured on a few lanes.
 
     The first rows are fuller than later ones, because rows with free space stay open.
     """

@@ -1,10 +1,10 @@
 """Lengths drawn from a sample, for data without token lengths.
 
-    samples of a stream ─► hash of (draw, sample) ─► a length of the stream's sample
+    samples of a stream ─► hash of (draw, sample) ─► a length that was measured,
                                                        scaled by the bytes of its shard
 
-A forecast then computes with drawn lengths as it does with real ones. Several draws, each with
-another hash, show how much a figure depends on them.
+A forecast uses drawn lengths just like real ones. Several draws, each with a different hash, show
+how much a figure depends on them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from cloudload.storage.base import Retry
 
 @dataclass(frozen=True)
 class StreamSample:
-    """The sample of a stream's lengths."""
+    """Sampled lengths of a stream."""
 
     estimate: CountEstimate
     lengths: Ints
-    """The lengths of the documents read, with `group_file.FILTERED` and `FAILED`: int64 [read]."""
+    """Length of each document read, or `group_file.FILTERED` or `FAILED`: int64 [read]."""
     relative: Floats
-    """Those lengths by the mean bytes of a sample in their shard: float64 [read]."""
+    """Those lengths divided by the mean bytes of a sample in their shard: float64 [read]."""
     mean_bytes: Floats
-    """The mean bytes of a sample in each shard of the stream: float64 [shards]."""
+    """Mean bytes of a sample in each shard of the stream: float64 [shards]."""
     shard_starts: Ints
     """First sample of each shard, and the number of samples: int64 [shards + 1]."""
 
@@ -75,9 +75,9 @@ def _sample_stream(
 
 
 class _DrawnLengths(DatasetLengths):
-    """The lengths of one dataset, drawn from those of its sample.
+    """The lengths of one dataset, drawn from sampled ones.
 
-    A drawn length is relative to the mean bytes of a sample in its shard, because documents of a
+    A length is drawn relative to the mean bytes of a sample in its shard, because documents in a
     shard are often alike.
     """
 
@@ -103,7 +103,7 @@ class _DrawnLengths(DatasetLengths):
 
 
 def _round(sizes: Floats, words: Words) -> Ints:
-    """Round sizes up or down at random, so that the mean stays; at least to 1."""
+    """Round sizes up or down at random, which keeps their mean. The result is at least 1."""
     fractions = (words & np.uint64(0xFFFFFFFF)).astype(np.float64) / (1 << 32)
     rounded: Ints = np.maximum(1, np.floor(sizes + fractions)).astype(np.int64)
     return rounded
@@ -117,7 +117,7 @@ def draw_lengths(recipe: Recipe, streams: Sequence[StreamSample], draw: int) -> 
 
 
 def relative_error(streams: Sequence[StreamSample]) -> float:
-    """The error of all streams' tokens, as a share, at 95 % confidence; NaN if unknown."""
+    """The relative error of all streams' tokens, at 95% confidence; NaN if unknown."""
     tokens = np.array([each.estimate.tokens for each in streams], np.float64)
     errors = np.array([each.estimate.error for each in streams], np.float64)
     return math.sqrt(float(((tokens * errors) ** 2).sum())) / max(1.0, float(tokens.sum()))

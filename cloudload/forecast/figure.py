@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# of a two-sided 95 % interval, by degrees of freedom; 1.96 beyond
+# Student's t for a two-sided 95% interval, by degrees of freedom; 1.96 beyond them
 _STUDENT = (math.nan, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 _NORMAL = 1.96
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number, with the range in which it is, at 95 % confidence."""
+    """A number with its range at 95% confidence."""
 
     value: float
     low: float
@@ -26,30 +26,30 @@ class Figure:
 
     @staticmethod
     def exact(value: float) -> Figure:
-        """A figure that is exact."""
+        """An exact figure."""
         return Figure(value, value, value, is_exact=True)
 
     @staticmethod
     def around(value: float, error: float) -> Figure:
-        """An estimate that is `error`, as a share, off at most; NaN if unknown."""
+        """An estimate with a relative error of at most `error`; NaN if unknown."""
         return Figure(value, value * (1 - error), value * (1 + error))
 
     @staticmethod
     def measured(values: Sequence[float]) -> Figure:
-        """The mean of measurements, with its 95 % interval; unknown for a single one."""
+        """The mean of measurements, with its 95% interval, which is unknown for a single one."""
         return Figure._summarize(values, 1 / max(1, len(values)), 0.0)
 
     @staticmethod
     def predicted(values: Sequence[float], error: float = 0.0) -> Figure:
-        """A value like the given ones, with its 95 % interval; unknown for a single one.
+        """The mean of values, with a 95% interval for another value; unknown for a single one.
 
-        `error` is an error that they share, as a share.
+        `error` is a relative error that all of the values have in common.
         """
         return Figure._summarize(values, 1 + 1 / max(1, len(values)), error)
 
     @staticmethod
     def _summarize(values: Sequence[float], variance: float, error: float) -> Figure:
-        """The mean, and Student's interval of a number with `variance` times that of a value."""
+        """The mean, and Student's interval of a number with `variance` times a value's variance."""
         mean, freedom = float(np.mean(values)), len(values) - 1
         if not freedom:
             return Figure.around(mean, math.nan)
@@ -59,7 +59,7 @@ class Figure:
 
     @property
     def error(self) -> float:
-        """The larger side of the range, as a share of the value; NaN if the range is unknown."""
+        """The larger side of the range, relative to the value; NaN if the range is unknown."""
         if self.is_exact or self.low == self.high:
             return 0.0
         return max(self.high - self.value, self.value - self.low) / max(1e-300, abs(self.value))

@@ -33,15 +33,15 @@ class Timeline:
     """The bytes of shards in use over a run: int64 [points] each."""
 
     rows: Ints
-    """The first row of each of the equal parts of the run."""
+    """The first row of each part of the run; the parts have equal size."""
     bytes: Ints
-    """The most bytes in use during the part."""
+    """Peak bytes in use during each part."""
     shards: Ints
-    """The most shards in use during the part."""
+    """Peak number of shards in use during each part."""
 
 
 def find_levels(uses: ShardUses, sizes: Ints, num_rows: int) -> Timeline:
-    """The bytes and shards of one node in use during equal parts of a run."""
+    """The bytes and shards that one node uses during equal parts of a run."""
     parts = min(_MOST_POINTS, max(1, num_rows))
     edges = np.arange(parts + 1) * num_rows // parts
     in_use = [_most_of_parts(uses, amounts, edges) for amounts in (sizes, np.ones_like(sizes))]
@@ -57,13 +57,13 @@ def _most_of_parts(uses: ShardUses, amounts: Ints, edges: Ints) -> Ints:
 
 
 def _levels(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints]:
-    """The rows at which the total of shards' amounts changes, and the totals from there on."""
+    """The rows at which the total amount in use changes, and the new total at each."""
     shards, firsts, lasts = join_overlaps(uses.shards, uses.first_rows, uses.last_rows)
     return sum_in_use(firsts, lasts, amounts[shards])
 
 
 def measure_peak(uses: ShardUses, sizes: Ints, rows_ahead: int = 0) -> int:
-    """The most bytes in use at a row, if shards are fetched `rows_ahead` rows before their use."""
+    """Peak bytes in use, if shards are fetched `rows_ahead` rows before their use."""
     early = np.maximum(0, uses.first_rows - rows_ahead)
     _, levels = _levels(replace(uses, first_rows=early), sizes)
     return int(levels.max(initial=0))
@@ -74,7 +74,7 @@ class Downloads:
     """The downloads of a node."""
 
     times: Ints
-    """How often each shard is downloaded: int64 [shards]."""
+    """Number of downloads of each shard: int64 [shards]."""
     by_epoch: Ints
     """Bytes downloaded for each epoch: int64 [epochs]."""
 
@@ -82,7 +82,8 @@ class Downloads:
 def simulate_cache(uses: ShardUses, sizes: ShardSizes, limit: int | None) -> Downloads:
     """Simulate the cache of one node, which evicts the least recently used shard.
 
-    A shard in use stays, unless all shards are in use. `limit` is in bytes; None for no limit.
+    It evicts a shard in use only if all shards are in use. `limit` is in bytes; None means no
+    limit.
     """
     order = np.argsort(uses.first_rows, kind="stable")
     times, by_epoch = np.zeros_like(sizes.stored), np.zeros(_count_epochs(uses), np.int64)
@@ -106,7 +107,7 @@ def simulate_cache(uses: ShardUses, sizes: ShardSizes, limit: int | None) -> Dow
 
 
 def fetch_again(uses: ShardUses, sizes: ShardSizes) -> Downloads:
-    """The downloads if every shard is downloaded again in every epoch."""
+    """The downloads if every epoch downloads every shard again."""
     times = np.bincount(uses.shards, minlength=len(sizes.stored)) * (sizes.stored > 0)
     by_epoch = np.bincount(uses.epochs, sizes.stored[uses.shards], _count_epochs(uses))
     return Downloads(times, by_epoch.astype(np.int64))

@@ -1,4 +1,4 @@
-"""The nodes of a run: their caches, their downloads, and the cost of these."""
+"""The nodes of a run: their caches, downloads, and download costs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NodeForecast:
         parts = [self._measure_node(case, node) for case in self._found]
         is_listed = all(case.uses.needed.is_listed for case in self._found)
         is_exact = self._cases.is_exact and is_listed
-        # whatever the lengths, a whole run on one node reads all documents
+        # regardless of lengths, a whole run on one node reads all documents
         is_whole = all(case.extent.is_whole for case in self._found)
         is_all_read = is_listed and is_whole and self._asked.num_nodes == 1
 
@@ -71,7 +71,7 @@ class NodeForecast:
         )
 
     def _join(self, figures: list[Figure]) -> Figure:
-        """The figure of a node, from that in each case. `best_fit` is only approximated."""
+        """Combine a node's figure in each case. With `best_fit`, the result is approximate."""
         mean = float(np.mean([each.value for each in figures]))
         if self._plan.recipe.packing.has_residue:
             return Figure.around(mean, math.nan)
@@ -104,7 +104,7 @@ class NodeForecast:
 
     @property
     def _downloading(self) -> int:
-        """The most bytes that the workers of a node download at a time."""
+        """Maximum bytes that the workers of a node download at a time."""
         return int(np.sort(self._sizes.cached)[-self._downloads_at_once :].sum())
 
     @property
@@ -115,7 +115,7 @@ class NodeForecast:
     def _simulate(
         self, needed: ShardUses, ahead: ShardUses
     ) -> tuple[Downloads, Downloads, Downloads]:
-        """The fewest, the probable, and the most downloads."""
+        """The minimum, expected, and maximum downloads."""
         sizes, limit = self._sizes, self._limit
         low = simulate_cache(needed, sizes, None)
         most = int(sizes.cached[np.unique(ahead.shards)].sum())
@@ -124,7 +124,7 @@ class NodeForecast:
         return low, simulate_cache(needed, sizes, limit), fetch_again(ahead, sizes)
 
     def _rows_of_documents_ahead(self, case: Case) -> int:
-        """About the rows that the documents fetched ahead will fill."""
+        """The approximate number of rows that the documents fetched ahead fill."""
         read = int(case.extent.counts[:, list(READ)].sum())
         rows_of_document = case.extent.rows / max(1, read)
         return round(max(self._asked.documents_ahead) * self._plan.num_lanes * rows_of_document)
@@ -154,7 +154,7 @@ class NodeForecast:
         return tuple(Point(*each) for each in zip(*columns, strict=True))
 
     def find_costs(self) -> Mapping[str, Figure]:
-        """The cost of all nodes by store and route; empty for stores without a price."""
+        """The cost of all nodes by store and route. Stores without a price are left out."""
         schemes = np.array(_schemes_of_shards(self._corpus))
         costs: dict[str, list[Figure]] = {}
         for case in self._found:

@@ -1,4 +1,4 @@
-"""Render a plan as one HTML page that needs no other file, no network, and no script."""
+"""Render a plan as one self-contained HTML page, without scripts or network requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forecast a run: its length, its streams, the cache and downloads of each node, cost and speed.
+"""Forecast a run: its length, streams, cost, and speed, and each node's cache and downloads.
 
 options ─► loader's recipe ─► cases ─► extent   rows, tokens, epochs of each stream
                                    └─► uses     shards in use, downloads of each node
@@ -47,10 +47,10 @@ def plan_run(
     measure: bool = True,
     **options: Any,
 ) -> RunPlan:
-    """Forecast what a run reads, what it needs, and what it costs.
+    """Forecast the reads, requirements, and cost of a run.
 
-    With token lengths (`cloudload count`), rows, tokens and epochs are exact. Without, they are
-    estimates from a sample of the documents, with their error.
+    With token lengths (`cloudload count`), rows, tokens and epochs are exact. Without them, they
+    are estimates from a sample of the documents, with error bounds.
 
     Args:
         data: as for `CloudLoader`.
@@ -60,7 +60,8 @@ def plan_run(
             `epochs`.
         nodes: number of machines.
         ranks_per_node: number of data-parallel ranks on each.
-        gpu_tokens_per_s: tokens per second that a rank trains on, for the number of workers.
+        gpu_tokens_per_s: training speed of a rank in tokens per second, which determines the
+            number of workers needed.
         prices: path of a table of prices; by default, list prices. See `forecast.prices`.
         sample: share of the documents to tokenize if there are no token lengths.
         measure: whether to measure the first batch and the reader on this machine, with real shards
@@ -82,8 +83,8 @@ def plan_run(
     with CloudLoader(**alone) as loader:
         if loader.recipe.has_stream_ends:
             raise ValueError(
-                "streams that are mixed have epochs or max_epochs, so they end at different rows, "
-                "for which there is no plan. Omit both, and set tokens or steps"
+                "the streams of a mixture have epochs or max_epochs, so they end at different "
+                "rows, which a plan does not support. Omit both, and set tokens or steps"
             )
         plan = loader.plan()
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
@@ -119,7 +120,7 @@ class _Forecast:
         self._nodes = NodeForecast(asked, cases, self._found)
 
     def summarize(self) -> RunPlan:
-        """Everything but the measured speed."""
+        """Everything except the measured speed."""
         plan, config = self._plan, self._plan.recipe.config
         node_plans = tuple(self._nodes.plan_node(node) for node in range(self._asked.num_nodes))
         streams = tuple(self._plan_stream(stream) for stream in range(len(self._corpus.datasets)))
@@ -203,7 +204,7 @@ class _Forecast:
         )
 
     def _count_epochs(self, streams: range, error: float) -> Figure:
-        """The documents that are read, by the samples of the streams."""
+        """Documents read, relative to the number of samples in the streams."""
         starts = self._corpus.stream_starts
         samples = int(starts[streams.stop] - starts[streams.start])
         read = [
@@ -225,8 +226,8 @@ class _Forecast:
         ]
         if any(case.extent.is_shortened for case in self._found):
             warnings.append(
-                f"the data ends after {found.steps.value:,.0f} steps, before the length that was "
-                "asked for. Use more epochs, or add data"
+                f"the data ends after {found.steps.value:,.0f} steps, before the requested length. "
+                "Use more epochs, or add data"
             )
         warnings += self._warn_of_cache(found)
         if not self._cases.is_exact and self._cases.samples:

@@ -1,10 +1,10 @@
-"""The price of requests and egress, by a table that users can edit.
+"""The price of requests and egress, from a table that users can edit.
 
     currency: USD
     stores:
       s3: {per_1000_requests: 0.0004, per_gb: {internet: 0.09}}
 
-A store is named by the scheme of its URLs. A local folder costs nothing.
+The name of a store is the scheme of its URLs. Local folders are free.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Prices:
 
 
 def read_prices(path: str | os.PathLike[str] | None = None) -> Prices:
-    """Read a table of prices; by default, the one that is part of cloudload.
+    """Read a price table; by default, the built-in one.
 
     The file is YAML or JSON. Raises `ValueError` for a file that is not a table, and `OSError` if
     it cannot be read.
@@ -62,7 +62,7 @@ def read_prices(path: str | os.PathLike[str] | None = None) -> Prices:
         return Prices(str(table.get("currency", "USD")), stores)
     except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{name} is not a table of prices ({error!r:.200}). It needs, for each store, "
+            f"{name} is not a price table ({error!r:.200}). It needs, for each store, "
             f"{_REQUESTS!r} and {_PER_GB!r}: {{stores: {{s3: {{{_REQUESTS}: 0.0004, "
             f"{_PER_GB}: {{internet: 0.09}}}}}}}}"
         ) from error

@@ -1,4 +1,4 @@
-"""What a run reads from its beginning on, and on which nodes."""
+"""The documents that a run reads, and the nodes that read them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReadingWorld:
     node_of_lane: Ints
     """The node that owns each lane: int64 [lanes]."""
     dealing: Dealing | None
-    """How rows are dealt if the world does not divide the lanes; otherwise None."""
+    """How rows are dealt if the world size does not divide the number of lanes; otherwise None."""
     batch_size: int
     """Rows per rank and step."""
 
@@ -46,21 +46,21 @@ class ReadingWorld:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a run reads, from its beginning on."""
+    """The documents that a run reads."""
 
     lengths: RunLengths
     num_rows: int
     """Number of rows of the run."""
     rows_ahead: int
-    """Number of rows after them that workers may read ahead."""
+    """Number of rows after the run that workers may read ahead."""
     documents_ahead: tuple[int, ...]
-    """Number of documents of a lane of each component whose shards are then fetched ahead."""
+    """For each component, the documents per lane whose shards are fetched after those rows."""
     world: ReadingWorld
     is_whole: bool
     """Whether these are all rows of a finite run, so that nothing is read ahead."""
     measures_rest: bool = False
-    """Whether ranks read the documents that their lanes have left at the end of a finite run, to
-    learn their sizes, because there are no token lengths."""
+    """Whether, at the end of a finite run, ranks read the documents left in their lanes to learn
+    their sizes, because there are no token lengths."""
 
     @property
     def corpus(self) -> Corpus:
@@ -74,7 +74,7 @@ class Reading:
 
     @property
     def last_row(self) -> int:
-        """The row before which documents may be read."""
+        """Documents of rows before this one may be read."""
         return self.num_rows + self.rows_ahead
 
     def find(self, row: int) -> Ints | None:
@@ -84,9 +84,9 @@ class Reading:
 
     @cached_property
     def stops(self) -> Ints:
-        """The ordinal of each lane before which documents may be read: int64 [components, lanes].
+        """The first ordinal of each lane that may not be read: int64 [components, lanes].
 
-        Without documents that are fetched ahead.
+        Documents that are only fetched ahead do not count as read.
         """
         found = None if self.is_whole else self.find(self.last_row)
         if found is None:

@@ -1,4 +1,4 @@
-"""The result of a forecast: what a run reads, what it needs, and what it costs."""
+"""The result of a forecast: the reads, requirements, and cost of a run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cloudload.forecast.figure import Figure
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """What a run reads of one stream."""
+    """The part of a run that is read from one stream."""
 
     name: str
     tokens: Figure
-    """Number of tokens in rows, bos and eos included."""
+    """Number of tokens in rows, including bos and eos."""
     epochs: Figure
-    """How often the run reads each sample of the stream, on average."""
+    """How many times, on average, the run reads each sample of the stream."""
     share: Figure
     """The stream's share of the run's tokens, from 0 to 1."""
     samples: int
@@ -37,8 +37,8 @@ class NodePlan:
     all_bytes: Figure
     """Uncompressed bytes of these shards: the size of a cache without a limit."""
     working_set_bytes: Figure
-    """The most bytes of shards in use at a time, from the first to the last row that reads a
-    document of a shard. Lanes may drift apart, which is included."""
+    """Peak bytes of shards in use at a time, including lane drift. A shard is in use from the first
+    to the last row that reads one of its documents."""
     needed_bytes: Figure
     """The size of a cache that also holds the shards that are fetched ahead."""
     bytes_downloaded: Figure
@@ -46,12 +46,12 @@ class NodePlan:
     bytes_by_epoch: tuple[int, ...]
     """Bytes downloaded for each epoch of the data."""
     requests: Figure
-    """Number of shards downloaded, those downloaded again included."""
+    """Number of shard downloads, including repeated ones."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The shards in use on the busiest node at a part of the run."""
+    """The shards in use on the busiest node during a part of the run."""
 
     step: int
     """The first step of the part, from 1."""
@@ -61,12 +61,12 @@ class Point:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run reads, what it needs, and what it costs."""
+    """The reads, requirements, and cost of a run."""
 
     description: str
     """The data and the most important options."""
     basis: str
-    """What the figures are computed from."""
+    """The basis of the figures."""
     seq_len: int
     global_batch: int
     """Rows per step, across all ranks."""
@@ -79,7 +79,7 @@ class RunPlan:
     padding: Figure
     """The share of padding in the rows, from 0 to 1."""
     epochs: Figure
-    """How often the run reads each sample, on average over all streams."""
+    """How many times, on average over all streams, the run reads each sample."""
     streams: tuple[StreamPlan, ...]
     num_lanes: int
     any_world: bool
@@ -100,7 +100,7 @@ class RunPlan:
     tokens_per_worker_s: Figure | None
     """Tokens per second that one core of this machine prepares."""
     workers: Figure | None
-    """Workers per rank that keep up with the GPU; None without `gpu_tokens_per_s`."""
+    """Workers per rank needed to keep up with the GPU; None without `gpu_tokens_per_s`."""
     warnings: tuple[str, ...]
 
     @property
@@ -114,7 +114,7 @@ class RunPlan:
         return add([each.requests for each in self.node_plans])
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, as plain JSON types. A figure is a dict; an unknown end is None."""
+        """The fields by name, as plain JSON types. A figure is a dict; None is an unknown bound."""
         values: dict[str, Any] = _without_nan(asdict(self))
         return values
 
@@ -132,7 +132,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def add(figures: list[Figure]) -> Figure:
-    """The sum of figures; its range is the sum of theirs."""
+    """The sum of figures. Its range is the sum of their ranges."""
     return Figure(
         sum(each.value for each in figures),
         sum(each.low for each in figures),

@@ -1,11 +1,12 @@
-"""When each node uses each shard: from the first to the last row that reads one of its documents.
+"""Find when each node uses each shard: the first and last rows that read one of its documents.
 
     lanes, ordinals ─► documents ─► shards                      by `order`
-                   └─► rows of the run, lane drift included     by token lengths
+                   └─► rows of the run, including lane drift    by token lengths
                                              └─► (node, epoch, shard): first row, last row
 
-Up to 2^24 documents are listed one by one, and the result is exact. Beyond that, the order says in
-which shuffle blocks a node reads a shard, and the cursors at some rows say when lanes are there.
+Up to 2^24 documents are listed one by one, and the result is exact. Beyond that, the order gives
+the shuffle blocks in which a node reads a shard, and sampled cursors give the rows at which lanes
+reach those blocks.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ class ShardUses:
     shards: Ints
     """Index of the shard in the corpus."""
     first_rows: Ints
-    """The first row of the run that needs a document of the shard. It is at or after the last row
-    of the run if only reading ahead needs it."""
+    """The first row that needs a document of the shard. If only read-ahead needs the shard, this is
+    at or past the end of the run."""
     last_rows: Ints
     """The last row that needs one."""
     is_listed: bool
     """Whether documents were listed one by one; otherwise uses are extended to shuffle blocks."""
 
     def take(self, chosen: Flags | Ints) -> ShardUses:
-        """Some of the uses."""
+        """Select some of the uses."""
         return ShardUses(
             self.nodes[chosen],
             self.epochs[chosen],
@@ -67,9 +68,9 @@ class FoundUses(NamedTuple):
     """The uses of a run."""
 
     needed: ShardUses
-    """By the rows of the run."""
+    """Uses by the rows of the run."""
     fetched: ShardUses
-    """Also by rows and documents after them, which workers may read or fetch ahead."""
+    """These, and uses by later rows and documents that workers may read or fetch ahead."""
 
 
 def find_uses(reading: Reading) -> FoundUses:
@@ -87,7 +88,7 @@ def find_uses(reading: Reading) -> FoundUses:
             uses = ShardUses(*part, is_listed)
             own = uses.take(uses.first_rows < reading.num_rows)
             own = replace(own, last_rows=np.minimum(own.last_rows, reading.num_rows - 1))
-            # parts have one use for each document and row, so they are joined one by one
+            # parts have one use per document and row, so join them as they arrive
             needed.append(_join([own], number))
             fetched.append(_join([uses], number))
     return FoundUses(_join(needed, number), _join(fetched, number))
@@ -98,7 +99,7 @@ Part = tuple[Ints, Ints, Ints, Ints, Ints]
 
 
 def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
-    """Join the uses of a shard by a node in an epoch into one."""
+    """Merge all uses of a shard by one node in one epoch."""
     nodes, epochs, shards, firsts, lasts = (
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("nodes", "epochs", "shards", "first_rows", "last_rows")
@@ -119,7 +120,7 @@ def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
 
 
 def _list_documents(reading: Reading, place: int) -> Iterator[Part]:
-    """Yield the uses of a component, some documents at a time."""
+    """Yield the uses of a component in chunks of documents."""
     lengths, component = reading.lengths, reading.lengths.recipe.components[place]
     num_lanes, packing = component.lanes.num_lanes, reading.lengths.recipe.packing
     stops = np.minimum(reading.stops[place] + reading.documents_ahead[place], list_ends(component))
@@ -147,7 +148,7 @@ def _list_documents(reading: Reading, place: int) -> Iterator[Part]:
 
 
 def _list_tail(reading: Reading, find: _ShardFinder) -> Iterator[Part]:
-    """Yield the uses of the rows of a finite run's tail, which have documents of any lane."""
+    """Yield the uses in a finite run's tail, whose rows may have documents of any lane."""
     lengths = reading.lengths
     if lengths.recipe.config.epochs is None:
         return
@@ -160,7 +161,7 @@ def _list_tail(reading: Reading, find: _ShardFinder) -> Iterator[Part]:
     lanes, ordinals = remnants[:, REMNANT_LANE], remnants[:, REMNANT_ORDINAL]
     yield find.uses(lanes, ordinals, rows, rows % lengths.recipe.num_lanes)
     left = tail.remnants
-    # with token lengths, lanes only fetch what they have left ahead of time, if at all
+    # with token lengths, lanes fetch their remaining documents ahead, or not at all
     row = ending.start if reading.measures_rest else max(reading.num_rows, tail.end)
     starts = np.full(len(left), row)
     yield find.uses(left[:, REMNANT_LANE], left[:, REMNANT_ORDINAL], starts)
@@ -177,7 +178,7 @@ class _ShardFinder:
         self._first = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
 
     def uses(self, lanes: Ints, ordinals: Ints, rows: Ints, row_lanes: Ints | None = None) -> Part:
-        """The uses of documents, given by lane and ordinal, in rows of the run.
+        """The shard uses of documents, given by lane and ordinal, in rows of the run.
 
         `row_lanes` are the lanes of the rows, by default those of the documents.
         """
@@ -209,9 +210,9 @@ class _LaneRows:
             self._firsts = np.cumsum(self._counts) - self._counts
 
     def at(self, lanes: Ints, numbers: Ints) -> Ints:
-        """The row that a lane makes as its row `numbers` of the component: int64.
+        """The row of the run that is row `numbers` of a lane, within the component: int64.
 
-        Rows after the last one are cut to it, or to the start of the tail.
+        The result is at most the last row, or the start of the tail.
         """
         if self._rows is None:
             return np.minimum(numbers * self._num_lanes + lanes, self._most)
@@ -255,7 +256,7 @@ def _list_blocks(reading: Reading, place: int) -> Iterator[Part]:
 
 
 def _sample_cursors(reading: Reading, place: int) -> tuple[Ints, Ints]:
-    """Rows of the run, int64 [rows], and the documents begun before them: int64 [rows, lanes]."""
+    """Rows of the run, int64 [rows], and the documents started before them: int64 [rows, lanes]."""
     wanted = np.concatenate(
         [
             np.linspace(0, reading.num_rows, _MOST_CURSORS),

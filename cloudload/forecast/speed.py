@@ -1,4 +1,4 @@
-"""Measure the real reader on some of the run's real shards.
+"""Measure the reader on real shards of the run.
 
 cold      a loader with an empty cache, from its creation to its first batch
 warm      batches in this process ─► tokens per second of CPU time
@@ -29,7 +29,7 @@ class Speed:
     first_batch_s: Figure
     """Seconds from the creation of a loader with an empty cache to its first batch."""
     tokens_per_cpu_s: Figure
-    """Tokens that one core reads, tokenizes and packs in a second."""
+    """Tokens per second that one core reads, tokenizes and packs."""
 
 
 def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed:
@@ -59,9 +59,9 @@ def _start(options: Mapping[str, Any]) -> float:
 
 
 def _read(options: Mapping[str, Any]) -> list[float]:
-    """The tokens per second of CPU time in each of some parts of the run's beginning.
+    """Tokens per second of CPU time, measured in several parts of the run's beginning.
 
-    A part has whole blocks of batches, because a block is made at once.
+    A part has whole blocks of batches, because workers make a block at once.
     """
     rates: list[float] = []
     with CloudLoader(**options) as loader:
@@ -77,7 +77,7 @@ def _read(options: Mapping[str, Any]) -> list[float]:
 
 
 def _read_part(batches: Iterator[Batch], block: int, least_s: float) -> tuple[int, float]:
-    """Read whole blocks for at least `least_s` of CPU time: the tokens, and the time."""
+    """Read whole blocks for at least `least_s` of CPU time. Returns the tokens and the time."""
     tokens, start = 0, time.process_time()
     while True:
         found = [batch.num_tokens for batch in itertools.islice(batches, block)]

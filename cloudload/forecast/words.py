@@ -57,7 +57,7 @@ def describe_worlds(plan: RunPlan) -> str:
     if len(plan.worlds) > _MOST_WORLDS:
         shown += ", …"
     if plan.any_world:
-        return f"any number; reads least if it divides the {plan.num_lanes:,} lanes: {shown}"
+        return f"any; reads least if it divides the {plan.num_lanes:,} lanes: {shown}"
     return shown
 
 
@@ -84,7 +84,7 @@ def _list_cache(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield "all shards", describe_bytes(node.all_bytes) + of_node
     yield "working set", describe_bytes(node.working_set_bytes)
     yield "with read-ahead", describe_bytes(node.needed_bytes)
-    yield "least cache_limit", f"{plan.least_cache_bytes:,} bytes, below which a loader refuses"
+    yield "least cache_limit", f"{plan.least_cache_bytes:,} bytes, or the loader refuses to start"
     limit = plan.cache_limit_bytes
     yield "cache_limit", "none" if limit is None else f"{limit:,} bytes"
 

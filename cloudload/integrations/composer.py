@@ -75,10 +75,11 @@ class CloudloadMonitor(Callback):
 class CloudloadLosses(Callback):
     """Adds the losses of tokens to a `LossLog`, and logs each source's as `cloudload/loss/<name>`.
 
-    `find` returns the token losses of the microbatch `state.batch`, as `LossLog.add` takes them; by
-    default, `state.outputs["token_losses"]`, so the model's `forward` must return them. For a model
-    that returns only logits, use `lambda state: token_losses(state.outputs["logits"],
-    state.batch["labels"])`. The training data must be `data_spec(loader)`. Logs the means every
+    `find` returns the token losses of the microbatch `state.batch`, in the form that `LossLog.add`
+    accepts. By default, these are `state.outputs["token_losses"]`, so the model's `forward` must
+    return them. For a model that returns only logits, use `lambda state:
+    token_losses(state.outputs["logits"], state.batch["labels"])`. The training data must be
+    `data_spec(loader)`. Logs the means every
     `every` batches, and writes the log at each checkpoint.
     """
 
@@ -90,10 +91,10 @@ class CloudloadLosses(Callback):
     ) -> None:
         self._log, self._find, self._every = log, find, every
         self._row = 0
-        """The index in the batch of the next microbatch's first row."""
+        """Index of the next microbatch's first row in the batch."""
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
-        self._row = 0  # also if the batch is tried again in smaller microbatches
+        self._row = 0  # also if Composer retries the batch in smaller microbatches
 
     def after_loss(self, state: State, logger: Logger) -> None:
         loader, labels = state.dataloader, state.batch["labels"]
@@ -134,7 +135,7 @@ class _DataLoader(DataLoader[Batch]):
 
     @property
     def batch(self) -> Batch | None:
-        """The last batch handed out, whose copies on a device have no spans."""
+        """The last batch handed out. It has spans; its copies on a device do not."""
         return self._rows.batch
 
     def __iter__(self) -> Any:

@@ -1,12 +1,12 @@
-"""Send the loader's statistics to TensorBoard, Weights & Biases, Prometheus, or a terminal's line.
+"""Send the loader's statistics to TensorBoard, Weights & Biases, Prometheus, or the terminal.
 
     monitor = Monitor(loader, to_tensorboard(SummaryWriter()), to_prometheus("metrics.prom"))
     for step, batch in enumerate(loader, 1):
         …
         monitor.step(step, loss=loss)
 
-A sink is a function that takes values by name, and the step. Each is a few lines, so a sink for
-another logger is, too.
+A sink is a function of a dict of values and the step. Each takes only a few lines, so it is easy to
+write one for another logger.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _STREAM = re.compile(r"^streams/(?P<stream>.+)/(?P<name>\w+)$")
 class Monitor:
     """Passes the loader's statistics to `sinks` every `every` steps.
 
-    The values are those of `Stats.as_dict`, with `prefix`, and two more since the last time:
-    `wait_share`, the share of the time that this rank waited for batches, from 0 to 1, and
-    `tokens_per_s`, of all ranks.
+    The values are those of `Stats.as_dict`, with `prefix`, and two that cover the time since the
+    last report: `wait_share`, the share of time that this rank waited for batches, from 0 to 1, and
+    `tokens_per_s`, across all ranks.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Monitor:
         self._last = time.monotonic(), loader.stats()
 
     def step(self, step: int, **values: Any) -> None:
-        """Call it after each step. `values` are other numbers of the step, such as its loss."""
+        """Call this after each step. `values` are other metrics of the step, such as its loss."""
         if step % self._every:
             return
         stats = self._loader.stats()
@@ -78,10 +78,10 @@ def to_wandb(run: Any) -> Sink:
 
 
 def to_prometheus(path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> Sink:
-    """Return a sink that replaces a file of Prometheus's text format.
+    """Return a sink that rewrites a file in the Prometheus text format.
 
-    The textfile collector of the node exporter reads such files, which must end in `.prom`.
-    `labels` are added to each value, such as the run and the rank.
+    The node exporter's textfile collector reads such files; their names must end in `.prom`.
+    `labels`, such as the run and the rank, are added to each value.
     """
     target = Path(path)
 
@@ -96,7 +96,7 @@ def to_prometheus(path: str | os.PathLike[str], labels: Mapping[str, str] | None
 
 
 def format_prometheus(values: Values, labels: Mapping[str, str]) -> str:
-    """Write values in Prometheus's text format, as gauges. A stream's name becomes a label."""
+    """Format values as Prometheus gauges. A stream's name becomes a label."""
     lines: dict[str, list[str]] = {}
     for key, value in values.items():
         prefix, slash, rest = key.partition("/")
@@ -117,9 +117,10 @@ def _escape(text: str) -> str:
 
 
 def to_terminal() -> Sink:
-    """Return a sink that keeps one line of a terminal up to date, on stderr, with `tqdm`.
+    """Return a sink that updates one terminal line on stderr, with `tqdm`.
 
-    It shows the step, tokens per second, the share of waiting, and how full the queues are.
+    It shows the step, tokens per second, the share of time spent waiting, and how full the queues
+    are.
     """
     from tqdm import tqdm
 

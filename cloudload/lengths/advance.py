@@ -79,7 +79,7 @@ class Walker:
     def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
         """Advance each lane from its cursor (int64 [lanes, 3]) by `rows` (int64 [lanes]).
 
-        `residues` are those of `Advanced`. Raises `CacheError` if a table cannot be built, and
+        `residues` is as in `Advanced`. Raises `CacheError` if a table cannot be built, and
         `StreamChangedError` if a cursor does not match the length of its document.
         """
         after, counts = cursors.copy(), np.zeros((len(self._tables.streams), len(COUNTS)), np.int64)
@@ -148,7 +148,7 @@ class Walker:
         return units
 
     def count_documents(self, lanes: Ints, heads: Ints, stops: Ints) -> Ints:
-        """The statistics of the documents from `heads` to `stops` of lanes, all read to their ends.
+        """The statistics of the lanes' documents from `heads` to `stops`, each read to its end.
 
         The arguments are int64 [lanes]. Returns int64 [streams of the component, counts].
         """

@@ -1,4 +1,4 @@
-"""The documents in any row of `best_fit` lanes, and the rows of any of their documents.
+"""Find the documents in any row of `best_fit` lanes, and the rows of any of their documents.
 
 row ─► its lane, played from the nearest mark before the row ─► pieces
 document ─► its lane, played from the nearest mark before the document ─► rows
@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 64
 
 
 class RowOfDocument(NamedTuple):
-    """Tokens [start, stop) of a document in a row of its lane, of which it is piece `place`."""
+    """Tokens [start, stop) of a document, which are piece `place` of a row of its lane."""
 
     row: int
     place: int
@@ -33,8 +33,8 @@ class RowOfDocument(NamedTuple):
 class BestFitRows:
     """Finds the pieces of rows of one component's lanes.
 
-    `cursors` (int64 [lanes, 3]) and `residues` (object array of bytes, [lanes]) are the state from
-    which rows are counted.
+    Rows are counted from the state given by `cursors` (int64 [lanes, 3]) and `residues` (object
+    array of bytes, [lanes]).
     """
 
     def __init__(self, walker: BestFitWalker, cursors: Ints, residues: Residues) -> None:
@@ -47,10 +47,9 @@ class BestFitRows:
     def find_document(
         self, lane: int, ordinal: int, tokens: int, most: int
     ) -> Iterator[RowOfDocument]:
-        """Yield the rows of a document of which `tokens` are left, from the state on.
+        """Yield the rows, from the state on, that contain the last `tokens` tokens of a document.
 
-        Rows are indices within those of the lane, and less than `most`. Raises the errors of
-        `play`.
+        Rows are indices within the lane, less than `most`. Raises the errors of `play`.
         """
         chosen, lanes = np.array([lane]), self._walker.lanes
         self._walker.start(chosen, self._cursors, self._residues)
@@ -90,5 +89,5 @@ class BestFitRows:
 
 
 def decode_spans(encoded: bytes) -> Ints:
-    """Decode concatenated spans, which `encode_spans` encodes: int64 [spans, 3]."""
+    """Decode concatenated results of `encode_spans`: int64 [spans, 3]."""
     return np.frombuffer(encoded, "<i4").reshape(-1, _SPAN_COLUMNS).astype(np.int64)

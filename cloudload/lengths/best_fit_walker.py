@@ -1,7 +1,7 @@
-"""The cursors, residues and statistics of `best_fit` lanes at a later row, by playing them.
+"""Find the cursors, residues and statistics of `best_fit` lanes at a later row, by playing them.
 
 state, rows ─► `PlayedLanes` ─► state
-statistics     documents between the two cursors, less the residue after, plus that before
+statistics     documents between the two cursors, minus the residue after, plus that before
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class BestFitWalker(Walker):
         self.lanes = PlayedLanes(sizes, packing, marks, tables.ends)
 
     def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
-        """As `Walker.advance`, with `residues` (object array of bytes, [lanes]).
+        """Like `Walker.advance`, with `residues` (object array of bytes, [lanes]).
 
-        Raises `StreamChangedError` also if a residue does not match the lengths, or is damaged.
+        Also raises `StreamChangedError` if a residue is damaged or does not match the lengths.
         """
         assert residues is not None
         moving = np.flatnonzero(rows > 0)
@@ -58,18 +58,18 @@ class BestFitWalker(Walker):
         return Advanced(after, counts, is_dry, left)
 
     def play(self, lanes: Ints, rows: Ints, cursors: Ints, residues: Residues) -> Flags:
-        """Play lanes by `rows`, from their cursors and residues, which are those of all lanes.
+        """Play `lanes` for `rows` rows. The cursors and residues are those of all lanes.
 
-        Returns which lanes end before, bool [lanes]. Raises the errors of `advance`.
+        Returns which lanes end before that: bool [lanes]. Raises the errors of `advance`.
         """
         self.start(lanes, cursors, residues)
         with _naming_residues():
             return self.lanes.play(lanes, rows)
 
     def start(self, lanes: Ints, cursors: Ints, residues: Residues) -> None:
-        """Count the rows of lanes from their cursors and residues. Raises the errors of `advance`.
+        """Start to count rows at lanes' cursors and residues. Raises the errors of `advance`.
 
-        The lengths of documents that a state holds in part are checked when it is new.
+        For a new state, checks the lengths of the documents that it contains in part.
         """
         states = (
             LaneState(ordinal, offset, residues[lane])
@@ -94,7 +94,7 @@ class BestFitWalker(Walker):
         return np.array([self.lanes.row(lane) for lane in lanes.tolist()], np.int64)
 
     def _check(self, lanes: Ints, cursors: Ints, residues: Residues) -> None:
-        """Raise `StreamChangedError` if a document of a state has another length than it had.
+        """Raise `StreamChangedError` if the length of a document in the state has changed.
 
         Raises `ValueError` for an invalid residue.
         """
@@ -106,7 +106,7 @@ class BestFitWalker(Walker):
         if (is_wrong := found.whole != stops).any():
             place = int(np.argmax(is_wrong))
             raise StreamChangedError(
-                f"lane {owners[place]}: the state holds a part of document {ordinals[place]:,}, "
+                f"lane {owners[place]}: the state has a part of document {ordinals[place]:,}, "
                 f"which had {stops[place]:,} tokens, but has {found.whole[place]:,} in the token "
                 "lengths. The data, the tokenizer or the transform changed. Restore them, or set "
                 "lengths='off'"
@@ -115,7 +115,7 @@ class BestFitWalker(Walker):
     def _count_passed(self, lanes: Ints, cursors: Ints, after: Ints) -> Ints:
         """The statistics of the documents that the lanes' cursors pass, as if all were in rows.
 
-        What was begun is counted as a document, even if `min_tokens` has changed since.
+        A document that was started counts, even if `min_tokens` has changed since.
         """
         is_begun = cursors[lanes, CURSOR_OFFSET] > 0
         heads, stops = cursors[lanes, CURSOR_ORDINAL] + is_begun, after[lanes, CURSOR_ORDINAL]
@@ -129,8 +129,8 @@ class BestFitWalker(Walker):
         return counts
 
     def _count_taken(self, lanes: Ints, cursors: Ints, residues: Residues) -> Ints:
-        """The tokens in rows that are not of documents before the cursors, less those before them
-        that are not in rows: int64 [streams]."""
+        """The number of tokens in rows from documents at the cursors, minus the number of tokens
+        before the cursors that are not in rows yet: int64 [streams]."""
         begun = lanes[cursors[lanes, CURSOR_OFFSET] > 0]
         owners, ordinals, starts, stops = _list_open(lanes, residues).T
         tokens = np.concatenate([cursors[begun, CURSOR_OFFSET], starts - stops])
@@ -147,7 +147,7 @@ class BestFitWalker(Walker):
 
 @contextlib.contextmanager
 def _naming_residues() -> Iterator[None]:
-    """Raise `StreamChangedError` for a residue that is invalid."""
+    """Raise `StreamChangedError` for an invalid residue."""
     try:
         yield
     except ValueError as error:

@@ -53,9 +53,9 @@ def first_dry_row(num_rows: Ints, row: int) -> int:
 
 
 class TailCounts:
-    """The statistics of a tail's rows. `streams` has the stream of each remnant: int64.
+    """The statistics of a tail's rows. `streams` is the stream of each remnant: int64.
 
-    `padding_stream` is the stream that counts their padding.
+    The rows' padding is counted in `padding_stream`.
     """
 
     def __init__(self, recipe: Recipe, tail: Tail, streams: Ints, padding_stream: int = 0) -> None:
@@ -79,9 +79,9 @@ class TailCounts:
         return counts
 
     def of_rest(self) -> Ints:
-        """The statistics of the documents of a tail without rows: [streams, counts].
+        """The statistics of a tail without rows, whose documents have no tokens left.
 
-        None of them has tokens left.
+        Returns int64 [streams, counts].
         """
         counts = np.zeros((len(self._recipe.labels), len(COUNTS)), np.int64)
         self._count_documents(counts, len(self._tail.remnants))

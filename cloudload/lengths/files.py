@@ -113,7 +113,7 @@ class CorpusLengths:
     """The locations of the lengths, without secrets."""
 
     def streams_of(self, samples: Ints) -> Ints:
-        """The dataset index of each sample: int64, shaped as `samples`."""
+        """The dataset index of each sample: int64, with the shape of `samples`."""
         return np.searchsorted(self.stream_starts, samples, side="right") - 1
 
     def of(self, samples: Ints) -> Ints:

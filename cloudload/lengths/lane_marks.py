@@ -1,11 +1,11 @@
-"""Marks of `best_fit` lanes: states from which the packer plays on, so that no row is far from one.
+"""Marks of `best_fit` lanes: saved packer states, close enough to reach any row soon.
 
     lane     ·············|·············|·········     a mark per 1,024 documents
     leap     state at a mark ─► rows and state at the next one
 
-A lane's state decides all of its later rows. A leap is thus valid for every run of the same lengths
-and packing that reaches its first state, wherever that run began. Leaps are kept in a file per
-lane, which the processes of a node share and only append to.
+A lane's state determines all of its later rows. So a leap is valid for every run with the same
+lengths and packing that reaches its first state, regardless of where that run began. Each lane has
+a file of leaps, which the processes of a node share, and to which they only append.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from cloudload.system.temp_files import lock_path, make_folder
 
 logger = logging.getLogger(__name__)
 DOCUMENTS_OF_MARK = 1_024
-"""A mark follows the first row after which the cursor has passed a multiple of this ordinal."""
+"""A lane has a mark after each row in which its cursor passes a multiple of this ordinal."""
 _KEY_BYTES = 16
 _RECORD = struct.Struct(f"<{_KEY_BYTES}sqqqi")
 _CHECK = struct.Struct("<I")
 
 
 class LaneState(NamedTuple):
-    """Where a lane is between two rows."""
+    """The state of a lane between two rows."""
 
     ordinal: int
     offset: int
     residue: bytes
-    """As in a state of the run."""
+    """Encoded as in the state of a run."""
 
     @property
     def key(self) -> bytes:
@@ -47,26 +47,26 @@ class LaneState(NamedTuple):
 
 
 class Leap(NamedTuple):
-    """What follows a state: the next mark, after so many rows."""
+    """The step from a state to the next mark: the number of rows in between, and its state."""
 
     rows: int
     state: LaneState
 
 
 class LaneMarks:
-    """The leaps of a component's lanes. They are in memory alone if `folder` is None.
+    """The leaps of a component's lanes. If `folder` is None, they are kept only in memory.
 
-    Once new leaps are in a lane's file, only their keys stay in memory, until the file is read.
+    Once leaps are written to a lane's file, only their keys stay in memory, until the file is read.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._leaps: dict[int, dict[bytes, Leap]] = {}
-        """The leaps of lanes that are in memory."""
+        """The leaps in memory, by lane."""
         self._keys: dict[int, set[bytes]] = {}
-        """The keys of all leaps of lanes that were ever in memory."""
+        """The keys of all leaps that were ever in memory, by lane."""
         self._new: dict[int, dict[bytes, Leap]] = {}
-        """Leaps that files may lack."""
+        """Leaps that may be missing from the files."""
         self._read_bytes: dict[int, int] = {}
 
     def after(self, lane: int, state: LaneState) -> Leap | None:
@@ -83,7 +83,7 @@ class LaneMarks:
             self._new.setdefault(lane, {})[key] = leap
 
     def save(self) -> None:
-        """Append new leaps to the files. If a file cannot be written, warns, and writes no more."""
+        """Append new leaps to the files. If a write fails, logs a warning and stops writing."""
         for lane, leaps in self._new.items():
             if self._folder is not None and self._append(lane, leaps):
                 self._leaps.pop(lane, None)
@@ -101,7 +101,7 @@ class LaneMarks:
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """Keep leaps in memory alone from the first `OSError` on. They only save work."""
+        """After the first `OSError`, keep leaps only in memory, because they only save work."""
         try:
             yield
         except OSError as error:
@@ -126,7 +126,7 @@ class LaneMarks:
             self._parse(lane, file.read())
 
     def _parse(self, lane: int, content: bytes) -> None:
-        """Take the whole records of `content`. A killed process may have left a part of one."""
+        """Parse the complete records of `content`. A killed process may have left a partial one."""
         place, keys, leaps = 0, self._keys[lane], self._leaps.get(lane, {})
         while place + _RECORD.size <= len(content):
             key, rows, ordinal, offset, size = _RECORD.unpack_from(content, place)
@@ -142,19 +142,19 @@ class LaneMarks:
         self._read_bytes[lane] += place
 
     def _append(self, lane: int, leaps: Mapping[bytes, Leap]) -> bool:
-        """Append leaps to a lane's file; return whether that was possible."""
+        """Append leaps to a lane's file. Returns whether that was possible."""
         with self._forgiving():
             path = self._path(lane)
             make_folder(path.parent)
             with locked(lock_path(path)):
                 known, self._keys[lane] = self._keys[lane], set()
-                self._refresh(lane)  # what others have appended
+                self._refresh(lane)  # read the leaps that other processes have appended
                 others, start = self._keys[lane], self._read_bytes[lane]
                 self._keys[lane] = others | known
                 records = [_encode(key, leap) for key, leap in leaps.items() if key not in others]
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 with open(descriptor, "wb") as file:
-                    file.truncate(start)  # a part of a record
+                    file.truncate(start)  # drop a partial record
                     file.seek(start)
                     file.write(b"".join(records))
                 self._read_bytes[lane] = start + sum(map(len, records))

@@ -1,11 +1,11 @@
 """Lengths that a run learns as it reads: a file per dataset, shared by the processes of a node.
 
-    document tokenized in any worker ──► its number in the file     uint64 [samples]
+    document tokenized in any worker ──► its fact in the file       uint64 [samples]
                                          0 until then               bytes of text << 32 | length + 3
 
-A number depends only on the sample, so it does not matter who writes it, how often, or in which
-order. A run that restarts, on any world, continues with the file. A node reads some of the samples;
-`count.learn` joins the numbers of all nodes.
+A fact depends only on the sample, so it does not matter which process writes it, how often, or in
+which order. A run that restarts, on any world, continues with the file. Each node reads only some
+of the samples, so `count.learn` joins the facts of all nodes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from cloudload.mds.dataset import Corpus
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, make_folder, partial_file
 
-_FIRST_CODE = 1 - FAILED  # so that every length has a code above 0
+_FIRST_CODE = 1 - FAILED  # makes the code of every length positive
 _MOST = (1 << 32) - 1
 _BYTES_SHIFT = 32
 
 
 def encode_facts(lengths: Ints, text_bytes: Ints) -> Words:
-    """The numbers of samples: uint64 [samples]; 0 if a value is too large for one.
+    """Encode the facts of samples: uint64 [samples]; 0 if a value is too large.
 
-    `lengths`, with `FILTERED` and `FAILED`, and `text_bytes` are int64 [samples].
+    `lengths` (a length, `FILTERED` or `FAILED`) and `text_bytes` are int64 [samples].
     """
     codes = lengths + _FIRST_CODE
     facts = codes.astype(np.uint64) | text_bytes.astype(np.uint64) << np.uint64(_BYTES_SHIFT)
@@ -43,14 +43,14 @@ def encode_facts(lengths: Ints, text_bytes: Ints) -> Words:
 
 
 def decode_facts(facts: Words) -> tuple[Ints, int]:
-    """The lengths of numbers above 0 (int64 [samples]), and the sum of their bytes of text."""
+    """Decode facts above 0 to lengths (int64 [samples]) and the sum of the bytes of text."""
     lengths = (facts & np.uint64(_MOST)).astype(np.int64) - _FIRST_CODE
     return lengths, int((facts >> np.uint64(_BYTES_SHIFT)).sum())
 
 
 @dataclass(frozen=True)
 class LearnedDataset:
-    """The file of a dataset. Can be pickled; each process maps the file."""
+    """The file of a dataset. It can be pickled; each process maps the file."""
 
     path: Path
     first: int
@@ -59,7 +59,7 @@ class LearnedDataset:
 
     @cached_property
     def facts(self) -> Words:
-        """The number of each sample, writable: uint64 [samples]."""
+        """The fact of each sample, writable: uint64 [samples]."""
         if not self.samples:
             return np.empty(0, np.uint64)
         return np.memmap(self.path, "<u8", "r+", shape=(self.samples,)).view(np.ndarray)
@@ -75,7 +75,7 @@ class LearnedLengths:
     datasets: tuple[LearnedDataset, ...]
 
     def record(self, samples: Ints, lengths: Ints, text_bytes: Ints) -> None:
-        """Write the numbers of samples of the corpus: int64 [samples] each, as `encode_facts`."""
+        """Write the facts of samples of the corpus. The arguments are int64 [samples]."""
         facts = encode_facts(lengths, text_bytes)
         for dataset in self.datasets:
             within = samples - dataset.first
@@ -87,12 +87,12 @@ class LearnedLengths:
 def open_learned(
     root: Path, key: LengthsKey, corpus: Corpus, stream: int, *, creates: bool = True
 ) -> LearnedDataset:
-    """Open the file of a corpus's dataset in the cache folder `root`, with 8 bytes a sample.
+    """Open the file of a corpus's dataset in the cache folder `root`: 8 bytes per sample.
 
-    Unless `creates`, the file may be missing. Raises `CacheError` if there is no room for it.
+    Creates a missing file if `creates`. Raises `CacheError` if the disk has no space for it.
     """
     dataset, data = corpus.datasets[stream], corpus.fingerprint(range(stream, stream + 1))
-    # data without hashes has a cache folder for each version of it
+    # data without hashes has a cache folder for each of its versions
     version = dataset_folder(root, dataset).name[-16:]
     path = root / LENGTHS_FOLDER / f"{key.digest}-{data[:16]}-{version}.learned"
     first, stop = corpus.stream_starts[stream : stream + 2].tolist()
@@ -105,20 +105,20 @@ def open_learned(
             if not path.exists() or path.stat().st_size != 8 * samples:
                 _create(path, 8 * samples)
     except OSError as error:
-        raise CacheError(f"cannot keep learned token lengths in {path}: {error}") from error
+        raise CacheError(f"cannot save learned token lengths in {path}: {error}") from error
     return LearnedDataset(path, first, samples)
 
 
 def _create(path: Path, size: int) -> None:
     with partial_file(path) as part:
         with part.open("wb") as file:
-            if size:  # reserve the room, because a write to a full disk through a map is fatal
+            if size:  # reserve disk space: writing to a full disk through a memory map is fatal
                 os.posix_fallocate(file.fileno(), 0, size)
         part.replace(path)
 
 
 def find_node(root: Path) -> str:
-    """The name of this node, 12 hex digits, kept in the cache folder `root`.
+    """The name of this node, 12 hex digits, which is saved in the cache folder `root`.
 
     Raises `CacheError` if the folder cannot be used.
     """
@@ -132,4 +132,4 @@ def find_node(root: Path) -> str:
                     part.replace(path)
             return path.read_text()[:12]
     except OSError as error:
-        raise CacheError(f"cannot keep the name of this node in {path}: {error}") from error
+        raise CacheError(f"cannot save the name of this node in {path}: {error}") from error

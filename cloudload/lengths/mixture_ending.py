@@ -1,12 +1,12 @@
-"""The ends of a mixture's streams, and the rows of the streams' tails, found from lengths.
+"""Find the ends of a mixture's streams, and the rows of the streams' tails, from lengths.
 
     rows of stream b     b b b b b b b b b │ b b b b │        then its weight is 0
     made from            its lanes         │ its tail │
                                            └ the first row that its lane cannot fill
 
-The tail of a stream is all that its lanes have left at that row, packed as one lane. Its rows take
-the places that the mixture gives to the stream, so shares stay exact until the stream's last token.
-The number of a stream's rows, and so its end, follows from its tokens alone.
+The tail of a stream has all tokens left in its lanes at that row, packed as one lane. The mixture
+still decides which rows are the stream's, so shares stay exact until its last token. The number of
+a stream's rows, and therefore its end, depends only on its tokens.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _LISTED = 1 << 16
 
 @dataclass(frozen=True)
 class MixtureEnding:
-    """The ends of a mixture's streams, as found at a position. It can be pickled."""
+    """The ends of a mixture's streams, found at a position. It can be pickled."""
 
     mixture: Mixture
-    """The mixture, in which streams have weight 0 from their ends on."""
+    """The mixture. After its end, a stream has weight 0."""
     start: int
     """The row of the position."""
     end: int
@@ -60,7 +60,7 @@ class MixtureEnding:
 class MixtureTails:
     """The tails of a mixture's streams, each packed when it is first needed.
 
-    The recipe's mixture is that of the ending. Rows of a tail are numbered from 0.
+    The recipe's mixture is that of the ending. A tail's rows are indexed from 0.
     """
 
     def __init__(self, recipe: Recipe, walkers: Sequence[Walker], ending: MixtureEnding) -> None:
@@ -70,19 +70,19 @@ class MixtureTails:
         self._ended: dict[int, Ints] = {}
 
     def is_in_tail(self, components: Ints, rows: Ints) -> Flags:
-        """Whether rows, of these streams, are in their tails: bool [rows]."""
+        """Whether rows, given with their streams, are in their streams' tails: bool [rows]."""
         is_later: Flags = np.array(self.ending.lane_ends)[components] <= rows
         return is_later
 
     def number(self, component: int, row: int) -> int:
-        """The number of a stream's rows of its tail before `row`, which is not before `start`."""
+        """Count the rows of a stream's tail before `row`, which must be at least `start`."""
         ending = self.ending
         first, row = ending.lane_ends[component], min(row, ending.end)
         before = sum(rows for _, rows in ending.stages_of(component))
         return before + (self._walk(component).count(first, row) if row > first else 0)
 
     def number_rows(self, components: Ints, rows: Ints) -> Ints:
-        """The number of each row, of these streams, within its stream's tail: int64 [rows]."""
+        """The index of each row, given with its stream, within the stream's tail: int64 [rows]."""
         low, high = int(rows.min(initial=NEVER)), int(rows.max(initial=0))
         if high - low > _LISTED:
             pairs = zip(components.tolist(), rows.tolist(), strict=True)
@@ -98,7 +98,7 @@ class MixtureTails:
         return numbers
 
     def row_of(self, component: int, number: int) -> int:
-        """The row of the run that is a row of a stream's tail."""
+        """The index in the run of a row of a stream's tail."""
         before = sum(rows for _, rows in self.ending.stages_of(component))
         return self._walk(component).find(self.ending.lane_ends[component], number - before)
 
@@ -117,7 +117,7 @@ class MixtureTails:
         return self._ended[component]
 
     def tail(self, component: int) -> Tail:
-        """The tail of a stream. The lanes of its remnants are flat lanes.
+        """The tail of a stream. Its remnants have flat lanes.
 
         Raises `StreamChangedError` if a cursor does not match the lengths.
         """
@@ -191,7 +191,7 @@ def find_mixture_ending(
 def _count_units(
     recipe: Recipe, walkers: Sequence[Walker], ending: MixtureEnding
 ) -> list[Ints | None]:
-    """The units left in the lanes of each stream, int64 [lanes]; none in its tail.
+    """The units left in the lanes of each stream, int64 [lanes], which are 0 in its tail.
 
     None for a stream that does not end.
     """
@@ -224,7 +224,7 @@ def _walk_all(mixture: Mixture, recipe: Recipe) -> list[Walk]:
 def _find_lane_end(walk: Walk, start: int, last: int, lane_rows: Ints | None) -> int:
     """The first row of a stream from `start` on that its lane cannot fill, or at most `last`.
 
-    `lane_rows` (int64 [lanes]) is the number of rows that each lane can fill; None without end.
+    `lane_rows` (int64 [lanes]) is the number of rows that each lane can fill; None if endless.
     """
     if lane_rows is None:
         return NEVER
@@ -252,7 +252,7 @@ def _no_rows(recipe: Recipe, ends: StreamEnds) -> DatasetError:
 def advance_mixture(
     recipe: Recipe, walkers: Sequence[Walker], tails: MixtureTails, position: Position, row: int
 ) -> LaneArrays | None:
-    """The lanes at a row that is not past the end; None if a lane of an endless stream is empty.
+    """The lanes at a row up to the end, or None if a lane of an endless stream has no tokens.
 
     Raises `CacheError` if an order or a table cannot be built, and `StreamChangedError` if a cursor
     does not match the lengths.

@@ -56,7 +56,7 @@ class _Reading(NamedTuple):
 def find_spans(
     lengths: RunLengths, position: Position, component: int, sample: int, stop_row: int
 ) -> list[FoundSpan]:
-    """Find each span of a sample in the rows from a position up to `stop_row`, by row.
+    """Find each span of a sample in the rows from a position to `stop_row`, in order of rows.
 
     `sample` is an index within the component with index `component`. The position must be before
     the tail. Raises the errors of `RunLengths.advance`, and `DatasetError` if a lane of an endless
@@ -87,7 +87,7 @@ def _advance(lengths: RunLengths, position: Position, row: int) -> Position:
     found = lengths.advance(position, row, pads=True)
     if found is None:
         raise DatasetError(
-            f"the rows before row {row:,} are not known, because a lane has no tokens. Set an eos, "
+            f"the rows before row {row:,} are unknown, because a lane has no tokens. Set an eos, "
             "or use more documents or a smaller num_lanes"
         )
     return found
@@ -96,7 +96,7 @@ def _advance(lengths: RunLengths, position: Position, row: int) -> Position:
 def _find_in_mixture(
     lengths: RunLengths, position: Position, component: int, sample: int, stop: int
 ) -> list[FoundSpan]:
-    """As `find_spans`, for a mixture whose streams end."""
+    """Like `find_spans`, for a mixture whose streams end."""
     tails = lengths.find_tails(position)
     stop = min(stop, tails.ending.end)
     found = _advance(lengths, position, stop)
@@ -128,7 +128,7 @@ def _find_in_mixture(
 def _list_readings(
     lengths: RunLengths, position: Position, component: int, sample: int, last_epoch: int
 ) -> Iterator[_Reading]:
-    """Yield each reading of a sample after the position, up to an epoch."""
+    """Yield each time that a lane reads a sample after the position, up to an epoch."""
     orders, lanes = lengths.walkers[component].orders, lengths.recipe.components[component].lanes
     lane_at = np.argsort(lanes.first_positions)
     heads, waiting = (
@@ -149,7 +149,7 @@ def _list_readings(
 
 
 def _list_waiting(position: Position, component: int) -> dict[tuple[int, int], int]:
-    """The documents that wait in residues, by lane and ordinal, with their tokens there."""
+    """The documents in residues, by lane and ordinal, with their tokens there."""
     heads = position.cursors[component, :, CURSOR_ORDINAL].tolist()
     return {
         (lane, document): stop - start
@@ -181,7 +181,7 @@ def _find_in_lanes(
 def _find_in_played_lanes(
     lengths: RunLengths, position: Position, component: int, readings: list[_Reading], stop: int
 ) -> Iterator[FoundSpan]:
-    """As `_find_in_lanes`, of `best_fit` lanes."""
+    """Like `_find_in_lanes`, for `best_fit` lanes."""
     walker, cursors = lengths.walkers[component], position.cursors[component]
     assert isinstance(walker, BestFitWalker)
     assert position.residues is not None

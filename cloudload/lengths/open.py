@@ -1,11 +1,11 @@
 """Find the lengths that a run may use.
 
 lengths="auto"      those beside the datasets, if all streams have them
-lengths="require"   those, or an error with the command that counts them
-lengths="learn"     as "auto"; if there are none, the run writes them (`count.learn`)
-                    A mixture whose streams end needs them from its start, so it is as "require".
+lengths="require"   the same, or an error with the command that counts them
+lengths="learn"     like "auto"; if there are none, the run writes them (`count.learn`).
+                    A mixture whose streams end needs them from its start, so it is like "require".
 lengths="off"       none
-lengths=URL         those at another location, for data in a bucket that is read-only
+lengths=URL         those at another location, for data in a read-only bucket
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def open_lengths(
 
 
 def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset] | None:
-    """Find the lengths of all streams; None if lengths are off, or not all are found nor required.
+    """Find the lengths of all streams, or return None if they are off, or optional and not found.
 
     Makes one request per stream. Raises `DatasetError` for damaged lengths, and for missing lengths
-    that the user requested, or that a mixture with ends needs; `StoreError` if a requested store
-    cannot be read; and `ValueError` if lengths are needed, but off.
+    that the user requested or that a mixture whose streams end needs; `StoreError` if a requested
+    store cannot be read; and `ValueError` if lengths are needed but off.
     """
     if recipe.has_stream_ends:
         asked = _ask_for_needed(asked)
@@ -110,9 +110,10 @@ def _list_places(recipe: Recipe, asked: str) -> list[str]:
 
 
 def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | None] | None:
-    """Look for the lengths of each stream; None if a store cannot be read.
+    """Look for the lengths of each stream.
 
-    Then, if `asked` is not "auto" or "learn", raises its `StoreError`.
+    If a store cannot be read, returns None if `asked` is "auto" or "learn", and otherwise raises
+    its `StoreError`.
     """
     datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
     keys = [make_key(recipe, stream) for stream in range(len(datasets))]

@@ -1,10 +1,9 @@
-"""Play `best_fit` lanes on token lengths: the packer of the readers, without a document.
+"""Play `best_fit` lanes: run the readers' packer on token lengths, without documents.
 
-    lane, row ─► nearest mark before it ─► sizes of the documents from there on ─► packer ─► row
+    lane, row ─► nearest mark before it ─► sizes of the documents after it ─────► packer ─► row
                                                             marks on the way are kept ◄──┘
 
-A lane that was played stays where it is, so that playing on from there costs the new documents
-only.
+A played lane keeps its place, so playing it further costs only the new documents.
 """
 
 from __future__ import annotations
@@ -31,32 +30,32 @@ logger = logging.getLogger(__name__)
 _PLAYING = "packing documents by their token lengths, to find rows of best_fit"
 _LEAST_OF_LANE, _DOCUMENTS_AT_ONCE = 8, 1 << 17
 _LANES_AT_ONCE = 64
-_NEAR_ROWS = 256  # playing so many is about as fast as a leap to a mark, and playing from there
+_NEAR_ROWS = 256  # playing this many is about as fast as to leap to a mark and play from there
 _LEARNED = 0.25
 _COUNT_BYTES = len(EMPTY_GROUP)
 
 
 def _report_wait(waited_s: float, what: str) -> None:
-    """Log what takes so long."""
-    logger.info("%s has taken %.0f s. It is done once for these rows", what, waited_s)
+    """Log a slow step."""
+    logger.info("%s has taken %.0f s. This happens only once for these rows", what, waited_s)
 
 
 class _Player:
-    """The packer of one lane, before one of its rows."""
+    """The packer of one lane, positioned before one of its rows."""
 
     def __init__(self, packing: Packing, state: LaneState, row: int) -> None:
         self.lane = restore_lane(packing, state[:2], state.residue, _encode_span)
         self.state, self.row = state, row
         """The state before the next row, and the index of that row."""
         self.next_ordinal, self.offset = state.ordinal, state.offset
-        """The next document to pack, and its tokens that are in rows already."""
+        """The next document to pack, and the number of its tokens already in rows."""
         self.barren = 0
-        """Number of documents without tokens that were packed last."""
+        """Number of consecutive documents without tokens, up to the last one packed."""
         self.last, self.last_row = state, row
-        """The state and the row at which the way to the next mark began."""
+        """The state and the row of the last mark or start, from which the next leap begins."""
 
     def take(self, stop: int, marks: LaneMarks, number: int) -> Iterator[bytes]:
-        """Yield the pieces of the rows that are ready before row `stop`, encoded as spans.
+        """Yield the pieces of complete rows before row `stop`, encoded as spans.
 
         Adds a leap to `marks`, as lane `number`, at each mark that the lane passes.
         """
@@ -80,7 +79,7 @@ def _next_mark(ordinal: int) -> int:
 
 @dataclass
 class _Trail:
-    """The marks of a lane after a start, and the index of the row after each."""
+    """The marks of a lane from a start, and the index of the row after each."""
 
     states: list[LaneState]
     rows: list[int] = field(default_factory=lambda: [0])
@@ -97,7 +96,7 @@ class PlayedLanes:
         self._wait = Wait(_report_wait, _PLAYING)
 
     def start(self, lane: int, state: LaneState) -> bool:
-        """Count a lane's rows from a state on; return whether it is new to this object."""
+        """Count a lane's rows from a state. Returns whether the state is new to this object."""
         trail = self._trails.get(lane)
         if trail is not None and trail.states[0] == state:
             return False
@@ -111,18 +110,18 @@ class PlayedLanes:
         return True
 
     def state(self, lane: int) -> LaneState:
-        """The state at which a lane was left by `play`."""
+        """The state of a lane after `play`."""
         return self._players[lane].state
 
     def row(self, lane: int) -> int:
-        """The row at which a lane was left by `play`."""
+        """The row of a lane after `play`."""
         return self._players[lane].row
 
     def play(self, lanes: Ints, rows: Ints) -> Flags:
         """Play each lane (int64 [lanes], distinct) up to a row: int64 [lanes].
 
-        Returns which lanes end before it, bool [lanes]; they stay at their end. An endless lane
-        ends if more documents than an epoch has have no tokens. Raises `CacheError` if an order
+        Returns which lanes end before it, bool [lanes]; these stay at their end. An endless lane
+        ends after more than an epoch of documents without tokens. Raises `CacheError` if an order
         cannot be built, and `ValueError` for an invalid residue.
         """
         is_dry = np.zeros(len(lanes), np.bool_)
@@ -134,9 +133,9 @@ class PlayedLanes:
         return is_dry
 
     def _share(self, lanes: Ints) -> list[Ints]:
-        """The lanes to play at once, as indices; each process begins with different ones.
+        """Groups of lanes to play together, as indices. Each process starts with a different group.
 
-        Processes that play the same new lanes thus find each other's marks in the files.
+        So processes that play the same new lanes find each other's marks in the files.
         """
         places = np.arange(len(lanes))
         if all(lane in self._players for lane in lanes.tolist()):
@@ -146,7 +145,7 @@ class PlayedLanes:
         return parts[first:] + parts[:first]
 
     def approach_document(self, lane: int, ordinal: int) -> None:
-        """Put a lane at the last mark before a document, or at its start, without playing.
+        """Move a lane to the last mark before a document, or to its start, without playing.
 
         No row between the start and that mark has tokens of the document.
         """
@@ -170,7 +169,7 @@ class PlayedLanes:
         return taken
 
     def _approach(self, lane: int, row: int) -> None:
-        """Leap as near to a row as marks allow, unless the lane's player is nearer."""
+        """Leap as close to a row as marks allow, unless the lane's player is closer."""
         trail, player = self._trails[lane], self._players.get(lane)
         if player is not None and player.row <= row < player.row + _NEAR_ROWS:
             return
@@ -185,7 +184,7 @@ class PlayedLanes:
             self._open(lane, place)
 
     def _open(self, lane: int, place: int) -> None:
-        """Put a lane at a mark of its trail."""
+        """Move a lane to a mark of its trail."""
         trail = self._trails[lane]
         try:
             player = _Player(self._packing, trail.states[place], trail.rows[place])
@@ -194,7 +193,7 @@ class PlayedLanes:
         self._players[lane] = player
 
     def _take(self, lanes: Ints, stops: Ints, taken: Sequence[list[bytes]] | None) -> Flags:
-        """Take the rows of lanes before `stops`. Appends their pieces to `taken`."""
+        """Play lanes up to their rows `stops`, and append the pieces of the rows to `taken`."""
         places = np.arange(len(lanes))
         is_dry = np.zeros(len(lanes), np.bool_)
         while True:
@@ -213,7 +212,7 @@ class PlayedLanes:
             self._pack_more(lanes[places], stops[places])
 
     def _pass_rows(self, lane: int, stop: int, taken: list[bytes] | None) -> bool:
-        """Take the rows that are ready and before row `stop`; return whether the lane is there."""
+        """Take complete rows before row `stop`. Returns whether the lane has reached `stop`."""
         player = self._players[lane]
         rows = player.take(stop, self._marks, lane)
         if taken is None:
@@ -228,7 +227,7 @@ class PlayedLanes:
         return player.next_ordinal >= self._ends[lane] or (is_barren and self._ends[lane] == NEVER)
 
     def _pack_more(self, lanes: Ints, stops: Ints) -> None:
-        """Pack the next documents of lanes, about as many as they need up to rows `stops`."""
+        """Pack the next documents of lanes, roughly as many as they need to reach rows `stops`."""
         players = [self._players[lane] for lane in lanes.tolist()]
         rows = np.array([player.row for player in players])
         wanted = min(int((stops - rows).max()), NEVER // self._packing.seq_len)
@@ -240,13 +239,13 @@ class PlayedLanes:
     def _list_pieces(
         self, lanes: Ints, players: list[_Player], number: int
     ) -> Iterator[tuple[_Player, bytes, int, int, int]]:
-        """List the pieces of the next `number` documents of each lane, as its packer takes them."""
+        """List the pieces of the next `number` documents of each lane, in its packer's format."""
         heads = np.array([player.next_ordinal for player in players])
         ordinals = heads[:, None] + np.arange(number)
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
         sizes, offsets = found.sizes.copy(), np.zeros_like(found.sizes)
         offsets[:, 0] = [player.offset for player in players]
-        # what was begun was accepted, even if `min_tokens` has changed since
+        # a document that was started had been accepted, even if `min_tokens` has changed since
         sizes[:, 0] = np.where(offsets[:, 0] > 0, found.whole[:, 0], sizes[:, 0])
         self._follow(players, sizes)
         owners, places = np.nonzero(sizes > offsets)
@@ -258,7 +257,7 @@ class PlayedLanes:
         return zip((players[place] for place in of), spans, *columns, strict=True)
 
     def _follow(self, players: list[_Player], sizes: Ints) -> None:
-        """Note that documents were packed. `sizes` is int64 [lanes, documents]."""
+        """Record that documents were packed. `sizes` is int64 [lanes, documents]."""
         number = sizes.shape[1]
         trailing = np.argmax(sizes[:, ::-1] > 0, axis=1).tolist()
         has_tokens = (sizes > 0).any(axis=1).tolist()

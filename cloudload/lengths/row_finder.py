@@ -55,7 +55,7 @@ class RowFinder:
         return _in_order(parts)
 
     def _find_in_mixture(self, rows: Ints) -> Ints:
-        """As `find`, for a mixture whose streams end."""
+        """Like `find`, for a mixture whose streams end."""
         tails = self._lengths.find_tails(self._position)
         places = np.flatnonzero(rows < tails.ending.end)
         components = self._recipe.components_of(rows[places])
@@ -94,7 +94,7 @@ class RowFinder:
 
 
 def _list_pieces(tail: Tail, rows: Ints, places: Ints) -> Ints:
-    """The pieces of rows of a tail. `places` replace their indices."""
+    """The pieces of rows of a tail. `places` replaces the rows' indices."""
     of_rows = [tail.row_pieces(row) for row in rows.tolist()]
     pieces = np.concatenate(of_rows)
     remnants = tail.remnants[pieces[:, TAIL_REMNANT]]

@@ -143,9 +143,9 @@ class RowPieces:
 
 
 def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[Runs, Ints], Ints]) -> Ints:
-    """Find the pieces of rows, as `RowPieces.find` does, by runs.
+    """Find the pieces of rows like `RowPieces.find`, by runs of consecutive rows.
 
-    `list_pieces(runs, first_rows)` lists the pieces of runs, of which run `i` begins at row
+    `list_pieces(runs, first_rows)` lists the pieces of runs, where run `i` begins at row
     `first_rows[i]`: int64 [pieces, 5], by ascending row.
     """
     keys, places = np.unique(lanes << _NUMBER_BITS | numbers, return_inverse=True)

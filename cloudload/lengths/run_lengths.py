@@ -37,7 +37,7 @@ from cloudload.stats import PADDING
 
 # the lengths of this many documents are summed in about two seconds
 _MOST_FORESEEN = 1 << 24
-# the same for documents that are played
+# the same for documents that must be played
 _MOST_PLAYED = 1 << 20
 
 
@@ -48,7 +48,7 @@ class RunLengths:
         self.recipe, self._root, self._lengths = recipe, root, lengths
         self._ending: Ending | None = None
         self._played_rows: dict[Origin, int] = {}
-        """The number of rows of `best_fit` runs, by where they start."""
+        """The number of rows of `best_fit` runs, by their start."""
         self._packed: tuple[Ending, Tail, TailCounts] | None = None
         self._mixture_tails: MixtureTails | None = None
 
@@ -72,7 +72,7 @@ class RunLengths:
         ]
 
     def build_table(self, component: int, epoch: int) -> None:
-        """Start building the table of an epoch in the background, unless it is cheap or there."""
+        """Start building the table of an epoch in the background, unless it is cheap or exists."""
         if not self.recipe.packing.has_residue:
             self._tables[component].build_in_background(epoch)
 
@@ -151,7 +151,7 @@ class RunLengths:
         return replace(position, rows=row, table_rows=row, lanes=lanes)
 
     def settle(self, position: Position) -> Recipe:
-        """The recipe, whose mixture has the ends of its streams, as found at a position.
+        """The recipe, with the ends of the mixture's streams as found at a position.
 
         Raises the errors of `find_mixture_ending`.
         """
@@ -160,7 +160,7 @@ class RunLengths:
         return self.recipe
 
     def find_tails(self, position: Position) -> MixtureTails:
-        """The tails of the mixture that a position belongs to, as found at the first position.
+        """The tails of the mixture of a position, found at the first position.
 
         Raises the errors of `find_mixture_ending`.
         """
@@ -177,7 +177,7 @@ class RunLengths:
         return self._mixture_tails
 
     def _advance_mixture(self, position: Position, row: int, *, pads: bool) -> Position | None:
-        """`advance` in a mixture whose streams end."""
+        """Like `advance`, for a mixture whose streams end."""
         tails = self.find_tails(position)
         end = tails.ending.end
         if row > end and not pads:
@@ -201,7 +201,7 @@ class RunLengths:
         return replace(position, rows=row, table_rows=ending.start, lanes=lanes, tail=stages)
 
     def count_rows(self, position: Position) -> int | None:
-        """The number of rows from a position to the end of a finite run, its tail included.
+        """The number of rows from a position to the end of a finite run, including its tail.
 
         With `best_fit`, the position is the start of the run.
 

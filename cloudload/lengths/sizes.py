@@ -95,7 +95,7 @@ class LaneSizes:
 
 
 def units_of(packing: Packing, sizes: Ints) -> Ints:
-    """The number of units that documents fill: rows with `one_per_row`, otherwise tokens."""
+    """The number of units in documents: rows with `one_per_row`, otherwise tokens."""
     if packing.name != "one_per_row":
         return sizes
     return np.minimum(sizes, 1) if packing.cuts else -(-sizes // packing.seq_len)

@@ -3,7 +3,7 @@
     lane 3      documents 0 … 255   256 … 511   512 … 767      sizes, from lengths and the order
     table       0                   t(256)      t(512) …       units and statistics before a block
 
-A **unit** is what rows are made of: a row with `one_per_row`, otherwise a token. A table covers the
+A **unit** is a row with `one_per_row`, otherwise a token. A table covers the
 same ordinals in all lanes: one epoch, or several small epochs. The processes of a node share the
 tables as files, so the totals of past epochs are available without their orders.
 """
@@ -76,7 +76,7 @@ class LaneTables:
             asdict(component.sampling) if component.sampling else None,
             hashlib.sha256(np.ascontiguousarray(component.shard_sizes).tobytes()).hexdigest(),
             *(component.first_sample, self._sizes.num_framing.tolist(), self._sizes.min_tokens),
-            # the sums over tokens are those of concat
+            # best_fit and concat have the same sums over tokens
             *(packing.name if is_of_rows else "concat", rows),
         ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
@@ -134,7 +134,7 @@ class LaneTables:
         return self._tables[number]
 
     def build_in_background(self, epoch: int) -> bool:
-        """Start a process that builds the table in which an epoch begins, and return immediately.
+        """Start a process that builds the table with an epoch's start, and return immediately.
 
         It also builds the order of the epoch, or waits for it. Returns whether a process was
         started. Does nothing if the table exists, is being built, or is cheap to build, and after
@@ -156,9 +156,10 @@ class LaneTables:
             return False
 
     def build(self, number: int) -> None:
-        """Write a table to its file, unless the file is whole. The caller must hold its lock.
+        """Write a table to its file, unless the file is complete. The caller must hold its lock.
 
-        Raises `OSError` if the file cannot be written, and `CacheError` if an order cannot.
+        Raises `OSError` if the file cannot be written, and `CacheError` if an order cannot be
+        built.
         """
         path = self._path(number)
         if not _is_whole(path):

@@ -1,9 +1,9 @@
-"""The working set over a run, from lengths: the most shard bytes that some lanes use at a time.
+"""The working set of lanes over a run, computed from lengths: peak shard bytes in use at a time.
 
     documents of a lane ─► tokens before each ─► the rows of the lane that read its shard
 
-Every lane emits rows at the same rate, so lanes with short documents read ahead of the others, and
-the lanes that share a shard use it for longer, the longer the run. This finds by how much.
+Every lane emits rows at the same rate, so lanes with short documents read ahead of the others. The
+longer the run, the longer the lanes that share a shard use it. This module computes how long.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class RunWorkingSet:
     """The working set of some lanes over the rest of a run."""
 
     bytes: int
-    """The most shard bytes in use at a time, without downloads. With several components, the sum of
-    those of each."""
+    """Peak shard bytes in use at a time, without downloads; with several components, the sum of
+    their peaks."""
     row: int | None
-    """The row of the run at which this is; None with several components."""
+    """The row of this peak in the run; None with several components."""
     last_epoch: int
-    """The last epoch that was looked at."""
+    """The last epoch that was measured."""
 
 
 def measure_run(
@@ -43,9 +43,9 @@ def measure_run(
 ) -> RunWorkingSet:
     """Measure the working set of `lanes` (int64) from a position to the end of `last_epoch`.
 
-    It takes some 0.1 to 0.2 µs a document, and the orders of the epochs. Components with `repeat`
-    or `choose` are not counted, because they read a shard again later. Rows of `best_fit` are taken
-    as full. Raises `CacheError` if an order cannot be built.
+    This takes 0.1 to 0.2 µs per document, plus the time to build the epochs' orders. Components
+    with `repeat` or `choose` are not counted, because they read a shard again later. Rows of
+    `best_fit` are assumed full. Raises `CacheError` if an order cannot be built.
     """
     recipe, needed, row = lengths.recipe, 0, None
     sizes = cached_bytes(recipe.corpus)
@@ -92,7 +92,7 @@ def _find_uses(
 
 
 class _ShardUses:
-    """The rows of lanes between which each shard is in use, by epoch. `sizes` is int64 [shards]."""
+    """The first and last lane rows that use each shard, by epoch. `sizes` is int64 [shards]."""
 
     def __init__(self, sizes: Ints) -> None:
         self._sizes = sizes
@@ -110,7 +110,7 @@ class _ShardUses:
             np.maximum.at(lasts, places[own, 1], last[own])
 
     def find_peak(self) -> tuple[int, int]:
-        """The most bytes in use at a row, and that row."""
+        """Peak bytes in use at a row, and that row."""
         if not self._of_epoch:
             return 0, 0
         firsts, lasts = (
@@ -118,7 +118,7 @@ class _ShardUses:
         )
         shards = np.tile(np.arange(len(self._sizes)), len(self._of_epoch))
         read = np.flatnonzero(lasts >= 0)
-        # a shard that is still in use from the epoch before counts once
+        # a shard still in use from the previous epoch counts once
         shards, firsts, lasts = join_overlaps(shards[read], firsts[read], lasts[read])
         rows, in_use = sum_in_use(firsts, lasts, self._sizes[shards])
         return int(in_use.max()), int(rows[in_use.argmax()])

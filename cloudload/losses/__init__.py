@@ -1,12 +1,12 @@
-"""Losses by source and document, from the losses of single tokens.
+"""Losses by source and document, summed from token losses.
 
     training step    batch, token losses ─► LossLog.add ─► sums by document, on the device
-    now and then     LossLog.take_means ─► mean loss of each source, of all ranks
+    periodically     LossLog.take_means ─► mean loss of each source, over all ranks
                      LossLog.flush ─► a file for each rank and start of the run
-    afterwards       read_losses ─► Losses, each row once ─► blame ─► what stands out
+    afterwards       read_losses ─► Losses, each row once ─► blame ─► outliers
 
-A source is a stream. The log has a record for each document in each row, which says the step, the
-document, and the number and the sum of its tokens' losses.
+A source is a stream. The log has a record for each document in each row: the row, the document, and
+the number and the sum of its tokens' losses.
 """
 
 from importlib import import_module as _import_module

@@ -1,11 +1,11 @@
 """Find the documents and sources whose losses stand out in some steps.
 
-    mean loss of each document ─► less the median of its steps ─► compared with documents of about
-                                                                  the same length and source
-    mean loss of each source   ─► compared with earlier periods of as many steps
+    mean loss of each document ─► minus the median of its steps ─► compared with documents of
+                                                                  similar length and the same source
+    mean loss of each source   ─► compared with earlier periods of the same length
 
-Scores are robust: the distance from the median, in standard deviations that are estimated from the
-median absolute deviation. So what stands out does not hide itself or anything else.
+A score is the distance from the median in standard deviations, estimated from the median absolute
+deviation. This is robust, so outliers do not mask themselves or each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cloudload.losses.mean import MeanLoss
 from cloudload.losses.read import Losses
 
 THRESHOLD = 6.0
-"""The score from which a document or source stands out, unless the caller chooses another."""
+"""The default for the lowest score at which a document or source stands out."""
 
 _GROUP, _FEWEST_IN_GROUP, _PER_WINDOW = 256, 32, 64
 _MOST_PERIODS, _FEWEST_PERIODS = 20, 5
@@ -54,7 +54,7 @@ class DocumentLoss:
     sample: int
     """The index of the sample within its stream, from 0."""
     start: int
-    """The index of its first token in these steps, bos included."""
+    """The index of its first token in these steps, including bos."""
     stop: int
     """The index after its last token in these steps."""
     tokens: int
@@ -62,7 +62,7 @@ class DocumentLoss:
     loss: float
     """The mean of their losses."""
     expected: float
-    """The median of such documents: of the same source, and of about the same length and step."""
+    """The median loss of documents of the same source, and of similar length and step."""
     score: float
     """The distance of `loss` from `expected`, in robust standard deviations; infinite if a loss is
     not a number."""
@@ -81,30 +81,30 @@ class SourceLoss:
     loss: float
     """The mean of their losses."""
     before: float | None
-    """The median of its mean loss in earlier periods of as many steps, up to 20; None if the log
-    has fewer than 5 of them."""
+    """The median of its mean losses in up to 20 earlier periods of the same length; None if the
+    log has fewer than 5 of them."""
     score: float | None
     """The distance of `loss` from `before`, in robust standard deviations."""
 
 
 @dataclass(frozen=True)
 class Blame:
-    """What stands out in some steps."""
+    """The documents and sources that stand out in some steps."""
 
     steps: range
-    """The steps, from 1, that the log has."""
+    """The steps, from 1, that are in the log."""
     num_documents: int
     tokens: int
     """Number of tokens that have a loss."""
     loss: float
     """The mean of their losses; NaN without tokens."""
     documents: tuple[DocumentLoss, ...]
-    """The documents that stand out, the highest score first."""
+    """The documents that stand out, highest score first."""
     sources: tuple[SourceLoss, ...]
-    """All sources, by the order of the streams."""
+    """All sources, in the order of the streams."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, as JSON types, but for numbers that are not finite."""
+        """The fields by name, as JSON types, except for infinities and NaN."""
         return {**asdict(self), "steps": [self.steps.start, self.steps.stop]}
 
 
@@ -116,11 +116,11 @@ def blame(
     min_tokens: int = 8,
     top: int = 10,
 ) -> Blame:
-    """Find the documents and sources whose losses stand out in `steps`, by default in all.
+    """Find the documents and sources whose losses stand out in `steps` (default: all).
 
-    At most `top` documents whose score is at least `threshold`. Leaves out documents with fewer
-    than `min_tokens` tokens in these steps, whose mean losses say little. Raises `ValueError` if
-    the log has none of the steps.
+    Returns at most `top` documents with a score of at least `threshold`. Ignores documents with
+    fewer than `min_tokens` tokens in these steps, because their mean losses are noisy. Raises
+    `ValueError` if none of the steps are in the log.
     """
     asked = losses.steps if steps is None else steps
     chosen = losses.of_steps(asked)
@@ -149,7 +149,7 @@ def blame(
 
 
 class _Documents(NamedTuple):
-    """The documents of some steps; of each, its first record in them."""
+    """The documents of some steps, each with its first record there."""
 
     first: Ints
     """int64 [documents, 8], with the columns of records."""
@@ -196,9 +196,9 @@ def _score_documents(documents: _Documents, min_tokens: int) -> tuple[Floats, Fl
 
 
 def _find_trend(steps: Ints, means: Floats) -> Floats:
-    """The median loss of the documents of about the same step: float64 [documents].
+    """The median loss of the documents of nearby steps: float64 [documents].
 
-    The loss falls during training, above all at its start.
+    It is subtracted because the loss falls during training, especially at the start.
     """
     trend = np.empty(len(means))
     order = np.argsort(steps, kind="stable")
@@ -208,7 +208,7 @@ def _find_trend(steps: Ints, means: Floats) -> Floats:
 
 
 def _group(streams: Ints, tokens: Ints) -> list[Ints]:
-    """Group documents by source and length. Small sources are one source here."""
+    """Group documents by source and length. All small sources count as one."""
     sources, counts = np.unique(streams, return_counts=True)
     small = sources[counts < _FEWEST_IN_GROUP]
     parts = [np.flatnonzero(streams == source) for source in sources if source not in small]
@@ -222,7 +222,7 @@ def _group(streams: Ints, tokens: Ints) -> list[Ints]:
 
 
 def _measure(values: Floats) -> tuple[float, float]:
-    """The median of values, and their standard deviation, estimated robustly."""
+    """The median of values, and a robust estimate of their standard deviation."""
     center = float(np.median(values))
     deviation = _TO_DEVIATION * float(np.median(np.abs(values - center)))
     return center, max(deviation, _LEAST_SCALE)
@@ -263,7 +263,7 @@ def _score_sources(losses: Losses, steps: range, documents: _Documents) -> list[
 
 
 def _list_periods(losses: Losses, steps: range) -> list[Any]:
-    """The mean losses of earlier periods of as many steps, the latest first."""
+    """The mean losses of earlier periods of the same length, latest first."""
     first = max(losses.steps.start, steps.start - _MOST_PERIODS * len(steps))
     starts = range(steps.start - len(steps), first - 1, -len(steps))
     return [losses.of_steps(range(start, start + len(steps))).means() for start in starts]

@@ -1,4 +1,4 @@
-"""Add up the losses of a training loop by document and source, and write them to a log.
+"""Sum the losses of a training loop by document and source, and write them to a log.
 
     token losses   .2 .9 .4 | .1 .3        of a row, on the device
     documents       a  a  a |  b  b
@@ -45,15 +45,15 @@ class _Part(NamedTuple):
     """The records of one call of `add`."""
 
     table: Ints
-    """int64 [records, 8], without the numbers of tokens."""
+    """int64 [records, 8], without the token counts."""
     numbers: Tensor
-    """float64 [2, records], on the device: the sums of losses, and the numbers of tokens."""
+    """float64 [2, records], on the device: the sums of losses, and the token counts."""
     time: int
-    """When the records were added, in μs since 1970."""
+    """The time when the records were added, in μs since 1970."""
 
 
 class _Share(NamedTuple):
-    """The records of some rows of the current batch, which may still be added again."""
+    """The records of some rows of the current batch, which a later call may replace."""
 
     rows: Ints
     """int64 [records], by index in the batch."""
@@ -62,7 +62,7 @@ class _Share(NamedTuple):
     """float64 [2, records], as in `_Part`."""
 
     def without(self, start: int, stop: int) -> _Share:
-        """The records but those of rows [start, stop)."""
+        """The records except those of rows [start, stop)."""
         kept = np.flatnonzero((self.rows < start) | (self.rows >= stop))
         if len(kept) == len(self.rows):
             return self
@@ -71,16 +71,16 @@ class _Share(NamedTuple):
 
 
 class LossLog:
-    """Adds up the losses of this rank by document and source.
+    """Sums the losses of this rank by document and source.
 
     Create one on each rank, after the loader, and call `add` for each batch. Each rank writes its
-    own file in `folder` for each start of the run; without a folder, only `take_means` is of use.
-    A row that is trained again, after a restart, `set_world` or `load_state_dict`, replaces its
-    earlier records, whichever rank trained it. The order is that of the machines' clocks.
-    Call `flush` whenever you save a checkpoint: then the log of a killed run has every step up to
-    its checkpoint. `flush_every` is the number of calls of `add` after which it is called anyway.
+    own file in `folder` each time the run starts. Without a folder, you can only use `take_means`.
+    If a row is trained again, after a restart, `set_world` or `load_state_dict`, its records
+    replace the earlier ones, even those of another rank. The machines' clocks decide which are
+    later. Call `flush` whenever you save a checkpoint, so that the log of a killed run has every
+    step up to its checkpoint. It is also called after every `flush_every` calls of `add`.
 
-    Raises `ValueError` unless `flush_every` is at least 1.
+    Raises `ValueError` if `flush_every` is below 1.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class LossLog:
         self._parts: list[_Part] = []
         self._time = 0
         self._totals: Tensor | None = None
-        """float64 [2, streams], on the device: sums and tokens since the last `take_means`, but
-        for those of the current batch."""
+        """float64 [2, streams], on the device: sums and token counts since the last `take_means`,
+        except those of the current batch."""
         self._current_rows: Ints = np.empty(0, np.int64)
         self._shares: list[_Share] = []
 
@@ -116,12 +116,12 @@ class LossLog:
     ) -> None:
         """Add the losses of a batch, or of some of its rows.
 
-        `batch` is the one that the loader handed out, or the result of its `to`. `token_losses` is
-        [rows, seq_len - 1], on any device: column t has the loss of token t + 1, as from
-        `logits[:, :-1]` and `labels[:, 1:]`. A last column, as from labels that were shifted, is
-        ignored. For a microbatch, `at_row` is the index in the batch of its first row. Losses
-        whose label is -100 are left out; `labels`, int64 [rows, seq_len], are by default those of
-        the batch. Rows of the current batch that are added again replace their earlier losses.
+        `batch` is a batch from the loader, or the result of its `to`. `token_losses` is
+        [rows, seq_len - 1], on any device: column t has the loss of token t + 1, computed from
+        `logits[:, :-1]` and `labels[:, 1:]`. An additional last column, as from shifted labels, is
+        ignored. For a microbatch, `at_row` is the index of its first row in the batch. Losses with
+        the label -100 are ignored; `labels`, int64 [rows, seq_len], default to those of the batch.
+        If rows of the current batch are added again, their new losses replace the earlier ones.
 
         Raises `ValueError` if the shapes do not match, or for a copy of a batch's tensors.
         """
@@ -129,7 +129,7 @@ class LossLog:
         seq_len = batch["input_ids"].shape[1]
         if losses.dim() != 2 or not seq_len - 1 <= losses.shape[1] <= seq_len:
             raise ValueError(
-                f"token_losses have the shape {tuple(losses.shape)}. Pass a loss for each token, "
+                f"token_losses has the shape {tuple(losses.shape)}. Pass a loss for each token, "
                 f"[rows, {seq_len - 1}] or [rows, {seq_len}], as from cross_entropy with "
                 "reduction='none'"
             )
@@ -152,13 +152,13 @@ class LossLog:
         self._shares = [share.without(at_row, stop_row) for share in self._shares]
         self._shares.append(_Share(spans[:, SPAN_ROW], spans[:, SPAN_STREAM], sums))
         if self._path is not None:
-            self._time = max(self._time + 1, time.time_ns() // 1000)  # clocks may be set back
+            self._time = max(self._time + 1, time.time_ns() // 1000)  # a clock may be set back
             self._parts.append(_Part(self._describe(batch, spans), sums, self._time))
             if len(self._parts) >= self._flush_every:
                 self.flush()
 
     def _describe(self, batch: Batch, spans: Ints) -> Ints:
-        """The columns of records but for the numbers of tokens."""
+        """The columns of records, without the token counts."""
         rows = batch.rows[spans[:, SPAN_ROW]]
         steps = self._loader.steps_of(rows)
         return np.column_stack([steps, rows, spans[:, 1:], np.zeros_like(rows)])
@@ -176,7 +176,7 @@ class LossLog:
         """The mean loss of each source since the last call, over all ranks, by stream name.
 
         With several ranks, call it on every rank at the same step. `group` is a process group of
-        the data-parallel ranks; by default, all ranks. It waits for the device.
+        the data-parallel ranks; by default, all ranks. This waits for the device.
         """
         names = self._loader.stream_names
         self._count_shares()
@@ -194,7 +194,7 @@ class LossLog:
         }
 
     def flush(self) -> None:
-        """Write the records so far to the file. It waits for the device."""
+        """Write the records so far to the file. This waits for the device."""
         parts, self._parts = self._parts, []
         if not parts or self._path is None:
             return
@@ -213,7 +213,7 @@ class LossLog:
 
     def _find_state(self) -> Mapping[str, Any] | None:
         """The loader's state, which locates the data for `cloudload blame`."""
-        with suppress(RanksDisagreeError):  # ranks that cannot communicate, once they have read
+        with suppress(RanksDisagreeError):  # if ranks cannot communicate and have read rows
             return self._loader.state_dict()
         return None
 
@@ -222,7 +222,7 @@ class LossLog:
         return {"streams": self._loader.stream_names, "columns": COLUMNS, "state": state}
 
     def close(self) -> None:
-        """Write the rest of the records."""
+        """Write the remaining records."""
         self.flush()
 
     def __enter__(self) -> LossLog:
@@ -233,10 +233,10 @@ class LossLog:
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each token but the first of each row: float32 [rows, seq_len - 1], or float64.
+    """The loss of each token except each row's first: float32 (or float64) [rows, seq_len - 1].
 
-    `logits` is [rows, seq_len, vocabulary], and `labels` int64 [rows, seq_len], not shifted. For
-    models that return only a mean loss. It costs as much as that loss.
+    `logits` is [rows, seq_len, vocabulary], and `labels` is int64 [rows, seq_len], not shifted.
+    Use it with models that return only a mean loss. It costs as much as computing that loss.
     """
     with torch.no_grad():
         kept = logits.detach()[:, :-1].flatten(0, 1)
@@ -254,7 +254,7 @@ def _sum_by_span(losses: Tensor, labels: Tensor, padded: Ints, rows: Ints) -> Te
     `padded` are the lengths of the batch's segments, as `pad_lengths` returns them.
     """
     device, (num_rows, seq_len) = losses.device, labels.shape
-    of_segments = np.full(len(padded), len(rows), np.int64)  # one more for padding
+    of_segments = np.full(len(padded), len(rows), np.int64)  # the extra index is padding
     of_segments[np.arange(len(rows)) + rows] = np.arange(len(rows))
     numbers, repeats = _to_device(np.stack([of_segments, padded]), device)
     index = torch.repeat_interleave(numbers, repeats, output_size=num_rows * seq_len)
@@ -262,7 +262,7 @@ def _sum_by_span(losses: Tensor, labels: Tensor, padded: Ints, rows: Ints) -> Te
     is_kept = labels[:, 1:] != IGNORED_LABEL
     if is_kept.device != device:
         is_kept = _pin(is_kept, device).to(device, non_blocking=True)
-    # not a product: ignored losses may be NaN
+    # not a multiplication, because ignored losses may be NaN
     kept = torch.where(is_kept, losses[:, : seq_len - 1], 0).double()
     sums = torch.zeros((2, len(rows) + 1), dtype=torch.float64, device=device)
     sums.index_add_(1, index, torch.stack([kept.reshape(-1), is_kept.reshape(-1).double()]))
@@ -274,7 +274,7 @@ def _to_device(array: Ints, device: torch.device) -> Tensor:
 
 
 def _pin(tensor: Tensor, device: torch.device) -> Tensor:
-    """Pin memory for a copy to a GPU, which would otherwise wait for the GPU."""
+    """Pin memory for a copy to a GPU, because the copy would otherwise wait for the GPU."""
     return tensor.pin_memory() if device.type == "cuda" else tensor
 
 

@@ -1,12 +1,12 @@
 """The file format of a loss log: a header, then chunks that are appended.
 
     file     magic | chunk of the header | chunk of records | chunk of records | …
-    chunk    its size and CRC-32 | zlib: the header's JSON, or records
-    records  the count | each column, as differences, with bytes of equal significance together
-    columns  those of the table | the times | the sums
+    chunk    size and CRC-32 | zlib: the header's JSON, or records
+    records  count | each column as differences, with bytes of equal significance grouped
+    columns  the table's columns | times | sums
 
-A process that is killed while it writes leaves an incomplete last chunk, which readers ignore.
-About half of the bytes are the sums, whose last bits are random.
+If a process is killed during a write, readers ignore the incomplete last chunk. About half of the
+bytes are the sums, because their last bits are random.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cloudload.errors import DatasetError
 COLUMNS = ("step", "row", "stream", "epoch", "sample", "start", "stop", "tokens")
 STEP, ROW, STREAM, EPOCH, SAMPLE, START, STOP, TOKENS = range(len(COLUMNS))
 """Columns of records, int64 [records, 8]: tokens [start, stop) of a sample in a row of the run, and
-the number of them that have a loss."""
+the number of these tokens that have a loss."""
 SUFFIX = ".losses"
 
 _MAGIC = b"cloudload losses 1\n"
@@ -56,7 +56,7 @@ class Records(NamedTuple):
 def find_last(rows: Ints, times: Ints) -> Flags:
     """Whether each record is the latest of its row: bool [records].
 
-    `rows` and `times` are int64 [records]. The records that are added together have one time.
+    `rows` and `times` are int64 [records]. Records that are added together have the same time.
     """
     _, places = np.unique(rows, return_inverse=True)
     last = np.zeros(len(rows), np.int64)
@@ -127,5 +127,5 @@ def _parse_records(payload: bytes) -> tuple[Records, Ints]:
 
 
 def _shuffle(column: Ints) -> bytes:
-    """The bytes of a column, first the lowest byte of each value."""
+    """The bytes of a column, starting with the lowest byte of each value."""
     return np.ascontiguousarray(column).view(np.uint8).reshape(-1, 8).T.tobytes()

@@ -3,7 +3,7 @@
     first start, 2 ranks     rows 0 to 99   ┐
     resumed at 60, 3 ranks   rows 60 to 199 ┴─► rows 0 to 59 of the first, 60 to 199 of the second
 
-Records are sorted by row, so sums are the same to the last bit on any world.
+Records are sorted by row, so sums are bit-identical on any world.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Losses:
     records: Records
     """The records, sorted by row, and within a row by place. See `losses.log_file`."""
     state: Mapping[str, Any] | None
-    """A state of the run, which locates its data; None if it was not known."""
+    """A state of the run, which locates its data; None if it was unknown."""
 
     def of_steps(self, steps: range) -> Losses:
-        """Those of consecutive steps."""
+        """Select the losses of consecutive steps."""
         table = self.records.table
         chosen = (table[:, STEP] >= steps.start) & (table[:, STEP] < steps.stop)
         return Losses(self.streams, self.records.take(chosen), self.state)
@@ -60,7 +60,7 @@ class Losses:
         return range(int(steps.min()), int(steps.max()) + 1) if len(steps) else range(0)
 
     def means(self) -> dict[str, MeanLoss]:
-        """The mean loss of each source that has tokens, by stream name."""
+        """Mean loss of each source that has tokens, by stream name."""
         table, sums = self.records
         found = {}
         for stream in np.unique(table[:, STREAM]).tolist():
@@ -73,9 +73,9 @@ class Losses:
 def read_losses(*places: str | os.PathLike[str]) -> Losses:
     """Read loss logs: files, or folders of them, of one run.
 
-    A row that was trained several times has only the records that were added last. Raises
-    `DatasetError` if there is no log, if a file is not one, or if the files are of different runs,
-    and `OSError` if a file cannot be read.
+    If a row was trained several times, only the latest records are kept. Raises `DatasetError` if
+    there is no log, a file is not a loss log, or the files belong to different runs, and `OSError`
+    if a file cannot be read.
     """
     paths = [path for place in places for path in _list_files(Path(place).expanduser())]
     if not paths:
@@ -86,7 +86,7 @@ def read_losses(*places: str | os.PathLike[str]) -> Losses:
     streams: tuple[str, ...] = ()
     state = None
     chunks: list[tuple[Records, Ints]] = []
-    for path in sorted(paths, key=lambda path: path.name):  # by the time of the start
+    for path in sorted(paths, key=lambda path: path.name):  # in order of their start times
         header, own = read_file(path)
         streams = _join_streams(streams, tuple(header["streams"]), path)
         state = header["state"] or state
@@ -99,7 +99,7 @@ def _list_files(place: Path) -> list[Path]:
 
 
 def _join_streams(before: tuple[str, ...], own: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    """The longer list of streams. Streams may be added only at the end."""
+    """Return the longer of two lists of streams. Streams may only be added at the end."""
     shared = min(len(before), len(own))
     if before[:shared] != own[:shared]:
         raise DatasetError(
@@ -110,7 +110,7 @@ def _join_streams(before: tuple[str, ...], own: tuple[str, ...], path: Path) -> 
 
 
 def _keep_latest(chunks: Sequence[tuple[Records, Ints]]) -> Records:
-    """Of each row, the records that were added last, sorted by row."""
+    """The latest records of each row, sorted by row."""
     records = Records.concatenate([each for each, _ in chunks])
     times = np.concatenate([np.empty(0, np.int64), *(each for _, each in chunks)])
     kept = records.take(find_last(records.table[:, ROW], times))

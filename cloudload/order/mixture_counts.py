@@ -22,7 +22,7 @@ from cloudload.order.mixture import Mixture, Weights, list_arcs
 from cloudload.order.mixture_step import TURN, find_step
 
 _LISTED = 1 << 22
-# rows by which a walk of any length stays behind a stream's share, at most
+# the most rows by which a walk of any length falls behind a stream's share
 _MOST_UNEVEN = 256
 
 
@@ -82,13 +82,13 @@ class Walk:
         )
 
     def find(self, start: int, number: int) -> int:
-        """Its row with index `number` (from 0) from row `start` on; `NEVER` if it has fewer."""
+        """Its row number `number` (from 0), counted from row `start`; `NEVER` if it has fewer."""
         left = number + 1
         for first, after, weights in list_entries(self.mixture):
             low, streams = max(first, start), list_arcs(weights)[0]
             if low >= after or self.component not in streams:
                 continue
-            # a walk is even, so it has `left` rows before this row
+            # rows of a walk are evenly spaced, so it has `left` rows before this row
             scale = sum(map(Fraction, weights)) / Fraction(weights[self.component])
             most = math.ceil((left + _MOST_UNEVEN) * scale)
             high = min(after, low + most * (1 if self.lane is None else self.num_lanes))
@@ -99,14 +99,14 @@ class Walk:
         return NEVER
 
     def _bisect(self, weights: Weights, start: int, stop: int, number: int) -> int:
-        """The first row before which there are `number` of its rows from row `start` on."""
+        """The first row such that `number` of its rows are in [`start`, that row)."""
         stops = range(start + 1, stop + 1)
         return stops[
             bisect_left(stops, number, key=lambda row: self._count_in(weights, start, row))
         ]
 
     def _count_in(self, weights: Weights, start: int, stop: int) -> int:
-        """The number of its rows between two rows of a schedule entry with `weights`."""
+        """Count its rows between two rows of a schedule entry with `weights`."""
         streams, ends = list_arcs(weights)
         if self.component not in streams:
             return 0

@@ -1,12 +1,12 @@
-"""The rows at which the streams of a mixture end, from the number of rows that each has left.
+"""Find the rows at which the streams of a mixture end, from the number of rows left in each.
 
     weights a 2 · b 1, rows left a 5 · b 1        rows 0 1 2 3 4 5
     stopping="all"                                     a a b a a a      b has weight 0 from row 3 on
     stopping="first"                                   a a b            the run ends with row 2
 
 A stream ends right after its last row. Its weight is then 0, so the other streams share its rows in
-proportion to their own weights. If all streams of a schedule entry have ended, the next entry that
-has others takes effect early. Nothing here depends on lanes' contents, ranks, or batches.
+proportion to their own weights. If all streams of a schedule entry have ended, the next entry with
+other streams takes effect early. Nothing here depends on lanes' contents, ranks, or batches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StreamEnds:
     """The ends of a mixture's streams, and of the run."""
 
     mixture: Mixture
-    """The mixture in which streams have weight 0 once they have ended."""
+    """The mixture. After its end, a stream has weight 0."""
     ends: tuple[int, ...]
     """The row at which each stream has ended; `NEVER` if it does not end, or has no weight."""
     end: int
@@ -84,7 +84,7 @@ class _Ends:
                 weights = self._waiting.pop(0)[1]
 
     def _note_ends(self, weights: Weights) -> bool:
-        """Note the streams with a weight that have no rows left. Returns whether there are any."""
+        """Record the weighted streams that have no rows left. Returns whether there are any."""
         over = [
             stream
             for stream, left in enumerate(self._left)
@@ -98,7 +98,7 @@ class _Ends:
         return Walk(Mixture(self._mixture.names, ((0, live),)), self._num_lanes, stream)
 
     def _find_first_end(self, live: Weights, stop: int) -> int:
-        """The row after the first last row of a stream, or `stop` if that is earlier."""
+        """The row after the last row of the first stream to end, or `stop` if that is earlier."""
         first, row = stop, self._row
         ending = [s for s, left in enumerate(self._left) if left is not None and live[s]]
         for stream in sorted(ending, key=lambda s: (self._left[s] or 0) / live[s]):
@@ -108,7 +108,7 @@ class _Ends:
         return first
 
     def _move_to(self, row: int, live: Weights) -> None:
-        """Move to a later row, and take the streams' rows in between off those left."""
+        """Move to a later row, and subtract each stream's rows in between from those left."""
         for stream, left in enumerate(self._left):
             if left is not None and live[stream]:
                 self._left[stream] = left - self._walk(live, stream).count(self._row, row)

@@ -1,7 +1,7 @@
 """The open and complete rows of one `best_fit` lane: the sequential part of `BestFitLanes`.
 
 A piece is encoded as bytes, which `BestFitLane` only concatenates. `BestFitLanes` encodes an index
-of its table. Playing a lane on token lengths alone encodes the span.
+into its table; code that plays a lane on token lengths encodes the span.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class BestFitLane:
     def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
         """Put the next piece into the fullest open row that has space for it, or into a new row.
 
-        The `span` of the piece is encoded by `encode_spans`. `size` is its number of tokens.
-        (ordinal, offset) is the cursor after the piece. An empty piece is in no row.
+        `encode_spans` encodes the piece's `span`. `size` is its number of tokens, and
+        (ordinal, offset) the cursor after it. An empty piece is in no row.
         """
         if not offset:
             self._passed += piece
@@ -108,7 +108,7 @@ def restore_lane(
 
 
 def split_documents(table: Ints, seq_len: int) -> Ints:
-    """Repeat each document's row of a document table for each of its pieces, with their `START`."""
+    """Split documents into pieces: a document table with a row per piece, and its `START`."""
     lefts = table[:, SIZE] - table[:, START]
     if lefts.max(initial=0) <= seq_len:
         return table
@@ -119,16 +119,16 @@ def split_documents(table: Ints, seq_len: int) -> Ints:
 
 
 def find_stops(table: Ints, seq_len: int) -> Ints:
-    """Where each piece of `split_documents` ends in its document: int64 [pieces]."""
+    """The end of each piece of `split_documents` in its document: int64 [pieces]."""
     return np.minimum(table[:, SIZE], table[:, START] + seq_len)
 
 
 def list_packed(
     table: Ints, seq_len: int
 ) -> tuple[list[bytes], list[int], list[int], list[int], list[int]]:
-    """What `pack` needs of each piece of `split_documents`.
+    """List the arguments of `pack` for each piece of `split_documents`.
 
-    Returns lists of their spans, flat lanes, sizes, and of the ordinal and offset after each.
+    Returns lists of their spans, flat lanes and sizes, and of the ordinal and offset after each.
     """
     stops = find_stops(table, seq_len)
     is_last = stops == table[:, SIZE]

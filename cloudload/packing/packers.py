@@ -93,7 +93,7 @@ class Packing:
 
     @property
     def row_units(self) -> int:
-        """The units of a row, by which lengths locate it: its tokens with `concat`, else 1."""
+        """Units per row, by which lengths locate it: its tokens with `concat`, otherwise 1."""
         return self.seq_len if self.name == "concat" else 1
 
     @property

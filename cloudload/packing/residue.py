@@ -85,7 +85,7 @@ def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[
 
 
 def list_residue_spans(residues: Sequence[bytes]) -> tuple[Ints, Ints]:
-    """List the spans of many residues, which must be valid: `residue_spans`, at once.
+    """List the spans of many valid residues: a vectorized `residue_spans`.
 
     Returns the index of each span's residue (int64 [spans]), and the spans (int64 [spans, 3]), in
     any order.

@@ -1,4 +1,4 @@
-"""Find the rows and documents of a run from one of its states, its data and its tokenizer.
+"""Find the rows and documents of a run, given one of its states, its data and its tokenizer.
 
     load_state      checkpoint ─► state
     open_run        state ─► Run ─► a loader at the state's position
@@ -8,9 +8,9 @@
     trace_steps     steps ─► their rows ─► spans: IDs, shards, text
     trace_documents spans of any rows ─► IDs, shards, text
     view_rows       steps ─► their rows, token by token, with the documents in them
-    render_rows     rows ─► a page of HTML
-    describe_state  state ─► where the run is, in words
-    compare_states  two states ─► what differs, and what a resume does about it
+    render_rows     rows ─► HTML page
+    describe_state  state ─► the run's position, in words
+    compare_states  two states ─► the differences, and their effect on a resume
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
 Steps count global batches from the start of the run, from 1. The run's world size does not matter.

@@ -82,10 +82,10 @@ def find_document(
 ) -> Iterator[Occurrence]:
     """Yield each occurrence of a sample after the state, up to and including `last_step`.
 
-    With token lengths, this reads nothing (not from a state in the tail). Without, it reads every
-    row up to `last_step`. `stream` and `sample` are indices, from 0. `delivery` are options of
-    `DeliveryConfig`. Raises `ValueError` for a `last_step` that is not after the state, and for a
-    stream or sample that does not exist. Also raises the errors of `Run.loader`.
+    With token lengths, this reads nothing, unless the state is in the tail. Without them, it reads
+    every row up to `last_step`. `stream` and `sample` are indices, from 0. `delivery` are options
+    of `DeliveryConfig`. Raises `ValueError` for a `last_step` that is not after the state, and for
+    a stream or sample that does not exist. Also raises the errors of `Run.loader`.
 
     With `quick` and without lengths, in an endless run with at least one document per lane and
     epoch, it reads only the lanes that probably contain the sample, and yields by epoch. It misses

@@ -1,4 +1,4 @@
-"""List the documents in given steps, in some rows of each step, or of given spans."""
+"""List the documents in given steps, in some rows of each step, or in given spans."""
 
 from __future__ import annotations
 

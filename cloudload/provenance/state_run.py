@@ -27,7 +27,7 @@ class Run:
 
     state: Mapping[str, Any]
     arguments: Mapping[str, Any]
-    """Keyword arguments of `CloudLoader`. Those of `loader` replace them."""
+    """Keyword arguments of `CloudLoader`. Arguments of `loader` override them."""
     global_batch: int
     """Number of rows per step."""
     last_step: int | None = None
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def can_end(self) -> bool:
-        """Whether the run, or a stream of its mixture, has a number of epochs."""
+        """Whether the run, or a stream of its mixture, ends after a number of epochs."""
         capped = [stream for stream in self.arguments["data"] if stream.max_epochs is not None]
         return self.arguments["epochs"] is not None or bool(capped)
 
@@ -156,7 +156,7 @@ def start_run(global_batch: int, **options: Any) -> Run:
         state = loader.state_dict()
     given = {name: options.get(name) for name in ("tokenizer", "transform", "lengths")}
     if given["lengths"] == LEARN:
-        given["lengths"] = AUTO  # who only looks at a run writes no lengths
+        given["lengths"] = AUTO  # inspecting a run must not write lengths
     return open_run(state, **given, global_batch=global_batch)
 
 

@@ -1,7 +1,7 @@
-"""A state in words, without its data: the run's position, what is held fixed, and what differs.
+"""Describe a state without its data: the run's position, its fixed fields, and differences.
 
 describe_state(state)               rows, tokens, epochs by stream, lanes, worlds
-compare_states(before, after)       the fields that differ, and what a resume does about each
+compare_states(before, after)       the fields that differ, and their effect on a resume
 compare_with_loader(state, loader)  the same for a state and the loader that would resume it
 """
 
@@ -30,21 +30,21 @@ _FREE = {
     "seq_len": "may change: later rows have the new length",
     "mixture": "may change: it applies from the next row on",
     "stopping": "may change: it applies from the next row on",
-    "sources": "may change: copies of the data may be elsewhere",
+    "sources": "may change: the data may have moved",
     "tokenizer_backend": "may change: all backends give the same IDs",
     "global_batch": "may change: nothing is lost or repeated",
     "cloudload": "may change: the version that wrote the state",
-    STREAM_SHARDS_FIELD: "may change: a resume reads the shards with which the run began",
+    STREAM_SHARDS_FIELD: "may change: a resume reads the shards that the run began with",
     SAMPLES_FIELD: "compared only if data differs",
 }
 _HELD = "held: a resume refuses another value"
-_ACCEPTABLE = "held, but on_change={{{name!r}: 'accept'}} accepts another value"
+_ACCEPTABLE = "held, unless you accept another value with on_change={{{name!r}: 'accept'}}"
 _MOST_SHOWN = 120
 
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """How far a run has read a stream."""
+    """The progress of a run in a stream."""
 
     name: str
     tokens: int
@@ -58,14 +58,14 @@ class StreamPosition:
 
 @dataclass(frozen=True)
 class LanePositions:
-    """Where lanes are in a component's documents."""
+    """The progress of the lanes in a component's documents."""
 
     streams: tuple[str, ...]
     """The streams that the component reads."""
     first_epoch: float
-    """Progress, in epochs, of the lane that is the least advanced."""
+    """Progress of the least advanced lane, in epochs."""
     last_epoch: float
-    """Progress of the most advanced one."""
+    """Progress of the most advanced lane, in epochs."""
     num_inside: int
     """Number of lanes that are inside a document."""
 
@@ -97,7 +97,7 @@ class StateDescription:
     num_lanes: int
     lanes: tuple[LanePositions, ...]
     worlds: tuple[int, ...]
-    """World sizes that divide the lanes. With token lengths, any other fits, too."""
+    """World sizes that divide the number of lanes. With token lengths, any other works, too."""
     mixture: tuple[tuple[int, Mapping[str, float]], ...]
     """The shares of the streams, and the row from which each applies."""
     held: Mapping[str, Any]
@@ -120,7 +120,7 @@ class Difference:
     before: Any
     after: Any
     rule: str
-    """What a resume does about it."""
+    """The effect on a resume."""
 
 
 def describe_state(state: Mapping[str, Any]) -> StateDescription:
@@ -205,7 +205,7 @@ def _describe_lanes(saved: Saved, names: tuple[str, ...]) -> list[LanePositions]
     for cursors, (streams, documents) in zip(
         saved.position.cursors, _list_components(saved), strict=True
     ):
-        # an epoch is rounded up to a multiple of the lanes, so that its last places may be holes
+        # an epoch is rounded up to a multiple of the lanes, so its last places may be holes
         stride = documents if documents < num_lanes else -(-documents // num_lanes) * num_lanes
         epochs = cursors[:, CURSOR_ORDINAL] * num_lanes / max(1, stride)
         found.append(
@@ -220,7 +220,7 @@ def _describe_lanes(saved: Saved, names: tuple[str, ...]) -> list[LanePositions]
 
 
 def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """List the fields in which two whole states differ, those of the position first.
+    """List the fields in which two whole states differ, position first.
 
     Raises `StreamChangedError` if a state is damaged.
     """
@@ -237,10 +237,10 @@ def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 def compare_with_loader(
     state: Mapping[str, Any], loader: CloudLoader
 ) -> tuple[list[Difference], str | None]:
-    """List the fields in which a state differs from a loader that did not start yet.
+    """List the fields in which a state differs from a loader that has not started.
 
-    Returns them without those of the position, and the reason for which the loader refuses the
-    state; None if it continues from it. The loader is then at the state's position.
+    Also returns the reason why the loader refuses the state, or None if it continues from it. The
+    fields exclude the position, because the loader is then at the state's position.
     """
     found = compare_states(state, loader.state_dict())
     changed = [each for each in found if each.name not in {*_POSITION, *_LANES, "global_batch"}]
@@ -262,6 +262,6 @@ def _rule_of(name: str) -> str:
 
 
 def shorten(value: Any) -> str:
-    """A value of a state as text of limited length."""
+    """Format a value of a state as text of limited length."""
     text = "none" if value is None else str(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}… ({len(text):,} characters)"

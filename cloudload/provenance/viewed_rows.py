@@ -77,7 +77,7 @@ class ViewedRow:
         return sum(each.span.stop - each.span.start for each in self.spans)
 
     def _repr_html_(self) -> str:
-        """The row for a notebook: its first tokens, colored by document, and its documents."""
+        """Render the row for a notebook: first tokens, colored by document, and documents."""
         documents = np.full(len(self.input_ids), -1)
         for number, each in enumerate(self.spans):
             stop = each.row_start + each.span.stop - each.span.start
@@ -108,7 +108,7 @@ class ViewedRow:
 
 
 def _color_token(text: str, document: int) -> str:
-    """A token on the color of its document; padding (-1) is gray."""
+    """Render a token with its document's background color; padding (-1) is gray."""
     color = _COLORS[document % len(_COLORS)] if document >= 0 else "#8883"
     return f'<span style="background:{color}">{escape_text(text)}</span>'
 

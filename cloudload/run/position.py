@@ -42,7 +42,7 @@ class LaneArrays:
     """int64 [streams, counts], with columns `stats.COUNTS`."""
     tails: tuple[Stages, ...] = ()
     """In a mixture whose streams end, the stages of each component's tail so far; empty for a
-    component that is not in its tail. Empty if none is."""
+    component that is not in its tail, and empty as a whole if no component is."""
 
     @staticmethod
     def blank(

@@ -53,7 +53,7 @@ SAMPLES_FIELD = "samples"
 """The field of a state with fingerprints of samples without their shards' headers. A state has it
 only if an index has `mds.hashes.SAMPLES_HASH`."""
 MAX_EPOCHS_FIELD = "max_epochs"
-"""The field of a state with the `max_epochs` of each stream. A state has it only if one is set."""
+"""The state field with the `max_epochs` of each stream. A state has it only if one is set."""
 STREAM_SHARDS_FIELD = "stream_shards"
 """The field of a state with the number of shards of each stream. A state has it only if several
 streams are read as one corpus, because its fingerprints do not show where each stream ends."""
@@ -73,8 +73,8 @@ class Recipe:
     layout: Layout
     components: tuple[Component, ...]
     mixture: Mixture
-    """The assignment of rows to components. Once the ends of its streams are known, streams have
-    weight 0 from their ends on."""
+    """The assignment of rows to components. Once the ends of the streams are known, each has weight
+    0 from its end on."""
     index_s: float = field(default=0.0, compare=False)
     """Seconds that reading the streams' indexes took, for a log."""
 
@@ -91,7 +91,7 @@ class Recipe:
 
     @property
     def has_stream_ends(self) -> bool:
-        """Whether streams of a mixture end, so that token lengths are needed."""
+        """Whether streams of a mixture end, which needs token lengths."""
         return self.config.has_stream_ends
 
     @property
@@ -182,9 +182,9 @@ def open_recipe(
 ) -> Recipe:
     """Load the tokenizer, read each stream's index, and choose the values that the config omits.
 
-    With `cache_root`, what is learned of the tokenizer is kept in a file there.
-    Raises `TokenizerError`, `StoreError` and `DatasetError` for a tokenizer or data that cannot be
-    used, and `ValueError` for a config that does not fit the data.
+    With `cache_root`, the loaded tokenizer is saved there. Raises `TokenizerError`, `StoreError`
+    and `DatasetError` if the tokenizer or the data cannot be used, and `ValueError` for a config
+    that does not fit the data.
     """
     spec = _open_tokenizer(config, tokenizer, cache_root)
     began = time.monotonic()
@@ -276,7 +276,7 @@ def _hash_sizes(shard_sizes: Ints) -> str:
 
 
 def mixture_of(config: RowsConfig) -> Mixture:
-    """The mixture that a config asks for: of one component, unless its streams are mixed."""
+    """The mixture of a config. Without proportions or a schedule, it has one component."""
     labels = [stream.label for stream in config.streams]
     if config.is_mixed:
         proportions = [stream.proportion or 0.0 for stream in config.streams]

@@ -7,7 +7,7 @@ from the next row on     shares of streams, streams added    the mixture keeps e
                          stopping
 different rows           seq_len                             cursors count tokens; residues are
                                                              packed again
-from the bad one on      on_error="skip" after "raise"       no document has failed so far
+from a bad document on    on_error="skip" after "raise"       no document has failed so far
 refused                  other fields of the recipe, listed with both values; the user may accept
                          a change of some of them with `on_change`
 """

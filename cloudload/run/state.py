@@ -21,9 +21,9 @@
                             one; a trace uses them to count steps
     stream_tails            the tails of streams that ended in a mixture, by stream, as
                             "512:100,1024:3;;512:0"; "512:0" for a stream whose last row was not in
-                            a tail; if no stream has a tail yet, there is no such key
-    max_epochs, stopping    when the streams of a mixture, and the mixture, end; if they have their
-                            default values, there are no such keys
+                            a tail. There is no such key before the first stream has a tail
+    max_epochs, stopping    the options that end the streams of a mixture, and the mixture; left out
+                            if they have their default values
     origin                  "epoch:num_read" if the run continues a StreamingDataset's: it started
                             after `num_read` documents of `epoch`; otherwise there is no such key
     token_ids               hash of the IDs of fixed texts, so a resume detects a version of
@@ -192,7 +192,7 @@ class Saved:
     tokenizer_backend: str
     """The versions of the libraries that encoded the text."""
     stopping: str = ALL
-    """When a mixture whose streams end ends."""
+    """The `stopping` of a mixture whose streams end."""
     stream_shards: tuple[int, ...] = ()
     """The number of shards of each stream; empty if the state does not record it."""
 

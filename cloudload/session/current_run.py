@@ -92,7 +92,7 @@ class CurrentRun:
         return self._run_lengths
 
     def settle(self) -> None:
-        """Find the ends of a mixture's streams, with which they have weight 0 from there on."""
+        """Find the ends of a mixture's streams, after which they have weight 0."""
         if self.recipe.has_stream_ends:
             self.open_lengths()
 
@@ -101,7 +101,7 @@ class CurrentRun:
     def advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:
         """The position at a later row; None if lengths do not determine it.
 
-        `pads` is that of `RunLengths.advance`.
+        `pads` is as for `RunLengths.advance`.
         """
         lengths = self.open_lengths()
         found = None if lengths is None else lengths.advance(position, row, pads=pads)

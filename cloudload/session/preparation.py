@@ -90,7 +90,7 @@ def find_known(run: CurrentRun, plan: Plan, exchange: Exchange) -> KnownLanes | 
         return KnownLanes(lengths, plan.position)
     if plan.world_size == 1 or lengths is None:
         return None
-    # workers know the lanes of best_fit anyway, but to find them all takes time
+    # computing all best_fit lanes takes time, and workers know their own lanes anyway
     is_exchanged = plan.recipe.packing.has_residue and plan.is_even and not exchange.is_alone
     is_known = isinstance(plan.phase, Foreseen) or plan.recipe.config.epochs is None
     return KnownLanes(lengths, plan.position) if is_known and not is_exchanged else None

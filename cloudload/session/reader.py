@@ -106,7 +106,7 @@ class Reader:
         self._run.log.move_to(position)
         if member.is_first:
             rows = f"{position.rows:,}"
-            logger.info("from row %s on, the ranks are %d", rows, member.delivery.dp_world_size)
+            logger.info("from row %s on, there are %d ranks", rows, member.delivery.dp_world_size)
 
     def close(self) -> None:
         """End the iteration, and close the connection. The next iteration opens both again."""
@@ -181,7 +181,7 @@ class Reader:
         return self._connect()
 
     def _warn_of_drift(self, plan: Plan) -> None:
-        """Log, once, that `cache_limit` is too small for later rows, if the lengths say so."""
+        """Warn once if, according to the lengths, `cache_limit` is too small for later rows."""
         lengths = self._run.open_lengths()
         if lengths is None or not self.member.is_first or self._has_measured:
             return

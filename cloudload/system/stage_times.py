@@ -1,10 +1,10 @@
 """Measure how long a thread spends in each stage of its work.
 
-    with stopwatch(times, PACK):      all of its time counts to a stage: PACK
-        with stage(TOKENIZE): …       but for nested stages, which count to themselves
+    with stopwatch(times, PACK):      the time counts as PACK,
+        with stage(TOKENIZE): …       except in a nested stage, where it counts as that stage
 
-`times` may be in shared memory, so another process can read it at any time. The current stage is
-added when it ends. Entering a stage costs about a microsecond, and does nothing elsewhere.
+`times` may be in shared memory, so another process can read it at any time. The time of a stage is
+added when the stage ends. A stage costs about a microsecond. Outside a stopwatch, it does nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Stopwatch:
         self._times, self._current, self._since = times, current, time.perf_counter_ns()
 
     def switch(self, to: int) -> int:
-        """Begin another stage, and return the one before."""
+        """Start a stage, and return the previous one."""
         now, before = time.perf_counter_ns(), self._current
         self._times[before] += now - self._since
         self._current, self._since = to, now
@@ -43,7 +43,7 @@ _local = _Local()
 
 @contextmanager
 def stopwatch(times: Times, of_rest: int) -> Iterator[None]:
-    """Add the time of this thread in the block to `times`, outside any `stage` to `of_rest`."""
+    """Add this thread's time in the block to `times`; outside any `stage`, to stage `of_rest`."""
     before, _local.stopwatch = _local.stopwatch, _Stopwatch(times, of_rest)
     try:
         yield
@@ -53,7 +53,7 @@ def stopwatch(times: Times, of_rest: int) -> Iterator[None]:
 
 
 class stage:
-    """Counts the time in a `with` block to a stage, given by its index."""
+    """Counts the time in a `with` block toward a stage, given by its index."""
 
     def __init__(self, number: int) -> None:
         self._number, self._stopwatch, self._before = number, _local.stopwatch, 0

@@ -171,7 +171,7 @@ def _check_once(text: str, cache_root: Path) -> str | None:
 
 
 class _FailedError(Exception):
-    """A check could not be made. It is tried again at the next start."""
+    """A check could not run. The next start tries again."""
 
 
 def _check(text: str) -> str | None:
@@ -252,7 +252,7 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
     """Load both backends, compare their IDs for the probes, and return the problem or None.
 
     `content` is the parsed tokenizer.json `text`. Compares twice: with the names of special tokens
-    encoded as these tokens, and as text. Raises `_FailedError` if fastokens fails.
+    encoded as special tokens, and as text. Raises `_FailedError` if fastokens fails.
     """
     with ThreadPoolExecutor(1) as thread:  # in parallel: loading a large vocabulary takes seconds
         loading = thread.submit(load_fastokens, text)

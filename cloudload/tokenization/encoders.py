@@ -35,7 +35,7 @@ COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
 # hf needs about 60 bytes per character, so a book of 100 MB would need 6 GB
 _MOST_COMPARED_CHARACTERS = 1 << 22
 _SHOWN_CHARACTERS = 80
-# loading hf stops the other threads of a process, so the first batches come before
+# loading hf stops the other threads of a process, so deliver the first batches before
 _LOADING_DELAY_S = 1.0
 
 
@@ -237,7 +237,7 @@ def keep_hf(text: str, tokenizer: Any) -> None:
 def preload(text: str, backend: str) -> None:
     """Load the backend's tokenizer in this process, so that forked workers share it.
 
-    A failure is left to the workers.
+    If that fails, the workers load it, and report the error.
     """
     with contextlib.suppress(Exception):
         (load_fastokens if backend == FASTOKENS else load_hf)(text)

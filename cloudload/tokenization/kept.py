@@ -1,9 +1,9 @@
-"""What a node has learned of tokenizers, in files under its cache.
+"""Loaded tokenizers and the results of their checks, saved as files in a node's cache.
 
-    root/tokenizers/<digest>-<names and versions>     SHA-256 of the rest, a newline, the rest
+    root/tokenizers/<digest>-<names and versions>     SHA-256 of the content, a newline, the content
 
-A truncated or damaged file reads as missing. If the folder is not writable, the next process learns
-everything again.
+A truncated or damaged file counts as missing. If the folder is not writable, every process computes
+the results again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER = "tokenizers"
 
 
 def kept_path(cache_root: Path, inputs: Iterable[str], names: Iterable[str]) -> Path:
-    """The path of what was learned from `inputs`. The name of the file ends with `names`."""
+    """The path of the result computed from `inputs`. The file name ends with `names`."""
     digest = hashlib.sha256()
     for text in inputs:
         digest.update(hashlib.sha256(text.encode(errors="surrogatepass")).digest())
@@ -43,7 +43,7 @@ def read_kept(path: Path) -> str | None:
 
 
 def keep(path: Path, content: str) -> None:
-    """Write `content` to a file that appears whole, unless its folder is not writable."""
+    """Write `content` to a file atomically. Does nothing if its folder is not writable."""
     remove_orphans(path.parent)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -299,7 +299,7 @@ class DocumentReader:
 
 
 def count_text_bytes(texts: Sequence[TextOrError]) -> list[int]:
-    """The bytes of each text in UTF-8, 0 for one that is left out."""
+    """The size of each text in UTF-8 bytes; 0 if it is left out."""
     return [
         0 if not isinstance(text, str) else len(text) if text.isascii() else len(text.encode())
         for text in texts

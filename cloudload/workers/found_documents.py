@@ -36,11 +36,11 @@ class FoundDocuments:
         )
 
     def begun_sizes(self, starts: Ints, residues: Sequence[bytes] | None = None) -> Ints:
-        """The size of each document that its lane's start is inside: int64 [documents].
+        """The size of each document that its lane had partly read at the start: int64 [documents].
 
-        `starts` is int64 [flat_lanes, 3], the starting cursors. `residues` ([flat_lanes]) are those
-        at the start, whose documents have begun, too; None if the packing has no residue. -1 for
-        other documents, and 0 if the size is not known.
+        `starts` is int64 [flat_lanes, 3], the starting cursors. `residues` ([flat_lanes]) has the
+        lanes' residues at the start, whose documents were partly read, too; None if the packing has
+        no residue. The size is -1 for other documents, and 0 if it is unknown.
         """
         start = starts[self.flat_lanes]
         is_begun = (start[:, CURSOR_ORDINAL] == self.ordinals) & (start[:, CURSOR_OFFSET] > 0)

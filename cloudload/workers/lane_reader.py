@@ -128,9 +128,9 @@ class LaneReader:
         return replace(cut, cursors=np.column_stack([cut.cursors, sizes]))
 
     def begun_sizes(self, found: FoundDocuments) -> Ints:
-        """The size of each document that its lane's start is inside: int64 [documents].
+        """The size of each document that its lane had partly read at the start: int64 [documents].
 
-        -1 for other documents, and 0 if the size is not known.
+        It is -1 for other documents, and 0 if it is unknown.
         """
         return found.begun_sizes(self._start, self._residues)
 
@@ -234,7 +234,7 @@ class LaneReader:
 
 
 def find_ends(plan: Plan) -> Ints:
-    """The ordinal at which each lane has read all epochs: int64 [flat_lanes].
+    """The ordinal at which each lane has finished all epochs: int64 [flat_lanes].
 
     `NEVER` for an endless lane.
     """

@@ -3,11 +3,11 @@
     Plan: recipe of the rows, place in the world, position of the lanes, phase
       └─► pickled to each worker ─► read_blocks ─► Block, Block, …
 
-A run is in one of these phases. Only a run that ends, or whose streams end, leaves the first one:
+A run is in one of these phases. An endless run without streams that end is always Steady:
 
     Steady ── a lane cannot fill row `start` ──► Measuring ── sizes exchanged ──► InTail ──► end
-    Foreseen ── the token lengths tell the row `start` and the tail beforehand ────────────► end
-    Mixed ── the token lengths tell the ends and the tails of a mixture's streams ─────────► end
+    Foreseen ── token lengths determine the row `start` and the tail in advance ───────────► end
+    Mixed ── token lengths determine the ends and tails of a mixture's streams ────────────► end
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Foreseen:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Streams of a mixture end at rows that the token lengths tell. Each has its own tail."""
+    """Streams of a mixture end at rows determined by the token lengths. Each has its own tail."""
 
     ending: MixtureEnding
     start: int = NEVER
@@ -110,7 +110,7 @@ class Plan:
     lengths: CorpusLengths | None = None
     """The lengths of the samples. Each document that is read is compared with its length."""
     learned: LearnedLengths | None = None
-    """The files for the lengths of the documents that are read, if the run learns lengths."""
+    """The files for lengths of documents read, if the run learns lengths."""
     has_jumped: bool = False
     """Whether the position was computed from lengths, and this rank checks some of them first."""
 

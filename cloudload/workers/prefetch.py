@@ -19,7 +19,7 @@ from cloudload.workers.plan import Plan
 
 
 def count_documents_ahead(plan: Plan, component: int, num_own: int) -> int:
-    """The number of documents that a worker of `num_own` lanes looks ahead in each of them."""
+    """The number of documents that a worker with `num_own` lanes looks ahead in each lane."""
     of = plan.recipe.components[component]
     if plan.delivery.predownload is not None:
         own = num_own * len(plan.recipe.components)
@@ -109,8 +109,8 @@ class Prefetcher:
     def build_orders(self, flat_lanes: Ints) -> None:
         """Start building the next epoch's order once a lane is halfway through its epoch.
 
-        With token lengths and several ranks, also starts building its table, from which a rank
-        finds the lanes of the others.
+        With token lengths and several ranks, also starts building the epoch's table, with which a
+        rank computes the cursors of other ranks' lanes.
         """
         for component in np.unique(flat_lanes // self._plan.num_lanes).tolist():
             lanes = self._components[component].lanes

@@ -68,7 +68,7 @@ class Memory:
 
     @staticmethod
     def of(plan: Plan, counts: WorkerCounts) -> Memory:
-        # one slot for the block in use
+        # the extra slot is for the block in use
         slots_each = 1 + plan.blocks_ahead
         blocks = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
         activities = SharedMemoryRing(plan.num_workers, _ACTIVITY_BYTES)

@@ -1,4 +1,4 @@
-"""Read the documents of any rows, given the pieces of documents that the rows consist of.
+"""Read the documents of any rows, given the rows' pieces of documents.
 
     pieces of rows ─► documents not held ─► read and tokenized ─► Pieces, for `fill_rows`
                               ▲                     │
@@ -34,7 +34,7 @@ from cloudload.workers.documents import LaneDocuments
 from cloudload.workers.found_documents import FoundDocuments
 
 _MOST_HELD_BYTES = 1 << 28
-# of a best_fit lane, the ends of this many documents may wait in open rows
+# a best_fit lane may keep this many documents whose last tokens are not in a row yet
 _MOST_OF_LANE = 16
 _ORDINAL_BITS = 40
 
@@ -53,7 +53,7 @@ class RowReader:
 
     `prefetch` is called with the documents to read next; by default, it fetches their shards.
     `own_lanes` (bool [flat_lanes]) are the lanes whose later rows are also read here; by default,
-    all. `cuts` is `Packing.cuts`, with which no later row has the rest of a document.
+    all. `cuts` is `Packing.cuts`; if it is true, the rest of a document is in no later row.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class RowReader:
         return Pieces(table, buffers, of_rows)
 
     def _hold(self, pieces: Ints, lanes: Ints, table: Ints, buffers: list[memoryview]) -> None:
-        """Hold the last documents of each lane that have tokens left, and release the others."""
+        """Keep the last documents of each lane if they have tokens left, and release the others."""
         furthest = np.zeros(len(table), np.int64)
         np.maximum.at(furthest, pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP])
         is_left = (furthest < table[:, SIZE]).tolist()

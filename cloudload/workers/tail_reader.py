@@ -4,8 +4,7 @@
     InTail       tail ─► pieces of this worker's rows ─► documents of any lane, read when needed
 
 A row of the tail may contain documents of any lane. In a mixture whose streams end, each stream has
-its own tail. The rows are divided among workers in the same
-way as rows of lanes.
+its own tail. The rows are divided among workers in the same way as rows of lanes.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class RowOfTail(NamedTuple):
     """The index of the row in the block."""
     tail: Tail
     row: int
-    """The row of the tail, as `Tail` numbers them."""
+    """The index of the row in the `Tail`."""
 
 
 class TailReader:

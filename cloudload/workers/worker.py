@@ -55,7 +55,7 @@ def read_blocks(
 
 
 def _open_mixture(plan: Plan) -> MixtureTails | None:
-    """The tails of a mixture whose streams end; None for another run."""
+    """The tails of a mixture whose streams end; None in other runs."""
     if not isinstance(plan.phase, Mixed):
         return None
     assert plan.lengths is not None

@@ -21,7 +21,7 @@ from tests.support.loaders import make_loader
 
 
 def train(folder: str, cache: Path, *sinks: Sink) -> CloudLoader:
-    """Six steps, of which every second is passed to the sinks."""
+    """Six steps; every second one is passed to the sinks."""
     data = [
         Stream(folder, proportion=0.75, name='web "2024"'),
         Stream(folder, proportion=0.25, name="books"),

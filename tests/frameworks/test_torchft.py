@@ -1,4 +1,4 @@
-"""torchft: replicas that die and come back read one stream. Runs where torchft is installed."""
+"""torchft: replicas that die and return read one stream. Runs only if torchft is installed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Replicas:
             self._lines.put(line)
 
     def wait_for(self, size: int, steps: int) -> None:
-        """Wait for some steps with that many replicas."""
+        """Wait for some steps with the given number of replicas."""
         while steps:
             steps -= bool(re.search(f"rank 0 of {size}$", self._lines.get(timeout=200)))
 

@@ -1,4 +1,4 @@
-"""A replica of `examples/train_torchft.py`, which notes its steps (`tests.support.noted_steps`).
+"""A replica of `examples/train_torchft.py` that logs its steps (`tests.support.noted_steps`).
 
 python -m tests.frameworks.torchft_replica FOLDER ARGUMENT...
 """

@@ -26,7 +26,7 @@ SAVED, KILLED, STEPS = 10, 13, 30
 
 
 def write_corpus(folder: Path, number: int, global_batch: int) -> tuple[str, int]:
-    """Documents in few words, and one of random characters, which a late step reads."""
+    """Documents with a small vocabulary, and one of random characters, which a late step reads."""
     documents = random_documents(3, number, max_words=12)
     ids = [f"doc-{number}" for number in range(len(documents))]
     extra = {"id": ("str", ids)}
@@ -43,7 +43,7 @@ def write_corpus(folder: Path, number: int, global_batch: int) -> tuple[str, int
 
 
 def train(folder: Path, data: str, ranks: int, *arguments: str) -> str:
-    """Run the example for plain torch; returns its output."""
+    """Run the plain torch example, and return its output."""
     (folder / str(ranks)).mkdir()
     options = {"log": str(folder / str(ranks)), "kill_at": None, "model": "tiny_gpt:GPT"}
     command = [

@@ -1,4 +1,4 @@
-"""The elastic example: a rank is killed, the others continue, and it comes back."""
+"""The elastic example: a rank is killed, the others continue, and it returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RANKS, BATCH_SIZE, SEQ_LEN = 4, 3, 32
 
 
 def test_ranks_that_die_and_come_back_lose_no_row_and_repeat_none(tmp_path: Path) -> None:
-    """Two of four are killed: a rank, and later the one with rank 0 among those left."""
+    """Two of four ranks are killed: any one, and later the one that is rank 0 by then."""
     data = write_mds(tmp_path / "data", random_documents(3, 400), shard_bytes=8_000)
     count_tokens(data, tokenizer=TOKENIZER, processes=1, progress=False)
     (notes := tmp_path / "notes").mkdir()
@@ -51,7 +51,7 @@ def start_example(data: str, notes: Path, cache: Path) -> Program:
 
 
 def watch(job: Program, victims: list[str]) -> list[str]:
-    """Kill a rank after some steps of four ranks, once for each victim, and then the whole job.
+    """Kill each victim after some steps on four ranks, and finally the whole job.
 
     Returns the members of the worlds.
     """

@@ -1,4 +1,4 @@
-"""A process builds the next epoch's table of token lengths ahead, so that no rank waits for it."""
+"""A background process builds the next epoch's table of lengths, so that no rank waits for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def data(tmp_path: Path) -> str:
-    """Enough documents that a table covers one epoch."""
+    """A dataset large enough that a table covers only one epoch."""
     documents = random_documents(3, 2 * tables._ENOUGH_ORDINALS + 100, max_words=6)
     folder = write_mds(tmp_path / "mds", documents, shard_bytes=8_000)
     count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
@@ -82,7 +82,7 @@ def test_ranks_that_enter_an_epoch_find_its_table_built(
         table.unlink()
     run_leg(lambda **rank: make("require", **rank), first)
     wait_until(lambda: "table-1.int64" in tables_in(cache))
-    # otherwise, the documents between two states are so few that a table is not needed
+    # otherwise, too few documents are between two states to need a table
     monkeypatch.setattr(advance, "_SCANNED_WITH_TABLE", 0)
     monkeypatch.setattr(advance, "_SCANNED_WITHOUT", 0)
     built, opened = note_calls(monkeypatch, "_build"), note_calls(monkeypatch, "_open")
@@ -94,7 +94,7 @@ def test_ranks_that_enter_an_epoch_find_its_table_built(
 
 
 def note_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
-    """The numbers of the tables for which a method is called from now on."""
+    """The indices of the tables on which a method is called from now on."""
     numbers: list[int] = []
     original = getattr(tables.LaneTables, name)
 

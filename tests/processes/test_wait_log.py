@@ -1,4 +1,4 @@
-"""A loader says once why the training loop waits for batches, and what to change."""
+"""A loader logs once why the training loop waits for batches, and how to fix it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def only_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_until_logged(loader: CloudLoader, caplog: pytest.LogCaptureFixture) -> str:
-    """Iterate without training until the loader says why it waits; returns the message."""
+    """Iterate without training until the loader logs why it waits, and return the message."""
     deadline = time.monotonic() + _PATIENCE_S
     with loader:
         for _ in loader:
@@ -174,7 +174,7 @@ def test_a_late_rank_is_the_reason_of_the_others(
     wait_for_others(log, meter, plan)
     [message] = messages_of(caplog)
     assert message.startswith("rank 0: the training loop waited for batches ")
-    assert "s for other ranks, while its own rows were ready. The log of the late rank" in message
+    assert "s for other ranks while its own rows were ready. If the late rank's loader" in message
 
 
 def test_a_rank_that_waited_for_others_still_says_why_it_is_late_itself(

@@ -1,4 +1,4 @@
-"""A mixture whose streams end, against a walk from row to row over counts of tokens."""
+"""A mixture whose streams end, compared with a row-by-row walk over token counts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @dataclass
 class Oracle:
-    """What streams have left, as numbers: tokens with `concat`, rows with `one_per_row`."""
+    """Counts of the units left in streams: tokens with `concat`, rows with `one_per_row`."""
 
     left: list[int | None]
     num_lanes: int
@@ -175,8 +175,8 @@ def test_any_chain_of_worlds_ends_streams_where_the_oracle_does(
     min_tokens: int,
     chain: list[Any],
 ) -> None:
-    """Each leg continues from the state of the one before, with other weights, `seq_len`, and
-    `stopping`; the last one runs to the end, if there is one."""
+    """Each leg continues from the state of the previous one, with different weights, `seq_len`, and
+    `stopping`. The last one runs to the end, if there is one."""
     epochs, caps = ends
     repeats = [epochs if cap is None else cap for cap in caps]
     sizes = data.sizes(min_tokens)
@@ -235,7 +235,7 @@ def tokens_of(row: Row) -> int:
 
 
 def check_len(make: Any, leg: Leg, state: State, is_over: bool) -> None:
-    """Once the run is over, its length is that of the rows handed out."""
+    """Once the run is over, its length is the number of rows handed out."""
     loader = make(dp_rank=0, dp_world_size=leg.ranks, batch_size=leg.batch_size, num_workers=0)
     loader.load_state_dict(state)
     assert (list(loader.take(1)) == []) == is_over
@@ -247,7 +247,7 @@ def check_len(make: Any, leg: Leg, state: State, is_over: bool) -> None:
 def check_documents(
     rows: list[Row], sizes: Any, repeats: Any, packing: str, oracle: Oracle
 ) -> None:
-    """No token is in two rows; a stream that ended has every token of each epoch in one."""
+    """No token is in two rows. If a stream ended, every token of each epoch is in one."""
     spans = defaultdict(list)
     for row in rows:
         for stream, epoch, sample, start, stop in row.spans:
@@ -265,7 +265,7 @@ def check_documents(
 
 
 def check_counts(rows: list[Row], state: State, sizes: Any, repeats: Any, oracle: Oracle) -> None:
-    """The statistics by stream are those of the rows, and of all documents once it ended."""
+    """The statistics by stream match the rows, and, once it ended, all of its documents."""
     tokens: Counter[int] = Counter()
     for row in rows:
         for stream, _, _, start, stop in row.spans:

@@ -1,4 +1,4 @@
-"""A run with lengths="learn" writes what `cloudload count` writes, whatever happens on the way."""
+"""A run with lengths="learn" writes the files of `cloudload count`, despite any interruption."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_lengths_are_written_while_the_run_goes_on(
 
 
 def count_steps_of_two_epochs(data: str) -> int:
-    """A number of batches within which each lane has read an epoch."""
+    """A number of batches in which each lane reads an epoch."""
     with make_loader(data, lengths="off", tokenizer=word_tokenizer(), epochs=2) as loader:
         return len(list(loader))
 

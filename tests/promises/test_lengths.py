@@ -219,7 +219,7 @@ def test_the_batches_of_an_epoch_are_counted_for_any_loader(
 def test_without_lengths_the_batches_of_an_epoch_are_not_known(corpora: list[Path]) -> None:
     one_each = make_loader(str(corpora[1]), lengths="off", packing="one_per_row", batch_size=3)
     assert one_each.count_batches(2) == -(-2 * 40 // 3)
-    with pytest.raises(ValueError, match="batches of an epoch is not known"):
+    with pytest.raises(ValueError, match="batches in an epoch is unknown"):
         make_loader(str(corpora[1]), lengths="off").count_batches()
     with pytest.raises(ValueError, match="epochs is 0"):
         make_loader(str(corpora[1])).count_batches(0)

@@ -1,4 +1,4 @@
-"""The losses of documents: added up to the same records on any world, and through any restart."""
+"""Losses by document: they sum to the same records on any world, and through any restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def streams(scratch: Path) -> list[Stream]:
 
 
 def losses_of(batch: Batch) -> torch.Tensor:
-    """A loss for each token but the first, of many digits, which depends on its IDs alone."""
+    """A loss with many digits for each token except the first, which depends only on the IDs."""
     ids = batch["input_ids"].double()
     return (1 + (ids[:, 1:] * 1.7 + ids[:, :-1]).sin()).float()
 
@@ -40,7 +40,7 @@ def losses_of(batch: Batch) -> torch.Tensor:
 def train(
     streams: Any, folder: Path, state: Mapping[str, Any] | None, ranks: int, stops: list[int]
 ) -> dict[int, Any]:
-    """Train on all ranks up to the last of `stops`; returns the state after each of these steps."""
+    """Train on all ranks up to the last of `stops`. Returns the state after each of these steps."""
     states = {}
     loaders = [
         make_loader(
@@ -91,7 +91,7 @@ def test_any_world_and_any_restart_gives_the_same_records(
 
 
 def test_rows_that_another_rank_trains_again_have_its_losses(tmp_path: Path) -> None:
-    """Rank 1 trained them first, its log is the younger one, and it writes its records last."""
+    """Rank 1 trained them first, but its log is the newer one, and it writes its records last."""
     data = write_mds(tmp_path / "mds", random_documents(3, 40))
     count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False)
     loaders = [make_loader(data, dp_rank=rank, dp_world_size=2) for rank in range(2)]
@@ -170,7 +170,7 @@ def test_microbatches_that_are_tried_again_count_once(
         for batch in loader.take(3):
             losses = losses_of(batch)
             whole.add(batch, losses)
-            cut.add(batch, losses[:4] * float("nan"))  # then memory is short
+            cut.add(batch, losses[:4] * float("nan"))  # then memory runs out
             for row in range(0, 6, 2):
                 labels = batch["labels"][row : row + 2]
                 padded = torch.nn.functional.pad(losses[row : row + 2], (0, 1), value=7.0)

@@ -79,7 +79,7 @@ def open_ranks(folder: str, number: int, **settings: Any) -> list[CloudLoader]:
 
 
 def read(loaders: list[CloudLoader], number: int) -> dict[int, list[int]]:
-    """The rows of some batches of all ranks, by their number in the run."""
+    """The rows of some batches of all ranks, by their index in the run."""
     found: dict[int, list[int]] = {}
     for batch in (batch for loader in loaders for batch in loader.take(number)):
         found |= dict(zip(batch.rows.tolist(), batch["input_ids"].tolist(), strict=True))
@@ -132,7 +132,7 @@ def test_a_pass_that_a_new_world_moves_back_ends_where_it_would_have(folder: str
 
 
 def test_ranks_that_cannot_communicate_go_back_to_the_row_that_they_agree_on(folder: str) -> None:
-    """Of four ranks, one has been handed two batches more than another."""
+    """One of four ranks is two batches ahead of another."""
     ranks = open_ranks(folder, 4)
     found = read(ranks, 5)
     agreed = ranks[0].state_dict()
@@ -142,7 +142,7 @@ def test_ranks_that_cannot_communicate_go_back_to_the_row_that_they_agree_on(fol
         loader.set_world(place, 3, rows=40)
         assert loader.state_dict() == agreed
     joined = make_loader(folder, batch_size=2, dp_rank=0, dp_world_size=1)
-    joined.set_world(3, 4, rows=58)  # from the number of a row alone
+    joined.set_world(3, 4, rows=58)  # only a row index is needed
     found |= read(ranks[1:], 3)
     for place, loader in enumerate(ranks[1:]):
         loader.set_world(place, 4, rows=58)

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run is its values, and no text of the data becomes markup."""
+"""A notebook shows the values of a run, and no text of the data becomes markup."""
 
 from __future__ import annotations
 

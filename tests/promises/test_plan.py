@@ -1,4 +1,4 @@
-"""A plan says what the run will really read, and beside every estimate how far off it may be."""
+"""A plan matches the real run, and every estimate states how far off it may be."""
 
 from __future__ import annotations
 
@@ -188,9 +188,9 @@ def test_beyond_the_documents_that_are_listed_shuffle_blocks_bound_the_figures(
 
 def test_the_length_of_a_run_is_checked(corpora: list[Path], tmp_path: Path) -> None:
     options = options_of(corpora[0])
-    with pytest.raises(ValueError, match="endless, so its length is not known"):
+    with pytest.raises(ValueError, match="endless, so its length is unknown"):
         plan(tmp_path, options)
-    with pytest.raises(ValueError, match="Set one of them"):
+    with pytest.raises(ValueError, match="Set only one of them"):
         plan(tmp_path, options, tokens=5, steps=5)
     shortened = plan(tmp_path, {**options, "epochs": 1}, tokens="1B")
     assert shortened.steps == plan(tmp_path, {**options, "epochs": 1}).steps
@@ -225,7 +225,7 @@ def test_downloads_cost_what_the_table_says(s3_url: str, tmp_path: Path) -> None
     listed = plan(tmp_path, options, sample=1.0).costs
     assert set(listed) == {f"s3, {route}" for route in read_prices().stores["s3"].per_gb}
     table.write_text('{"stores": {"s3": {"per_gb": {"moon": -1}, "per_1000_requests": 0}}}')
-    with pytest.raises(ValueError, match="not a table of prices"):
+    with pytest.raises(ValueError, match="not a price table"):
         plan(tmp_path, options, prices=table)
 
 
@@ -266,7 +266,7 @@ def test_the_command_takes_a_loaders_arguments_from_files_and_flags(
     assert "2 ranks on 2 nodes" in shown
     for wrong, message in (
         (["--steps", "20", "--option", "seqlen=3"], "seq_len"),
-        (["--config", str(listed)], "does not have the arguments of CloudLoader"),
+        (["--config", str(listed)], "does not have CloudLoader arguments"),
     ):
         assert main(["plan", "--config", str(yaml), *wrong, "--quiet"]) == 1
         assert message in capsys.readouterr().err

@@ -259,7 +259,7 @@ def test_rows_from_a_state_are_those_of_its_run_and_a_loader_goes_on_from_them(
     if options["epochs"] is not None and len(expected) < moves[1] + 30:
         assert len(rows) == max(numbers.stop, rows.first_row)
     for row in {rows.first_row - 1} & {*range(rows.first_row)}:
-        with pytest.raises(IndexError, match=f"the state is at row {rows.first_row}"):
+        with pytest.raises(IndexError, match=f"the state, which is at row {rows.first_row}"):
             rows[row]
     middle = min(rows.first_row + moves[1], numbers.stop)
     last = make_loader(data, seq_len=seq_lens[1], batch_size=1, **options)

@@ -1,4 +1,4 @@
-"""The working set over a run, from token lengths, is the one that reading the run shows."""
+"""The working set computed from token lengths equals the one measured by reading the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.loaders import make_loader
 
 @pytest.fixture(scope="module")
 def zipped(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A dataset with lengths whose shards have to be unpacked into a cache."""
+    """A dataset with lengths whose shards must be decompressed into a cache."""
     folder = tmp_path_factory.mktemp("zipped") / "mds"
     documents = random_documents(5, 400, max_words=60)
     write_mds(folder, documents, shard_bytes=3_000, compression="zstd")
@@ -27,7 +27,7 @@ def zipped(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def peak_of_reading(loader: CloudLoader, lanes: list[int], epochs: int) -> tuple[int, int]:
-    """The most bytes of shards in use at a row of the lanes, by the spans of all rows, and that
+    """Peak bytes of shards in use at a row of the lanes, from the spans of all rows, and that
     row."""
     corpus, uses = loader.recipe.corpus, dict[int, dict[int, list[int]]]()
     for batch in loader.take(loader.count_batches(epochs + 2)):

@@ -1,4 +1,4 @@
-"""A checkpoint's position in words is that of its run, however the state was saved."""
+"""A checkpoint's description matches the position of its run, however the state was saved."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_the_sizes_of_samples_need_only_the_first_bytes_of_a_shard(
     before = len(s3_proxy.requests(".mds"))
     assert read_info(s3_url).sample_bytes is not None
     [request] = s3_proxy.requests(".mds")[before:]
-    assert request.body_bytes < 0.7 * sum(map(len, LARGE))  # sockets hold some megabytes
+    assert request.body_bytes < 0.7 * sum(map(len, LARGE))  # sockets buffer some megabytes
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -56,7 +56,7 @@ def test_the_first_documents_need_only_the_first_bytes_of_the_first_shard(
     requests = s3_proxy.requests(".mds")
     assert all("shard.00000.mds" in request.line for request in requests)
     assert len(requests) <= 2
-    # the sockets on the way hold some megabytes
+    # sockets buffer some megabytes
     assert sum(request.body_bytes for request in requests) < 0.7 * sum(map(len, LARGE))
 
 

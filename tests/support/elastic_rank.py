@@ -1,9 +1,9 @@
-"""A process of `examples/train_elastic.py`, warm, which writes down what it trains on.
+"""A prestarted process of `examples/train_elastic.py` that logs its training data.
 
     python -m tests.support.elastic_rank FOLDER ARGUMENT...
 
-Each process writes `FOLDER/<pid>.jsonl`: its world, the row after each batch and the IDs of its
-rows, before the others get its gradients; and the row after each step that it has committed.
+Each process writes `FOLDER/<pid>.jsonl`: before the others receive its gradients, its world, the
+row after the batch and the IDs of its rows; and the row after each step that it has committed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
         _note(train_elastic, Path(folder))
     train_elastic.main()
     sys.stdout.flush()
-    os._exit(0)  # Python would clear torch's modules for longer than the run took
+    os._exit(0)  # Python would take longer to clear torch's modules than the run took
 
 
 def _note(train_elastic: Any, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the processes of a job with changing ranks noted: a file of JSON lines for each.
+"""The logs of a job's processes with changing ranks: a JSON Lines file for each.
 
 before the gradients of its rows are sent    {"world": 3, "rank": 0, "rows": 36, "ids": [[…]]}
 after the gradients of all ranks arrived     {"committed": 36}
@@ -15,7 +15,7 @@ from tests.support import ROOT
 
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
 Step = tuple[int, int, list[list[int]]]
-"""The first row of a step, the row after it, and the IDs that all ranks had."""
+"""The first row of a step, the row after it, and the token IDs on all ranks."""
 
 
 def read_steps(notes: Path) -> list[Step]:

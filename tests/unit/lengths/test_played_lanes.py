@@ -1,4 +1,4 @@
-"""Lanes that are played on lengths give the rows, cursors and residues of the reference packer."""
+"""Lanes played on lengths give the rows, cursors and residues of the reference packer."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_any_row_from_any_state_is_that_of_the_packer(  # noqa: PLR0917
     spacing: int,
     at_once: int,
 ) -> None:
-    """Rows are asked for in any order, of objects that share marks in files."""
+    """Rows are requested in any order, from objects that share marks in files."""
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(played_lanes, "DOCUMENTS_OF_MARK", spacing)
         patch.setattr(played_lanes, "_DOCUMENTS_AT_ONCE", at_once)
@@ -139,7 +139,7 @@ def test_a_far_row_is_found_by_measuring_few_documents(
         finder = BestFitRows(walker, cursors, residues)
         return finder.find(np.array([1]), np.array([row])).tolist()
 
-    found = find(6_000)  # plays the whole way, and keeps marks
+    found = find(6_000)  # plays the lane from its start, and saves marks
     measured = []
     original = LaneSizes.measure
 

@@ -1,4 +1,4 @@
-"""The ends of a mixture's streams, against a walk from row to row."""
+"""The ends of a mixture's streams, compared with a row-by-row walk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node has learned of a tokenizer is what it would learn again."""
+"""Saved results of a tokenizer equal those that a node would compute again."""
 
 from __future__ import annotations
 
