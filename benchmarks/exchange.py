@@ -3,9 +3,9 @@
     python -m benchmarks.exchange --processes 2 4 8 16 32 64
 
 Each process gathers the messages of all, as ranks do once per batch: of 8 rows, or of one number if
-token lengths are known. Once with groups of at most 64 processes (the default), and once with
-groups of at most 8, so that a tree of two levels is measured, too. CPU time is of the whole
-process, its gloo threads included, so other work on the machine hardly changes it. It is fitted as
+token lengths are known. Groups have at most 64, 16 (the default), and 8 processes. CPU time is of
+the whole process, its gloo threads included, so other work on the machine hardly changes it. It is
+fitted as
 
     CPU seconds of a gather = a + b · (messages that the process sends) + c · (bytes that it gets)
 
@@ -56,9 +56,9 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = [1, _HEADER_INTS + _ROW_INTS * arguments.rows]
     found = []
-    for most in (64, 8):
+    for most in (64, 16, 8):
         for processes in arguments.processes:
-            if processes > 8 or most == 64:
+            if processes > most or most == 64:
                 for size in [*sizes, _LARGE]:
                     found.append(measure(processes, most, size, arguments.rounds))
                     note(json.dumps(found[-1]))
@@ -66,7 +66,9 @@ def main() -> None:
     print(json.dumps({"seconds per": factors}))
     for processes in (100, 1_000, 10_000):
         for size in sizes:
-            predicted = np.array(terms(processes, 64, size)) @ list(factors.values())
+            predicted = np.array(terms(processes, gather._MOST_MEMBERS, size)) @ list(
+                factors.values()
+            )
             decoding = measure_decoding(processes, arguments.rows) if size > 1 else 0.0
             print(
                 f"{processes:>6,} processes, {8 * size:>4} bytes each: {1e3 * predicted:8.2f} ms "
@@ -86,8 +88,8 @@ def terms(processes: int, most: int, size: int) -> tuple[float, float, float]:
         sent += members - 1
         received += (members - 1) * below * size * 8
         below *= most
-    if processes > most:
-        sent += 2 * 6  # of the broadcast
+    while (below := below // most) > 1:
+        sent += min(most, processes // below).bit_length()  # of the broadcast, a binary tree
         received += processes * size * 8
     return 1, sent, received
 

@@ -1,14 +1,15 @@
-"""All-gather among the processes of a job, in a tree of groups of at most 64 processes.
+"""All-gather among the processes of a job, in a tree of groups of at most 16 processes.
 
-    level 1                [ 0 ····· 64 ····· 128 ]              the first process of each group
+    level 1                [ 0 ····· 16 ····· 32 ]               the first process of each group
                              │        │         │
-    level 0      [ 0 1 ··· 63 ] [ 64 ··· 127 ] [ 128 ··· 150 ]   consecutive processes
+    level 0      [ 0 1 ··· 15 ] [ 16 ··· 31 ] [ 32 ··· 39 ]      consecutive processes
 
 Arrays are gathered up the levels, and the result is broadcast down. A process connects to at most
-63 others at each level. One group of all processes would open a connection from each process to
-each other process: 10⁸ connections at 10,000 processes, where a tree opens 650,000.
+15 others at each level, and a group of 16 is about the size at which a gather costs the least CPU
+time (`benchmarks.exchange`). One group of all processes would need 5·10⁷ connections at 10,000
+processes, where the tree needs 80,000.
 
-Up to 64 processes form one group, without a thread. In a larger tree, a thread carries the arrays.
+Up to 16 processes form one group, without a thread. In a larger tree, a thread carries the arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cloudload.errors import RanksDisagreeError
 from cloudload.system.activity import doing
 from cloudload.system.daemon_threads import DaemonThreadPool
 
-_MOST_MEMBERS = 64
+_MOST_MEMBERS = 16
 _CONNECT_S = 60.0
 _CLOSE_S = 1.0
 _NAMED_PROCESSES = 8
@@ -124,7 +125,7 @@ def _count_levels(size: int) -> int:
 
 
 class _Level:
-    """One process's group at one level: each member stands for `64**level` processes."""
+    """One process's group at one level: each member stands for `16**level` processes."""
 
     def __init__(self, store: Any, level: int, rank: int, size: int, timeout_s: float) -> None:
         import torch.distributed as dist
