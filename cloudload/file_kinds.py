@@ -40,6 +40,24 @@ _ADVICE = {
 }
 _REFUSED = {f".{name}": advice for advice, names in _ADVICE.items() for name in names.split()}
 
+_KINDS_BY_CONTENT = {
+    b"\xff\xfe": "UTF-16. Convert it with iconv",
+    b"\xfe\xff": "UTF-16. Convert it with iconv",
+    b"\x1f\x8b": "gz. Name it .gz",
+    b"\x28\xb5\x2f\xfd": "zstd. Name it .zst",
+    b"BZh": "bz2. Name it .bz2",
+    b"\xfd7zXZ\0": "xz. Name it .xz",
+    b"PAR1": "Parquet. Name it .parquet, or set the format",
+    b"ARROW1": "Arrow. Name it .arrow, or set the format",
+    b"PK\x03\x04": "zip. Unpack it",
+    b"%PDF": "PDF. Extract its text",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x7fELF": "a program",
+    b"SQLite format 3": "an SQLite database. Convert it to JSON Lines or Parquet",
+}
+"""What files that are not UTF-8 start with."""
+
 
 def split_name(name: str) -> tuple[str, str | None]:
     """Return a file name's extension, without the compression's, and the compression or None."""
@@ -54,3 +72,9 @@ def reason_to_refuse(name: str) -> str | None:
     """Describe a file with an unsupported name, and say what to do; None if it can be read."""
     extension, _ = split_name(name)
     return _REFUSED.get(extension)
+
+
+def recognize(content: bytes) -> str | None:
+    """Name the kind of file that starts like `content`, and say what to do; None if unknown."""
+    kinds = (kind for start, kind in _KINDS_BY_CONTENT.items() if content.startswith(start))
+    return next(kinds, None)

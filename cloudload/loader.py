@@ -54,7 +54,10 @@ from cloudload.storage.base import Retry
 from cloudload.workers.plan import Plan
 from cloudload.workers.trace import TracedSpan, Tracer
 
-_NO_DATASET = "A CloudLoader is not a dataset: iterate over it, and do not wrap it in a DataLoader"
+_NO_DATASET = (
+    "A CloudLoader is not a dataset: iterate over it, and do not wrap it in a DataLoader. With the "
+    "Hugging Face Trainer, use cloudload.integrations.transformers.CloudloadTrainer"
+)
 
 
 @explained_by(RowsConfig, DeliveryConfig)

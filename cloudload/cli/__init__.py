@@ -51,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     `arguments` are `sys.argv[1:]` by default. Prints a `CloudloadError`, `ValueError` or `OSError`
     to stderr. Raises `SystemExit` for a wrong command line, `--help` and `--version`.
     """
-    options = make_parser().parse_args(arguments)
+    parser = make_parser()
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(arguments)
     logging.basicConfig(
         level=logging.WARNING if options.quiet else logging.INFO,
         format="%(message)s",

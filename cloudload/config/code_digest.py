@@ -29,6 +29,8 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.config.lambda_source import find_lambda
+
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes, PurePath)
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_paths()[name], "")
@@ -195,6 +197,8 @@ def _name_of(value: Any) -> str:
 
 
 def _find_source(value: Any) -> str | None:
+    if getattr(value, "__name__", "") == "<lambda>":
+        return find_lambda(value)
     try:
         return inspect.getsource(value)
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):

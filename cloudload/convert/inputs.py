@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from cloudload.config.choices import INPUT_FORMATS
 from cloudload.convert.input_files import FilePart, InputFile, Range
-from cloudload.convert.mds_datasets import is_mds_folder, list_shards
+from cloudload.convert.mds_datasets import is_mds_folder, list_shards, refuse_index
 from cloudload.convert.readers.arrow import ArrowUnit
 from cloudload.convert.readers.csv import CsvUnit
 from cloudload.convert.readers.json import JsonUnit
@@ -117,6 +117,7 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
         if format in ("auto", "arrow"):
             files = select_saved_files(text, files, split)
         if format == "auto":
+            refuse_index(text, files)
             _refuse_binary([url for url, _, _ in files])
         objects = ((StoredObject(url, size, tags[url]), name) for url, name, size in files)
         return FolderFiles(root, [make_file(item, name, format) for item, name in objects])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.saved_datasets import FoundFile
@@ -12,6 +13,17 @@ from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_i
 from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
+
+
+def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
+    """Raise `ConvertError` if a location is the `index.json` of an MDS dataset, not documents."""
+    if [name for _, name, _ in files] != [INDEX_NAME] or not location.endswith(INDEX_NAME):
+        return
+    with suppress(DatasetError):
+        parse_index(read_object(files[0][0], most_bytes=MOST_INDEX_BYTES), redact(location))
+        raise ConvertError(
+            f"{redact(location)} is the index of an MDS dataset. Pass the folder that it is in"
+        )
 
 
 def is_mds_folder(files: Sequence[FoundFile]) -> bool:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from cloudload.convert.input_files import InputFile
+from cloudload.file_kinds import recognize
 
 DEFAULT_BLOCK_BYTES = 8 << 20
 MAX_BLOCK_ROWS = 8192
@@ -189,4 +190,6 @@ def describe_not_json(error: json.JSONDecodeError) -> str:
 
 def describe_not_utf8(error: UnicodeDecodeError) -> str:
     """Describe the problem of a record that is not valid UTF-8."""
-    return f"not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})"
+    fault = f"not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})"
+    kind = recognize(error.object)
+    return f"{fault}. It starts like {kind}" if kind else fault

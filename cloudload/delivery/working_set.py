@@ -44,12 +44,24 @@ def check_cache_limit(plan: Plan, world: World, orders: Sequence[Ints | Seekable
         downloads_at_once=count_downloads(plan, world),
     )
     if limit_bytes < needed:
+        advice = _lower_minimum(limit_bytes, int(cached_bytes(plan.recipe.corpus).max()))
         raise CacheError(
             f"cache_limit {limit_bytes:,} is below the {needed:,} bytes of shards that this node "
-            f"uses at a time. Raise it to {needed:,} or more, or lower this minimum with "
-            "fewer num_workers or download_threads. In a new run, a smaller shuffle_block_size or "
-            "num_canonical_nodes may also lower it"
+            f"uses at a time. Raise it to {needed:,} or more, or {advice}"
         )
+
+
+def _lower_minimum(limit_bytes: int, largest: int) -> str:
+    """Say how to lower the minimum; no setting lowers it below the `largest` shard."""
+    if limit_bytes < largest:
+        return (
+            "write the data with smaller shards (cloudload convert --shard-bytes), because one of "
+            f"them has {largest:,} bytes"
+        )
+    return (
+        "lower this minimum with fewer num_workers or download_threads. In a new run, a smaller "
+        "shuffle_block_size or num_canonical_nodes may also lower it"
+    )
 
 
 def measure_working_set(

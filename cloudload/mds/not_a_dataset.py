@@ -40,19 +40,22 @@ from cloudload.storage.urls import is_local, join_url, local_path, scheme_of
 _MOST_NAMED = 8
 _DEADLINE_S = 10.0
 _HUB_NAME = re.compile(r"hf://(?!(?:datasets|models|spaces|buckets)/)[^/?@]+(/[^/?@]+)?(\?.*)?")
+_HUB_PAGE = re.compile(r"https?://(?:www\.)?huggingface\.co/datasets/([^/?#@]+/[^/?#@]+)/?")
 _SAVED_DATASET = {"state.json", "dataset_info.json"}
 _SAVED_DATASETS = "dataset_dict.json"
 
 
 def explain_hub_name(stream: Stream) -> str | None:
     """Explain a location that is the name of a Hugging Face dataset, without a request."""
-    if not _HUB_NAME.fullmatch(stream.remote):
+    page = _HUB_PAGE.fullmatch(stream.remote)
+    location = f"hf://{page[1]}" if page else stream.remote
+    if not _HUB_NAME.fullmatch(location):
         return None
-    name = stream.remote.partition("?")[0].removeprefix("hf://")
+    name = location.partition("?")[0].removeprefix("hf://")
     return (
         f"{redact(stream.remote)} is a dataset on the Hugging Face Hub, not an MDS dataset (a "
         f"repository of MDS shards is hf://datasets/{name}). "
-        f"{advise_on_input(stream.remote, output_name(name), stream.split)}"
+        f"{advise_on_input(location, output_name(name), stream.split)}"
     )
 
 

@@ -151,8 +151,13 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
 def _check_once(text: str, cache_root: Path) -> str | None:
     """Check fastokens for this tokenizer, and return the problem or None.
 
-    A node checks each tokenizer once, unless fastokens fails.
+    A node checks each tokenizer once, unless fastokens fails. That it can be imported is always
+    checked, because machines of other kinds may share the cache folder.
     """
+    try:
+        import fastokens  # noqa: F401
+    except (ImportError, OSError) as error:
+        return f"fastokens cannot be imported ({error})"
     packages = [with_version(name) for name in ("fastokens", "tokenizers")]
     names = [f"checks-{_CHECKS}", *packages, unicodedata.unidata_version]
     path = kept_path(cache_root, [text], names)

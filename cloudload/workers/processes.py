@@ -39,6 +39,7 @@ from cloudload.tokenization.encoders import preload
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 from cloudload.workers.transport import PackedBlock, Slots, slot_bytes, unpack_block
+from cloudload.workers.work_pickles import receive_work, send_work
 from cloudload.workers.worker import read_blocks
 
 logger = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class WorkerProcess:
     def _await_start(self) -> None:
         if not self._is_forked:
             with contextlib.suppress(ConnectionError):  # it has died, and `_receive` explains how
-                self._connection.send(self._plan)
+                send_work(self._connection, self._plan)
             self._receive(GUARD_ADVICE)
             return
         for _ in range(_STARTS):
@@ -279,7 +280,7 @@ def _work(number: int, memory: Memory, connection: Connection, plan: Plan | None
 
     slots, counts = memory.slots(number, await_free), memory.counts
     try:
-        plan = connection.recv() if plan is None else plan
+        plan = receive_work(connection) if plan is None else plan
         with (
             published(partial(memory.activities.write_text, number), "making its next rows"),
             stopwatch(counts.times(number), PACK),

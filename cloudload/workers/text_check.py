@@ -1,7 +1,8 @@
 """Warn about a stream whose first documents are mostly not text.
 
     text        prose, code, JSON, 狐, عربي, 🦊, ASCII art, terminal colors
-    not text    token IDs or UTF-16 read as UTF-8, gzip read as Latin-1, U+FFFD, base64
+    not text    token IDs or UTF-16 read as UTF-8, gzip read as Latin-1, U+FFFD, base64,
+                lists of integers
 
 A doubt is only a warning, and does not change the rows. Once a stream was checked, the check costs
 nothing.
@@ -23,6 +24,7 @@ _LEAST_CLASS_SHARE, _MOST_SLASHES_SHARE = 0.02, 0.05
 
 # all except white space, backspace, terminal colors, and next line
 _CONTROL = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]")
+_INTEGERS = re.compile(r"\[?\s*(?:\d{1,7}[\s,]+){31,}\d*\s*\]?\s*")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{60,}={0,2}")
 
 
@@ -82,6 +84,8 @@ def reason_to_doubt(text: str) -> str | None:
     replaced = head.count("\ufffd") / len(head)
     if replaced > _DOUBTFUL_SHARE:
         return f"has {replaced:.0%} replacement characters (U+FFFD) for invalid bytes"
+    if _INTEGERS.fullmatch(head):
+        return "is a list of integers"
     return "is base64" if _is_base64(head) else None
 
 

@@ -92,6 +92,27 @@ def test_workers_that_die_before_they_have_their_work_are_an_error(
     assert last.count("if __name__ == '__main__':") == 1
 
 
+@pytest.mark.parametrize(
+    ("transform", "reason"),
+    [("lambda s: s['text']", "cannot send work to a worker"), ("read", "cannot load its work")],
+)
+def test_a_transform_that_workers_cannot_import_is_an_error_with_advice(
+    folder: str, tokenizer_folder: Path, tmp_path: Path, *, transform: str, reason: str
+) -> None:
+    define = "    def read(sample):\n        return sample['text']\n    data, tok"
+    path = tmp_path / "train.py"
+    path.write_text(
+        SCRIPT.replace("    data, tok", define, 1).replace(
+            "start_", f"transform={transform}, start_"
+        )
+    )
+    ended = _run(path, folder, tokenizer_folder, tmp_path / "cache", 1, "spawn")
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.startswith("cloudload.errors.WorkerError: ")
+    assert reason in last
+    assert "Define it at the top level of a module" in last
+
+
 def test_a_program_that_is_no_file_starts_no_workers_and_says_so(
     folder: str, tokenizer_folder: Path, tmp_path: Path
 ) -> None:

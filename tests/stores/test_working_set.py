@@ -46,3 +46,12 @@ def test_the_working_set_is_the_least_cache_limit_that_is_accepted(
     too_small = make_loader(s3_url, local=tmp_path, cache_limit=needed - 1)
     with pytest.raises(CacheError, match=f"Raise it to {needed:,}"):
         next(iter(too_small))
+
+
+def test_a_limit_below_one_shard_is_told_that_only_smaller_shards_help(
+    tmp_path: Path, s3_url: str
+) -> None:
+    write_mds(s3_url, random_documents(7, 60), shard_samples=[60])
+    with pytest.raises(CacheError, match="write the data with smaller shards") as caught:
+        next(iter(make_loader(s3_url, local=tmp_path, cache_limit=1_000)))
+    assert "num_workers" not in str(caught.value)

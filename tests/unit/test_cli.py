@@ -22,6 +22,13 @@ def test_an_error_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFi
     assert printed.err.count("\n") == 1
 
 
+def test_without_a_command_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.search(r"\n    convert +convert raw corpora", printed.err)
+
+
 @pytest.mark.parametrize(
     ("arguments", "suggestion"),
     [

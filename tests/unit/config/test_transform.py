@@ -149,6 +149,27 @@ def test_the_name_has_a_hash_of_the_source() -> None:
     assert name_function(functools.partial(Keeper(), {"text": 1})).startswith(f"{__name__}.Keeper#")
 
 
+def test_a_lambda_is_known_by_its_own_source_not_by_its_line(tmp_path: Path) -> None:
+    """Several are on one line, one continues on the next line, and other arguments do not count."""
+    (tmp_path / "train.py").write_text(
+        "from cloudload.config.transform import name_function\n"
+        "def show(function, batch_size=0):\n    print(name_function(function))\n"
+        "for each in (lambda s: s['a'][:1], lambda s: s['a'][:2]): show(each)\n"
+        "show(lambda s: 'é' + s['a'], batch_size=8)\n"
+        "show(lambda s: 'é' + s['a'], batch_size=9)\n"
+        "show(lambda s: s['a']\n    + 'de')\n"
+        "show(lambda s: s['a']\n    + 'fr')\n"
+        "show((lambda x: lambda s: s['a'] + x)('de'))\n"
+        "show((lambda x: lambda s: s['a'] + x)('fr'))\n"
+    )
+    command = [sys.executable, "-B", str(tmp_path / "train.py")]
+    environment = {"PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    one, two, eight, nine, german, french, *inner = ran.stdout.split()
+    assert eight == nine
+    assert len({one, two, eight, german, french, *inner}) == 7
+
+
 def test_values_of_other_modules_of_the_program_count(tmp_path: Path) -> None:
     """Run in new processes, where set order and addresses differ."""
     (tmp_path / "train.py").write_text(

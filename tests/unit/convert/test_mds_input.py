@@ -154,6 +154,14 @@ def test_a_dataset_of_token_ids_needs_no_conversion(tmp_path: Path) -> None:
         convert_to_mds(tmp_path / "in", tmp_path / "out", **QUIET)
 
 
+def test_an_index_is_answered_with_its_folder(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "in")
+    with pytest.raises(ConvertError, match=r"in/index.json is the index of an MDS dataset. Pass"):
+        convert_to_mds(tmp_path / "in" / "index.json", tmp_path / "out", **QUIET)
+    (tmp_path / "index.json").write_text('[{"text": "a"}]')
+    assert convert_to_mds(tmp_path / "index.json", tmp_path / "out", **QUIET).documents == 1
+
+
 def test_an_index_is_needed_for_the_format_mds(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"text": "a"}')

@@ -157,6 +157,23 @@ def test_a_file_that_is_not_text_by_its_name_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("hello".encode("utf-16"), "UTF-16. Convert it with iconv"),
+        (gzip.compress(b"hello"), "gz. Name it .gz"),
+        (b"\x89PNG\r\n\x1a\n\0", "a PNG image"),
+        (b"PAR1\x15\x04\x87", "Parquet. Name it .parquet"),
+    ],
+)
+def test_a_file_that_is_not_text_by_its_content_is_recognized(
+    tmp_path: Path, content: bytes, kind: str
+) -> None:
+    (tmp_path / "notes").write_bytes(content)
+    with pytest.raises(ConvertError, match=f"notes:1: not UTF-8 .+ It starts like {kind}"):
+        convert_to_mds(tmp_path / "notes", tmp_path / "out", **QUIET)
+
+
+@pytest.mark.parametrize(
     ("value", "encoding", "message"),
     [
         (10**5000, "int", "the field 'x' is of type int, which does not fit its encoding int ("),

@@ -82,6 +82,7 @@ def test_raw_files_are_counted_and_answered_with_a_command(
         ),
         ("hf://owner/name", None, "hf://owner/name name-mds"),
         ("hf://owner/na.me?config=en", "test", "'hf://owner/na.me?config=en' na-mds --split test"),
+        ("https://huggingface.co/datasets/owner/name", None, "hf://owner/name name-mds"),
         ("hf://squad", None, "hf://squad squad-mds"),
     ],
 )

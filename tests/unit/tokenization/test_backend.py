@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -268,6 +269,19 @@ def test_the_sweep_of_code_points_is_made_once_for_a_cache_folder(
         assert choose_backend(JSONS["byte-level"](), "auto", folder).name == "fastokens"
     assert len(sweeps) == 2
     assert min(sweeps) > 100_000
+
+
+@needs_fastokens
+def test_a_cache_folder_of_another_machine_does_not_make_fastokens_importable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = JSONS["byte-level"]()
+    assert choose_backend(text, "auto", tmp_path).name == "fastokens"
+    gate._refusals.clear()
+    monkeypatch.setitem(sys.modules, "fastokens", None)  # importing it now fails
+    choice = choose_backend(text, "auto", tmp_path)
+    assert choice.name == HF
+    assert "fastokens cannot be imported" in (choice.reason or "")
 
 
 @needs_fastokens

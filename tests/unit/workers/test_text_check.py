@@ -30,6 +30,9 @@ NOT_TEXT = {
     "base64": base64.b64encode(gzip.compress(PROSE.encode() + IDS.tobytes())).decode(),
     "base64 of token IDs": base64.b64encode(IDS.astype("<i8").tobytes()).decode(),
     "base64 of text": base64.b64encode(PROSE.encode()).decode(),
+    "token IDs in words": " ".join(map(str, IDS.tolist())),
+    "token IDs as JSON": json.dumps(IDS.tolist()),
+    "token IDs in lines": "".join(f"{each}\n" for each in IDS.tolist()),
     "base64 in lines": base64.encodebytes(IDS.tobytes()).decode(),
 }
 
@@ -51,6 +54,9 @@ TEXT = {
     "old line ends": "one\x85two\x0bthree\rfour\n" * 50,
     "DNA": DNA,
     "hexadecimal digits": bytes(range(256)).hex() * 4,
+    "a few integers": "[1, 2, 3, 5, 8, 13]",
+    "a table": "".join(f"{each}\t{each % 7}\tyes\n" for each in IDS.tolist()),
+    "sums": "".join(f"{each} + 1 = {each + 1}\n" for each in IDS.tolist()),
     "digits": "3.14159265 " * 100 + "1" * 200,
     "URLs": "https://example.com/2023/11/a-long-title-of-an-article-with-Many-words-in-it\n" * 30,
     "paths": "/usr/lib/python3/site/packages/Some/Package/with/Many/deep/folders/below/Each9\n"

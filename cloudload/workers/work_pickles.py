@@ -1,0 +1,34 @@
+"""Send work to a process that was not forked, and receive it there.
+
+trainer ─► pickle: functions by name ─► socket ─► import the names, unpickle ─► worker
+"""
+
+from __future__ import annotations
+
+import pickle
+from multiprocessing.connection import Connection
+from typing import Any
+
+from cloudload.errors import WorkerError
+
+_ADVICE = (
+    "Workers that are not forked import the transform by its name. Define it at the top level of a "
+    "module, not as a lambda, in a notebook, or below `if __name__ == '__main__':`. Or pass "
+    "start_method='fork'"
+)
+
+
+def send_work(connection: Connection, work: Any) -> None:
+    """Send work. Raises `WorkerError` if it cannot be pickled."""
+    try:
+        connection.send(work)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise WorkerError(f"cannot send work to a worker: {error}. {_ADVICE}") from error
+
+
+def receive_work(connection: Connection) -> Any:
+    """Receive work. Raises `WorkerError` if this process cannot import a name in it."""
+    try:
+        return connection.recv()
+    except (AttributeError, ImportError) as error:
+        raise WorkerError(f"a worker cannot load its work: {error}. {_ADVICE}") from error
