@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,7 @@ def check_frame(rules: DocumentRules, origin: str, **expected: str | None) -> It
         if token is not None and found != ("" if token == NO_TOKEN else token):
             asked = f"no {name}" if token == NO_TOKEN else f"{name} {token!r}"
             got = f"{name} {found!r}" if found else f"no {name}"
-            yield find("framing-differs", "", f"documents get {got}, not {asked} ({origin})")
+            yield find("framing-differs", "", f"documents get {got}, not {asked}: {origin}")
 
 
 def list_tests(rules: DocumentRules) -> list[tuple[str, Test]]:
@@ -187,17 +187,15 @@ def parse_limits(limits: Any) -> dict[str, float]:
     """The share of documents, from 0 to 1, above which a rule makes a dataset unsound.
 
     `limits` are names, or a mapping of names to shares such as 0.001 or `0.1%`; `all` stands for
-    every rule. Raises `ValueError`.
+    every rule that is not named. Raises `ValueError`.
     """
-    given = limits if isinstance(limits, dict) else dict.fromkeys(limits, 0.0)
-    found: dict[str, float] = {}
-    for name, share in given.items():
-        if name not in (*DOCUMENT_RULES, ALL):
-            known = ", ".join(DOCUMENT_RULES)
-            raise ValueError(f"fail_on has no rule {name!r}. Use all, or any of {known}")
-        for each in DOCUMENT_RULES if name == ALL else (name,):
-            found[each] = _parse_share(name, share)
-    return found
+    given = limits if isinstance(limits, Mapping) else dict.fromkeys(limits, 0)
+    shares = {name: _parse_share(name, share) for name, share in given.items()}
+    if unknown := [name for name in shares if name not in (*DOCUMENT_RULES, ALL)]:
+        known = ", ".join(DOCUMENT_RULES)
+        raise ValueError(f"fail_on has no rule {unknown[0]!r}. Use all, or any of {known}")
+    of_all = dict.fromkeys(DOCUMENT_RULES, shares.pop(ALL)) if ALL in shares else {}
+    return of_all | shares
 
 
 def _parse_share(name: str, value: Any) -> float:
