@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from cloudload.check.document_rules import (
     ALL,
-    REPEATED_ID,
-    REPEATED_TEXT,
     DocumentRules,
     check_frame,
     choose_rules,
     parse_limits,
 )
-from cloudload.check.duplicates import DuplicateFinder
-from cloudload.check.findings import MOST_LISTED, CheckReport, Finding, Findings, find
+from cloudload.check.duplicates import DuplicateFinder, add_repeats
+from cloudload.check.findings import CheckReport, Finding, Findings, find
 from cloudload.check.groups import check_shards
 from cloudload.check.index import check_index
 from cloudload.check.objects import check_files, check_others, check_url, list_folder
@@ -134,15 +133,14 @@ def check_dataset(
             text_key,
             retry,
             mine,
-            chosen,
-            duplicates,
+            rules=chosen,
+            duplicates=duplicates,
             processes=processes,
             executor=executor,
             on_bytes=bar.update,
         ):
             findings.merge(found)
-        for kind in chosen.hashed:
-            _add_repeats(url, retry, mine, duplicates, kind, findings)
+        add_repeats(duplicates, findings, partial(_name_samples, url, retry, mine))
     return CheckReport(
         dataset=redact(url),
         findings=findings.sorted(),
@@ -181,36 +179,14 @@ def _choose_rules(
     return rules, list(check_frame(rules, spec.framing, **expected))
 
 
-def _add_repeats(
-    url: str,
-    retry: Retry,
-    shards: Sequence[ShardInfo],
-    duplicates: DuplicateFinder,
-    kind: str,
-    findings: Findings,
-) -> None:
-    """Add findings for documents that repeat an earlier one.
-
-    Shards of these are read again if the samples have IDs, for the IDs.
-    """
-    count, repeats = duplicates.find(kind, MOST_LISTED)
-    names: dict[tuple[int, int], str] = {}
-    for shard in {each for repeat in repeats for each in (repeat.shard, repeat.first_shard)}:
-        places = [place for each in repeats for place in (each[:2], each[2:]) if place[0] == shard]
-        samples = [sample for _, sample in places]
-        has_ids = any(column.name == ID_KEY for column in shards[shard].columns)
-        named = (
-            name_samples(url, shards[shard], retry, samples)
-            if has_ids
-            else [f"sample {sample}" for sample in samples]
-        )
-        names |= dict(zip(places, named, strict=True))
-    noun = {REPEATED_TEXT: "text", REPEATED_ID: "ID"}[kind]
-    for each in repeats:
-        first = f"{names[each[2:]]} of {shards[each.first_shard].raw.name}"
-        what = f"{names[each[:2]]} has the {noun} of {first}"
-        findings.add([find(kind, shards[each.shard].raw.name, what)])
-    findings.add_unlisted(kind, count - len(repeats))
+def _name_samples(
+    url: str, retry: Retry, shards: Sequence[ShardInfo], shard: int, samples: Sequence[int]
+) -> tuple[str, list[str]]:
+    """The file name of a shard, and the indices of samples with their IDs, if they have one."""
+    info = shards[shard]
+    if any(column.name == ID_KEY for column in info.columns):
+        return info.raw.name, name_samples(url, info, retry, samples)
+    return info.raw.name, [f"sample {sample}" for sample in samples]
 
 
 def _check_dataset(

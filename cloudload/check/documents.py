@@ -1,8 +1,8 @@
 """Test the documents of shards, and hash them so that repeated ones are found.
 
-    shard ─► text of each document ─► tests ─► findings, with examples
-                          └─► hash ─┐
-             ID of each document ─► hash ─► hashes by rule ─► duplicates
+shard ─► text of each document ─► tests ─► findings, with examples
+                      └─► hash ─┐
+         ID of each document ─► hash ─► hashes by rule ─► duplicates
 """
 
 from __future__ import annotations

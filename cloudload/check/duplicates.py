@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import heapq
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from cloudload.check.document_rules import REPEATED_ID, REPEATED_TEXT
+from cloudload.check.findings import MOST_LISTED, Findings, find
+
 Records = NDArray[np.uint64]
 """uint64 [documents, 3]: the halves of the hash, then shard · 2^32 + sample."""
 
+_NOUNS = {REPEATED_TEXT: "text", REPEATED_ID: "ID"}
 _COLUMNS = 3
 _RECORD_BYTES = 8 * _COLUMNS
 _PART_BYTES = 128 << 20
@@ -48,6 +52,11 @@ class DuplicateFinder:
             for name in rules
         }
 
+    @property
+    def rules(self) -> Collection[str]:
+        """The rules whose hashes are collected."""
+        return self._parts.keys()
+
     def add(self, shard: int, hashes: Mapping[str, bytes]) -> None:
         """Add the records of a shard by rule, as `encode_records` returns them."""
         for name, data in hashes.items():
@@ -73,12 +82,9 @@ class DuplicateFinder:
 
     def close(self) -> None:
         """Remove the temporary files."""
-        for part in self._list_files():
-            part.close()
-
-    def _list_files(self) -> Iterator[Any]:
         for parts in self._parts.values():
-            yield from parts
+            for part in parts:
+                part.close()
 
 
 def encode_records(values: Iterable[tuple[int, bytes]]) -> bytes:
@@ -117,3 +123,30 @@ def _find_repeats(records: Records) -> tuple[NDArray[np.uint64], NDArray[np.uint
     lengths = np.diff(np.append(starts, len(near)))
     firsts = np.repeat(near[starts, 2], lengths)
     return near[1:, 2][is_repeat], firsts[1:][is_repeat]
+
+
+def add_repeats(
+    duplicates: DuplicateFinder,
+    findings: Findings,
+    name_samples: Callable[[int, Sequence[int]], tuple[str, list[str]]],
+) -> None:
+    """Add findings for the documents that repeat an earlier one.
+
+    `name_samples` returns the name of a shard, given by its index, and descriptions of samples.
+    """
+    for kind, noun in _NOUNS.items():
+        if kind not in duplicates.rules:
+            continue
+        count, repeats = duplicates.find(kind, MOST_LISTED)
+        by_shard: dict[int, set[int]] = {}
+        for shard, sample in [place for each in repeats for place in (each[:2], each[2:])]:
+            by_shard.setdefault(shard, set()).add(sample)
+        named = {}
+        for shard, samples in by_shard.items():
+            name, texts = name_samples(shard, sorted(samples))
+            named[shard] = name, dict(zip(sorted(samples), texts, strict=True))
+        for each in repeats:
+            (name, texts), (first_name, first) = named[each.shard], named[each.first_shard]
+            what = f"{texts[each.sample]} has the {noun} of {first[each.first_sample]}"
+            findings.add([find(kind, name, f"{what} of {first_name}")])
+        findings.add_unlisted(kind, count - len(repeats))

@@ -1,7 +1,7 @@
 """Check shards in groups. Each group is a unit of work that any engine can run.
 
-    shards ─ cut_groups ─► groups ─ check_group, anywhere ─┬► findings of each ─ in order ─► report
-                                                           └► hashes ─► duplicates ──────────► report
+    shards ─ cut_groups ─► groups ─ check_group, anywhere ─┬► findings, in order ─► report
+                                                           └► hashes ─► duplicates
 
 The findings of a shard depend only on the dataset, so the report is the same for any groups,
 engine, and order of completion.
@@ -67,9 +67,9 @@ def check_shards(
     text_key: str,
     retry: Retry,
     shards: Sequence[ShardInfo],
+    *,
     rules: DocumentRules,
     duplicates: DuplicateFinder,
-    *,
     processes: int,
     executor: Executor | None,
     on_bytes: Callable[[int], object],

@@ -1,8 +1,7 @@
 """Find text that was decoded with the wrong encoding and then encoded again as UTF-8.
 
-    é is c3 a9    read as Latin-1 or Windows-1252    Ã©      c3 83 c2 a9
-    ’ is e2 80 99 read as Windows-1252               â€™     c3 a2 e2 82 ac e2 84 a2
-    При           read as Windows-1251               РџСЂРё
+    é is c3 a9       read as Latin-1 or Windows-1252    Ã©     c3 83 c2 a9
+    “ is e2 80 9c    read as Windows-1252               â€œ   c3 a2 e2 82 ac c5 93
 
 Every lead byte of UTF-8 becomes one of a few letters, and every other byte becomes a symbol or an
 unusual letter. So the text has such a letter followed by as many such characters as the lead byte
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-_PUNCTUATION = "\xa0«»“”‘’…–—"
+_PUNCTUATION = "\xa0«»“”…\u2018\u2019\u2013\u2014"  # quotation marks and dashes
 _EXCERPT_BYTES = 24
 
 
@@ -37,7 +36,7 @@ def _compile() -> tuple[re.Pattern[bytes], ...]:
         b"\x83%b" % symbol,  # Ã©
         b"[\x84-\x9f]%b\xc3[\x84-\x9f]%b" % (any_, any_),  # ÐŸÑ€
         b"[\xa0-\xaf](?:%b%b|%b%b)" % (symbol, any_, any_, symbol),  # â€™
-        b"[\xb0-\xb4]%b%b%b" % (any_, any_, any_),  # ðŸ˜€
+        b"[\xb0-\xb4]%b%b%b" % (any_, any_, any_),  # an emoji
     )
     cyrillic = b"\xd0[\xa0\xa1]" + _alternatives(_read_rest("cp1251"))
     return re.compile(b"\xc3(?:" + b"|".join(latin) + b")"), re.compile(cyrillic * 3)

@@ -1,4 +1,4 @@
-"""`cloudload check`: check a dataset as cloudload and Streaming would read it, and its documents."""
+"""`cloudload check`: check a dataset, its documents, and the first rows of a run."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
 CHECK = "check"
 """The part of a config that only `cloudload check` reads."""
 

@@ -97,7 +97,7 @@ class Golden:
         """Return the rows as JSON, with one row a line."""
         rows = [json.dumps([list(asdict(span).values()) for span in row]) for row in self.rows]
         head = {_KEY: _FORMAT, "digest": self.digest, "state": self.state}
-        return f"{json.dumps(head)[:-1]}, \"rows\": [\n" + ",\n".join(rows) + "\n]}\n"
+        return f'{json.dumps(head)[:-1]}, "rows": [\n' + ",\n".join(rows) + "\n]}\n"
 
 
 @dataclass(frozen=True)

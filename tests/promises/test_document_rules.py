@@ -19,7 +19,7 @@ from cloudload.check.mojibake import find_mojibake
 from tests.support.corpora import EOS, byte_tokenizer, write_mds
 
 PLAIN = [f"document {number}, ascii" for number in range(70)]
-RUSSIAN, FRENCH, EMOJI = "Привет, мир", "déjà vu, l’été", "fine 😀 day"
+RUSSIAN, FRENCH, EMOJI = "Привет, мир", "déjà vu, l\u2019été", "fine 😀 day"
 
 
 def check(folder: Path, **options: Any) -> CheckReport:
@@ -50,14 +50,14 @@ BROKEN: list[tuple[str, str, str]] = [
     ("text-control", "é\x9bm", "has 1 control character, the first U+009B at byte 2"),
     ("text-mojibake", "bad \ufffd", "has a replacement character (U+FFFD) at byte 4"),
     ("text-mojibake", wrongly(FRENCH, "cp1252"), "decoded wrongly at byte 1: 'Ã©"),
-    ("text-mojibake", wrongly("it’s", "cp1252"), "decoded wrongly at byte 2: 'â€™s'"),
+    ("text-mojibake", wrongly("it\u2019s", "cp1252"), "decoded wrongly at byte 2: 'â€™s'"),
     ("text-mojibake", wrongly(RUSSIAN, "cp1251"), "decoded wrongly at byte 0"),
     ("text-mojibake", wrongly(EMOJI, "cp1252"), "decoded wrongly at byte 5"),
     ("text-special", "then <|im_start|> now", "has <|im_start|> at byte 5"),
 ]
 GOOD = [
     *("\x1b[31mred\x1b[0m\r\n", "x" * 1024, RUSSIAN, FRENCH, EMOJI, "狐 の", "عربي", "<s> <| |>"),
-    *("CAFÉ» – NÃO", "ESPAÑ”", "tout collè…» après", "ROMÂNIA\x85", "à « la » carte", "Ñ©"),
+    *("CAFÉ»\u2013NÃO", "ESPAÑ”", "tout collè…» après", "ROMÂNIA\x85", "à « la » carte", "Ñ©"),
 ]
 
 
@@ -85,7 +85,7 @@ def test_texts_of_many_languages_break_no_rule(tmp_path: Path) -> None:
 @settings(max_examples=200)
 def test_text_that_is_read_as_latin_1_is_found_and_its_ascii_is_not(text: str) -> None:
     wrong = wrongly(text, "latin-1")
-    is_certain = any(0x800 <= ord(each) for each in text) and "\ufffd" not in text
+    is_certain = any(ord(each) >= 0x800 for each in text) and "\ufffd" not in text
     if is_certain:
         assert find_mojibake(wrong.encode())
     assert not find_mojibake(text.encode("ascii", "ignore"))
@@ -159,7 +159,9 @@ def test_repeats_are_those_of_a_dictionary(shards: list[list[int]], parts: int) 
     samples_of_a_part = duplicates._PART_BYTES // 24
     finder = duplicates.DuplicateFinder(["text-repeated"], samples_of_a_part * parts)
     assert len(finder._parts["text-repeated"]) == parts
-    places = [(shard, sample) for shard, values in enumerate(shards) for sample in range(len(values))]
+    places = [
+        (shard, sample) for shard, values in enumerate(shards) for sample in range(len(values))
+    ]
     for shard in reversed(range(len(shards))):  # groups may end in any order
         values = ((sample, bytes([value])) for sample, value in enumerate(shards[shard]))
         finder.add(shard, {"text-repeated": duplicates.encode_records(values)})

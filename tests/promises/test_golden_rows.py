@@ -134,7 +134,9 @@ def test_a_damaged_file_is_refused(options: Options, tmp_path: Path) -> None:
     tokens = json.loads(text)["rows"][1][0][-1]
     for wrong in (text[:-9], "[]", text.replace(tokens, "0" * 16), text.replace('"state"', '"x"')):
         path.write_text(wrong)
-        with pytest.raises(DatasetError, match=r"golden.json is not a file of golden rows: .*Write"):
+        with pytest.raises(
+            DatasetError, match=r"golden.json is not a file of golden rows: .*Write"
+        ):
             read_golden(path)
 
 
