@@ -58,6 +58,7 @@ def draw_screens() -> None:
                 progress=False,
             )
         draw_command(browser, "info", ["info", "docs"])
+        draw_check(browser)
         draw_command(browser, "head", ["head", "code", "--grep", "class \\w+Error", "-n", "1"])
         draw_rows(browser)
         draw_plan(browser)
@@ -73,11 +74,13 @@ class _Terminal(io.StringIO):
         return True
 
 
-def draw_command(browser: Browser, name: str, arguments: list[str], width: int = 660) -> None:
+def draw_command(
+    browser: Browser, name: str, arguments: list[str], width: int = 660, status: int = 0
+) -> None:
     """Draw a command and its output, as a terminal shows them."""
     printed = _Terminal()
     with contextlib.redirect_stdout(printed):
-        assert main(arguments) == 0
+        assert main(arguments) == status
     command, output = html.escape(shlex.join(arguments)), html.escape(printed.getvalue())
     output = output.replace("\x1b[1m", "<strong>").replace("\x1b[0m", "</strong>")
     text = f"<b>$</b> cloudload {command}\n{output}"
@@ -86,6 +89,21 @@ def draw_command(browser: Browser, name: str, arguments: list[str], width: int =
     browser.show_as(width, text.rstrip("\n").count("\n") * _LINE_PIXELS + 46, "dark")
     browser.open(page)
     save_picture(browser, name)
+
+
+def draw_check(browser: Browser) -> None:
+    """Draw a check of pages, some of which are damaged."""
+    paths = sorted((ROOT / "docs").rglob("*.md"))
+    texts = [path.read_text() for path in paths] * 2
+    del texts[len(paths) + 2 :]
+    texts[2], texts[4] = "\n", texts[4].encode().decode("cp1252", "ignore")
+    texts[6] += "<|endoftext|>"
+    names = [*(path.stem for path in paths), "copy-1", "copy-2"]
+    lines = [json.dumps({"text": text, "id": name}) for text, name in zip(texts, names, strict=True)]
+    Path("pages.jsonl").write_text("\n".join(lines))
+    convert_to_mds("pages.jsonl", "pages", shard_bytes=128_000, processes=1, progress=False)
+    command = ["check", "pages", "--fail-on", "text-repeated,text-mojibake=10%", "--quiet"]
+    draw_command(browser, "check", command, width=1100, status=1)
 
 
 def log_losses() -> None:

@@ -132,11 +132,10 @@ def test_a_damaged_file_is_refused(options: Options, tmp_path: Path) -> None:
     path = tmp_path / "golden.json"
     text = record_golden(3, **options).to_json()
     tokens = json.loads(text)["rows"][1][0][-1]
-    for wrong in (text[:-9], "[]", text.replace(tokens, "0" * 16), text.replace('"state"', '"x"')):
+    damaged = (text[:-9], text.replace(tokens, "0" * 16), text.replace('"state"', '"x"'))
+    for wrong in (*damaged, "[]"):
         path.write_text(wrong)
-        with pytest.raises(
-            DatasetError, match=r"golden.json is not a file of golden rows: .*Write"
-        ):
+        with pytest.raises(DatasetError, match=r"golden.json is not a file of golden.*Write"):
             read_golden(path)
 
 
