@@ -138,10 +138,44 @@ def test_best_fit_rows_are_as_full_as_the_plan_says(
     found = plan(tmp_path, options, steps=20, sample=1.0)
     real = read_run(options, tmp_path, 1, 1, 20)
     assert (found.rows.value, found.rows.is_exact) == (real.rows, True)
-    assert not found.tokens.is_exact
+    assert found.tokens.is_exact == (lengths == "require")
     assert found.tokens.low <= real.tokens <= found.tokens.high
     assert 0 < found.padding.value < 0.5
     assert found.any_world == (lengths == "require")
+
+
+@pytest.mark.parametrize("world", WORLDS[:2])
+@pytest.mark.parametrize(
+    ("data", "settings", "length"),
+    [
+        ("one", {"epochs": 2}, {}),
+        ("one", {"open_rows": 2}, {"tokens": 20_000}),
+        ("joined", {"min_tokens": 60, "epochs": 1}, {}),
+        ("mixed", {}, {"steps": 30}),
+    ],
+)
+def test_with_lengths_the_length_of_a_best_fit_run_is_exact(
+    corpora: list[Path],
+    tmp_path: Path,
+    world: tuple[int, int],
+    data: str,
+    settings: dict[str, Any],
+    length: dict[str, Any],
+) -> None:
+    options = options_of(data_of(data, corpora), packing="best_fit", **settings)
+    options["seq_len"] = 300
+    found = plan(tmp_path, options, nodes=world[0], ranks_per_node=world[1], **length)
+    steps = None if "epochs" in settings else int(found.steps.value)
+    real = read_run(options, tmp_path, *world, steps)
+    figures = list(compare(found, real))
+    wrong = [(name, each, value) for name, each, value in figures if each.is_exact and each.value != value]
+    assert not wrong
+    exact = {name for name, figure, _ in figures if figure.is_exact}
+    assert exact >= {"rows", "steps", "tokens", *(f"tokens of {each.name}" for each in found.streams)}
+    assert found.padding.is_exact
+    padding = 1 - real.tokens / (real.rows * 300)
+    assert found.padding.value == pytest.approx(padding, abs=1e-12)
+    assert found.basis == "token lengths"
 
 
 def test_a_small_cache_downloads_again_within_the_stated_range(
