@@ -63,8 +63,18 @@ def draw_screens() -> None:
         draw_rows(browser)
         draw_plan(browser)
         draw_state(browser)
+        draw_fetch(browser)
+        draw_notebook(browser)
         log_losses()
         draw_command(browser, "blame", ["blame", "losses", "--top", "1", "--quiet"])
+
+
+# as JupyterLab shows the output of cells
+_NOTEBOOK = """<!doctype html><html data-ready=yes><meta charset=utf-8><style>
+body { margin: 16px; font: 13px sans-serif } pre { background: #f5f5f5; padding: 6px }
+table { border-collapse: collapse; font-size: 12px } td, th { padding: 3px 8px; text-align: left }
+tr:nth-child(even) { background: #f5f5f5 }
+</style>"""
 
 
 class _Terminal(io.StringIO):
@@ -99,7 +109,9 @@ def draw_check(browser: Browser) -> None:
     texts[2], texts[4] = "\n", texts[4].encode().decode("cp1252", "ignore")
     texts[6] += "<|endoftext|>"
     names = [*(path.stem for path in paths), "copy-1", "copy-2"]
-    lines = [json.dumps({"text": text, "id": name}) for text, name in zip(texts, names, strict=True)]
+    lines = [
+        json.dumps({"text": text, "id": name}) for text, name in zip(texts, names, strict=True)
+    ]
     Path("pages.jsonl").write_text("\n".join(lines))
     convert_to_mds("pages.jsonl", "pages", shard_bytes=128_000, processes=1, progress=False)
     command = ["check", "pages", "--fail-on", "text-repeated,text-mojibake=10%", "--quiet"]
@@ -180,6 +192,34 @@ def draw_state(browser: Browser) -> None:
             pass
         Path("checkpoint.json").write_text(json.dumps({"loader": loader.state_dict()}))
     draw_command(browser, "state", ["state", "show", "checkpoint.json"], width=900)
+
+
+def draw_fetch(browser: Browser) -> None:
+    """Draw the shards that a node fetches before a run."""
+    data = ["--data", "compressed/docs", "--tokenizer", "tokenizer", "--option", "seq_len=512"]
+    draw_command(browser, "fetch", ["fetch", *data, "--shards", "4", "--quiet"])
+
+
+def draw_notebook(browser: Browser) -> None:
+    """Draw what a notebook shows of a loader, its statistics, and a document in a batch."""
+    with CloudLoader(
+        ["docs", "code"], tokenizer="tokenizer", seq_len=512, batch_size=8, num_workers=0
+    ) as loader:
+        for batch in loader.take(3):
+            [span, *_] = loader.trace(batch)
+        cells = [
+            ("loader.describe()", loader.describe()),
+            ("loader.stats()", loader.stats()),
+            ("loader.trace(batch)[0]", span),
+        ]
+        shown = "".join(
+            f"<pre>{html.escape(code)}</pre>{value._repr_html_()}" for code, value in cells
+        )
+    page = Path("notebook.html")
+    page.write_text(_NOTEBOOK + shown, "utf-8")
+    browser.show_as(900, 1500, "light")
+    browser.open(page)
+    save_picture(browser, "notebook")
 
 
 def save_picture(browser: Browser, name: str) -> None:

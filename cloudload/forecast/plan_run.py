@@ -176,9 +176,7 @@ class _Forecast:
 
     def _count_tokens(self) -> Figure:
         values = [int(case.extent.counts[:, TOKENS].sum()) for case in self._found]
-        return self._cases.summarize(
-            values, is_exact=self._has_known_rows, error=self._cases.error
-        )
+        return self._cases.summarize(values, is_exact=self._has_known_rows, error=self._cases.error)
 
     def _find_padding(self) -> Figure:
         if self._plan.recipe.packing.has_residue and not self._is_packed:
