@@ -102,20 +102,22 @@ def draw_command(
 
 
 def draw_check(browser: Browser) -> None:
-    """Draw a check of pages, some of which are damaged."""
-    paths = sorted((ROOT / "docs").rglob("*.md"))
-    texts = [path.read_text() for path in paths] * 2
-    del texts[len(paths) + 2 :]
-    texts[2], texts[4] = "\n", texts[4].encode().decode("cp1252", "ignore")
-    texts[6] += "<|endoftext|>"
-    names = [*(path.stem for path in paths), "copy-1", "copy-2"]
-    lines = [
-        json.dumps({"text": text, "id": name}) for text, name in zip(texts, names, strict=True)
-    ]
-    Path("pages.jsonl").write_text("\n".join(lines))
-    convert_to_mds("pages.jsonl", "pages", shard_bytes=128_000, processes=1, progress=False)
-    command = ["check", "pages", "--fail-on", "text-repeated,text-mojibake=10%", "--quiet"]
-    draw_command(browser, "check", command, width=1100, status=1)
+    """Draw a check of this package's code, some of whose modules are damaged."""
+    paths = sorted((ROOT / "cloudload").rglob("*.py"))
+    texts = [path.read_text() for path in paths if path.stat().st_size]
+    names = [str(path.relative_to(ROOT)) for path in paths if path.stat().st_size]
+    is_ascii = list(map(str.isascii, texts))
+    damaged = is_ascii.index(False, 20)
+    texts[2], texts[damaged] = "\n", texts[damaged].encode().decode("cp1252", "ignore")
+    texts[40] += "<|endoftext|>"
+    texts += texts[60:62]
+    names += [*names[60:61], "a copy"]
+    pairs = zip(texts, names, strict=True)
+    lines = [json.dumps({"text": text, "id": name}) for text, name in pairs]
+    Path("modules.jsonl").write_text("\n".join(lines))
+    convert_to_mds("modules.jsonl", "modules", shard_bytes=512_000, processes=1, progress=False)
+    command = ["check", "modules", "--fail-on", "text-repeated,text-mojibake=10%", "--quiet"]
+    draw_command(browser, "check", command, width=1000, status=1)
 
 
 def log_losses() -> None:
@@ -197,13 +199,18 @@ def draw_state(browser: Browser) -> None:
 def draw_fetch(browser: Browser) -> None:
     """Draw the shards that a node fetches before a run."""
     data = ["--data", "compressed/docs", "--tokenizer", "tokenizer", "--option", "seq_len=512"]
-    draw_command(browser, "fetch", ["fetch", *data, "--shards", "4", "--quiet"])
+    draw_command(browser, "fetch", ["fetch", *data, "--shards", "4", "--quiet"], 780)
 
 
 def draw_notebook(browser: Browser) -> None:
     """Draw what a notebook shows of a loader, its statistics, and a document in a batch."""
     with CloudLoader(
-        ["docs", "code"], tokenizer="tokenizer", seq_len=512, batch_size=8, num_workers=0
+        ["docs", "code"],
+        tokenizer="tokenizer",
+        seq_len=512,
+        batch_size=8,
+        num_workers=0,
+        local="cache",
     ) as loader:
         for batch in loader.take(3):
             [span, *_] = loader.trace(batch)
@@ -217,7 +224,7 @@ def draw_notebook(browser: Browser) -> None:
         )
     page = Path("notebook.html")
     page.write_text(_NOTEBOOK + shown, "utf-8")
-    browser.show_as(900, 1500, "light")
+    browser.show_as(900, 1390, "light")
     browser.open(page)
     save_picture(browser, "notebook")
 

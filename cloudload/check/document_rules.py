@@ -133,7 +133,9 @@ def is_blank(text: bytes) -> bool:
 def _find_empty(text: bytes) -> str | None:
     if not is_blank(text):
         return None
-    return f"is only white space ({len(text):,} bytes)" if text else "is empty"
+    if not text:
+        return "is empty"
+    return f"is only white space ({len(text):,} byte{'s' * (len(text) > 1)})"
 
 
 def _find_control(text: bytes) -> str | None:

@@ -272,8 +272,7 @@ RULES: dict[str, Rule] = {
         "A text has the name of a special token.",
         WARNING,
         (),
-        "cloudload encodes the name as text, but other tools may encode it as the token. Remove "
-        "it, or return Text(…, special_tokens=True) from a transform if it is meant",
+        "cloudload encodes the name as text. Remove it if another tool may encode it as the token",
     ),
     "text-framed": Rule(
         "A text begins with the bos, or ends with the eos, that the loader adds.",
