@@ -105,7 +105,7 @@ def draw_check(browser: Browser) -> None:
     """Draw a check of this package's code, some of whose modules are damaged."""
     paths = sorted((ROOT / "cloudload").rglob("*.py"))
     texts = [path.read_text() for path in paths if path.stat().st_size]
-    names = [str(path.relative_to(ROOT)) for path in paths if path.stat().st_size]
+    names = [str(path.relative_to(ROOT / "cloudload")) for path in paths if path.stat().st_size]
     is_ascii = list(map(str.isascii, texts))
     damaged = is_ascii.index(False, 20)
     texts[2], texts[damaged] = "\n", texts[damaged].encode().decode("cp1252", "ignore")
