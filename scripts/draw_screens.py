@@ -215,13 +215,11 @@ def draw_notebook(browser: Browser) -> None:
         for batch in loader.take(3):
             [span, *_] = loader.trace(batch)
         cells = [
-            ("loader.describe()", loader.describe()),
-            ("loader.stats()", loader.stats()),
-            ("loader.trace(batch)[0]", span),
+            ("loader.describe()", loader.describe()._repr_html_()),
+            ("loader.stats()", loader.stats()._repr_html_()),
+            ("loader.trace(batch)[0]", span._repr_html_()),
         ]
-        shown = "".join(
-            f"<pre>{html.escape(code)}</pre>{value._repr_html_()}" for code, value in cells
-        )
+        shown = "".join(f"<pre>{html.escape(code)}</pre>{value}" for code, value in cells)
     page = Path("notebook.html")
     page.write_text(_NOTEBOOK + shown, "utf-8")
     browser.show_as(900, 1390, "light")

@@ -143,8 +143,8 @@ def add_repeats(
             by_shard.setdefault(shard, set()).add(sample)
         named = {}
         for shard, samples in by_shard.items():
-            name, texts = name_samples(shard, sorted(samples))
-            named[shard] = name, dict(zip(sorted(samples), texts, strict=True))
+            name, described = name_samples(shard, sorted(samples))
+            named[shard] = name, dict(zip(sorted(samples), described, strict=True))
         for each in repeats:
             (name, texts), (first_name, first) = named[each.shard], named[each.first_shard]
             what = f"{texts[each.sample]} has the {noun} of {first[each.first_sample]}"
