@@ -2,6 +2,7 @@
 
     python -m benchmarks.plan CORPUS.jsonl.gz CORPUS.jsonl.gz CORPUS.jsonl.gz
     python -m benchmarks.plan CORPUS.jsonl.gz --only-first-batch
+    python -m benchmarks.plan CORPUS.jsonl.gz --quick                 one run, and one start
 
 Converts each corpus, then plans and reads some epochs of it on two worlds, with and without token
 lengths. Prints one line of JSON per figure: the forecast, its range, and the actual value. The
@@ -245,14 +246,14 @@ def _options_of(run: str, data: Path, other: Path) -> tuple[dict[str, Any], dict
     return options, {"tokens": None}
 
 
-def measure_first_batch(data: Path, root: Path) -> dict[str, Any]:
+def measure_first_batch(data: Path, root: Path, starts: int) -> dict[str, Any]:
     """Compare the planned time to the first batch with that of processes with an empty cache."""
     options, _ = _options_of("first batch", data, data)
     # the reader opens workers, as it does by default
     plan = plan_run(**options, steps=1, local=root / "plan")
     assert plan.first_batch_s is not None
     real = []
-    for _ in range(_STARTS):
+    for _ in range(starts):
         with tempfile.TemporaryDirectory(dir=root) as folder:
             command = [sys.executable, "-c", _START, json.dumps({**options, "local": folder})]
             found = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -261,10 +262,12 @@ def measure_first_batch(data: Path, root: Path) -> dict[str, Any]:
     return {**line, "real_range": [min(real), max(real)]}
 
 
-def main(arguments: Sequence[str]) -> None:
+def main() -> None:
     """Print the comparison for each corpus, run and world."""
+    arguments = sys.argv[1:]
     paths = [each for each in arguments if not each.startswith("--")]
-    runs = () if "--only-first-batch" in arguments else RUNS
+    is_quick = "--quick" in arguments
+    runs = RUNS[:1] if is_quick else () if "--only-first-batch" in arguments else RUNS
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         sources = []
@@ -282,7 +285,8 @@ def main(arguments: Sequence[str]) -> None:
             sources.append(folder)
         for place, path in enumerate(paths):
             case = {"corpus": Path(path).name, "run": "first batch"}
-            print(json.dumps({**case, **measure_first_batch(sources[place], root)}), flush=True)
+            line = measure_first_batch(sources[place], root, 1 if is_quick else _STARTS)
+            print(json.dumps({**case, **line}), flush=True)
             for run in runs:
                 for world in WORLDS:
                     case = {"corpus": Path(path).name, "run": run}
@@ -325,4 +329,4 @@ def _compare_run(
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -117,7 +117,7 @@ def draw_check(browser: Browser) -> None:
     Path("modules.jsonl").write_text("\n".join(lines))
     convert_to_mds("modules.jsonl", "modules", shard_bytes=512_000, processes=1, progress=False)
     command = ["check", "modules", "--fail-on", "text-repeated,text-mojibake=10%", "--quiet"]
-    draw_command(browser, "check", command, width=1000, status=1)
+    draw_command(browser, "check", command, width=1040, status=1)
 
 
 def log_losses() -> None:

@@ -26,7 +26,7 @@ from cloudload.forecast.prices import read_prices
 from cloudload.forecast.run_plan import RunPlan, StreamPlan
 from cloudload.forecast.speed import Speed, measure_speed
 from cloudload.loader import CloudLoader
-from cloudload.stats import PADDING, READ, TOKENS
+from cloudload.stats import READ, TOKENS
 from cloudload.storage.redaction import redact
 
 _MOST_EPOCHS = 4
@@ -184,8 +184,9 @@ class _Forecast:
             return Figure(1 - fill.value, 1 - fill.high, max(0.0, 1 - fill.low))
         shares = []
         for case in self._found:
-            total = case.extent.rows * self._plan.recipe.config.seq_len
-            shares.append(int(case.extent.counts[:, PADDING].sum()) / max(1, total))
+            rows = case.extent.steps * self._plan.global_batch  # those that fill the last step, too
+            tokens = int(case.extent.counts[:, TOKENS].sum())
+            shares.append(1 - tokens / max(1, rows * self._plan.recipe.config.seq_len))
         return self._cases.summarize(shares, is_exact=self._has_known_rows)
 
     def _plan_stream(self, stream: int) -> StreamPlan:

@@ -144,6 +144,15 @@ def test_losses_reports_costs_and_sizes(corpus: Path) -> None:
     assert 0 < log[0]["bytes per record"] < 100
 
 
+def test_plan_reports_forecasts_beside_real_values(corpus: Path) -> None:
+    lines = [json.loads(line) for line in run("plan", str(corpus / "part.jsonl.gz")).splitlines()]
+    assert {line["figure"] for line in lines} >= {"s to the first batch", "rows", "tokens"}
+    exact = [line for line in lines if line["is_exact"]]
+    assert len(exact) > 10
+    assert all(line["real_error"] == 0 for line in exact)
+    assert lines[0]["value"] > 0 < lines[0]["real"]
+
+
 def test_check_rules_reports_each_rule(corpus: Path) -> None:
     [rows] = run_json("check_rules", "--corpus", str(corpus), "--rounds=2").values()
     assert [row["rule"] for row in rows] == ["none", *DOCUMENT_RULES, "all"]
