@@ -58,12 +58,23 @@ def draw_screens() -> None:
                 progress=False,
             )
         draw_command(browser, "info", ["info", "docs"])
+        draw_check(browser)
         draw_command(browser, "head", ["head", "code", "--grep", "class \\w+Error", "-n", "1"])
         draw_rows(browser)
         draw_plan(browser)
         draw_state(browser)
+        draw_fetch(browser)
+        draw_notebook(browser)
         log_losses()
         draw_command(browser, "blame", ["blame", "losses", "--top", "1", "--quiet"])
+
+
+# as JupyterLab shows the output of cells
+_NOTEBOOK = """<!doctype html><html data-ready=yes><meta charset=utf-8><style>
+body { margin: 16px; font: 13px sans-serif } pre { background: #f5f5f5; padding: 6px }
+table { border-collapse: collapse; font-size: 12px } td, th { padding: 3px 8px; text-align: left }
+tr:nth-child(even) { background: #f5f5f5 }
+</style>"""
 
 
 class _Terminal(io.StringIO):
@@ -73,11 +84,13 @@ class _Terminal(io.StringIO):
         return True
 
 
-def draw_command(browser: Browser, name: str, arguments: list[str], width: int = 660) -> None:
+def draw_command(
+    browser: Browser, name: str, arguments: list[str], width: int = 660, status: int = 0
+) -> None:
     """Draw a command and its output, as a terminal shows them."""
     printed = _Terminal()
     with contextlib.redirect_stdout(printed):
-        assert main(arguments) == 0
+        assert main(arguments) == status
     command, output = html.escape(shlex.join(arguments)), html.escape(printed.getvalue())
     output = output.replace("\x1b[1m", "<strong>").replace("\x1b[0m", "</strong>")
     text = f"<b>$</b> cloudload {command}\n{output}"
@@ -86,6 +99,25 @@ def draw_command(browser: Browser, name: str, arguments: list[str], width: int =
     browser.show_as(width, text.rstrip("\n").count("\n") * _LINE_PIXELS + 46, "dark")
     browser.open(page)
     save_picture(browser, name)
+
+
+def draw_check(browser: Browser) -> None:
+    """Draw a check of this package's code, some of whose modules are damaged."""
+    paths = sorted((ROOT / "cloudload").rglob("*.py"))
+    texts = [path.read_text() for path in paths if path.stat().st_size]
+    names = [str(path.relative_to(ROOT / "cloudload")) for path in paths if path.stat().st_size]
+    is_ascii = list(map(str.isascii, texts))
+    damaged = is_ascii.index(False, 20)
+    texts[2], texts[damaged] = "\n", texts[damaged].encode().decode("cp1252", "ignore")
+    texts[40] += "<|endoftext|>"
+    texts += texts[60:62]
+    names += [*names[60:61], "a copy"]
+    pairs = zip(texts, names, strict=True)
+    lines = [json.dumps({"text": text, "id": name}) for text, name in pairs]
+    Path("modules.jsonl").write_text("\n".join(lines))
+    convert_to_mds("modules.jsonl", "modules", shard_bytes=512_000, processes=1, progress=False)
+    command = ["check", "modules", "--fail-on", "text-repeated,text-mojibake=10%", "--quiet"]
+    draw_command(browser, "check", command, width=1040, status=1)
 
 
 def log_losses() -> None:
@@ -162,6 +194,37 @@ def draw_state(browser: Browser) -> None:
             pass
         Path("checkpoint.json").write_text(json.dumps({"loader": loader.state_dict()}))
     draw_command(browser, "state", ["state", "show", "checkpoint.json"], width=900)
+
+
+def draw_fetch(browser: Browser) -> None:
+    """Draw the shards that a node fetches before a run."""
+    data = ["--data", "compressed/docs", "--tokenizer", "tokenizer", "--option", "seq_len=512"]
+    draw_command(browser, "fetch", ["fetch", *data, "--shards", "4", "--quiet"], 780)
+
+
+def draw_notebook(browser: Browser) -> None:
+    """Draw what a notebook shows of a loader, its statistics, and a document in a batch."""
+    with CloudLoader(
+        ["docs", "code"],
+        tokenizer="tokenizer",
+        seq_len=512,
+        batch_size=8,
+        num_workers=0,
+        local="cache",
+    ) as loader:
+        for batch in loader.take(3):
+            [span, *_] = loader.trace(batch)
+        cells = [
+            ("loader.describe()", loader.describe()._repr_html_()),
+            ("loader.stats()", loader.stats()._repr_html_()),
+            ("loader.trace(batch)[0]", span._repr_html_()),
+        ]
+        shown = "".join(f"<pre>{html.escape(code)}</pre>{value}" for code, value in cells)
+    page = Path("notebook.html")
+    page.write_text(_NOTEBOOK + shown, "utf-8")
+    browser.show_as(900, 1390, "light")
+    browser.open(page)
+    save_picture(browser, "notebook")
 
 
 def save_picture(browser: Browser, name: str) -> None:

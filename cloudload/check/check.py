@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import closing
+from functools import partial
+from typing import Any
 
-from cloudload.check.findings import CheckReport, Findings, find
+from cloudload.check.document_rules import (
+    ALL,
+    DocumentRules,
+    check_frame,
+    choose_rules,
+    parse_limits,
+)
+from cloudload.check.duplicates import DuplicateFinder, add_repeats
+from cloudload.check.findings import CheckReport, Finding, Findings, find
 from cloudload.check.groups import check_shards
 from cloudload.check.index import check_index
 from cloudload.check.objects import check_files, check_others, check_url, list_folder
-from cloudload.check.shards import check_codecs
+from cloudload.check.shards import check_codecs, name_samples
+from cloudload.config.choices import AUTO
 from cloudload.config.stream import Stream
 from cloudload.engines.shares import Share
 from cloudload.errors import DatasetError, FailureKind, StoreError
 from cloudload.mds.dataset import read_index
 from cloudload.mds.index import ShardInfo
+from cloudload.mds.shard import ID_KEY
 from cloudload.option_names import suggests_names
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
 from cloudload.system.progress_bar import open_progress_bar
+from cloudload.tokenization.framing import TokenName
 
 
 @suggests_names
@@ -30,6 +44,14 @@ def check_dataset(
     *,
     split: str | None = None,
     text_key: str = "text",
+    rules: str | Collection[str] = ALL,
+    max_bytes: int | str = "10mb",
+    tokenizer: Any = None,
+    bos: TokenName = AUTO,
+    eos: TokenName = AUTO,
+    expect_bos: str | None = None,
+    expect_eos: str | None = None,
+    fail_on: Collection[str] | Mapping[str, float | str] = (),
     sample: int | None = None,
     processes: int | None = None,
     executor: Executor | None = None,
@@ -44,10 +66,26 @@ def check_dataset(
     at a time, or 8 if it is the only one. A shard is in memory while it is decompressed, and a
     temporary file while it is checked.
 
+    The rules for documents compare texts and IDs by 128-bit hashes in temporary files of 24 bytes a
+    document for each rule. Memory does not grow with the dataset. They find repeats only among the
+    shards that this call reads.
+
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to check, such as `train`.
         text_key: the column that holds the document.
+        rules: the rules to test documents with: names of kinds of findings such as
+            `text-repeated`, `all`, or `none`. `all` leaves out `text-framed` if there is no
+            tokenizer.
+        max_bytes: size in UTF-8 above which a text breaks the rule `text-long`.
+        tokenizer: the run's tokenizer, as for `CloudLoader`. Its special tokens are those of the
+            rule `text-special`. By default, anything like `<|name|>` is a special token.
+        bos: the loader's `bos`.
+        eos: the loader's `eos`.
+        expect_bos: the token that documents should get as bos from the tokenizer, or `none`.
+        expect_eos: the token that documents should get as eos, or `none`.
+        fail_on: rules that make the dataset unsound, or a mapping of rules to the share of
+            documents that may break each, such as 0.001 or `0.1%`. `all` stands for every rule.
         sample: number of shards to read, spread evenly over the dataset. By default all. 0
             checks only the index, and the names and sizes of the objects.
         processes: number of worker processes, one per available core by default, and at most one
@@ -63,12 +101,15 @@ def check_dataset(
 
     Raises:
         ValueError: an argument is invalid.
+        TokenizerError: the tokenizer cannot be loaded.
         StoreError: the store cannot be reached, or denies access. A missing index or shard is a
             finding.
         WorkerError: a worker process failed or died.
     """
     if sample is not None and sample < 0:
         raise ValueError(f"sample is {sample}. Use at least 0, or None for all shards")
+    limits, expected = parse_limits(fail_on), {"bos": expect_bos, "eos": expect_eos}
+    chosen, framing = _choose_rules(rules, max_bytes, tokenizer, (bos, eos), expected)
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     if processes < 1:
         raise ValueError(f"processes is {processes}. Use at least 1")
@@ -77,21 +118,29 @@ def check_dataset(
     stream = Stream(os.fspath(dataset), split=split)
     url = str(local_path(stream.url)) if is_local(stream.url) else stream.url
     shards, readable = _check_dataset(stream, text_key, retry, findings)
+    findings.add(framing)
     if share.index > 0:
         findings = Findings()  # worker 0 reports these
     mine = share.take(_spread(readable, sample))
     total_bytes = sum(info.stored.bytes for info in mine)
-    with open_progress_bar("check", total_bytes, shown=progress and bool(mine)) as bar:
+    num_samples = sum(info.samples for info in mine)
+    with (
+        closing(DuplicateFinder(chosen.hashed, num_samples)) as duplicates,
+        open_progress_bar("check", total_bytes, shown=progress and bool(mine)) as bar,
+    ):
         for found in check_shards(
             url,
             text_key,
             retry,
             mine,
+            rules=chosen,
+            duplicates=duplicates,
             processes=processes,
             executor=executor,
             on_bytes=bar.update,
         ):
             findings.merge(found)
+        add_repeats(duplicates, findings, partial(_name_samples, url, retry, mine))
     return CheckReport(
         dataset=redact(url),
         findings=findings.sorted(),
@@ -102,7 +151,42 @@ def check_dataset(
         raw_bytes=sum(shard.raw.bytes for shard in shards),
         stored_bytes=sum(shard.stored.bytes for shard in shards),
         seconds=round(time.monotonic() - began, 3),
+        documents=findings.documents,
+        above_limits=tuple(
+            kind
+            for kind, share in limits.items()
+            if findings.count(kind) > share * findings.documents
+        ),
     )
+
+
+def _choose_rules(
+    names: str | Collection[str],
+    max_bytes: int | str,
+    tokenizer: Any,
+    frame: tuple[TokenName, TokenName],
+    expected: Mapping[str, str | None],
+) -> tuple[DocumentRules, list[Finding]]:
+    """The rules for documents, and what is wrong with the tokens around them."""
+    if tokenizer is None:
+        if any(expected.values()):
+            raise ValueError("expect_bos and expect_eos need a tokenizer. Pass it")
+        return choose_rules(names, max_bytes), []
+    from cloudload.tokenization.tokenizer import load_tokenizer
+
+    spec = load_tokenizer(tokenizer, (frame,))
+    rules = choose_rules(names, max_bytes, spec)
+    return rules, list(check_frame(rules, spec.framing, **expected))
+
+
+def _name_samples(
+    url: str, retry: Retry, shards: Sequence[ShardInfo], shard: int, samples: Sequence[int]
+) -> tuple[str, list[str]]:
+    """The file name of a shard, and the indices of samples with their IDs, if they have one."""
+    info = shards[shard]
+    if any(column.name == ID_KEY for column in info.columns):
+        return info.raw.name, name_samples(url, info, retry, samples)
+    return info.raw.name, [f"sample {sample}" for sample in samples]
 
 
 def _check_dataset(

@@ -61,6 +61,8 @@ class Findings:
 
     _kept: dict[str, list[Finding]] = field(default_factory=dict)
     _counts: Counter[str] = field(default_factory=Counter)
+    documents: int = 0
+    """Number of documents that were tested."""
 
     def add(self, findings: Iterable[Finding]) -> None:
         """Add findings in order."""
@@ -70,12 +72,22 @@ class Findings:
             if len(kept) < MOST_LISTED:
                 kept.append(finding)
 
+    def add_unlisted(self, kind: str, number: int = 1) -> None:
+        """Count findings of a kind that are not listed, after those that are."""
+        if number:
+            self._counts[kind] += number
+
+    def count(self, kind: str) -> int:
+        """The number of findings of a kind."""
+        return self._counts[kind]
+
     def merge(self, later: Findings) -> None:
         """Add the findings of a collector that ran after this one."""
         for kind, found in later._kept.items():
             kept = self._kept.setdefault(kind, [])
             kept += found[: MOST_LISTED - len(kept)]
         self._counts.update(later._counts)
+        self.documents += later.documents
 
     def sorted(self) -> tuple[Finding, ...]:
         """The findings that were kept: errors first, grouped by kind, in the order found."""
@@ -109,11 +121,16 @@ class CheckReport:
     """Bytes of the shards as stored, according to the index."""
     seconds: float
     """Duration of the check in seconds."""
+    documents: int = 0
+    """Number of documents that the rules tested."""
+    above_limits: tuple[str, ...] = ()
+    """The rules that more documents break than `fail_on` allows."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether there is no error. Warnings and notes do not count."""
-        return not any(RULES[kind].severity == ERROR for kind in self.counts)
+        """Whether there is no error, and no rule is above its limit in `fail_on`."""
+        has_error = any(RULES[kind].severity == ERROR for kind in self.counts)
+        return not has_error and not self.above_limits
 
     def to_json(self) -> str:
         """Return the report as indented JSON."""

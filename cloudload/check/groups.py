@@ -1,6 +1,7 @@
 """Check shards in groups. Each group is a unit of work that any engine can run.
 
-    shards ─ cut_groups ─► groups ─ check_group, anywhere ─► findings of each ─ in order ─► report
+    shards ─ cut_groups ─► groups ─ check_group, anywhere ─┬► findings, in order ─► report
+                                                           └► hashes ─► duplicates
 
 The findings of a shard depend only on the dataset, so the report is the same for any groups,
 engine, and order of completion.
@@ -9,12 +10,17 @@ engine, and order of completion.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
 
+from cloudload.check.document_rules import DocumentRules
+from cloudload.check.documents import DocumentCheck
+from cloudload.check.duplicates import DuplicateFinder
 from cloudload.check.findings import Findings
 from cloudload.check.shards import check_shard
 from cloudload.engines.local import open_processes
@@ -39,6 +45,21 @@ class CheckWork:
     retry: Retry
     threads: int
     """Number of threads that read shards."""
+    rules: DocumentRules
+
+
+class ShardResult(NamedTuple):
+    """The findings of a shard, and the hashes of its documents by rule."""
+
+    findings: Findings
+    hashes: Mapping[str, bytes]
+
+
+class GroupResult(NamedTuple):
+    """The findings of a group, and the hashes of each of its shards."""
+
+    findings: Findings
+    hashes: list[Mapping[str, bytes]]
 
 
 def check_shards(
@@ -47,13 +68,16 @@ def check_shards(
     retry: Retry,
     shards: Sequence[ShardInfo],
     *,
+    rules: DocumentRules,
+    duplicates: DuplicateFinder,
     processes: int,
     executor: Executor | None,
     on_bytes: Callable[[int], object],
 ) -> Iterator[Findings]:
     """Yield the findings of groups of shards, in the order of the shards.
 
-    The groups run on the executor, or else on `processes` processes. `on_bytes` receives stored
+    `duplicates` receives the hashes of documents, by the index of their shard in `shards`. The
+    groups run on the executor, or else on `processes` processes. `on_bytes` receives stored
     bytes. Raises `WorkerError` if a process or the executor fails.
     """
     groups = cut_groups(shards, _GROUP_BYTES)
@@ -61,28 +85,60 @@ def check_shards(
     if is_alone and groups:
         groups = [tuple(shards)]
     place = os.path.abspath(url) if is_local(url) else url  # for other processes
-    work = CheckWork(place, text_key, retry, _THREADS_ALONE if is_alone else _THREADS)
+    work = CheckWork(place, text_key, retry, _THREADS_ALONE if is_alone else _THREADS, rules)
+    firsts = list(accumulate(map(len, groups), initial=0))
     with (
         nullcontext(executor) if executor else open_processes(min(processes, len(groups)))
     ) as engine:
         check = partial(check_group, work)
-        yield from in_order(run_units(check, groups, engine, on_bytes=on_bytes))
+        results = run_units(check, groups, engine, on_bytes=on_bytes)
+        yield from in_order(_take_hashes(results, firsts, duplicates))
+
+
+def _take_hashes(
+    results: Iterable[tuple[int, GroupResult]], firsts: Sequence[int], duplicates: DuplicateFinder
+) -> Iterator[tuple[int, Findings]]:
+    """Move the hashes of groups, as they arrive, to `duplicates`."""
+    for place, result in results:
+        for shard, hashes in enumerate(result.hashes, firsts[place]):
+            duplicates.add(shard, hashes)
+        yield place, result.findings
 
 
 def check_group(
     work: CheckWork, shards: Sequence[ShardInfo], on_bytes: Callable[[int], object]
-) -> Findings:
-    """Check shards in threads, and return their findings. `on_bytes` receives stored bytes."""
-    findings = Findings()
-    check = partial(check_shard, work.url, text_key=work.text_key, retry=work.retry)
+) -> GroupResult:
+    """Check shards in threads. `on_bytes` receives stored bytes."""
+    findings, hashes = Findings(), list[Mapping[str, bytes]]()
+    documents = DocumentCheck(work.rules, work.text_key)
+    check = partial(_check_shard, work, documents)
     threads = DaemonThreadPool(work.threads, "cloudload-check")
     try:
-        for info, found in run_in_order(partial(threads.submit, check), shards, 2 * work.threads):
-            findings.add(found)
+        for info, result in run_in_order(partial(threads.submit, check), shards, 2 * work.threads):
+            findings.merge(result.findings)
+            hashes.append(result.hashes)
             on_bytes(info.stored.bytes)
     finally:
         threads.close(timeout_s=1.0)
-    return findings
+    return GroupResult(findings, hashes)
+
+
+def _check_shard(work: CheckWork, documents: DocumentCheck, info: ShardInfo) -> ShardResult:
+    """Check the bytes of a shard, and then its documents."""
+    looked: list[tuple[Findings, Mapping[str, bytes]]] = []
+    found = Findings()
+    found.add(
+        check_shard(
+            work.url,
+            info,
+            work.text_key,
+            work.retry,
+            lambda shard: looked.append(documents.look(shard)),
+        )
+    )
+    for findings, _ in looked:
+        found.merge(findings)
+    return ShardResult(found, looked[0][1] if looked else {})
 
 
 def cut_groups(shards: Sequence[ShardInfo], group_bytes: int) -> list[tuple[ShardInfo, ...]]:

@@ -1,8 +1,8 @@
 """Every kind of finding: who is affected, how badly, and what to do.
 
 An `error` means that a reader refuses the dataset, or reads wrong samples, or misses some. A
-`warning` means that it refuses the dataset with some settings, or cannot verify it. A `note`
-affects nobody.
+`warning` means that it refuses the dataset with some settings, or cannot verify it, or that a
+document is doubtful. A `note` affects nobody.
 """
 
 from __future__ import annotations
@@ -242,5 +242,60 @@ RULES: dict[str, Rule] = {
         ERROR,
         (STREAMING,),
         "Convert the corpus again",
+    ),
+    # documents
+    "text-empty": Rule(
+        "A text is empty or only white space.",
+        WARNING,
+        (),
+        "Leave such documents out when the corpus is converted. A run counts them as empty",
+    ),
+    "text-long": Rule(
+        "A text has more bytes than `max_bytes`.",
+        WARNING,
+        (),
+        "Look at the documents with `cloudload head`. Long ones are often logs, tables, or data",
+    ),
+    "text-control": Rule(
+        "A text has NUL or other control characters, except white space and escape sequences.",
+        WARNING,
+        (),
+        "Remove the characters when the corpus is converted, or with a transform",
+    ),
+    "text-mojibake": Rule(
+        "A text was decoded with the wrong encoding, or has replacement characters (U+FFFD).",
+        WARNING,
+        (),
+        "Decode the source again with its own encoding",
+    ),
+    "text-special": Rule(
+        "A text has the name of a special token.",
+        WARNING,
+        (),
+        "cloudload encodes the name as text. Remove it if another tool may encode it as the token",
+    ),
+    "text-framed": Rule(
+        "A text begins with the bos, or ends with the eos, that the loader adds.",
+        WARNING,
+        (),
+        "Remove the token from the text, or pass bos=None or eos=None to the loader",
+    ),
+    "text-repeated": Rule(
+        "A text is the same as an earlier one.",
+        WARNING,
+        (),
+        "Remove the duplicates before the corpus is converted",
+    ),
+    "id-repeated": Rule(
+        "An ID is the same as an earlier one.",
+        WARNING,
+        (),
+        "Give each document an ID of its own. `cloudload where --id` finds all that have it",
+    ),
+    "framing-differs": Rule(
+        "The tokenizer gives documents another bos or eos than expected.",
+        ERROR,
+        (CLOUDLOAD,),
+        "Pass bos= and eos= to the loader, or repair the tokenizer's files",
     ),
 }

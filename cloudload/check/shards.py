@@ -13,7 +13,7 @@ import json
 import os
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,26 +40,54 @@ _DECODERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def check_shard(url: str, info: ShardInfo, text_key: str, retry: Retry) -> list[Finding]:
+def check_shard(
+    url: str,
+    info: ShardInfo,
+    text_key: str,
+    retry: Retry,
+    look: Callable[[Shard], object] | None = None,
+) -> list[Finding]:
     """Read a shard of the dataset at `url`, and return its findings.
 
-    At most one value is reported for each column. For encodings other than text, only the sizes of
-    values are checked. If the shard's codec is not installed here, the only finding says so.
+    `look` receives the shard if its samples are whole. At most one value is reported for each
+    column. For encodings other than text, only the sizes of values are checked. If the shard's
+    codec is not installed here, the only finding says so.
     """
     if found := check_codecs([info.compression], info.stored.name):
         return found
     try:
         if is_local(url) and info.zipped is None:
-            return list(_check_in_place(local_path(join_url(url, info.raw.name)), info, text_key))
+            path = local_path(join_url(url, info.raw.name))
+            return list(_check_in_place(path, info, text_key, look))
         with tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file:
             found = list(_fetch(url, info, file, retry))  # type: ignore[arg-type]
             if not any(finding.kind in ("size", "decompress") for finding in found):
                 file.flush()
-                found += _check_raw(Path(file.name), info, text_key)
+                found += _check_raw(Path(file.name), info, text_key, look)
             return found
     except StoreError as error:
         kind = "shard-missing" if error.is_missing else "shard-unreachable"
         return [find(kind, info.stored.name, str(error))]
+
+
+def name_samples(url: str, info: ShardInfo, retry: Retry, samples: Sequence[int]) -> list[str]:
+    """The index of each of `samples` in its shard, and its ID if it can be read again."""
+    try:
+        if is_local(url) and info.zipped is None:
+            shard = Shard(local_path(join_url(url, info.raw.name)), info)
+        else:
+            with tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file:
+                list(_fetch(url, info, file, retry))  # type: ignore[arg-type]
+                file.flush()
+                shard = Shard(Path(file.name), info)
+    except (StoreError, DatasetError, OSError):
+        return [f"sample {sample}" for sample in samples]
+    return [name_sample(shard, sample) for sample in samples]
+
+
+def name_sample(shard: Shard, sample: int) -> str:
+    """A sample's index in its shard, and its ID if it has one."""
+    return shard.where(sample).replace(f" of {shard.name}", "", 1)
 
 
 def check_codecs(compressions: Iterable[str | None], where: str = "") -> list[Finding]:
@@ -74,7 +102,9 @@ def check_codecs(compressions: Iterable[str | None], where: str = "") -> list[Fi
     return findings
 
 
-def _check_in_place(path: Path, info: ShardInfo, text_key: str) -> Iterator[Finding]:
+def _check_in_place(
+    path: Path, info: ShardInfo, text_key: str, look: Callable[[Shard], object] | None
+) -> Iterator[Finding]:
     if not path.is_file():
         yield find("shard-missing", info.raw.name, f"{path} is not a file")
         return
@@ -86,7 +116,7 @@ def _check_in_place(path: Path, info: ShardInfo, text_key: str) -> Iterator[Find
         return
     yield from found
     if not any(finding.kind == "size" for finding in found):
-        yield from _check_raw(path, info, text_key)
+        yield from _check_raw(path, info, text_key, look)
 
 
 def _fetch(url: str, info: ShardInfo, file: BinaryIO, retry: Retry) -> Iterator[Finding]:
@@ -133,7 +163,9 @@ def _check_file(
             yield find("hash-mismatch", expected.name, what)
 
 
-def _check_raw(path: Path, info: ShardInfo, text_key: str) -> Iterator[Finding]:
+def _check_raw(
+    path: Path, info: ShardInfo, text_key: str, look: Callable[[Shard], object] | None
+) -> Iterator[Finding]:
     """Check a raw shard of the right size."""
     with path.open("rb") as file:
         count = struct.unpack("<I", file.read(4))[0]
@@ -159,6 +191,8 @@ def _check_raw(path: Path, info: ShardInfo, text_key: str) -> Iterator[Finding]:
         is_bytes_text = column.name == text_key and column.encoding == "bytes"
         if column.encoding in ("str", *_DECODERS) or is_bytes_text:
             yield from _check_column(shard, number, column, text_key)
+    if look is not None:
+        look(shard)
 
 
 def _layout_fault(shard: Shard) -> str | None:

@@ -1,44 +1,78 @@
-"""`cloudload check`: check a dataset as cloudload and Streaming would read it."""
+"""`cloudload check`: check a dataset, its documents, and the first rows of a run."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cloudload.cli.command import add_command
 from cloudload.cli.engine import add_engine_options, open_engine
+from cloudload.cli.loader_options import CHECK, add_loader_options, read_loader_options
+from cloudload.cli.provenance import without_start_log
+from cloudload.cli.terminal_text import escape
 
 if TYPE_CHECKING:
     from cloudload.check.findings import CheckReport, Finding
     from cloudload.cli.command import Commands
+    from cloudload.provenance import GoldenReport
 
 _CHECK_EXAMPLE = """\
-The exit status is 1 if there is an error. Warnings and notes do not count.
+The exit status is 1 if there is an error, a rule is above its limit in --fail-on, or golden rows
+differ. Warnings and notes do not count.
 
 examples:
   cloudload check s3://bucket/mds --split train
+  cloudload check s3://bucket/mds --tokenizer gpt2 --fail-on text-repeated,text-mojibake=0.1%
+  cloudload check --config run.yaml --write-golden golden.json
+  cloudload check --config run.yaml --golden golden.json
   cloudload check s3://bucket/mds --engine ray --address auto
   cloudload check s3://bucket/mds --worker 3/64     one job of an array of 64
 """
+_MOST_SHOWN = 5
+_CHECK_OPTIONS = ("rules", "max_bytes", "fail_on", "expect_bos", "expect_eos", "sample")
 
 
 def add_check(commands: Commands) -> None:
-    add = add_command(
+    parser = add_command(
         commands,
         "check",
         _check,
-        help="check an MDS dataset as cloudload and Streaming would read it",
+        help="check an MDS dataset, its documents, and the first rows of a run",
         description="Read an MDS dataset's index and shards, and list the problems that cloudload "
-        "or MosaicML Streaming would have with it. Nothing is written.",
+        "or MosaicML Streaming would have with it, and documents that look wrong. Compare the "
+        "first rows of a run with those of an earlier one. Nothing is written to the dataset.",
         epilog=_CHECK_EXAMPLE,
         after_interrupt="Nothing was changed",
-    ).add_argument
-    add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
+    )
+    add = parser.add_argument
+    data = "location of the dataset: a folder or URL (default: the data of --config)"
+    add("dataset", nargs="?", metavar="DATASET", help=data)
     add("--split", metavar="NAME", help="check DATASET/NAME")
-    text = "column that holds the document (default: text)"
-    add("--text-key", default="text", metavar="COLUMN", help=text)
+    add("--text-key", metavar="COLUMN", help="column that holds the document (default: text)")
+    rules = "rules for documents, with commas: all, none, or names such as text-repeated; see the "
+    rules += "docs for all (default: all)"
+    add("--rules", type=_split, metavar="NAMES", help=rules)
+    size = "size above which a text breaks the rule text-long, such as 1mb (default: 10mb)"
+    add("--max-bytes", metavar="SIZE", help=size)
+    tokenizer = "tokenizer of the run, for the rules text-special and text-framed"
+    add("--tokenizer", metavar="NAME", help=tokenizer)
+    expect = "token that the tokenizer should put {} each document, or none"
+    add("--expect-bos", metavar="TOKEN", help=expect.format("before"))
+    add("--expect-eos", metavar="TOKEN", help=expect.format("after"))
+    fail = "rules that make the exit status 1, with commas, each with the share of documents that "
+    fail += "may break it, such as text-mojibake=0.1%%; all stands for every rule"
+    add("--fail-on", type=_parse_limits, metavar="NAME[=SHARE],...", help=fail)
     sample = "shards to read, evenly spread, or all. 0 checks only the index and the objects' sizes"
-    add("--sample", type=_sample, default="all", metavar="N", help=f"{sample} (default: all)")
+    add("--sample", type=_sample, metavar="N", help=f"{sample} (default: all)")
+    add_loader_options(parser)
+    golden = "write the first rows of the run of --config to FILE, and check nothing"
+    add("--write-golden", type=Path, metavar="FILE", help=golden)
+    add("--rows", type=int, metavar="N", help="number of rows to write (default: 256)")
+    compare = "also compare the first rows of the run of --config with those in FILE"
+    add("--golden", type=Path, metavar="FILE", help=compare)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
     share = "check a share of the shards: I/N, from 0/N to N-1/N; or auto, in an array of jobs"
     add("--worker", metavar="I/N", help=share)
@@ -47,30 +81,135 @@ def add_check(commands: Commands) -> None:
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
 
-def _sample(text: str) -> int | None:
+def _sample(text: str) -> int | str:
     if text == "all":
-        return None
+        return text
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of shards nor all")
     return int(text)
 
 
+def _split(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",")]
+
+
+def _parse_limits(text: str) -> dict[str, str]:
+    pairs = (each.partition("=") for each in _split(text))
+    return {name: share or "0" for name, _, share in pairs}
+
+
+@without_start_log()
 def _check(options: argparse.Namespace) -> int:
+    has_config = bool(options.yaml or options.config or options.option)
+    if not has_config:
+        if options.dataset is None:
+            options.parser.error("there is no DATASET. Pass it, or a run (--config)")
+        if options.golden or options.write_golden:
+            options.parser.error("golden rows are those of a run. Pass it (--config)")
+        run: dict[str, Any] = {}
+    else:
+        options.data = None if options.dataset is None else [options.dataset]
+        run = read_loader_options(options, CHECK)
+    given = _merge_options(run.pop(CHECK, {}), options)
+    if options.write_golden:
+        return _write_golden(run, options)
+    reports = list(_check_datasets(run, given, options)) if has_config else []
+    if not has_config:
+        reports = [_check_one(options.dataset, options.split, given, options)]
+    golden = _compare_golden(run, options) if options.golden else None
+    _print(reports, golden, options, is_plain=not has_config)
+    return 0 if all(each.is_sound for each in reports) and (not golden or golden.is_same) else 1
+
+
+def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """The options of `check_dataset` in the part `check` of a config, and then in the flags."""
+    if not isinstance(config, Mapping) or set(config) - set(_CHECK_OPTIONS):
+        known = ", ".join(_CHECK_OPTIONS)
+        raise ValueError(f"`check` in the config is {config!r}. Use any of {known}, by name")
+    flags = {name: getattr(options, name) for name in _CHECK_OPTIONS}
+    given = {**config, **{name: value for name, value in flags.items() if value is not None}}
+    if given.get("sample") == "all":
+        del given["sample"]
+    return given
+
+
+def _check_datasets(
+    run: Mapping[str, Any], given: Mapping[str, Any], options: argparse.Namespace
+) -> Iterator[CheckReport]:
+    """Check the dataset of each stream of a run."""
+    from cloudload.config.stream import Stream
+
+    data = run["data"]
+    of_run = {"tokenizer": run.get("tokenizer"), "text_key": run.get("text_key", "text")}
+    for each in [data] if isinstance(data, str | Stream) else data:
+        stream = each if isinstance(each, Stream) else Stream(each, split=options.split)
+        own = {"bos": stream.bos, "eos": stream.eos}
+        frame = {
+            name: run.get(name, "auto") if token == "same" else token for name, token in own.items()
+        }
+        arguments = {**of_run, **frame, **given}
+        yield _check_one(stream.remote, stream.split, arguments, options)
+
+
+def _check_one(
+    dataset: str, split: str | None, arguments: Mapping[str, Any], options: argparse.Namespace
+) -> CheckReport:
     from cloudload.check import check_dataset
 
+    flags = {"tokenizer": options.tokenizer, "text_key": options.text_key}
+    flags = {name: value for name, value in flags.items() if value is not None}
     with open_engine(options) as executor:
-        report = check_dataset(
-            options.dataset,
-            split=options.split,
-            text_key=options.text_key,
-            sample=options.sample,
+        return check_dataset(
+            dataset,
+            split=split,
+            **{**arguments, **flags},
             processes=options.processes,
             executor=executor,
             worker=options.worker,
             progress=not options.quiet,
         )
-    print(report.to_json() if options.json else _summary(report))
-    return 0 if report.is_sound else 1
+
+
+def _write_golden(run: Mapping[str, Any], options: argparse.Namespace) -> int:
+    from cloudload.provenance.golden import NUM_ROWS, record_golden
+
+    num_rows = NUM_ROWS if options.rows is None else options.rows
+    golden = record_golden(num_rows, **run)
+    options.write_golden.write_text(golden.to_json(), "utf-8")
+    found = {"rows": len(golden.rows), "digest": golden.digest, "file": str(options.write_golden)}
+    text = f"{found['file']} has {found['rows']:,} rows with the digest {found['digest']}"
+    print(json.dumps(found, indent=2) if options.json else text)
+    return 0
+
+
+def _compare_golden(run: Mapping[str, Any], options: argparse.Namespace) -> GoldenReport:
+    from cloudload.provenance.golden import compare_golden, read_golden
+
+    return compare_golden(read_golden(options.golden), **run)
+
+
+def _print(
+    reports: list[CheckReport],
+    golden: GoldenReport | None,
+    options: argparse.Namespace,
+    *,
+    is_plain: bool,
+) -> None:
+    from cloudload.provenance.golden import describe_report
+
+    if not options.json:
+        lines = [_summary(each) for each in reports]
+        if golden is not None:
+            lines += map(escape, describe_report(golden))
+        print("\n".join(lines))
+    elif is_plain:
+        print(reports[0].to_json())
+    else:
+        found = {
+            "datasets": [json.loads(each.to_json()) for each in reports],
+            "golden": None if golden is None else golden.as_dict(),
+        }
+        print(json.dumps(found, indent=2, default=str))
 
 
 def _summary(report: CheckReport) -> str:
@@ -86,22 +225,35 @@ def _summary(report: CheckReport) -> str:
     by_kind: dict[tuple[str, tuple[str, ...]], list[Finding]] = {}
     for finding in report.findings:
         by_kind.setdefault((finding.kind, finding.readers), []).append(finding)
+    shown: dict[str, int] = {}
     for (kind, readers), found in by_kind.items():
         who = f", for {' and '.join(readers)}" if readers else ""
+        first = _shorten(found)
+        shown[kind] = shown.get(kind, 0) + len(first)
         lines.append(f"  {found[0].severity}: {kind}{who}")
-        lines += [f"    {_describe(finding)}" for finding in found]
+        lines += [f"    {_describe(finding)}" for finding in first]
         lines += [f"    {advice}" for advice in dict.fromkeys(each.advice for each in found)]
     for kind, count in report.counts.items():
-        if more := count - sum(finding.kind == kind for finding in report.findings):
+        if more := count - shown.get(kind, 0):
             lines.append(f"  and {more:,} more of the kind {kind}")
+    for kind in report.above_limits:
+        share = report.counts[kind] / max(1, report.documents)
+        lines.append(f"  failed: {kind}, {share:.3%} of the documents")
     if "index-missing" not in report.counts:
         lines += [
             f"  shards     {report.shards:,} ({report.shards_read:,} read)",
-            f"  samples    {report.samples:,}",
+            f"  samples    {report.samples:,} ({report.documents:,} tested by the rules)",
             f"  bytes      {report.stored_bytes:,} ({report.raw_bytes:,} raw)",
             f"  seconds    {report.seconds:.1f}",
         ]
     return "\n".join(lines)
+
+
+def _shorten(found: list[Finding]) -> list[Finding]:
+    """Show fewer documents than damaged shards, because there may be many."""
+    from cloudload.check.document_rules import DOCUMENT_RULES
+
+    return found[:_MOST_SHOWN] if found[0].kind in DOCUMENT_RULES else found
 
 
 def _describe(finding: Finding) -> str:

@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+CHECK = "check"
+"""The part of a config that only `cloudload check` reads."""
+
 
 def add_loader_options(parser: argparse.ArgumentParser) -> None:
     """Add `--yaml`, `--config` and `--option`."""
@@ -51,6 +54,8 @@ def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, A
 
         arguments["transform"] = import_transform(arguments["transform"])
     arguments |= dict(map(_parse_option, options.option))
+    if CHECK not in known:
+        arguments.pop(CHECK, None)
     if arguments.get("lengths") is False:
         arguments["lengths"] = "off"  # YAML reads it as a boolean
     _check_names(arguments, known)

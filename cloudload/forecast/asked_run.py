@@ -12,12 +12,14 @@ from cloudload.forecast.cases import Cases
 from cloudload.forecast.prices import Prices
 from cloudload.forecast.reading import Reading, ReadingWorld
 from cloudload.forecast.shard_uses import FoundUses, find_uses
+from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.dealing import deal_lanes, find_lane_hosts
 from cloudload.stats import READ
 from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import count_documents_ahead
 
 _DEFAULT_WORKERS = 4
+_MOST_PACKED = 1 << 24  # documents, which are packed in less than a minute
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Case:
 
     extent: Extent
     uses: FoundUses
+    is_packed: bool = False
+    """Whether all documents were packed into rows of `best_fit` to find the length."""
 
     def of_node(self, node: int) -> FoundUses:
         """The uses of one node."""
@@ -71,13 +75,11 @@ class AskedRun:
         """
         found = []
         for run in cases.runs:
-            extent = find_extent(
-                run,
-                self.plan.global_batch,
-                tokens=self.tokens,
-                steps=self.steps,
-                drops_tail=self.plan.delivery.tail == "drop",
-            )
+            extent = self._find_extent(run)
+            read = int(extent.counts[:, list(READ)].sum())
+            is_packed = cases.packed is not None and read <= _MOST_PACKED
+            if cases.packed is not None and is_packed:
+                extent = self._find_extent(cases.packed)
             reading = Reading(
                 lengths=run,
                 num_rows=extent.rows,
@@ -87,8 +89,17 @@ class AskedRun:
                 is_whole=extent.is_whole,
                 measures_rest=self.plan.lengths is None,
             )
-            found.append(Case(extent, find_uses(reading)))
+            found.append(Case(extent, find_uses(reading), is_packed))
         return found
+
+    def _find_extent(self, run: RunLengths) -> Extent:
+        return find_extent(
+            run,
+            self.plan.global_batch,
+            tokens=self.tokens,
+            steps=self.steps,
+            drops_tail=self.plan.delivery.tail == "drop",
+        )
 
     @property
     def rows_ahead(self) -> int:

@@ -2,7 +2,8 @@
 
 token lengths ─► one case, exact
 none          ─► a sample of each stream ─► `_DRAWS` cases, and the sampling error
-best_fit      ─► the same, as a `concat` run with as many tokens per row as best_fit rows have
+best_fit      ─► the same, as a `concat` run with as many tokens per row as best_fit rows have;
+                 with token lengths, also the run itself, for its length
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Cases:
     """The share of a row that `best_fit` fills; exactly 1 otherwise."""
     basis: str
     """The basis of the figures, in words."""
+    packed: RunLengths | None = None
+    """The run itself, if it packs by `best_fit` and has token lengths."""
 
     @property
     def is_exact(self) -> bool:
@@ -107,14 +110,15 @@ def _prepare(
 ) -> Cases:
     """Prepare cases. `read` has the samples, and the basis of the figures in words."""
     samples, basis = read
-    fill = Figure.exact(1)
+    fill, packed = Figure.exact(1), None
     if recipe.packing.has_residue:
         fill = _measure_fill(recipe, RunLengths(recipe, root, lengths[0]), rows_of_lane)
         filled = max(1, round(fill.value * recipe.config.seq_len))
+        packed = None if samples else RunLengths(recipe, root, lengths[0])
         recipe = recipe.reconfigure(packing="concat", seq_len=filled)
         basis += ", and rows packed from some of the documents"
     runs = tuple(RunLengths(recipe, root, each) for each in lengths)
-    return Cases(runs, samples, fill, basis)
+    return Cases(runs, samples, fill, basis, packed)
 
 
 def _measure_fill(recipe: Recipe, lengths: RunLengths, rows_of_lane: int) -> Figure:

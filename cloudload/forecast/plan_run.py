@@ -26,7 +26,7 @@ from cloudload.forecast.prices import read_prices
 from cloudload.forecast.run_plan import RunPlan, StreamPlan
 from cloudload.forecast.speed import Speed, measure_speed
 from cloudload.loader import CloudLoader
-from cloudload.stats import PADDING, READ, TOKENS
+from cloudload.stats import READ, TOKENS
 from cloudload.storage.redaction import redact
 
 _MOST_EPOCHS = 4
@@ -118,6 +118,9 @@ class _Forecast:
         self._cases, self._corpus = cases, asked.plan.recipe.corpus
         self._found = asked.follow(cases)
         self._nodes = NodeForecast(asked, cases, self._found)
+        self._is_packed = all(case.is_packed for case in self._found)
+        # the length is then exact, whatever is known of the cache
+        self._has_known_rows = asked.has_full_rows or self._is_packed
 
     def summarize(self) -> RunPlan:
         """Everything except the measured speed."""
@@ -129,7 +132,7 @@ class _Forecast:
         rows = self._count([case.extent.steps * plan.global_batch for case in self._found])
         found = RunPlan(
             description=self._describe(),
-            basis=self._cases.basis,
+            basis="token lengths" if self._is_packed else self._cases.basis,
             seq_len=config.seq_len,
             global_batch=plan.global_batch,
             world_size=self._asked.world.size,
@@ -168,30 +171,30 @@ class _Forecast:
     def _count(self, values: Sequence[float]) -> Figure:
         """Rows or steps. They are exact if they do not depend on lengths."""
         is_endless = self._plan.recipe.config.epochs is None
-        is_exact = self._asked.has_full_rows or (is_endless and self._asked.steps is not None)
+        is_exact = self._has_known_rows or (is_endless and self._asked.steps is not None)
         return self._cases.summarize(values, is_exact=is_exact, error=self._cases.error)
 
     def _count_tokens(self) -> Figure:
         values = [int(case.extent.counts[:, TOKENS].sum()) for case in self._found]
-        return self._cases.summarize(
-            values, is_exact=self._asked.has_full_rows, error=self._cases.error
-        )
+        return self._cases.summarize(values, is_exact=self._has_known_rows, error=self._cases.error)
 
     def _find_padding(self) -> Figure:
-        if self._plan.recipe.packing.has_residue:
+        if self._plan.recipe.packing.has_residue and not self._is_packed:
             fill = self._cases.fill
             return Figure(1 - fill.value, 1 - fill.high, max(0.0, 1 - fill.low))
         shares = []
         for case in self._found:
-            total = case.extent.rows * self._plan.recipe.config.seq_len
-            shares.append(int(case.extent.counts[:, PADDING].sum()) / max(1, total))
-        return self._cases.summarize(shares, is_exact=self._asked.has_full_rows)
+            rows = case.extent.steps * self._plan.global_batch  # those that fill the last step, too
+            tokens = int(case.extent.counts[:, TOKENS].sum())
+            shares.append(1 - tokens / max(1, rows * self._plan.recipe.config.seq_len))
+        return self._cases.summarize(shares, is_exact=self._has_known_rows)
 
     def _plan_stream(self, stream: int) -> StreamPlan:
         counts = [case.extent.counts for case in self._found]
         cases, is_mixed = self._cases, self._plan.recipe.config.is_mixed
         number, error = len(self._corpus.datasets), self._cases.error_of(stream)
         is_exact = self._asked.has_full_rows and (is_mixed or number == 1)
+        is_exact |= self._is_packed
         own = [int(each[stream, TOKENS]) for each in counts]
         totals = [max(1, int(each[:, TOKENS].sum())) for each in counts]
         shares = [value / total for value, total in zip(own, totals, strict=True)]
@@ -213,7 +216,7 @@ class _Forecast:
         ]
         is_whole = all(case.extent.is_whole for case in self._found)
         values = [each / max(1, samples) for each in read]
-        return self._cases.summarize(values, is_exact=is_whole, error=error)
+        return self._cases.summarize(values, is_exact=is_whole or self._is_packed, error=error)
 
     # ------------------------------------------------------------ warnings
 

@@ -11,6 +11,8 @@
     render_rows     rows ─► HTML page
     describe_state  state ─► the run's position, in words
     compare_states  two states ─► the differences, and their effect on a resume
+    record_golden   options of a loader ─► its first rows, as a file
+    compare_golden  such a file, options of a loader ─► the first row that differs, and why
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
 Steps count global batches from the start of the run, from 1. The run's world size does not matter.
@@ -23,6 +25,11 @@ from cloudload.provenance.documents import Occurrence as Occurrence
 from cloudload.provenance.documents import explain_absence as explain_absence
 from cloudload.provenance.documents import find_document as find_document
 from cloudload.provenance.documents import find_samples as find_samples
+from cloudload.provenance.golden import Golden as Golden
+from cloudload.provenance.golden import GoldenReport as GoldenReport
+from cloudload.provenance.golden import compare_golden as compare_golden
+from cloudload.provenance.golden import read_golden as read_golden
+from cloudload.provenance.golden import record_golden as record_golden
 from cloudload.provenance.row_page import render_rows as render_rows
 from cloudload.provenance.rows import trace_documents as trace_documents
 from cloudload.provenance.rows import trace_steps as trace_steps

@@ -242,13 +242,18 @@ def compare_with_loader(
     Also returns the reason why the loader refuses the state, or None if it continues from it. The
     fields exclude the position, because the loader is then at the state's position.
     """
-    found = compare_states(state, loader.state_dict())
-    changed = [each for each in found if each.name not in {*_POSITION, *_LANES, "global_batch"}]
+    changed = compare_options(state, loader.state_dict())
     try:
         loader.load_state_dict(state)
     except (CloudloadError, ValueError) as error:
         return changed, str(error)
     return changed, None
+
+
+def compare_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """The fields in which two states differ, without those of the position."""
+    found = compare_states(before, after)
+    return [each for each in found if each.name not in {*_POSITION, *_LANES, "global_batch"}]
 
 
 def _rule_of(name: str) -> str:

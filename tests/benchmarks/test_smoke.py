@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.catalogue import RACES
+from cloudload.check.document_rules import DOCUMENT_RULES
 from tests.support import ROOT
 from tests.support.corpora import random_documents
 from tests.support.warm_start import stand_in
@@ -23,7 +24,7 @@ from tests.support.warm_start import stand_in
 pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
-COVERED |= {"trace", "losses"}
+COVERED |= {"trace", "losses", "check_rules"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -141,6 +142,21 @@ def test_losses_reports_costs_and_sizes(corpus: Path) -> None:
     training, log = run_json("losses", "--corpus", str(corpus), "--steps=3", "--logged=3").values()
     assert 0 < training[0]["of a step, %"] < 100
     assert 0 < log[0]["bytes per record"] < 100
+
+
+def test_plan_reports_forecasts_beside_real_values(corpus: Path) -> None:
+    lines = [json.loads(line) for line in run("plan", str(corpus / "part.jsonl.gz")).splitlines()]
+    assert {line["figure"] for line in lines} >= {"s to the first batch", "rows", "tokens"}
+    exact = [line for line in lines if line["is_exact"]]
+    assert len(exact) > 10
+    assert all(line["real_error"] == 0 for line in exact)
+    assert lines[0]["value"] > 0 < lines[0]["real"]
+
+
+def test_check_rules_reports_each_rule(corpus: Path) -> None:
+    [rows] = run_json("check_rules", "--corpus", str(corpus), "--rounds=2").values()
+    assert [row["rule"] for row in rows] == ["none", *DOCUMENT_RULES, "all"]
+    assert all(row["MB per CPU s"] > 0 for row in rows)
 
 
 def test_convert_reports_each_way_and_hashes(corpus: Path) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from cloudload import cli
 from cloudload.check import check_dataset, groups
+from cloudload.check.document_rules import choose_rules
+from cloudload.check.duplicates import DuplicateFinder
 from cloudload.check.findings import MOST_LISTED, CheckReport
 from cloudload.check.shards import check_shard
 from cloudload.mds.index import parse_index
@@ -118,6 +120,7 @@ def test_a_worker_without_a_codec_says_so(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_bytes_of_all_shards_are_reported(damaged: Path) -> None:
     shards = parse_index((damaged / "index.json").read_bytes(), "x")
     whole = [info for number, info in enumerate(shards) if number % 2 == 0]
+    rules = choose_rules("all", "1mb")
     for processes in (1, 2):
         sizes: list[int] = []
         for _ in groups.check_shards(
@@ -125,6 +128,8 @@ def test_the_bytes_of_all_shards_are_reported(damaged: Path) -> None:
             "text",
             Retry(),
             whole,
+            rules=rules,
+            duplicates=DuplicateFinder(rules.hashed, 0),
             processes=processes,
             executor=None,
             on_bytes=sizes.append,

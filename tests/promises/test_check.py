@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cloudload.check import check_dataset
+from cloudload.check.document_rules import DOCUMENT_RULES
 from cloudload.check.rules import BOTH, CLOUDLOAD, ERROR, RULES, STREAMING
 from tests.support.both_readers import read_by_cloudload, streaming_dataset
 from tests.support.corpora import write_mds
@@ -107,7 +108,9 @@ CASES: dict[str, Case] = {
     "too-large": Case(exceed_32_bits, IN_PLACE),
     "name-escapes": Case(rename("../outside.mds"), harm=lambda: Path("outside.mds").exists()),
     "name-refused": Case(rename("a*b.mds")),
-    "name-repeated": Case(edit(lambda index: index["shards"].append(index["shards"][0]))),
+    "name-repeated": Case(
+        edit(lambda index: index["shards"].append(index["shards"][0])), also=("text-repeated",)
+    ),
     "name-clash": Case(rename("SHARD.00000.mds")),
     "compression-unknown": Case(
         edit_entry(lambda entry: entry.update(compression="lz4")), dataset=ZSTD
@@ -232,6 +235,8 @@ ELSEWHERE = {
     *("codec-missing", "encoding-unread", "unlisted", "leftover"),
     # tests/stores
     *("url", "shard-unreachable", "not-listed"),
+    # tests/promises/test_document_rules.py
+    *(*DOCUMENT_RULES, "framing-differs"),
 }
 
 

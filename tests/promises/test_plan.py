@@ -138,10 +138,39 @@ def test_best_fit_rows_are_as_full_as_the_plan_says(
     found = plan(tmp_path, options, steps=20, sample=1.0)
     real = read_run(options, tmp_path, 1, 1, 20)
     assert (found.rows.value, found.rows.is_exact) == (real.rows, True)
-    assert not found.tokens.is_exact
+    assert found.tokens.is_exact == (lengths == "require")
     assert found.tokens.low <= real.tokens <= found.tokens.high
     assert 0 < found.padding.value < 0.5
     assert found.any_world == (lengths == "require")
+
+
+BEST_FIT: list[Case] = [
+    ("one", {"epochs": 2}, {}),
+    ("one", {"open_rows": 2}, {"tokens": 20_000}),
+    ("joined", {"min_tokens": 60, "epochs": 1}, {}),
+    ("mixed", {}, {"steps": 30}),
+]
+
+
+@pytest.mark.parametrize("world", WORLDS[:2])
+@pytest.mark.parametrize("case", BEST_FIT)
+def test_with_lengths_the_length_of_a_best_fit_run_is_exact(
+    corpora: list[Path], tmp_path: Path, world: tuple[int, int], case: Case
+) -> None:
+    data, settings, length = case
+    options = options_of(data_of(data, corpora), packing="best_fit", **settings)
+    options["seq_len"] = 300
+    found = plan(tmp_path, options, nodes=world[0], ranks_per_node=world[1], **length)
+    steps = None if "epochs" in settings else int(found.steps.value)
+    real = read_run(options, tmp_path, *world, steps)
+    figures = [each for each in compare(found, real) if each[1].is_exact]
+    assert not [name for name, each, value in figures if each.value != value]
+    streams = {f"tokens of {each.name}" for each in found.streams}
+    assert {name for name, _, _ in figures} >= {"rows", "steps", "tokens"} | streams
+    padding = 1 - real.tokens / (real.rows * 300)
+    assert found.padding.is_exact
+    assert found.padding.value == pytest.approx(padding)
+    assert found.basis == "token lengths"
 
 
 def test_a_small_cache_downloads_again_within_the_stated_range(

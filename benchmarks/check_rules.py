@@ -1,0 +1,67 @@
+"""Measure what each rule for documents costs `cloudload check`.
+
+    python -m benchmarks.check_rules --corpus FOLDER
+
+Each time is the CPU time of a check of all shards with the rule, less that of a check without
+rules: the median of the rounds, in turns, in one process. The dataset is not compressed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from benchmarks.documents import add_documents, read_or_generate, write_dataset
+from benchmarks.figures import Row, print_tables
+from benchmarks.harness import Options
+from cloudload.check.check import check_dataset
+from cloudload.check.document_rules import DOCUMENT_RULES
+
+TOKENIZER = Path(__file__).parents[1] / "examples" / "tokenizer"
+NO_RULES, ALL_RULES = "none", "all"
+
+
+def main() -> None:
+    options = Options(__doc__)
+    add_documents(options)
+    options.add_amount("rounds", 9, 2, "checks with each rule")
+    args = options.parse()
+    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
+        dataset = write_dataset(
+            read_or_generate(args.corpus, 1e6 * args.megabytes), Path(folder, "mds")
+        )
+        rows = measure_rules(dataset, args.rounds)
+    print_tables([("rules", rows)], as_json=args.json)
+
+
+def measure_rules(dataset: str, rounds: int) -> list[Row]:
+    """Check the dataset with each rule, with none, and with all of them."""
+    names = (NO_RULES, *DOCUMENT_RULES, ALL_RULES)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    megabytes = 0.0
+    for _ in range(rounds):
+        for name in names:
+            began = time.process_time()
+            report = check_dataset(
+                dataset, rules=name, tokenizer=TOKENIZER, processes=1, progress=False
+            )
+            times[name].append(time.process_time() - began)
+            megabytes = report.raw_bytes / 1e6
+    base = median(times[NO_RULES])
+    return [_describe(name, median(times[name]), base, megabytes) for name in names]
+
+
+def _describe(name: str, total_s: float, base_s: float, megabytes: float) -> Row:
+    own_s = total_s if name == NO_RULES else total_s - base_s
+    return {
+        "rule": name,
+        "CPU ms": round(1e3 * own_s, 1),
+        "MB per CPU s": round(megabytes / max(own_s, 1e-4)),
+        "of a check without rules, %": round(100 * own_s / base_s, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Find text that was decoded with the wrong encoding and then encoded again as UTF-8.
+
+    é is c3 a9       read as Latin-1 or Windows-1252    Ã©     c3 83 c2 a9
+    “ is e2 80 9c    read as Windows-1252               â€œ   c3 a2 e2 82 ac c5 93
+
+Every lead byte of UTF-8 becomes one of a few letters, and every other byte becomes a symbol or an
+unusual letter. So the text has such a letter followed by as many such characters as the lead byte
+announces. Correct text hardly ever has this sequence. Punctuation after a capital letter, such as
+`É»`, is not counted.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PUNCTUATION = "\xa0«»“”…\u2018\u2019\u2013\u2014"  # quotation marks and dashes
+_EXCERPT_BYTES = 24
+
+
+def _alternatives(characters: set[str]) -> bytes:
+    return b"(?:" + b"|".join(sorted(each.encode() for each in characters)) + b")"
+
+
+def _read_rest(*encodings: str) -> set[str]:
+    """The characters that the bytes 80 to bf, which follow a lead byte, become."""
+    rest = bytes(range(0x80, 0xC0))
+    return {each for name in encodings for each in rest.decode(name, "ignore")}
+
+
+def _compile() -> tuple[re.Pattern[bytes], ...]:
+    """One pattern for each first byte, because the search for a fixed first byte is fast."""
+    western = _read_rest("latin-1", "cp1252")
+    any_, symbol = _alternatives(western), _alternatives(western - set(_PUNCTUATION))
+    latin = (
+        b"\x82%b" % any_,  # Â£
+        b"\x83%b" % symbol,  # Ã©
+        b"[\x84-\x9f]%b\xc3[\x84-\x9f]%b" % (any_, any_),  # ÐŸÑ€
+        b"[\xa0-\xaf](?:%b%b|%b%b)" % (symbol, any_, any_, symbol),  # â€™
+        b"[\xb0-\xb4]%b%b%b" % (any_, any_, any_),  # an emoji
+    )
+    cyrillic = b"\xd0[\xa0\xa1]" + _alternatives(_read_rest("cp1251"))
+    return re.compile(b"\xc3(?:" + b"|".join(latin) + b")"), re.compile(cyrillic * 3)
+
+
+_WRONGLY_DECODED = _compile()
+_REPLACEMENT = "\ufffd".encode()
+
+
+def find_mojibake(text: bytes) -> str | None:
+    """Describe the first sequence of UTF-8 `text` that was decoded wrongly, or return None."""
+    if text.isascii():
+        return None
+    if (place := text.find(_REPLACEMENT)) >= 0:
+        return f"has a replacement character (U+FFFD) at byte {place:,}"
+    for pattern in _WRONGLY_DECODED:
+        if found := pattern.search(text):
+            shown = text[found.start() : found.start() + _EXCERPT_BYTES].decode("utf-8", "ignore")
+            return f"has text that was decoded wrongly at byte {found.start():,}: {shown!r}"
+    return None

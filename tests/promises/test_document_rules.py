@@ -1,0 +1,237 @@
+"""`check_dataset` finds doubtful and repeated documents, names them, and fails as it is told."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cloudload import cli
+from cloudload.check import check_dataset, duplicates, groups
+from cloudload.check.document_rules import DOCUMENT_RULES
+from cloudload.check.findings import MOST_LISTED, CheckReport
+from cloudload.check.mojibake import find_mojibake
+from tests.support.corpora import EOS, byte_tokenizer, write_mds
+
+PLAIN = [f"document {number}, ascii" for number in range(70)]
+RUSSIAN, FRENCH, EMOJI = "Привет, мир", "déjà vu, l\u2019été", "fine 😀 day"
+
+
+def check(folder: Path, **options: Any) -> CheckReport:
+    return check_dataset(folder, progress=False, processes=1, **options)
+
+
+def write(folder: Path, *texts: str, ids: list[str] | None = None, **options: Any) -> Path:
+    """Write documents after 70 that break no rule, 10 in each shard."""
+    documents = [*PLAIN, *texts]
+    if ids is not None:
+        options["extra"] = {"id": ("str", [f"plain-{number}" for number in range(70)] + ids)}
+    sizes = [10] * (len(documents) // 10) + [len(documents) % 10] * (len(documents) % 10 > 0)
+    write_mds(folder, documents, shard_samples=sizes, **options)
+    return folder
+
+
+def wrongly(text: str, encoding: str) -> str:
+    """The text, read with the wrong encoding."""
+    return text.encode().decode(encoding, "ignore")
+
+
+BROKEN: list[tuple[str, str, str]] = [
+    ("text-empty", "", "is empty"),
+    ("text-empty", " \n\t", "is only white space (3 bytes)"),
+    ("text-empty", "\u3000\xa0" * 50, "is only white space (250 bytes)"),
+    ("text-long", "x" * 1025, "has 1,025 bytes, more than 1,024"),
+    ("text-control", "a\x00b\x00", "has 2 control characters, the first U+0000 at byte 1"),
+    ("text-control", "é\x9bm", "has 1 control character, the first U+009B at byte 2"),
+    ("text-mojibake", "bad \ufffd", "has a replacement character (U+FFFD) at byte 4"),
+    ("text-mojibake", wrongly(FRENCH, "cp1252"), "decoded wrongly at byte 1: 'Ã©"),
+    ("text-mojibake", wrongly("it\u2019s", "cp1252"), "decoded wrongly at byte 2: 'â€™s'"),
+    ("text-mojibake", wrongly(RUSSIAN, "cp1251"), "decoded wrongly at byte 0"),
+    ("text-mojibake", wrongly(EMOJI, "cp1252"), "decoded wrongly at byte 5"),
+    ("text-special", "then <|im_start|> now", "has <|im_start|> at byte 5"),
+]
+GOOD = [
+    *("\x1b[31mred\x1b[0m\r\n", "x" * 1024, RUSSIAN, FRENCH, EMOJI, "狐 の", "عربي", "<s> <| |>"),
+    *("CAFÉ»\u2013NÃO", "ESPAÑ”", "tout collè…» après", "ROMÂNIA\x85", "à « la » carte", "Ñ©"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "what"), BROKEN)
+def test_a_document_that_breaks_a_rule_is_named(
+    tmp_path: Path, kind: str, text: str, what: str
+) -> None:
+    folder = write(tmp_path / "data", "good", text, ids=["first", "second"])
+    report = check(folder, max_bytes="1kb")
+    assert report.counts == {kind: 1}
+    [finding] = report.findings
+    assert finding.where == "shard.00007.mds"
+    assert finding.what.startswith("sample 1 (id 'second') ")
+    assert what in finding.what.encode().decode("unicode_escape") or what in finding.what
+    assert (report.documents, report.is_sound) == (72, True)
+    assert not check(folder, max_bytes="1kb", fail_on=[kind]).is_sound
+
+
+def test_texts_of_many_languages_break_no_rule(tmp_path: Path) -> None:
+    report = check(write(tmp_path / "data", *GOOD), max_bytes="1kb")
+    assert (report.findings, report.documents) == ((), 70 + len(GOOD))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc", "Co", "Cn"]), min_size=1))
+@settings(max_examples=200)
+def test_text_that_is_read_as_latin_1_is_found_and_its_ascii_is_not(text: str) -> None:
+    wrong = wrongly(text, "latin-1")
+    is_certain = any(ord(each) >= 0x800 for each in text) and "\ufffd" not in text
+    if is_certain:
+        assert find_mojibake(wrong.encode())
+    assert not find_mojibake(text.encode("ascii", "ignore"))
+
+
+def test_the_tokenizer_gives_special_tokens_and_the_tokens_around_documents(
+    tmp_path: Path,
+) -> None:
+    folder = write(tmp_path / "data", f"a {EOS} b", f"the end{EOS}\n", "<|im_end|>")
+    report = check(folder, tokenizer=byte_tokenizer(), eos=EOS)
+    assert report.counts == {"text-special": 2, "text-framed": 1}
+    framed = next(each for each in report.findings if each.kind == "text-framed")
+    assert framed.what == f"sample 1 ends with {EOS}, which the loader adds"
+    assert check(folder, tokenizer=byte_tokenizer(), eos=None).counts == {"text-special": 2}
+    as_expected = check(
+        folder, tokenizer=byte_tokenizer(), eos=EOS, expect_eos=EOS, expect_bos="none"
+    )
+    assert as_expected.is_sound
+    wrong = check(folder, tokenizer=byte_tokenizer(), eos=None, expect_eos=EOS)
+    assert wrong.counts["framing-differs"] == 1
+    assert not wrong.is_sound
+    assert wrong.findings[0].what == (
+        f"documents get no eos, not eos '{EOS}': no bos (the template of tokenizer.json adds none),"
+        " no eos"
+    )
+    with pytest.raises(ValueError, match="expect_bos and expect_eos need a tokenizer"):
+        check(folder, expect_bos="<s>")
+
+
+@pytest.fixture
+def repeated(tmp_path: Path) -> Path:
+    """Two texts that repeat earlier ones of other shards, and an ID that two documents have."""
+    texts = [PLAIN[3], "new", PLAIN[3], "", ""]
+    return write(tmp_path / "data", *texts, ids=["a", "b", "a", "c", "d"], compression="zstd")
+
+
+def test_documents_that_repeat_an_earlier_one_are_named_with_it(repeated: Path) -> None:
+    report = check(repeated)
+    assert report.counts == {"text-empty": 2, "text-repeated": 2, "id-repeated": 1}
+    found = [each.what for each in report.findings if each.kind != "text-empty"]
+    first = "(id 'plain-3') of shard.00000.mds"
+    assert found == [
+        f"sample 0 (id 'a') has the text of sample 3 {first}",
+        f"sample 2 (id 'a') has the text of sample 3 {first}",
+        "sample 2 (id 'a') has the ID of sample 0 (id 'a') of shard.00007.mds",
+    ]
+    assert check(repeated, sample=1).counts == {}
+    assert check(repeated, rules=["id-repeated"]).counts == {"id-repeated": 1}
+    assert check(repeated, rules="none").counts == {}
+
+
+def test_the_report_of_documents_is_the_same_on_every_engine(
+    repeated: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = check(repeated)
+    monkeypatch.setattr(groups, "_GROUP_BYTES", 500)  # a group for each shard
+    monkeypatch.setattr(duplicates, "_PART_BYTES", 24 * 4)  # 18 parts, all of them on disk
+    monkeypatch.setattr(duplicates, "_MEMORY_BYTES", 1)
+    with ThreadPoolExecutor(3) as executor:
+        for options in ({}, {"executor": executor}):
+            report = check(repeated, **options)
+            assert (report.findings, report.counts) == (expected.findings, expected.counts)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 6), max_size=8), max_size=6),
+    st.integers(1, 4),
+)
+@settings(max_examples=100, deadline=None)
+def test_repeats_are_those_of_a_dictionary(shards: list[list[int]], parts: int) -> None:
+    samples_of_a_part = duplicates._PART_BYTES // 24
+    finder = duplicates.DuplicateFinder(["text-repeated"], samples_of_a_part * parts)
+    assert len(finder._parts["text-repeated"]) == parts
+    places = [
+        (shard, sample) for shard, values in enumerate(shards) for sample in range(len(values))
+    ]
+    for shard in reversed(range(len(shards))):  # groups may end in any order
+        values = ((sample, bytes([value])) for sample, value in enumerate(shards[shard]))
+        finder.add(shard, {"text-repeated": duplicates.encode_records(values)})
+    seen: dict[int, tuple[int, int]] = {}
+    expected = []
+    for shard, sample in places:
+        value = shards[shard][sample]
+        if value in seen:
+            expected.append((shard, sample, *seen[value]))
+        seen.setdefault(value, (shard, sample))
+    assert finder.find("text-repeated", 5) == (len(expected), expected[:5])
+    finder.close()
+
+
+def test_many_broken_documents_are_counted_and_a_share_of_them_may_be_allowed(
+    tmp_path: Path,
+) -> None:
+    folder = write(tmp_path / "data", *["\x00"] * 30)
+    report = check(folder, rules=["text-control"], fail_on={"text-control": "30%"})
+    assert report.counts == {"text-control": 30}
+    assert len(report.findings) == MOST_LISTED
+    assert report.is_sound
+    report = check(folder, rules=["text-control"], fail_on={"text-control": 0.29, "all": 0.9})
+    assert (report.above_limits, report.is_sound) == (("text-control",), False)
+
+
+def test_wrong_rules_are_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "data")
+    for options, message in (
+        ({"rules": "text-empt"}, "there is no rule 'text-empt'. Use all, none, or any of text-emp"),
+        ({"fail_on": ["size"]}, "fail_on has no rule 'size'"),
+        ({"fail_on": {"text-long": "2"}}, "fail_on has text-long=2. Use a share of documents"),
+        ({"rules": ["text-framed"]}, "the rule text-framed needs a tokenizer"),
+        ({"max_bytes": 0}, "0 is not a size"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check(folder, **options)
+
+
+def list_kinds(report: dict[str, Any]) -> list[str]:
+    return [each["kind"] for each in report["findings"]]
+
+
+def test_the_command_takes_rules_from_flags_and_from_a_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = write(tmp_path / "one", "\x00"), write(tmp_path / "two", "", "x" * 2000)
+    command = ["check", str(one), "--quiet", "--processes", "1"]
+    assert cli.main(command) == 0
+    printed = capsys.readouterr().out
+    assert "  warning: text-control\n    shard.00007.mds: sample 0 has 1 control char" in printed
+    assert "samples    71 (71 tested by the rules)" in printed
+    assert cli.main([*command, "--fail-on", "text-control=1%,text-empty"]) == 1
+    assert "failed: text-control, 1.408% of the documents" in capsys.readouterr().out
+    assert cli.main([*command, "--rules", "text-empty,text-long", "--fail-on", "all"]) == 0
+    capsys.readouterr()
+
+    config = tmp_path / "run.yaml"
+    rules = {"rules": [*DOCUMENT_RULES[:3]], "max_bytes": "1kb", "fail_on": ["text-long"]}
+    run = {"data": [str(one), str(two)], "seq_len": 8, "check": rules}
+    config.write_text(json.dumps(run))
+    command = ["check", "--config", str(config), "--quiet", "--json", "--processes", "1"]
+    assert cli.main(command) == 1
+    first, second = json.loads(capsys.readouterr().out)["datasets"]
+    assert (list_kinds(first), first["is_sound"]) == (["text-control"], True)
+    assert sorted(list_kinds(second)) == ["text-empty", "text-long"]
+    assert second["above_limits"] == ["text-long"]
+    assert cli.main([*command, "--fail-on", "text-control"]) == 1  # instead of the config's
+    first, second = json.loads(capsys.readouterr().out)["datasets"]
+    assert [first["is_sound"], second["is_sound"]] == [False, True]
+    config.write_text(json.dumps({**run, "check": {"rule": []}}))
+    assert cli.main(command) == 1
+    assert "`check` in the config is {'rule': []}. Use any of rules," in capsys.readouterr().err

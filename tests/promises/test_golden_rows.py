@@ -1,0 +1,166 @@
+"""Golden rows: the first rows of a run are compared with a file, which tells what changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import Stream, cli
+from cloudload.errors import DatasetError
+from cloudload.provenance import compare_golden, read_golden, record_golden
+from cloudload.provenance.golden import GoldenReport
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+
+TEXTS = random_documents(5, 120, max_words=12)
+ROWS = 40
+Options = dict[str, Any]
+
+
+def write(folder: Path, texts: list[str] = TEXTS) -> str:
+    ids = [f"d{number}" for number in range(len(texts))]
+    write_mds(folder, texts, shard_bytes=1_500, extra={"id": ("str", ids)})
+    return str(folder)
+
+
+def options_of(data: Any, cache: Path, **others: Any) -> Options:
+    base = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 32, "num_lanes": 4, "seed": 3}
+    return {**base, "data": data, "local": str(cache), **others}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    return write(tmp_path / "data")
+
+
+@pytest.fixture
+def options(data: str, tmp_path: Path) -> Options:
+    return options_of(data, tmp_path / "cache")
+
+
+def compare(options: Options, changed: Options) -> GoldenReport:
+    """Record rows with some options, and compare them with those of others."""
+    return compare_golden(record_golden(ROWS, **options), **changed)
+
+
+def test_rows_are_the_same_in_a_copy_of_the_data_and_in_any_world(
+    options: Options, tmp_path: Path
+) -> None:
+    golden = record_golden(ROWS, **options)
+    (tmp_path / "golden.json").write_text(golden.to_json())
+    read = read_golden(tmp_path / "golden.json")
+    assert (read.rows, read.digest) == (golden.rows, golden.digest)
+    assert [sum(each.stop - each.start for each in row) for row in read.rows] == [32] * ROWS
+    elsewhere = {**options, "data": write(tmp_path / "copy"), "local": str(tmp_path / "other")}
+    world = {"batch_size": 7, "dp_rank": 1, "dp_world_size": 2, "num_workers": 2}
+    report = compare_golden(read, **elsewhere, **world, lengths="learn")
+    assert (report.is_same, report.rows, report.changed) == (True, ROWS, ())
+    assert not (tmp_path / "copy" / "lengths").exists()
+
+
+def test_a_document_with_another_text_is_named(options: Options, tmp_path: Path) -> None:
+    golden = record_golden(ROWS, **options)
+    samples = [[each.sample for each in row] for row in golden.rows]
+    changed = samples[17][0]
+    texts = list(TEXTS)
+    texts[changed] = texts[changed].swapcase()
+    new = {"data": write(tmp_path / "new", texts), "local": str(tmp_path / "other")}
+    report = compare_golden(golden, **{**options, **new})
+    first = next(number for number, row in enumerate(samples) if changed in row)
+    assert (report.first_row, report.cause) == (first, "data")
+    document = samples[first].index(changed) + 1
+    assert report.what == (
+        f"document {document} of the row, sample {changed} of stream 0 (id 'd{changed}'), "
+        "has another text"
+    )
+
+
+def test_other_tokens_of_the_same_text_are_the_tokenizer(options: Options) -> None:
+    other = byte_tokenizer().from_str(byte_tokenizer().to_str())
+    other.add_tokens(["fox"])
+    report = compare(options, {**options, "tokenizer": other})
+    assert report.cause == "tokenizer"
+    assert "has the same text, but other tokens" in report.what
+    assert {each.name for each in report.changed} == {"tokenizer", "token_ids"}
+    # best_fit puts documents of another length in another row
+    packed = {**options, "packing": "best_fit"}
+    assert compare(packed, {**packed, "tokenizer": other}).cause == "tokenizer"
+    report = compare(options, {**options, "eos": None})
+    assert (report.cause, [each.name for each in report.changed]) == ("tokenizer", ["bos_eos"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 4}, {"num_lanes": 2}, {"seq_len": 16}, {"packing": "best_fit"}, {"shuffle": False}],
+)
+def test_other_documents_are_the_order(options: Options, change: Options) -> None:
+    report = compare(options, {**options, **change})
+    assert (report.cause, report.is_same) == ("order", False)
+    assert set(change) <= {each.name for each in report.changed}
+
+
+def test_more_and_missing_documents_are_the_data(options: Options, tmp_path: Path) -> None:
+    for name, texts in (("more", [*TEXTS, *TEXTS[:40]]), ("fewer", TEXTS[:-5])):
+        changed = {"data": write(tmp_path / name, texts), "local": str(tmp_path / f"of {name}")}
+        report = compare(options, {**options, **changed})
+        assert report.cause == "data"
+        assert "data" in {each.name for each in report.changed}
+
+
+def test_a_mixture_and_a_run_that_ends_are_recorded_to_their_end(
+    data: str, options: Options, tmp_path: Path
+) -> None:
+    small = write(tmp_path / "small", TEXTS[:30])
+    streams = [Stream(data, proportion=2, name="a"), Stream(small, proportion=1, name="b")]
+    mixed = {**options, "data": streams}
+    assert {each.stream for row in record_golden(ROWS, **mixed).rows for each in row} == {0, 1}
+    shares = [Stream(data, proportion=1, name="a"), Stream(small, proportion=1, name="b")]
+    report = compare(mixed, {**mixed, "data": shares})
+    assert (report.cause, [each.name for each in report.changed]) == ("order", ["mixture"])
+    whole = record_golden(10_000, **options, epochs=1)
+    read = {each.place for row in whole.rows for each in row}
+    assert read == {(0, 0, sample) for sample in range(len(TEXTS))}
+    report = compare_golden(whole, **options)  # without an end
+    assert (report.cause, report.is_same) == ("order", False)
+    with pytest.raises(ValueError, match="number of golden rows is 0"):
+        record_golden(0, **options)
+
+
+def test_a_damaged_file_is_refused(options: Options, tmp_path: Path) -> None:
+    path = tmp_path / "golden.json"
+    text = record_golden(3, **options).to_json()
+    tokens = json.loads(text)["rows"][1][0][-1]
+    damaged = (text[:-9], text.replace(tokens, "0" * 16), text.replace('"state"', '"x"'))
+    for wrong in (*damaged, "[]"):
+        path.write_text(wrong)
+        with pytest.raises(DatasetError, match=r"golden.json is not a file of golden.*Write"):
+            read_golden(path)
+
+
+def test_the_command_writes_and_compares(
+    data: str, tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = {"data": data, "tokenizer": str(tokenizer_folder), "seq_len": 32, "seed": 3}
+    config, golden = tmp_path / "run.yaml", str(tmp_path / "golden.json")
+    config.write_text(json.dumps({**run, "local": str(tmp_path / "cache")}))
+    command = ["check", "--config", str(config), "--quiet", "--processes", "1"]
+    assert cli.main([*command, "--write-golden", golden, "--rows", "20"]) == 0
+    digest = read_golden(Path(golden)).digest
+    assert capsys.readouterr().out == f"{golden} has 20 rows with the digest {digest}\n"
+    assert cli.main([*command, "--golden", golden]) == 0
+    printed = capsys.readouterr().out
+    assert "(120 tested by the rules)" in printed
+    assert printed.endswith("golden: all 20 rows are the same\n")
+    other = [*command, "--golden", golden, "--sample", "0", "--option", "seed=4"]
+    assert cli.main(other) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "golden: row 0 differs, because of the order" in lines
+    assert lines[-1] == "  seed (order): 3 → 4"
+    assert cli.main([*other, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["golden"]
+    assert (found["first_row"], found["cause"], found["is_same"]) == (0, "order", False)
+    for wrong in ([], ["--golden", golden, data]):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main(["check", *wrong])
