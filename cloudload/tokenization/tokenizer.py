@@ -277,11 +277,14 @@ def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
 
 
 class DocumentTokenizer:
-    """Encodes and decodes documents. `backend` is `hf` or `fastokens`."""
+    """Encodes and decodes documents. `backend` is `hf` or `fastokens`.
 
-    def __init__(self, spec: TokenizerSpec, backend: str = HF) -> None:
-        self._json, self._backend = spec.json, backend
-        self._encoder = open_encoder(spec.json, backend)
+    Unless `compares`, the IDs of fastokens are not compared with those of hf.
+    """
+
+    def __init__(self, spec: TokenizerSpec, backend: str = HF, *, compares: bool = True) -> None:
+        self._json, self._backend, self._compares = spec.json, backend, compares
+        self._encoder = open_encoder(spec.json, backend, compares=compares)
         self.frames = spec.frames
         """The (bos, eos) IDs of each stream's documents; None for no token."""
 
@@ -316,7 +319,9 @@ class DocumentTokenizer:
 
     @cached_property
     def _special_encoder(self) -> Encoder:
-        return open_encoder(self._json, self._backend, special_tokens=True)
+        return open_encoder(
+            self._json, self._backend, special_tokens=True, compares=self._compares
+        )
 
     def explain_failure(self, document: str) -> TokenizerError | None:
         """Encode one document with hf, and return the error that this raises, or None."""
