@@ -39,7 +39,7 @@ from cloudload.tokenization.framing import (
     read_named_tokens,
 )
 from cloudload.tokenization.hub import load_by_name
-from cloudload.tokenization.kept import keep, kept_path, read_kept, with_version
+from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
 from cloudload.tokenization.probes import FIXED_TEXTS
 
 if TYPE_CHECKING:
@@ -111,9 +111,12 @@ def load_tokenizer(
     path = kept_path(cache_root, [text, repr(named), repr(list(frames)), where], names)
     if (kept := read_kept(path)) is not None:
         return _decode(kept)
-    spec = _describe(text, named, frames, file, where)
-    keep(path, _encode(spec))
-    return spec
+    with learning(path):
+        if (kept := read_kept(path)) is not None:
+            return _decode(kept)
+        spec = _describe(text, named, frames, file, where)
+        keep(path, _encode(spec))
+        return spec
 
 
 def _describe(
