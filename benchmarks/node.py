@@ -32,7 +32,9 @@ def main() -> None:
     options.add_argument("--corpus", type=Path, default=beside("corpus"), metavar="FOLDER")
     options.add_argument("--tokenizers", type=Path, default=beside("tokenizers"), metavar="FOLDER")
     options.add_argument("--name", default="llama3", help="name of the tokenizer (default: llama3)")
-    options.add_argument("--num-workers", type=int, help="workers of a rank (default: the loader's)")
+    options.add_argument(
+        "--num-workers", type=int, help="workers of a rank (default: the loader's)"
+    )
     options.add_amount("ranks", 8, 2, "ranks of the node")
     options.add_amount("tokens-per-s", 100_000.0, 100_000.0, "tokens per second and rank")
     options.add_amount("seconds", 60.0, 2.0, "seconds of reading")
@@ -104,6 +106,7 @@ def summarize(ranks: list[dict[str, Any]]) -> Row:
 
 
 def read(
+    *,
     data: str,
     tokenizer: str,
     cache: str,

@@ -161,7 +161,9 @@ def _ranks(plan: Plan, world: World, delivered: DeliveryStats) -> Iterator[Setti
     origin = _option(plan.delivery, "num_workers").origin
     yield Setting("num_workers", plan.num_workers, origin, "per rank")
     rate = delivered.tokens_per_s(plan.num_workers)
-    note = "(known after the first batch)" if rate is None else "that the workers of a rank can make"
+    note = (
+        "(known after the first batch)" if rate is None else "that the workers of a rank can make"
+    )
     yield Setting("tokens_per_s", None if rate is None else round(rate), MEASURED, note)
 
 

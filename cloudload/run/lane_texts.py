@@ -43,14 +43,16 @@ class LaneTexts:
         Residues are an object array of bytes, [components, lanes]. Callers must not modify the
         arrays afterwards.
         """
-        found = self._cursors = _Cursors.encode(cursors.reshape(-1, cursors.shape[-1]), self._cursors)
+        rows = cursors.reshape(-1, cursors.shape[-1])
+        found = self._cursors = _Cursors.encode(rows, self._cursors)
         return {
             "cursors": "".join(found.texts),
             "document_sizes": "".join(found.size_texts),
-            "residues": "" if residues is None else self._encode_residues(residues.ravel().tolist()),
+            "residues": "" if residues is None else self._encode_residues(residues),
         }
 
-    def _encode_residues(self, residues: list[bytes]) -> str:
+    def _encode_residues(self, of_lanes: Any) -> str:
+        residues: list[bytes] = of_lanes.ravel().tolist()
         before, texts = self._residues
         texts = texts.copy() if len(before) == len(residues) else []
         for number, start in enumerate(range(0, len(residues), RESIDUES_PER_CHUNK)):

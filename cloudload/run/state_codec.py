@@ -7,8 +7,8 @@
     numbers      (64, 8)                     "64,8"
     pairs        ((512, 100), (1024, 3))     "512:100,1024:3"
 
-`lane_texts` encodes cursors, sizes and residues. The text is untrusted input. Every function that decodes it raises a `StreamChangedError` that names
-the field if the text is not valid.
+`lane_texts` encodes cursors, sizes and residues. The text is untrusted input. Every function that
+decodes it raises a `StreamChangedError` that names the field if the text is not valid.
 """
 
 from __future__ import annotations

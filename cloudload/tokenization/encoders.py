@@ -7,7 +7,8 @@
 
 With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. In one
 worker of each node, because hf needs hundreds of MB of memory, a background thread also encodes a
-sample of the documents with hf, and compares the IDs. A process caches the last tokenizer that it loaded, and forked workers share it.
+sample of the documents with hf, and compares the IDs. A process caches the last tokenizer that it
+loaded, and forked workers share it.
 """
 
 from __future__ import annotations

@@ -322,9 +322,7 @@ class DocumentTokenizer:
 
     @cached_property
     def _special_encoder(self) -> Encoder:
-        return open_encoder(
-            self._json, self._backend, special_tokens=True, compares=self._compares
-        )
+        return open_encoder(self._json, self._backend, special_tokens=True, compares=self._compares)
 
     def explain_failure(self, document: str) -> TokenizerError | None:
         """Encode one document with hf, and return the error that this raises, or None."""

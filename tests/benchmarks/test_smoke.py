@@ -23,7 +23,7 @@ from tests.support.warm_start import stand_in
 pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
-COVERED |= {"trace", "losses"}
+COVERED |= {"trace", "losses", "node", "store_reads"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -167,6 +167,24 @@ def test_memory_reports_both_processes(corpus: Path, tmp_path: Path) -> None:
     assert tokens > 0
     assert workers > 10
     assert trainers > 10
+
+
+def test_node_reports_each_rank_and_the_node(corpus: Path) -> None:
+    where = ("--corpus", str(corpus), *TOKENIZERS, "--name", "tokenizer")
+    ranks, [node] = run_json("node", *where, "--tokens-per-s", "20000").values()
+    assert [(row["rank"], row["workers"]) for row in ranks] == [(0, 1), (1, 1)]
+    assert node["processes per rank"] == 2
+    assert node["PSS of all workers, MB"] == sum(row["PSS of its workers, MB"] for row in ranks)
+    assert all(row["PSS of its workers, MB"] > 10 for row in ranks)
+    assert all(row["tokens per s"] > 0 < row["workers' CPU s per million tokens"] for row in ranks)
+
+
+def test_store_reads_reports_the_clients_that_are_installed() -> None:
+    tables = run_json("store_reads", "--rounds", "1", "--megabytes", "2")
+    assert list(tables) == ["s3", "gcs"]
+    for rows, other in zip(tables.values(), ("boto3", "google-cloud-storage"), strict=True):
+        assert {"cloudload", other} <= {row["client"] for row in rows}
+        assert all(row["MB/s"][0] > 0 and row["CPU s per GB"][0] > 0 for row in rows)
 
 
 @pytest.mark.long
