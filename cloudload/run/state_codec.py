@@ -2,7 +2,7 @@
 
     cursors      [[[7, 120], [6, 0], …]]     base64 of int32 or int64
     sizes        [[900, 0, …]]               base64 of uint16, uint32 or uint64
-    residues     [[b"…", b"", …]]            chunks: sizes, residues: byte planes, zlib, base64
+    residues     [[b"…", b"", …]]            base64 of zlib of planes of 16 lanes, joined by "."
     counts       [[512, 3, 0, 0, 0, 0]]      JSON; a seventh number counts failed documents, if any
     numbers      (64, 8)                     "64,8"
     pairs        ((512, 100), (1024, 3))     "512:100,1024:3"

@@ -280,10 +280,7 @@ def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
 
 
 class DocumentTokenizer:
-    """Encodes and decodes documents. `backend` is `hf` or `fastokens`.
-
-    Unless `compares`, the IDs of fastokens are not compared with those of hf.
-    """
+    """Encodes and decodes documents. The options are those of `open_encoder`."""
 
     def __init__(self, spec: TokenizerSpec, backend: str = HF, *, compares: bool = True) -> None:
         self._json, self._backend, self._compares = spec.json, backend, compares
