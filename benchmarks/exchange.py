@@ -52,6 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--quick", action="store_true", help="no large messages")
     parser.add_argument("--rows", type=int, default=8, help="of each rank's batch")
     arguments = parser.parse_args()
     sizes = [1, _HEADER_INTS + _ROW_INTS * arguments.rows]
@@ -59,7 +60,7 @@ def main() -> None:
     for most in (64, 16, 8):
         for processes in arguments.processes:
             if processes > most or most == 64:
-                for size in [*sizes, _LARGE]:
+                for size in sizes if arguments.quick else [*sizes, _LARGE]:
                     found.append(measure(processes, most, size, arguments.rounds))
                     note(json.dumps(found[-1]))
     factors = fit(found)

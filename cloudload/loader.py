@@ -455,7 +455,8 @@ class CloudLoader:
         Builds the orders of the lanes' current epochs, as iterating does.
         """
         run, member = self._run, self._reader.member
-        return describe(repr(self), make_plan(run, member), member.world, is_resumed=run.is_resumed)
+        plan, delivered = make_plan(run, member), run.log.meter.stats()
+        return describe(repr(self), plan, member.world, delivered, is_resumed=run.is_resumed)
 
     def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
         """Find the documents of a batch, or of one of its rows (0 is the first), in the data.

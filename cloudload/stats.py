@@ -114,6 +114,16 @@ class DeliveryStats:
     """Seconds spent checking and decompressing downloads, summed over the threads."""
     queue: float = 0.0
     """How full the workers' queues are now, from 0 to 1; 0 without workers."""
+    tokens_made: int = 0
+    """Number of tokens in the rows that workers have made, handed out or not."""
+
+    def tokens_per_s(self, num_workers: int) -> float | None:
+        """The tokens per second that `num_workers` workers can make, as measured so far.
+
+        None before the first rows. Time in which workers waited for the training loop is left out.
+        """
+        busy_s = self.fetch_s + self.read_s + self.transform_s + self.tokenize_s + self.pack_s
+        return num_workers * self.tokens_made / busy_s if self.tokens_made and busy_s else None
 
 
 class WorkerReports(Protocol):
@@ -131,6 +141,10 @@ class WorkerReports(Protocol):
         """The number of blocks that the workers have finished."""
         ...
 
+    def num_tokens(self) -> int:
+        """The number of tokens in these blocks."""
+        ...
+
 
 class DeliveryMeter:
     """Adds up the delivery statistics of one loader and its workers."""
@@ -142,7 +156,7 @@ class DeliveryMeter:
         self.num_received = 0
         """Number of blocks received in the current iteration."""
         self._reports: WorkerReports | None = None
-        self._past_retries, self._past_ns = 0, [0] * len(STAGES)
+        self._past_retries, self._past_tokens, self._past_ns = 0, 0, [0] * len(STAGES)
         self._most_ahead = 0
         # one tuple, so that a reading thread never counts a wait twice
         self._stall: tuple[float, float | None] = (0.0, None)
@@ -169,11 +183,15 @@ class DeliveryMeter:
 
     def begin_iteration(self, reports: WorkerReports, most_ahead: int) -> None:
         """Start to measure an iteration's workers, which can be `most_ahead` blocks ahead."""
-        self._past_retries, self._past_ns = self._count_retries(), self._stage_ns()
+        self._past_retries, self._past_tokens = self._count_retries(), self._count_tokens()
+        self._past_ns = self._stage_ns()
         self._reports, self._most_ahead, self.num_received = reports, most_ahead, 0
 
     def _count_retries(self) -> int:
         return self._past_retries + (self._reports.total() if self._reports else 0)
+
+    def _count_tokens(self) -> int:
+        return self._past_tokens + (self._reports.num_tokens() if self._reports else 0)
 
     def _stage_ns(self) -> list[int]:
         own = self._reports.stage_ns() if self._reports else [0] * len(STAGES)
@@ -206,6 +224,7 @@ class DeliveryMeter:
             download_s=traffic.download_ns / 1e9,
             unpack_s=traffic.unpack_ns / 1e9,
             queue=self._measure_queue(),
+            tokens_made=self._count_tokens(),
         )
 
 

@@ -199,7 +199,7 @@ def draw_state(browser: Browser) -> None:
 def draw_fetch(browser: Browser) -> None:
     """Draw the shards that a node fetches before a run."""
     data = ["--data", "compressed/docs", "--tokenizer", "tokenizer", "--option", "seq_len=512"]
-    draw_command(browser, "fetch", ["fetch", *data, "--shards", "4", "--quiet"], 780)
+    draw_command(browser, "fetch", ["fetch", *data, "--shards", "4", "--quiet"], 1060)
 
 
 def draw_notebook(browser: Browser) -> None:

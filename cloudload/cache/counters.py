@@ -38,7 +38,7 @@ class WorkerCounts:
     """The counters of each worker, in shared memory that the training process can always read."""
 
     def __init__(self, num_workers: int) -> None:
-        self._ring = SharedMemoryRing(num_workers, 8 * (2 + len(STAGES)))
+        self._ring = SharedMemoryRing(num_workers, 8 * (3 + len(STAGES)))
 
     def of(self, worker: int) -> Ints:
         """The retry count of one worker: a writable int64 [1]."""
@@ -48,12 +48,16 @@ class WorkerCounts:
         """The number of blocks that one worker has finished: a writable int64 [1]."""
         return self._all_of(worker)[1:2]
 
+    def tokens(self, worker: int) -> Ints:
+        """The number of tokens in one worker's finished blocks: a writable int64 [1]."""
+        return self._all_of(worker)[2:3]
+
     def times(self, worker: int) -> Ints:
         """Nanoseconds of one worker in each of `stats.STAGES`: a writable int64 [stages]."""
-        return self._all_of(worker)[2:]
+        return self._all_of(worker)[3:]
 
     def _all_of(self, worker: int) -> Ints:
-        return self._ring.array(worker, np.int64, (2 + len(STAGES),))
+        return self._ring.array(worker, np.int64, (3 + len(STAGES),))
 
     def _sums(self) -> list[int]:
         workers = range(self._ring.num_slots)
@@ -68,9 +72,13 @@ class WorkerCounts:
         """The number of blocks that all workers have finished."""
         return self._sums()[1]
 
+    def num_tokens(self) -> int:
+        """The number of tokens in the blocks that all workers have finished."""
+        return self._sums()[2]
+
     def stage_ns(self) -> list[int]:
         """Nanoseconds in each of `stats.STAGES`, summed over the workers: int64 [stages]."""
-        return self._sums()[2:]
+        return self._sums()[3:]
 
 
 class TrafficCounter:

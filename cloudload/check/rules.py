@@ -266,7 +266,7 @@ RULES: dict[str, Rule] = {
         "A text was decoded with the wrong encoding, or has replacement characters (U+FFFD).",
         WARNING,
         (),
-        "Decode the source again with its own encoding",
+        "Decode the source again, with its true encoding",
     ),
     "text-special": Rule(
         "A text has the name of a special token.",
@@ -290,7 +290,7 @@ RULES: dict[str, Rule] = {
         "An ID is the same as an earlier one.",
         WARNING,
         (),
-        "Give each document an ID of its own. `cloudload where --id` finds all that have it",
+        "Give each document a unique ID. `cloudload where --id` finds all that have it",
     ),
     "framing-differs": Rule(
         "The tokenizer gives documents another bos or eos than expected.",

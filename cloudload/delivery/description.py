@@ -19,11 +19,12 @@ from cloudload.delivery.working_set import (
 from cloudload.delivery.world import World
 from cloudload.html_tables import render_table
 from cloudload.order.mixture import Weights
+from cloudload.stats import DeliveryStats
 from cloudload.storage.redaction import redact
 from cloudload.workers.plan import Mixed, Plan
 
 GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "default"
-DERIVED = "from batch_size and ranks"
+DERIVED, MEASURED = "from batch_size and ranks", "measured"
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,19 @@ class Description:
         return render_table(self.title, ("setting", "value", "origin"), rows)
 
 
-def describe(title: str, plan: Plan, world: World, *, is_resumed: bool) -> Description:
-    """Describe a plan, under a title. Builds the orders of the lanes' current epochs."""
+def describe(
+    title: str, plan: Plan, world: World, delivered: DeliveryStats, *, is_resumed: bool
+) -> Description:
+    """Describe a plan, under a title, and the speed of the workers so far.
+
+    Builds the orders of the lanes' current epochs.
+    """
     settings = [
         *_layout(plan, is_resumed),
         *_rows(plan),
         *_tokenizer(plan),
         *_lengths(plan),
-        *_ranks(plan, world),
+        *_ranks(plan, world, delivered),
         *_cache(plan, world),
         *_streams(plan),
     ]
@@ -147,13 +153,18 @@ def _lengths(plan: Plan) -> Iterator[Setting]:
         yield Setting("lengths", None, DEFAULT if asked == AUTO else GIVEN, note)
 
 
-def _ranks(plan: Plan, world: World) -> Iterator[Setting]:
+def _ranks(plan: Plan, world: World, delivered: DeliveryStats) -> Iterator[Setting]:
     yield Setting("batch_size", plan.delivery.batch_size, GIVEN, "rows per rank")
     yield Setting(
         "global_batch", plan.global_batch, DERIVED, f"rows on {counted(world.size, 'rank')}"
     )
     origin = _option(plan.delivery, "num_workers").origin
     yield Setting("num_workers", plan.num_workers, origin, "per rank")
+    rate = delivered.tokens_per_s(plan.num_workers)
+    note = (
+        "(known after the first batch)" if rate is None else "that the workers of a rank can make"
+    )
+    yield Setting("tokens_per_s", None if rate is None else round(rate), MEASURED, note)
 
 
 def _cache(plan: Plan, world: World) -> Iterator[Setting]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cloudload.arrays import divisors
 
-_MOST_DEFAULT_WORKERS = 4
+_FAST_WORKERS, _SLOW_WORKERS = 1, 4
 
 # ---------------------------------------------------------------- ranks and workers
 
@@ -139,12 +139,15 @@ def count_cores() -> tuple[int, int]:
     return len(os.sched_getaffinity(0)), os.cpu_count() or 1
 
 
-def default_num_workers(num_ranks: int, own_cores: int, node_cores: int) -> int:
-    """The number of workers of each rank if the user gives none: 4, or fewer on few cores.
+def default_num_workers(num_ranks: int, own_cores: int, node_cores: int, *, is_fast: bool) -> int:
+    """The number of workers of each rank if the user gives none, which affects only the speed.
 
-    The arguments are those of `explain_few_cores`. The number affects only the speed.
+    One is enough if `is_fast`: no transform runs, and fastokens tokenizes, or nothing does. A
+    worker then makes tens of millions of tokens per second. Otherwise it is 4, or fewer on few
+    cores. The other arguments are those of `explain_few_cores`.
     """
-    return min(_MOST_DEFAULT_WORKERS, _most_workers(num_ranks, own_cores, node_cores))
+    wanted = _FAST_WORKERS if is_fast else _SLOW_WORKERS
+    return min(wanted, _most_workers(num_ranks, own_cores, node_cores))
 
 
 def _most_workers(num_ranks: int, own_cores: int, node_cores: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
 from cloudload.packing.tables import CURSOR_ORDINAL
+from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.position import UNKNOWN, LaneArrays, Position
 from cloudload.run.state import (
     COUNTED,
@@ -66,7 +67,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
             f"the local states {names} leave lanes without a cursor. Pass one from every rank"
         )
     counts: Ints = np.asarray(sum(part.counts for part in parts))
-    return {**states[0], "part": "", **encode_lanes(replace(merged, counts=counts))}
+    return {**states[0], "part": "", **encode_lanes(replace(merged, counts=counts), LaneTexts())}
 
 
 def mask_lanes(position: Position, own: range) -> Position:

@@ -20,6 +20,7 @@ from cloudload.arrays import Ints
 from cloudload.order.lanes import Lanes
 from cloudload.packing.tables import CURSOR_ORDINAL, NUM_CURSOR_COLUMNS
 from cloudload.packing.tail import Stages
+from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.recipe import Recipe
 from cloudload.stats import COUNTS
 
@@ -87,6 +88,8 @@ class LaneLog:
         """The log before the latest update, that update, and the function that applies it; None if
         all updates are applied."""
         self._num_pending = 0
+        self.texts = LaneTexts()
+        """The texts of a state's lanes, shared by all logs that continue this one."""
 
     def with_update(self, update: Any, apply: ApplyUpdates) -> LaneLog:
         """Return a log with one more update. All updates of a log must use the same `apply`."""
@@ -96,6 +99,7 @@ class LaneLog:
             (self, update, apply),
             self._num_pending + 1,
         )
+        log.texts = self.texts
         if log._num_pending > _MOST_PENDING:
             _ = log.arrays
         return log

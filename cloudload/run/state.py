@@ -10,8 +10,8 @@
                             each cursor is in, or 0, so a resume detects changed text;
                             little-endian uint16, or wider if one of them needs it; "" if no cursor
                             is in a document; older states have no such key
-    residues                base64 of the lanes' compressed residues (`packing.residue`); "" if the
-                            packing has none
+    residues                base64 of the compressed residues (`packing.residue`) of 16 lanes,
+                            joined by "."; in older states, of all lanes; "" if the packing has none
     tail                    "" before the tail of a finite run, which begins at row table_rows; then
                             `packing.tail.Stages` (seq_len:rows), as "512:100,1024:3"
     part                    "" for a whole state, else the virtual index of the rank whose lanes it
@@ -66,6 +66,7 @@ from cloudload.config.rows import MAX_LANES
 from cloudload.errors import StreamChangedError
 from cloudload.order.layout import Layout
 from cloudload.order.mixture import Mixture
+from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
 from cloudload.run.position import DATA_START, LaneArrays, LaneLog, Origin, Position
 from cloudload.run.recipe import (
@@ -80,9 +81,6 @@ from cloudload.run.state_codec import (
     damaged,
     decode_residues,
     encode_counts,
-    encode_cursors,
-    encode_residues,
-    encode_sizes,
     join_pairs,
     join_tails,
     read_counts,
@@ -153,18 +151,16 @@ def build_state(
         "part": part,
         "tail": "" if position.tail is None else join_pairs(position.tail),
         "skipped": join_pairs(position.skipped),
-        **encode_lanes(position.lanes.arrays),
+        **encode_lanes(position.lanes.arrays, position.lanes.texts),
         **({"origin": join_pairs([origin])} if any(origin) else {}),
     }
 
 
-def encode_lanes(arrays: LaneArrays) -> dict[str, str]:
+def encode_lanes(arrays: LaneArrays, texts: LaneTexts) -> dict[str, str]:
     """The fields of a state that lanes fill."""
     return {
         "counts": encode_counts(arrays.counts),
-        "cursors": encode_cursors(arrays.cursors),
-        "document_sizes": encode_sizes(arrays.cursors),
-        "residues": encode_residues(arrays.residues),
+        **texts.encode(arrays.cursors, arrays.residues),
         **({"stream_tails": join_tails(arrays.tails)} if any(arrays.tails) else {}),
     }
 

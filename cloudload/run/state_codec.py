@@ -1,14 +1,14 @@
-"""Encode the arrays and lists of a state as text, and decode them.
+"""Encode the lists of a state as text, and decode these and its arrays.
 
     cursors      [[[7, 120], [6, 0], …]]     base64 of int32 or int64
     sizes        [[900, 0, …]]               base64 of uint16, uint32 or uint64
-    residues     [[b"…", b"", …]]            sizes, then residues: byte planes, zlib, base64
+    residues     [[b"…", b"", …]]            base64 of zlib of planes of 16 lanes, joined by "."
     counts       [[512, 3, 0, 0, 0, 0]]      JSON; a seventh number counts failed documents, if any
     numbers      (64, 8)                     "64,8"
     pairs        ((512, 100), (1024, 3))     "512:100,1024:3"
 
-The text is untrusted input. Every function that decodes it raises a `StreamChangedError` that names
-the field if the text is not valid.
+`lane_texts` encodes cursors, sizes and residues. The text is untrusted input. Every function that
+decodes it raises a `StreamChangedError` that names the field if the text is not valid.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
 from cloudload.packing.residue import split_residues
-from cloudload.packing.tables import CURSOR_ORDINAL, CURSOR_SIZE
+from cloudload.packing.tables import CURSOR_ORDINAL
+from cloudload.run.lane_texts import CHUNK_END, RESIDUES_PER_CHUNK, SIZE_WIDTHS
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, FAILED
 
@@ -35,7 +36,6 @@ _MOST_COUNTED = 1 << 62
 # best_fit stores ordinals as int32 in residues, and concat packs a lane and an ordinal into int64
 _MOST_ORDINAL = {"best_fit": 1 << 30}
 _MOST_ORDINAL_ELSE, _MOST_OFFSET = 1 << 38, 1 << 40
-_SIZE_WIDTHS = ("<u2", "<u4", "<u8")
 _MOST_RESIDUE_BYTES, _BYTES_PER_SPAN = 1 << 30, 12
 SHOWN_CHARACTERS = 200
 
@@ -75,21 +75,13 @@ def read_sizes(state: Mapping[str, Any], shape: tuple[int, ...]) -> Ints:
     if not state.get("document_sizes"):
         return np.zeros(shape, np.int64)
     data, number = _decode("document_sizes", state["document_sizes"]), math.prod(shape)
-    widths = {number * int(width[-1]): width for width in _SIZE_WIDTHS}
+    widths = {number * int(width[-1]): width for width in SIZE_WIDTHS}
     if len(data) not in widths:
         raise damaged("document_sizes", f"they have {len(data)} bytes, not one of {list(widths)}")
     sizes = np.frombuffer(data, widths[len(data)])
     if (sizes > _MOST_OFFSET).any():
         raise damaged("document_sizes", f"{sizes.max():,} tokens are beyond any real document")
     return sizes.reshape(shape).astype(np.int64)
-
-
-def encode_sizes(cursors: Ints) -> str:
-    """Encode the sizes of the documents that cursors are in; "" if none is known."""
-    sizes = np.maximum(cursors[..., CURSOR_SIZE], 0)
-    most = int(sizes.max(initial=0))
-    width = next(each for each in _SIZE_WIDTHS if most < 1 << 8 * int(each[-1]))
-    return base64.b64encode(sizes.astype(width).data).decode("ascii") if most else ""
 
 
 def encode_counts(counts: Ints) -> str:
@@ -180,44 +172,35 @@ def damaged(name: str, what: str) -> StreamChangedError:
     return StreamChangedError(f"{name}: {what}. The state is damaged. Load an earlier one")
 
 
-def encode_cursors(cursors: Ints) -> str:
-    """Encode the ordinals and offsets of cursors."""
-    cursors = cursors[..., :CURSOR_SIZE]
-    width = "<i4" if cursors.max(initial=0) < 1 << 31 else "<i8"
-    return base64.b64encode(cursors.astype(width).data).decode("ascii")
-
-
-def encode_residues(residues: Residues | None) -> str:
-    """Encode residues (bytes [components, lanes]) as base64 of a zlib stream; "" for None.
-
-    The stream holds little-endian int32 values: the size in bytes of every residue, then the
-    residues. It begins with the low bytes of all values, then has their second bytes, and so on.
-    This layout compresses faster, and to about three quarters of the size.
-    """
-    if residues is None:
-        return ""
-    parts = residues.ravel().tolist()
-    numbers = np.array([len(part) for part in parts], "<i4").tobytes() + b"".join(parts)
-    planes = np.frombuffer(numbers, np.uint8).reshape(-1, 4).T.tobytes()
-    return base64.b64encode(zlib.compress(planes, 1)).decode("ascii")
-
-
 def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
     """Decode the residues of a state, an object array of bytes [components, lanes].
 
-    Returns None if the packing has no residue. Raises `StreamChangedError` if they are damaged.
+    They are in chunks of lanes; older states have a single chunk. Returns None if the packing has
+    no residue. Raises `StreamChangedError` if they are damaged.
     """
     if state["packing"] != "best_fit":
         if state["residues"] != "":
             raise damaged("residues", f"packing {show(state['packing'])} has no residues")
         return None
-    shape = cursors.shape[:2]
+    shape, ordinals = cursors.shape[:2], cursors[..., CURSOR_ORDINAL].ravel()
+    text = state["residues"]
+    chunks = text.split(CHUNK_END) if isinstance(text, str) else [text]
+    step = RESIDUES_PER_CHUNK if len(chunks) > 1 else len(ordinals)
+    if len(chunks) != -(-len(ordinals) // step):
+        raise damaged("residues", f"they have {len(chunks)} chunks for {len(ordinals):,} lanes")
+    found: list[bytes] = []
+    for number, chunk in enumerate(chunks):
+        found += _decode_chunk(chunk, ordinals[number * step : (number + 1) * step])
+    residues = np.empty(shape, object)
+    residues.reshape(-1)[:] = found
+    return residues
+
+
+def _decode_chunk(text: Any, ordinals: Ints) -> list[bytes]:
+    """Decode the residues of some lanes, whose cursors have `ordinals`, int64 [lanes]."""
+    num_lanes = len(ordinals)
     try:
-        planes = _unpack(
-            _decode("residues", state["residues"]),
-            _most_residue_bytes(cursors[..., CURSOR_ORDINAL]),
-        )
-        num_lanes = shape[0] * shape[1]
+        planes = _unpack(_decode("residues", text), _most_residue_bytes(ordinals))
         if len(planes) % 4 or len(planes) < 4 * num_lanes:
             raise ValueError(
                 f"they unpack to {len(planes):,} bytes, which is not a multiple of 4, or is less "
@@ -229,9 +212,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
             raise ValueError("their sizes do not add up to their length")
     except (zlib.error, ValueError) as error:
         raise damaged("residues", str(error)) from error
-    residues = np.empty(shape, object)
-    residues.reshape(-1)[:] = split_residues(data[sizes.nbytes :], sizes.tolist())
-    return residues
+    return split_residues(data[sizes.nbytes :], sizes.tolist())
 
 
 def _most_residue_bytes(ordinals: Ints) -> int:

@@ -12,6 +12,7 @@ import logging
 from dataclasses import replace
 
 from cloudload.cache.folder import open_cache_folder
+from cloudload.config.choices import HF
 from cloudload.delivery.agreement import check_can_end
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.known_lanes import KnownLanes
@@ -42,7 +43,9 @@ def make_plan(run: CurrentRun, member: Membership) -> Plan:
     lanes_of_rank = max(1, run.recipe.num_lanes // world.size)
     num_workers = delivery.num_workers
     if num_workers is None:
-        num_workers = default_num_workers(world.ranks_per_node, *count_cores())
+        is_fast = run.backend.name != HF and run.recipe.config.transform is None
+        cores = count_cores()
+        num_workers = default_num_workers(world.ranks_per_node, *cores, is_fast=is_fast)
     return Plan(
         recipe=run.recipe,
         delivery=delivery,

@@ -34,7 +34,7 @@ from cloudload.tokenization.encoders import (
     load_hf,
     make_hf,
 )
-from cloudload.tokenization.kept import keep, kept_path, read_kept, with_version
+from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
 from cloudload.tokenization.probes import assigned_code_points, probes
 
 logger = logging.getLogger(__name__)
@@ -163,16 +163,19 @@ def _check_once(text: str, cache_root: Path) -> str | None:
     path = kept_path(cache_root, [text], names)
     if (found_before := read_kept(path)) is not None:
         return found_before or None
-    try:
-        refusal = _check(text)
-    except _FailedError as error:
-        return str(error)
-    except BaseException as error:
-        if not is_failure(error):
-            raise
-        return f"fastokens fails on some texts ({error})"
-    keep(path, refusal or "")
-    return refusal
+    with learning(path):
+        if (found_before := read_kept(path)) is not None:
+            return found_before or None
+        try:
+            refusal = _check(text)
+        except _FailedError as error:
+            return str(error)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            return f"fastokens fails on some texts ({error})"
+        keep(path, refusal or "")
+        return refusal
 
 
 class _FailedError(Exception):

@@ -5,9 +5,10 @@
 
     documents   "ab" "" "c"    IDs 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
-With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. A
-background thread also encodes a sample of the documents with hf, and compares the IDs. A process
-caches the last tokenizer that it loaded, and forked workers share it.
+With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. In one
+worker of each node, because hf needs hundreds of MB of memory, a background thread also encodes a
+sample of the documents with hf, and compares the IDs. A process caches the last tokenizer that it
+loaded, and forked workers share it.
 """
 
 from __future__ import annotations
@@ -52,13 +53,17 @@ class Encoder(Protocol):
         ...
 
 
-def open_encoder(text: str, backend: str, *, special_tokens: bool = False) -> Encoder:
+def open_encoder(
+    text: str, backend: str, *, special_tokens: bool = False, compares: bool = True
+) -> Encoder:
     """Open an encoder for the tokenizer.json `text`. `backend` is `hf` or `fastokens`.
 
     With `special_tokens`, it encodes the names of special tokens as these tokens, not as text.
+    Unless `compares`, the IDs of fastokens are not compared with those of hf.
     """
-    encoder = FastokensEncoder if backend == FASTOKENS else HFEncoder
-    return encoder(text, special_tokens)
+    if backend == FASTOKENS:
+        return FastokensEncoder(text, special_tokens, compares=compares)
+    return HFEncoder(text, special_tokens)
 
 
 class HFEncoder:
@@ -86,10 +91,10 @@ class HFEncoder:
 class FastokensEncoder:
     """Encodes with `fastokens`, and with `tokenizers` if fastokens fails on a document."""
 
-    def __init__(self, text: str, special_tokens: bool = False) -> None:
+    def __init__(self, text: str, special_tokens: bool = False, *, compares: bool = True) -> None:
         self._text, self._special_tokens = text, special_tokens
         self._fast = load_fastokens(text)
-        self._comparison = _comparison(text, special_tokens)
+        self._comparison = _comparison(text, special_tokens) if compares else None
         self.num_failed = 0
         """Number of documents on which fastokens failed."""
 
@@ -100,7 +105,8 @@ class FastokensEncoder:
         """
         documents = documents if isinstance(documents, list) else list(documents)
         ids, offsets = self._encode(documents)
-        self._comparison.watch(documents, ids, offsets)
+        if self._comparison is not None:
+            self._comparison.watch(documents, ids, offsets)
         return ids, offsets
 
     def _encode(self, documents: list[str]) -> tuple[Tokens, Ints]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,6 +40,20 @@ def read_kept(path: Path) -> str | None:
         if digest == _hash(content):
             return content
     return None
+
+
+@contextlib.contextmanager
+def learning(path: Path) -> Iterator[None]:
+    """Let one process of the node at a time learn what `path` keeps, so that others can read it.
+
+    If the folder is not writable, each process learns it.
+    """
+    lock = lock_path(path.with_name(f"learning-{path.name}"))
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock, what="check and parse the tokenizer"))
+        yield
 
 
 def keep(path: Path, content: str) -> None:

@@ -39,7 +39,7 @@ from cloudload.tokenization.framing import (
     read_named_tokens,
 )
 from cloudload.tokenization.hub import load_by_name
-from cloudload.tokenization.kept import keep, kept_path, read_kept, with_version
+from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
 from cloudload.tokenization.probes import FIXED_TEXTS
 
 if TYPE_CHECKING:
@@ -111,9 +111,12 @@ def load_tokenizer(
     path = kept_path(cache_root, [text, repr(named), repr(list(frames)), where], names)
     if (kept := read_kept(path)) is not None:
         return _decode(kept)
-    spec = _describe(text, named, frames, file, where)
-    keep(path, _encode(spec))
-    return spec
+    with learning(path):
+        if (kept := read_kept(path)) is not None:
+            return _decode(kept)
+        spec = _describe(text, named, frames, file, where)
+        keep(path, _encode(spec))
+        return spec
 
 
 def _describe(
@@ -277,11 +280,11 @@ def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
 
 
 class DocumentTokenizer:
-    """Encodes and decodes documents. `backend` is `hf` or `fastokens`."""
+    """Encodes and decodes documents. The options are those of `open_encoder`."""
 
-    def __init__(self, spec: TokenizerSpec, backend: str = HF) -> None:
-        self._json, self._backend = spec.json, backend
-        self._encoder = open_encoder(spec.json, backend)
+    def __init__(self, spec: TokenizerSpec, backend: str = HF, *, compares: bool = True) -> None:
+        self._json, self._backend, self._compares = spec.json, backend, compares
+        self._encoder = open_encoder(spec.json, backend, compares=compares)
         self.frames = spec.frames
         """The (bos, eos) IDs of each stream's documents; None for no token."""
 
@@ -316,7 +319,7 @@ class DocumentTokenizer:
 
     @cached_property
     def _special_encoder(self) -> Encoder:
-        return open_encoder(self._json, self._backend, special_tokens=True)
+        return open_encoder(self._json, self._backend, special_tokens=True, compares=self._compares)
 
     def explain_failure(self, document: str) -> TokenizerError | None:
         """Encode one document with hf, and return the error that this raises, or None."""

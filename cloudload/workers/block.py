@@ -74,6 +74,11 @@ class Block:
         """Number of batches; 1 for a block of sizes."""
         return max(1, len(self.bounds) - 1)
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens in the rows, without padding."""
+        return int(self.counts[..., TOKENS].sum())
+
     def rows_of(self, batch: int) -> slice:
         """The block's rows in its batch with index `batch`, as a slice."""
         return slice(*self._row_bounds[batch : batch + 2])

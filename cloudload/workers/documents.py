@@ -287,11 +287,16 @@ def _describe_length(length: int) -> str:
     return named.get(length) or f"has {length:,} tokens"
 
 
-def open_documents(plan: Plan, cache: ShardCache) -> LaneDocuments:
-    """Open the documents of a plan's lanes, with the plan's orders and tokenizer."""
+def open_documents(plan: Plan, cache: ShardCache, *, compares: bool = True) -> LaneDocuments:
+    """Open the documents of a plan's lanes, with the plan's orders and tokenizer.
+
+    `compares` is that of `DocumentTokenizer`.
+    """
     recipe = plan.recipe
     orders = [component.orders(plan.cache_root) for component in recipe.components]
-    tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name) if recipe.has_text else None
+    tokenizer = None
+    if recipe.has_text:
+        tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name, compares=compares)
     reader = DocumentReader(recipe, cache)
     return LaneDocuments(
         recipe, orders, reader, tokenizer, lengths=plan.lengths, learned=plan.learned

@@ -125,6 +125,10 @@ class Plan:
         order = sorted(range(self.world_size), key=lambda index: (self.hosts[index], index))
         return order.index(self.world_index)
 
+    def compares(self, worker: int) -> bool:
+        """Whether a worker compares some IDs with those of hf: the first worker of each machine."""
+        return worker == 0 and self.hosts.index(self.hosts[self.world_index]) == self.world_index
+
     @property
     def is_even(self) -> bool:
         """Whether the world size divides the number of lanes, so that ranks own the rows of lanes.

@@ -286,9 +286,10 @@ def _work(number: int, memory: Memory, connection: Connection, plan: Plan | None
             stopwatch(counts.times(number), PACK),
         ):
             blocks = read_blocks(plan, number, counts.of(number), slots.new_tokens)
-            for packed in map(slots.pack, blocks):
-                connection.send(packed)
+            for block in blocks:
+                connection.send(slots.pack(block))
                 counts.blocks(number)[0] += 1
+                counts.tokens(number)[0] += block.num_tokens
         connection.send(None)
     except (EOFError, ConnectionError):
         pass  # the trainer ended
@@ -307,6 +308,7 @@ def inline_blocks(plan: Plan, counts: WorkerCounts) -> Iterator[list[Block]]:
         while True:
             with stopwatch(counts.times(0), PACK):
                 blocks = [next(worker) for worker in workers]
+            counts.tokens(0)[0] += sum(block.num_tokens for block in blocks)
             yield blocks
     finally:
         for worker in workers:

@@ -72,7 +72,7 @@ class _Worker:
         self._plan, self._worker, self._new_tokens = plan, worker, new_tokens
         self._packing, self._traffic = plan.recipe.packing, cache.traffic
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
-        self._documents = open_documents(plan, cache)
+        self._documents = open_documents(plan, cache, compares=plan.compares(worker))
         self._tail = TailReader(plan.recipe, self._documents)
         self._dealt = None if plan.is_even else DealtRows(plan, worker, self._documents)
         self._mixture = _open_mixture(plan)

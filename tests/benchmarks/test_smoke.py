@@ -9,6 +9,7 @@ import gzip
 import importlib
 import json
 import math
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tests.support.warm_start import stand_in
 pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
-COVERED |= {"trace", "losses", "check_rules"}
+COVERED |= {"trace", "losses", "check_rules", "exchange", "node", "store_reads"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -131,6 +132,11 @@ def test_uneven_worlds_reports_what_is_read_twice() -> None:
     assert 0.9 < even["tokenized"] < uneven["tokenized"] < 1.2
 
 
+def test_exchange_reports_its_cost_for_thousands_of_ranks() -> None:
+    *_, predicted = run("exchange", "--processes", "2", "3", "--rounds", "3").splitlines()
+    assert re.search(r"^10,000 processes, +320 bytes each: +[\d.]+ ms of CPU", predicted)
+
+
 def test_trace_finds_what_the_run_read(corpus: Path) -> None:
     [[row]] = run_json("trace", "--corpus", str(corpus), "--steps", "40").values()
     assert row["tokens of the run"] == 51 * 8 * 256
@@ -183,6 +189,24 @@ def test_memory_reports_both_processes(corpus: Path, tmp_path: Path) -> None:
     assert tokens > 0
     assert workers > 10
     assert trainers > 10
+
+
+def test_node_reports_each_rank_and_the_node(corpus: Path) -> None:
+    where = ("--corpus", str(corpus), *TOKENIZERS, "--name", "tokenizer")
+    ranks, [node] = run_json("node", *where, "--tokens-per-s", "20000").values()
+    assert [(row["rank"], row["workers"]) for row in ranks] == [(0, 1), (1, 1)]
+    assert node["processes per rank"] == 2
+    assert node["PSS of all workers, MB"] == sum(row["PSS of its workers, MB"] for row in ranks)
+    assert all(row["PSS of its workers, MB"] > 10 for row in ranks)
+    assert all(row["tokens per s"] > 0 < row["workers' CPU s per million tokens"] for row in ranks)
+
+
+def test_store_reads_reports_the_clients_that_are_installed() -> None:
+    tables = run_json("store_reads", "--rounds", "1", "--megabytes", "2")
+    assert list(tables) == ["s3", "gcs"]
+    for rows, other in zip(tables.values(), ("boto3", "google-cloud-storage"), strict=True):
+        assert {"cloudload", other} <= {row["client"] for row in rows}
+        assert all(row["MB/s"][0] > 0 and row["CPU s per GB"][0] > 0 for row in rows)
 
 
 @pytest.mark.long

@@ -80,3 +80,16 @@ def test_a_backend_that_there_is_not_is_a_wrong_argument(
         ValueError, match=r"tokenizer_backend is 'rust'\. Use one of auto, hf, fastokens"
     ):
         make_loader(larger_folder, local=tmp_path, tokenizer_backend="rust")
+
+
+def test_one_worker_of_each_node_compares_ids(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    compares = {}
+    for rank in range(4):
+        loader = make_loader(folder, local=tmp_path, num_workers=2, dp_rank=rank, dp_world_size=4)
+        compares[rank] = [loader.plan().compares(worker) for worker in range(2)]
+    neither = [False, False]
+    assert compares == {0: [True, False], 1: neither, 2: [True, False], 3: neither}

@@ -185,3 +185,17 @@ def test_a_logger_gets_plain_numbers_by_flat_names(local_url: str, tmp_path: Pat
     assert numbers["streams/web/share"] == 1
     for name, value in vars(loader.stats().delivery).items():
         assert numbers[f"delivery/{name}"] == value
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_speed_of_the_workers_is_known_after_the_first_batches(
+    local_url: str, tmp_path: Path, num_workers: int
+) -> None:
+    write(local_url)
+    with loader_of(local_url, tmp_path, num_workers=num_workers) as loader:
+        assert loader.describe()["tokens_per_s"] is None
+        tokens = sum(batch.num_tokens for batch in loader.take(9))
+        made, described = loader.stats().delivery, loader.describe()
+    assert made.tokens_made >= tokens > 0
+    assert 0 < described["tokens_per_s"] < 1e9
+    assert f"{described['tokens_per_s']:,} that the workers of a rank can make" in str(described)

@@ -173,21 +173,32 @@ def test_more_workers_than_cores_are_a_warning_once(
 def test_default_workers_fit_the_cores(
     num_ranks: int, own_cores: int, node_cores: int, expected: int
 ) -> None:
-    found = default_num_workers(num_ranks, own_cores, node_cores)
+    found = default_num_workers(num_ranks, own_cores, node_cores, is_fast=False)
     assert found == expected
+    assert default_num_workers(num_ranks, own_cores, node_cores, is_fast=True) == 1
     if node_cores >= num_ranks:
         assert explain_few_cores(found, num_ranks, own_cores, node_cores) is None
 
 
+SLOW = ({"tokenizer_backend": "hf"}, {"transform": dict.get, "transform_id": "get"})
+
+
 @pytest.mark.parametrize("cores", [1, 2, 3, 64])
+@pytest.mark.parametrize("options", [{}, *SLOW])
 def test_a_default_number_of_workers_is_never_a_warning(
-    folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, cores: int
+    folder: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    options: dict[str, Any],
 ) -> None:
     monkeypatch.setattr("cloudload.session.preparation.count_cores", lambda: (cores, cores))
-    with make_loader(folder, num_workers=None, num_lanes=8) as loader:
+    with make_loader(folder, num_workers=None, num_lanes=8, **options) as loader:
         plan, described = loader.plan(), loader.describe()
-    assert plan.num_workers == described["num_workers"] == min(4, cores)
-    assert re.search(rf"num_workers +{min(4, cores)} per rank .*default", str(described))
+        is_fast = not options and loader.stats().tokenizer_backend == "fastokens"
+    expected = 1 if is_fast else min(4, cores)
+    assert plan.num_workers == described["num_workers"] == expected
+    assert re.search(rf"num_workers +{expected} per rank .*default", str(described))
     assert not [each for each in caplog.records if "workers" in each.getMessage()]
 
 

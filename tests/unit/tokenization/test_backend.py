@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -282,6 +284,24 @@ def test_a_cache_folder_of_another_machine_does_not_make_fastokens_importable(
     choice = choose_backend(text, "auto", tmp_path)
     assert choice.name == HF
     assert "fastokens cannot be imported" in (choice.reason or "")
+
+
+@needs_fastokens
+def test_ranks_that_start_together_on_a_node_check_a_tokenizer_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[str] = []
+
+    def check(text: str) -> None:
+        checks.append(text)
+        time.sleep(0.1)  # so that the others come while it is checked
+
+    monkeypatch.setattr(gate, "_check", check)
+    monkeypatch.setattr(gate, "_refusals", {})
+    text = JSONS["byte-level"]()
+    with ThreadPoolExecutor(4) as ranks:
+        found = list(ranks.map(gate._check_once, [text] * 4, [tmp_path] * 4))
+    assert (found, checks) == ([None] * 4, [text])
 
 
 @needs_fastokens

@@ -147,6 +147,7 @@ def test_other_ids_than_tokenizers_end_the_run(caplog: pytest.LogCaptureFixture)
     encoder = FastokensEncoder(text)
     encoder._fast = encoders.load_fastokens(byte_tokenizer().to_str())
     encoder.encode(["the quick brown fox"])
+    assert encoder._comparison is not None
     encoder._comparison._thread.shutdown()
     with pytest.raises(
         TokenizerError,
@@ -191,6 +192,7 @@ def test_the_first_documents_of_a_process_are_compared_and_then_one_in_so_many(
     for start, stop in ((0, 2), (2, 2), (2, 17), (17, 40)):
         encoder = FastokensEncoder(text)
         encoder.encode(documents[start:stop])
+    assert encoder._comparison is not None
     encoder._comparison._thread.shutdown()
     assert compared == [(documents[number], [number + 32]) for number in (0, 1, 2, 12, 22, 32)]
 
@@ -203,6 +205,7 @@ def test_documents_are_compared_once_hf_may_be_loaded(monkeypatch: pytest.Monkey
     monkeypatch.setattr(encoders._Comparison, "_compare", lambda _, *each: compared.append(each))
     encoder = FastokensEncoder(byte_tokenizer().to_str())
     encoder.encode(["A", "B"])
+    assert encoder._comparison is not None
     encoder._comparison._loads_at = 0
     encoder.encode(["C"])
     encoder._comparison._thread.shutdown()

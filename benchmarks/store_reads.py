@@ -1,0 +1,116 @@
+"""Compare cloudload's downloads from S3 and GCS with those of other clients, on the same server.
+
+    python -m benchmarks.store_reads --python .bench/stores/bin/python
+
+The servers are SeaweedFS and fake-gcs-server on this machine. Clients that cloudload's environment
+lacks (s3fs, obstore) run with --python, and are left out if it lacks them, too. CPU time is
+that of the client's process. The clients take turns, so other work on the machine slows all alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Row, print_tables
+from benchmarks.harness import Options, Side, SideFailedError, note
+from benchmarks.store_client import CLIENTS
+from cloudload.storage.objects import write_object
+from tests.support.servers import BUCKET, start_gcs, start_s3
+
+SERVERS: dict[str, tuple[Any, str]] = {"s3": (start_s3, "s3"), "gcs": (start_gcs, "gs")}
+OWN = ("cloudload", "boto3", "google-cloud-storage")
+"""Clients that cloudload depends on."""
+
+
+def main() -> None:
+    options = Options(__doc__)
+    options.add_argument("--stores", nargs="+", choices=list(SERVERS), default=list(SERVERS))
+    options.add_argument("--sizes", nargs="+", type=int, metavar="MB", help="sizes of objects")
+    options.add_argument("--at-once", nargs="+", type=int, metavar="N", help="downloads at a time")
+    options.add_argument("--python", default=sys.executable, help="interpreter of other clients")
+    options.add_amount("rounds", 3, 1, "turns of each client")
+    options.add_amount("megabytes", 512, 4, "megabytes of a turn, at least")
+    args = options.parse()
+    args.sizes = args.sizes or ([1] if args.quick else [8, 64, 256])
+    args.at_once = args.at_once or ([2] if args.quick else [1, 4, 16])
+    print_tables(
+        (table for store in args.stores for table in measure(store, args)), as_json=args.json
+    )
+
+
+def measure(store: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
+    """Yield a table for one store."""
+    start_server, scheme = SERVERS[store]
+    with ExitStack() as stack:
+        server = stack.enter_context(start_server())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        os.environ.update(server.environment())
+        keys = {size: write_objects(scheme, size, args.megabytes) for size in args.sizes}
+        sides: dict[str, Side] = {}
+        for client in CLIENTS[store]:
+            python = sys.executable if client in OWN else args.python
+            side = stack.enter_context(
+                Side("benchmarks.store_client", python=python, log=folder / f"{client}.log")
+            )
+            request = {"store": store, "client": client, "bucket": BUCKET}
+            try:
+                side.start({**request, "folder": str(folder / client)})
+            except SideFailedError as error:
+                note(f"  {client} is left out: {error}")
+            else:
+                sides[client] = side
+        rows = [
+            row
+            for size in args.sizes
+            for at_once in args.at_once
+            for row in race(sides, keys[size], size, at_once, args)
+        ]
+        yield store, rows
+
+
+def write_objects(scheme: str, size: int, most: int) -> list[str]:
+    """Store enough objects of `size` MB for half of a turn, and return their keys."""
+    data = os.urandom(size * 10**6)
+    keys = [f"{size}-{number}" for number in range(min(16, max(1, most // size // 2)))]
+    for key in keys:
+        write_object(f"{scheme}://{BUCKET}/{key}", data)
+    return keys
+
+
+def race(
+    sides: dict[str, Side], keys: list[str], size: int, at_once: int, args: argparse.Namespace
+) -> Iterator[Row]:
+    """Download the same objects with each client, in turns."""
+    number = max(at_once, -(-args.megabytes // size))
+    question = {"keys": [keys[job % len(keys)] for job in range(number)], "at_once": at_once}
+    turns: dict[str, list[dict[str, float]]] = {client: [] for client in sides}
+    for side in sides.values():  # imports and connections
+        side.take_turn({"keys": keys[:1], "at_once": 1})
+    for _ in range(args.rounds):
+        for client, side in sides.items():
+            try:
+                turns[client].append(side.take_turn(question))
+            except SideFailedError as error:
+                note(f"  {client} failed: {error}")
+    for client, found in turns.items():
+        if found:
+            row: Row = {
+                "MB": size,
+                "at once": at_once,
+                "client": client,
+                "MB/s": [turn["bytes"] / turn["wall"] / 1e6 for turn in found],
+                "CPU s per GB": [1e9 * turn["cpu"] / turn["bytes"] for turn in found],
+            }
+            note(f"  {row}")
+            yield row
+
+
+if __name__ == "__main__":
+    main()
