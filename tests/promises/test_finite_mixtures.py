@@ -6,9 +6,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from cloudload.cli import main
 from cloudload.cli.state import list_lines
 from cloudload.count import count_tokens
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.order.mixture_step import TURN, find_step
 from cloudload.provenance import (
     compare_states,
     compare_with_loader,
@@ -34,6 +32,7 @@ from cloudload.provenance import (
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, assert_same_rows, run_leg
 from tests.support.awkward import tokenize
+from tests.support.best_fit_oracle import BestFitOracle, choose_stream
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.examples import EXAMPLES
 from tests.support.loaders import SEQ_LEN, make_loader
@@ -109,12 +108,7 @@ class Oracle:
 
     def _choose(self, weights: Weights) -> int:
         live = [w if left != 0 else 0 for w, left in zip(weights, self.left, strict=True)]
-        shares = [float(Fraction(w) / sum(map(Fraction, live))) for w in live]
-        sums = list(accumulate(map(Fraction, shares)))
-        point = self.row * find_step(self.num_lanes) % TURN
-        stream = next((s for s, end in enumerate(sums) if point < TURN * end // sums[-1]), None)
-        assert stream is not None
-        return stream
+        return choose_stream(self.row, self.num_lanes, live)
 
     def _use(self, stream: int, per_row: int) -> int:
         left = self.left[stream]
@@ -125,6 +119,9 @@ class Oracle:
 
 
 def packed(packing: str) -> dict[str, Any]:
+    """The options of a packing; that of `best_fit` ends with the number of open rows."""
+    if packing.startswith("best_fit"):
+        return {"packing": "best_fit", "open_rows": int(packing.rsplit(maxsplit=1)[-1])}
     return {} if packing == "concat" else {"packing": "one_per_row", "overflow": packing}
 
 
@@ -137,6 +134,7 @@ def units(packing: str, sizes: list[int], seq_len: int) -> int:
 
 # ---------------------------------------------------------------- any chain of legs
 
+BEST_FITS = ["best_fit 1", "best_fit 3", "best_fit 16"]
 CHAIN = st.lists(
     st.tuples(
         st.builds(
@@ -157,7 +155,7 @@ CHAIN = st.lists(
 
 
 @given(
-    packing=st.sampled_from(["concat", "concat", "cut", "rows"]),
+    packing=st.sampled_from(["concat", "concat", "cut", "rows", *BEST_FITS]),
     num_lanes=st.sampled_from([12, 30, 60]),
     ends=st.sampled_from(
         [(1, (None,) * 3), (2, (3, None, 1)), (None, (2, 1, None)), (3, (1,) * 3)]
@@ -182,11 +180,19 @@ def test_any_chain_of_worlds_ends_streams_where_the_oracle_does(
     sizes = data.sizes(min_tokens)
     if packing == "rows":
         chain = [(leg, SEQ_LEN, weights, first) for leg, _, weights, first in chain]
-    left = [
-        None if times is None else times * units(packing, each, SEQ_LEN)
-        for times, each in zip(repeats, sizes, strict=True)
-    ]
-    oracle, state, rows = Oracle(left, num_lanes), None, list[Row]()
+    oracle: Oracle | BestFitOracle
+    if packing in BEST_FITS:
+        options = {"num_lanes": num_lanes, "local": data.cache}
+        with make_loader(data.streams(chain[0][2], caps), **options) as loader:
+            components = loader.recipe.components
+        oracle = BestFitOracle(components, repeats, sizes, packed(packing)["open_rows"])
+    else:
+        left = [
+            None if times is None else times * units(packing, each, SEQ_LEN)
+            for times, each in zip(repeats, sizes, strict=True)
+        ]
+        oracle = Oracle(left, num_lanes)
+    state, rows = None, list[Row]()
     last = chain[-1][0]
     chain[-1] = (replace(last, batches=300 // last.ranks), *chain[-1][1:])
     for leg, seq_len, weights, first in chain:
@@ -211,11 +217,13 @@ def test_any_chain_of_worlds_ends_streams_where_the_oracle_does(
         for _ in range(leg.batches or 0):
             if is_over:
                 break
-            per_row = seq_len if packing == "concat" else 1
+            per_row = 1 if packing in ("cut", "rows") else seq_len
             is_over = oracle.take(leg.ranks * leg.batch_size, weights, first, per_row)
         rows, state = rows + found, states[-1]
         assert [stream_of(row) for row in rows] == oracle.streams
-        if packing == "concat":
+        if isinstance(oracle, BestFitOracle):
+            assert [list(row.spans) for row in rows] == oracle.rows
+        elif packing == "concat":
             assert [tokens_of(row) for row in rows] == oracle.fills
         check_len(make, leg, state, is_over)
         assert len(rows) == before + len(found) == state["rows"]
@@ -245,7 +253,7 @@ def check_len(make: Any, leg: Leg, state: State, is_over: bool) -> None:
 
 
 def check_documents(
-    rows: list[Row], sizes: Any, repeats: Any, packing: str, oracle: Oracle
+    rows: list[Row], sizes: Any, repeats: Any, packing: str, oracle: Oracle | BestFitOracle
 ) -> None:
     """No token is in two rows. If a stream ended, every token of each epoch is in one."""
     spans = defaultdict(list)
@@ -264,7 +272,9 @@ def check_documents(
                 assert sum(stop - start for start, stop in found) == size or packing == "cut"
 
 
-def check_counts(rows: list[Row], state: State, sizes: Any, repeats: Any, oracle: Oracle) -> None:
+def check_counts(
+    rows: list[Row], state: State, sizes: Any, repeats: Any, oracle: Oracle | BestFitOracle
+) -> None:
     """The statistics by stream match the rows, and, once it ended, all of its documents."""
     tokens: Counter[int] = Counter()
     for row in rows:
@@ -282,7 +292,7 @@ def check_counts(rows: list[Row], state: State, sizes: Any, repeats: Any, oracle
 
 
 @given(
-    packing=st.sampled_from(["concat", "cut", "rows"]),
+    packing=st.sampled_from(["concat", "cut", "rows", *BEST_FITS]),
     ends=st.sampled_from([(1, (None,) * 3), (2, (3, None, 1)), (None, (2, 1, None))]),
     stopping=st.sampled_from(["first", "all"]),
     schedule=st.sampled_from(
@@ -513,7 +523,6 @@ def test_a_run_whose_lengths_are_elsewhere_is_traced_from_its_state(
 
 def test_what_a_mixture_with_ends_cannot_have_is_refused(data: Data, tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"packing": "best_fit"}, "packing is 'best_fit'"),
         ({"lengths": "off"}, "lengths is 'off', but a mixture with epochs or max_epochs"),
         ({"stop_every": "epoch"}, "stop_every is 'epoch'"),
         ({"epochs": None, "stopping": "first"}, "stopping is 'first', but no stream ends"),
