@@ -36,6 +36,7 @@ from tests.support.best_fit_oracle import BestFitOracle, choose_stream
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.examples import EXAMPLES
 from tests.support.loaders import SEQ_LEN, make_loader
+from tests.support.quick_laws import quick_laws  # noqa: F401
 
 SIZES = (7, 40, 70)
 MIN_TOKENS = 25

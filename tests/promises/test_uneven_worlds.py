@@ -19,6 +19,7 @@ from cloudload.workers.document_reader import DocumentReader
 from tests.promises.test_lengths import CASES, corpora, fail_on_some, streams_of  # noqa: F401
 from tests.support.examples import EXAMPLES
 from tests.support.loaders import make_loader
+from tests.support.quick_laws import quick_laws  # noqa: F401
 
 LEGS = st.builds(
     Leg,
