@@ -194,7 +194,7 @@ class _PlayedSearch(_Search):
         self._left[stream] = int(rows.sum()) + num_left
 
     def _pack_rest(self, stream: int, rows: Ints) -> tuple[LaneArrays, int]:
-        """The lanes of a stream after `rows` of each, and the number of rows of all they have left."""
+        """A stream's lanes after `rows` of each, and the number of rows in a tail of the rest."""
         walker, unknown = self._walkers[stream], self._unknown
         assert isinstance(walker, BestFitWalker)
         assert unknown.residues is not None
