@@ -30,7 +30,7 @@ from cloudload.provenance import (
     trace_steps,
 )
 from cloudload.run.state import State
-from cloudload.testing import Leg, Row, assert_same_rows, run_leg
+from cloudload.testing import Leg, Row, assert_same_rows, check_worlds, run_leg
 from tests.support.awkward import tokenize
 from tests.support.best_fit_oracle import BestFitOracle, choose_stream
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
@@ -289,6 +289,48 @@ def check_counts(
             assert counts[2] == repeats[stream] * (len(sizes[stream]) - full)
 
 
+MEMBERS = st.builds(
+    Leg,
+    ranks=st.integers(1, 9),
+    workers=st.integers(0, 1),
+    batch_size=st.integers(1, 4),
+    batches=st.sampled_from([0, 1, 3, 9]),
+    ranks_per_node=st.sampled_from([None, 1, 3]),
+)
+
+
+@given(
+    packing=st.sampled_from(["concat", "cut", *BEST_FITS]),
+    num_lanes=st.sampled_from([12, 30]),
+    ends=st.sampled_from([(1, (None,) * 3), (2, (3, None, 1)), (None, (2, 1, None))]),
+    first=st.booleans(),
+    legs=st.lists(MEMBERS, min_size=2, max_size=5),
+)
+@settings(max_examples=EXAMPLES)
+def test_ranks_that_leave_and_join_end_on_one_step(
+    data: Data,
+    *,
+    packing: str,
+    num_lanes: int,
+    ends: tuple[int | None, tuple[int | None, ...]],
+    first: bool,
+    legs: list[Leg],
+) -> None:
+    """`set_world` before, in and after the tails of streams; the rows are those of one run."""
+    epochs, caps = ends
+    legs[-1] = replace(legs[-1], batches=None if epochs or first else 9)
+    make = partial(
+        make_loader,
+        data.streams((1.0, 3.0, 0.5), caps),
+        local=data.cache,
+        epochs=epochs,
+        stopping="first" if first else "all",
+        num_lanes=num_lanes,
+        **packed(packing),
+    )
+    assert check_worlds(make, legs, restarts=False)
+
+
 # ---------------------------------------------------------------- the ways to a row agree
 
 
@@ -303,6 +345,7 @@ def check_counts(
             [(0, {"s1": 3.0, "s0": 1.0}), (60, {"s0": 1.0, "s2": 1.0})],
         ]
     ),
+    before=st.sampled_from([None, None, (SEQ_LEN, 9), (50, 12), (50, 30), (7, 60)]),
     moves=st.tuples(st.integers(0, 12), st.integers(0, 90)),
     chosen=st.integers(0, 1_000),
 )
@@ -314,60 +357,78 @@ def test_rows_by_number_seek_where_and_trace_agree_with_the_loader(
     ends: tuple[int | None, tuple[int | None, ...]],
     stopping: Any,
     schedule: Any,
+    before: tuple[int, int] | None,
     moves: tuple[int, int],
     chosen: int,
 ) -> None:
+    """Perhaps from the state of a run that had read some batches with another `seq_len`."""
     options = {
         **{"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": SEQ_LEN, "num_lanes": 12},
         **{"local": data.cache, "epochs": ends[0], "stopping": stopping, "schedule": schedule},
         **packed(packing),
     }
     streams = data.streams((1.0, 2.0, 0.5), ends[1])
-    saved, distance = moves
+    start, (saved, distance) = None, moves
+    if before is not None:
+        with make_loader(streams, **{**options, "seq_len": before[0]}) as loader:
+            list(loader.take(before[1]))
+            start = loader.state_dict()
+    first, first_step = (start["rows"], start["batches"]) if start else (0, 0)
     with make_loader(streams, **options) as loader:
+        if start:
+            loader.load_state_dict(start)
         batches, states = [], [loader.state_dict()]
         for batch in loader.take(120):
             batches.append(batch)
             states.append(loader.state_dict())
         ids = [row for batch in batches for row in batch["input_ids"].tolist()]
         traced = [loader.trace(batch) for batch in batches]
-    rows = Rows(streams, **{**options, "num_rows": None})
+        if len(batches) < 120:
+            assert len(loader) == first_step + len(batches)
+    rows = Rows(streams, **{**options, "num_rows": None}, state=start)
     if len(batches) < 120:
-        assert -(-len(rows) // 4) == len(batches)
-        ids = ids[: len(rows)]
+        assert -(-max(0, len(rows) - first) // 4) == len(batches)
+        ids = ids[: len(rows) - first]
+    if not batches:
+        return
     for row in (0, chosen % len(ids), len(ids) - 1):
-        assert rows[row]["input_ids"].tolist() == ids[row]
+        assert rows[first + row]["input_ids"].tolist() == ids[row]
     saved %= len(batches)
+    assert without_batches(rows.state_dict(first + 4 * saved)) == without_batches(states[saved])
     with make_loader(streams, **options) as loader:
         loader.load_state_dict(states[saved])
-        loader.seek(min(len(batches) - 1, saved + distance) * 4)
+        loader.seek(first + min(len(batches) - 1, saved + distance) * 4)
         found = next(iter(loader))
-        assert found["input_ids"].tolist() == batches[found.first_row // 4]["input_ids"].tolist()
-        assert without_batches(loader.state_dict()) == without_batches(
-            states[found.first_row // 4 + 1]
-        )
+        place = (found.first_row - first) // 4
+        assert found["input_ids"].tolist() == batches[place]["input_ids"].tolist()
+        assert without_batches(loader.state_dict()) == without_batches(states[place + 1])
     run = open_run(states[saved], tokenizer=byte_tokenizer(), global_batch=4)
     span = traced[chosen % len(traced)][0]
     wanted = ("stream", "epoch", "sample", "start", "stop")
     expected = [
         (step, *(getattr(each, name) for name in wanted))
-        for step, spans in enumerate(traced[saved:], saved + 1)
+        for step, spans in enumerate(traced[saved:], first_step + saved + 1)
         for each in spans
         if (each.stream, each.sample) == (span.stream, span.sample)
     ]
     delivery: Any = {"num_workers": 0, "local": data.cache}
-    occurrences = find_document(run, int(span.stream[1]), span.sample, len(batches), **delivery)
+    last_step = first_step + len(batches)
+    occurrences = find_document(run, int(span.stream[1]), span.sample, last_step, **delivery)
     assert [
         (each.step, *(getattr(each, name) for name in wanted)) for each in occurrences
     ] == expected
-    [(_, spans)] = trace_steps(run, range(saved + 1, saved + 2), 0, **delivery)
+    step = first_step + saved + 1
+    [(_, spans)] = trace_steps(run, range(step, step + 1), 0, **delivery)
     assert [(each.stream, each.sample, each.start) for each in spans] == [
-        (each.stream, each.sample, each.start) for each in traced[saved] if each.row == 4 * saved
+        (each.stream, each.sample, each.start)
+        for each in traced[saved]
+        if each.row == first + 4 * saved
     ]
 
 
 def without_batches(state: State) -> State:
-    return {name: value for name, value in state.items() if name != "batches"}
+    """Rows by number have no batches."""
+    return {name: value for name, value in state.items() if name not in ("batches", "global_batch")}
 
 
 # ---------------------------------------------------------------- single promises
