@@ -497,6 +497,28 @@ def test_documents_after_the_last_row_of_a_stream_are_counted(tmp_path: Path) ->
             assert (list(loader), loader.stats().filtered) == ([], 12)
 
 
+@pytest.mark.parametrize("ranks", [1, 7])
+def test_a_stream_that_best_fit_packs_without_a_tail_ends_with_its_last_row(
+    tmp_path: Path, ranks: int
+) -> None:
+    """Each document of the first two streams fills a row, so their lanes leave nothing."""
+    streams, sizes = [], [[16] * 12, [16] * 31, [9, 7, 12, 4, 9] * 9]
+    for number, of_stream in enumerate(sizes):
+        folder = write_mds(tmp_path / str(number), ["x" * (size - 1) for size in of_stream])
+        count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
+        streams.append(Stream(folder, proportion=1.0, name=f"s{number}"))
+    options: dict[str, Any] = {"packing": "best_fit", "open_rows": 2, "local": tmp_path}
+    with make_loader(streams, epochs=1, **options) as loader:
+        oracle = BestFitOracle(loader.recipe.components, (1, 1, 1), sizes, 2)
+        number = len(loader) * 4
+    with make_loader(streams, **options) as endless:
+        assert endless.count_batches(1) * 4 == number
+    make = partial(make_loader, streams, epochs=1, **options)
+    rows, _ = run_leg(make, Leg(ranks, 0, 2, None))
+    assert oracle.take(len(rows), (1, 1, 1), False, SEQ_LEN)
+    assert [list(row.spans) for row in rows] == oracle.rows
+
+
 def test_a_stream_with_a_cap_ends_and_the_run_goes_on(data: Data) -> None:
     with make_mixture(data, caps=(2, None, None)) as loader:
         streams = [set(batch.spans[:, 1].tolist()) for batch in loader.take(300)]
