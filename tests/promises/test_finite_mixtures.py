@@ -214,11 +214,11 @@ def test_any_chain_of_worlds_ends_streams_where_the_oracle_does(
         assert_same_rows(found, expected, f"{leg}")
         assert states == expected_states
         before = len(rows)
-        is_over = oracle.take(0, weights, first, 1)
+        per_row = 1 if packing in ("cut", "rows") else seq_len
+        is_over = oracle.take(0, weights, first, per_row)
         for _ in range(leg.batches or 0):
             if is_over:
                 break
-            per_row = 1 if packing in ("cut", "rows") else seq_len
             is_over = oracle.take(leg.ranks * leg.batch_size, weights, first, per_row)
         rows, state = rows + found, states[-1]
         assert [stream_of(row) for row in rows] == oracle.streams
