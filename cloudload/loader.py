@@ -220,16 +220,15 @@ class CloudLoader:
         training framework. The last batch may not be full. Needs token lengths (see `lengths`),
         unless every document becomes exactly one row. For a mixture, this is the number of batches
         with `epochs=N`, the streams' `max_epochs`, and `stopping`. Raises `ValueError` if the
-        number is unknown, as for a mixture with `best_fit`, and if `epochs` is below 1.
+        number is unknown, or if `epochs` is below 1.
         """
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}. It must be at least 1")
         rows = self._run.count_rows_of_epochs(epochs)
         if rows is None:
             raise ValueError(
-                "the number of batches in an epoch is unknown, because there are no token lengths, "
-                "or because best_fit packs a mixture. Run cloudload count, or choose a number of "
-                "batches"
+                "the number of batches in an epoch is unknown, because there are no token lengths. "
+                "Run cloudload count, or choose a number of batches"
             )
         return -(-rows // self._reader.member.global_batch)
 

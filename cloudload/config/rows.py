@@ -253,11 +253,6 @@ class RowsConfig:
             raise ValueError(
                 "stopping is 'first', but no stream ends. Set epochs, or max_epochs of a stream"
             )
-        if self.has_stream_ends and self.packing == "best_fit":
-            raise ValueError(
-                "packing is 'best_fit', but a mixture with epochs or max_epochs does not support "
-                "it. Use 'concat' or 'one_per_row', or omit both options and use take(n)"
-            )
         if without := [
             stream.label
             for stream in self.streams

@@ -50,8 +50,8 @@ class Advanced:
     counts: Ints
     """int64 [streams of the component, counts]: the statistics of the rows in between."""
     is_dry: Flags
-    """bool [lanes]: whether the lane ends before its rows, or has no tokens at all. Then its cursor
-    is not meaningful."""
+    """bool [lanes]: whether the lane ends before its rows, or has no tokens at all. If any is dry,
+    no cursor is meaningful, and other lanes may not have been looked at."""
     residues: Residues | None = None
     """Object array of bytes, [lanes]; None if the packing has no residue."""
 
@@ -89,10 +89,11 @@ class Walker:
         if len(begun):
             self._finish_begun(begun, after, needed, counts)
         moving = np.flatnonzero(needed > 0)
-        if len(moving):
-            moving = self._scan(moving, after, needed, counts)
         is_dry = np.zeros(len(cursors), np.bool_)
         if len(moving):
+            moving, dry = self._scan(moving, after, needed, counts)
+            is_dry[dry] = True
+        if len(moving) and not is_dry.any():
             is_dry[moving] = self._walk(moving, after, needed[moving], counts)
         self._set_sizes(after, rows > 0)
         # the first stream counts all padding, as when rows are read
@@ -238,14 +239,17 @@ class Walker:
         # a document that was accepted before counts as one with tokens
         np.add.at(counts, (own[is_past], np.full(is_past.sum(), DOCUMENTS)), 1)
 
-    def _scan(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> Ints:
+    def _scan(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> tuple[Ints, Ints]:
         """Advance lanes that are between documents by measuring a limited number of documents.
 
-        Changes `cursors`, `needed` and `counts`. Returns the lanes that need to advance further.
+        Changes `cursors`, `needed` and `counts`. Returns the lanes that need to advance further,
+        and those found to be dry: endless ones without a token in the documents of an epoch.
         """
         epoch = int(cursors[lanes, CURSOR_ORDINAL].min()) // self._tables.num_ordinals
         budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT
-        each = _LEAST_OF_LANE
+        each, barren = _LEAST_OF_LANE, np.zeros(len(lanes), np.int64)
+        # as many ordinals, of which at most half are holes, have more documents than an epoch
+        most_barren = 2 * self._sizes.component.lanes.num_positions
         while len(lanes) and (budget := budget - each * len(lanes)) >= 0:
             targets, starts = needed[lanes], cursors[lanes, CURSOR_ORDINAL]
             ordinals = starts[:, None] + np.arange(each)
@@ -255,12 +259,18 @@ class Walker:
             counts += sums[:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
             self._set_cursors(lanes, starts + places, into, cursors, counts)
             needed[lanes] -= passed
+            barren = np.where(passed > 0, 0, barren + each)
+            is_barren = (barren > most_barren) & (self._tables.end is None)
+            if is_barren.any():
+                return np.flatnonzero(needed > 0), lanes[is_barren]
             is_left = (needed[lanes] > 0) & (starts + each < self._tables.ends[lanes])
             mean = max(1.0, passed.sum() / (each * len(lanes)))
-            lanes = lanes[is_left]
+            lanes, barren = lanes[is_left], barren[is_left]
             each = int(needed[lanes].max(initial=0) / mean) + _LEAST_OF_LANE
-            each = max(_LEAST_OF_LANE, min(each, _SCANNED_AT_ONCE // max(1, len(lanes))))
-        return np.flatnonzero(needed > 0)
+            most = _SCANNED_AT_ONCE // max(1, len(lanes))
+            most = min(most, most_barren) if barren.any() else most
+            each = max(_LEAST_OF_LANE, min(each, most))
+        return np.flatnonzero(needed > 0), lanes[:0]
 
     def _set_cursors(
         self, lanes: Ints, ordinals: Ints, into: Ints, cursors: Ints, counts: Ints

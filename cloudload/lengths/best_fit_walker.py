@@ -40,15 +40,8 @@ class BestFitWalker(Walker):
         Also raises `StreamChangedError` if a residue is damaged or does not match the lengths.
         """
         assert residues is not None
+        after, left, is_dry = self.move(cursors, rows, residues)
         moving = np.flatnonzero(rows > 0)
-        is_dry = np.zeros(len(cursors), np.bool_)
-        is_dry[moving] = self.play(moving, rows[moving], cursors, residues)
-        after, left = cursors.copy(), residues.copy()
-        for lane in moving.tolist():
-            ordinal, offset, left[lane] = self.lanes.state(lane)
-            after[lane, :CURSOR_SIZE] = ordinal, offset
-        is_same = (after == cursors).all(axis=1)
-        self._set_sizes(after, (rows > 0) & ~is_same)
         counts = np.zeros((len(self._tables.streams), len(COUNTS)), np.int64)
         if len(moving) and not is_dry.any():
             counts = self._count_passed(moving, cursors, after)
@@ -56,6 +49,18 @@ class BestFitWalker(Walker):
             counts[:, TOKENS] -= self._count_taken(moving, cursors, residues)
             counts[0, PADDING] = rows.sum() * self._packing.seq_len - counts[:, TOKENS].sum()
         return Advanced(after, counts, is_dry, left)
+
+    def move(self, cursors: Ints, rows: Ints, residues: Residues) -> tuple[Ints, Residues, Flags]:
+        """As `advance`, without statistics: cursors, residues, and which lanes end before."""
+        moving = np.flatnonzero(rows > 0)
+        is_dry = np.zeros(len(cursors), np.bool_)
+        is_dry[moving] = self.play(moving, rows[moving], cursors, residues)
+        after, left = cursors.copy(), residues.copy()
+        for lane in moving.tolist():
+            ordinal, offset, left[lane] = self.lanes.state(lane)
+            after[lane, :CURSOR_SIZE] = ordinal, offset
+        self._set_sizes(after, (rows > 0) & (after != cursors).any(axis=1))
+        return after, left, is_dry
 
     def play(self, lanes: Ints, rows: Ints, cursors: Ints, residues: Residues) -> Flags:
         """Play `lanes` for `rows` rows. The cursors and residues are those of all lanes.

@@ -1,12 +1,11 @@
-"""Find the ends of a mixture's streams, and the rows of the streams' tails, from lengths.
+"""The ends of a mixture's streams, the rows of the streams' tails, and the lanes at any row.
 
     rows of stream b     b b b b b b b b b │ b b b b │        then its weight is 0
     made from            its lanes         │ its tail │
                                            └ the first row that its lane cannot fill
 
 The tail of a stream has all tokens left in its lanes at that row, packed as one lane. The mixture
-still decides which rows are the stream's, so shares stay exact until its last token. The number of
-a stream's rows, and therefore its end, depends only on its tokens.
+still decides which rows are the stream's, so shares stay exact until its last token.
 """
 
 from __future__ import annotations
@@ -17,16 +16,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloudload.arrays import NEVER, Flags, Ints
-from cloudload.config.choices import FIRST
-from cloudload.errors import DatasetError
 from cloudload.lengths.advance import Walker
 from cloudload.lengths.ending import TailCounts
 from cloudload.order.mixture import Mixture
 from cloudload.order.mixture_counts import Walk, count_rows
-from cloudload.order.stream_ends import StreamEnds, end_streams
 from cloudload.packing.tables import REMNANT_LANE, REMNANT_ORDINAL
 from cloudload.packing.tail import Stages, Tail, next_stages
-from cloudload.run.position import LaneArrays, Position
+from cloudload.run.position import LaneArrays, Position, Residues
 from cloudload.run.recipe import Recipe
 from cloudload.run.run_tail import pack_component_tail
 
@@ -49,8 +45,13 @@ class MixtureEnding:
     """The first row of each stream, from `start` on, that is in its tail."""
     cursors: Ints
     """int64 [streams, lanes, 3]: the cursors at the position."""
+    residues: Residues | None
+    """Object array of bytes, [streams, lanes]: the residues at the position, if the packing has
+    them."""
     tails: tuple[Stages, ...]
     """The stages of each stream's tail at the position; empty before its tail."""
+    ended: tuple[LaneArrays | None, ...] = ()
+    """The lanes of each stream where they end, as of one component; None if not found yet."""
 
     def stages_of(self, component: int) -> Stages:
         """The stages of a stream's tail at the position; empty before its tail."""
@@ -67,7 +68,7 @@ class MixtureTails:
         self.ending = ending
         self._recipe, self._walkers = recipe, walkers
         self._packed: dict[int, tuple[Tail, TailCounts]] = {}
-        self._ended: dict[int, Ints] = {}
+        self._ended: dict[int, LaneArrays] = {}
 
     def is_in_tail(self, components: Ints, rows: Ints) -> Flags:
         """Whether rows, given with their streams, are in their streams' tails: bool [rows]."""
@@ -105,16 +106,20 @@ class MixtureTails:
     def _walk(self, component: int) -> Walk:
         return Walk(self.ending.mixture, self._recipe.num_lanes, component)
 
-    def ended(self, component: int) -> Ints:
-        """The cursors at which a stream's lanes end: int64 [lanes, 3]."""
+    def ended(self, component: int) -> LaneArrays:
+        """The lanes of a stream where they end, as of one component, without statistics."""
         if component not in self._ended:
-            ending, num_lanes = self.ending, self._recipe.num_lanes
-            last = ending.lane_ends[component]
-            rows = count_rows(ending.mixture, num_lanes, ending.start, last)[component]
-            advanced = self._walkers[component].advance(ending.cursors[component], rows)
-            assert not advanced.is_dry.any()
-            self._ended[component] = advanced.cursors
+            known = self.ending.ended[component] if self.ending.ended else None
+            self._ended[component] = known or self._advance_to_end(component)
         return self._ended[component]
+
+    def _advance_to_end(self, component: int) -> LaneArrays:
+        ending, last = self.ending, self.ending.lane_ends[component]
+        rows = count_rows(ending.mixture, self._recipe.num_lanes, ending.start, last)[component]
+        residues = None if ending.residues is None else ending.residues[component]
+        advanced = self._walkers[component].advance(ending.cursors[component], rows, residues)
+        assert not advanced.is_dry.any()
+        return arrays_of_stream(advanced.cursors, advanced.residues)
 
     def tail(self, component: int) -> Tail:
         """The tail of a stream. Its remnants have flat lanes.
@@ -130,14 +135,8 @@ class MixtureTails:
     def _pack(self, component: int) -> tuple[Tail, TailCounts]:
         if component not in self._packed:
             recipe, walker = self._recipe, self._walkers[component]
-            cursors = self.ended(component)
-            tail = pack_component_tail(
-                recipe,
-                start=0,
-                stages=self.ending.stages_of(component),
-                ended=LaneArrays(cursors[None], None, np.empty((0, 0), np.int64)),
-                sizes=walker.measure_rest(cursors),
-            )
+            stages = self.ending.stages_of(component)
+            tail = pack_stream_tail(recipe, walker, self.ended(component), stages)
             remnants = tail.remnants.copy()
             streams = walker.streams_of(*remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T)
             remnants[:, REMNANT_LANE] += component * recipe.num_lanes
@@ -147,106 +146,22 @@ class MixtureTails:
         return self._packed[component]
 
 
-def find_mixture_ending(
-    recipe: Recipe, walkers: Sequence[Walker], position: Position, row_units: int
-) -> MixtureEnding:
-    """Find the ends of a mixture's streams from a position on.
+def arrays_of_stream(cursors: Ints, residues: Residues | None) -> LaneArrays:
+    """The lanes of one stream, without statistics.
 
-    `row_units` is the number of units of a row. Raises `CacheError` if an order or a table cannot
-    be built, `StreamChangedError` if a cursor does not match the lengths, and `DatasetError` if the
-    run has no rows.
+    `cursors` is int64 [lanes, 3], and `residues` an object array of bytes, [lanes].
     """
-    assert position.rows == position.table_rows
-    unknown = MixtureEnding(
-        mixture=recipe.mixture,
-        start=position.rows,
-        end=NEVER,
-        stream_ends=(),
-        lane_ends=(position.rows,) * len(walkers),
-        cursors=position.cursors,
-        tails=position.lanes.arrays.tails,
-    )
-    tails, units = MixtureTails(recipe, walkers, unknown), _count_units(recipe, walkers, unknown)
-    left = [_count_left(tails, number, each, row_units) for number, each in enumerate(units)]
-    stops_first = recipe.config.stopping == FIRST
-    ends = end_streams(
-        recipe.mixture, recipe.num_lanes, position.rows, left, stops_first=stops_first
-    )
-    if not ends.end:
-        raise _no_rows(recipe, ends)
-    last_rows = [min(each, ends.end) for each in ends.ends]
-    lane_ends = [
-        _find_lane_end(walk, position.rows, last, None if each is None else each // row_units)
-        for walk, last, each in zip(_walk_all(ends.mixture, recipe), last_rows, units, strict=True)
-    ]
-    return replace(
-        unknown,
-        mixture=ends.mixture,
-        end=ends.end,
-        stream_ends=ends.ends,
-        lane_ends=tuple(lane_ends),
-    )
+    left = None if residues is None else residues[None]
+    return LaneArrays(cursors[None], left, np.empty((0, 0), np.int64))
 
 
-def _count_units(
-    recipe: Recipe, walkers: Sequence[Walker], ending: MixtureEnding
-) -> list[Ints | None]:
-    """The units left in the lanes of each stream, int64 [lanes], which are 0 in its tail.
+def pack_stream_tail(recipe: Recipe, walker: Walker, ended: LaneArrays, stages: Stages) -> Tail:
+    """Pack what the lanes of one stream have left. Rows are numbered from 0.
 
-    None for a stream that does not end.
+    Raises `StreamChangedError` if a cursor or a residue does not match the lengths.
     """
-    counted: list[Ints | None] = []
-    for number, (component, walker) in enumerate(zip(recipe.components, walkers, strict=True)):
-        if component.lanes.epochs is None:
-            counted.append(None)
-        elif ending.stages_of(number):
-            counted.append(np.zeros(recipe.num_lanes, np.int64))
-        else:
-            counted.append(walker.count_units(ending.cursors[number]))
-    return counted
-
-
-def _count_left(
-    tails: MixtureTails, component: int, units: Ints | None, row_units: int
-) -> int | None:
-    """The number of rows that a stream has left; None for a stream that does not end."""
-    if units is None:
-        return None
-    if tails.ending.stages_of(component):
-        return tails.tail(component).end - tails.number(component, tails.ending.start)
-    return -(-int(units.sum()) // row_units)
-
-
-def _walk_all(mixture: Mixture, recipe: Recipe) -> list[Walk]:
-    return [Walk(mixture, recipe.num_lanes, each) for each in range(len(recipe.components))]
-
-
-def _find_lane_end(walk: Walk, start: int, last: int, lane_rows: Ints | None) -> int:
-    """The first row of a stream from `start` on that its lane cannot fill, or at most `last`.
-
-    `lane_rows` (int64 [lanes]) is the number of rows that each lane can fill; None if endless.
-    """
-    if lane_rows is None:
-        return NEVER
-    for lane in np.argsort(lane_rows, kind="stable").tolist():
-        of_lane, number = replace(walk, lane=lane), int(lane_rows[lane])
-        if of_lane.count(start, last) > number:
-            last = min(last, of_lane.find(start, number))
-    return last
-
-
-def _no_rows(recipe: Recipe, ends: StreamEnds) -> DatasetError:
-    names = [
-        recipe.labels[component.streams.start]
-        for component, end in zip(recipe.components, ends.ends, strict=True)
-        if not end
-    ]
-    return DatasetError(
-        f"no document of {', '.join(names)} has any tokens, because all are empty, filtered out, "
-        "or left out by on_error='skip', so the mixture has no rows with "
-        f"stopping={recipe.config.stopping!r}. Set an eos, or use a different transform, "
-        "min_tokens, or data"
-    )
+    sizes = walker.measure_rest(ended.cursors[0])
+    return pack_component_tail(recipe, start=0, stages=stages, ended=ended, sizes=sizes)
 
 
 def advance_mixture(
@@ -258,6 +173,7 @@ def advance_mixture(
     does not match the lengths.
     """
     cursors, counts = position.cursors.copy(), position.counts.copy()
+    residues = None if position.residues is None else position.residues.copy()
     rows_before: dict[int, Ints] = {}
     stages = [position.stages_of(component) for component in range(len(walkers))]
     for component, walker in enumerate(walkers):
@@ -266,13 +182,16 @@ def advance_mixture(
             if stop not in rows_before:
                 start = position.rows
                 rows_before[stop] = count_rows(recipe.mixture, recipe.num_lanes, start, stop)
-            advanced = walker.advance(cursors[component], rows_before[stop][component])
+            left = None if residues is None else residues[component]
+            advanced = walker.advance(cursors[component], rows_before[stop][component], left)
             if advanced.is_dry.any():
                 return None
             cursors[component] = advanced.cursors
+            if residues is not None:
+                residues[component] = advanced.residues
             counts[recipe.components[component].streams.start] += advanced.counts[0]
         stages[component] = _enter_tail(recipe, tails, component, (position, row), counts)
-    return LaneArrays(cursors, None, counts, tuple(stages) if any(stages) else ())
+    return LaneArrays(cursors, residues, counts, tuple(stages) if any(stages) else ())
 
 
 def _enter_tail(

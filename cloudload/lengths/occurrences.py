@@ -112,7 +112,8 @@ def _find_in_mixture(
     spans: list[FoundSpan] = []
     if not position.stages_of(component):
         end = min(stop, tails.ending.lane_ends[component])
-        spans += _find_in_lanes(lengths, position, component, readings, end)
+        find = _find_in_lanes if position.residues is None else _find_in_played_lanes
+        spans += find(lengths, position, component, readings, end)
     if found.stages_of(component):
         first = component * lanes.num_lanes
         flat = [reading._replace(lane=first + reading.lane) for reading in readings]

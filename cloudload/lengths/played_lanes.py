@@ -92,7 +92,7 @@ class PlayedLanes:
         self._sizes, self._packing, self._marks, self._ends = sizes, packing, marks, ends
         self._trails: dict[int, _Trail] = {}
         self._players: dict[int, _Player] = {}
-        self._mean_tokens = float(packing.seq_len)
+        self._mean_tokens, self._has_packed = float(packing.seq_len), False
         self._wait = Wait(_report_wait, _PLAYING)
 
     def start(self, lane: int, state: LaneState) -> bool:
@@ -121,7 +121,8 @@ class PlayedLanes:
         """Play each lane (int64 [lanes], distinct) up to a row: int64 [lanes].
 
         Returns which lanes end before it, bool [lanes]; these stay at their end. An endless lane
-        ends after more than an epoch of documents without tokens. Raises `CacheError` if an order
+        ends after more than an epoch of documents without tokens. Then the other lanes may stay
+        behind their rows. Raises `CacheError` if an order
         cannot be built, and `ValueError` for an invalid residue.
         """
         is_dry = np.zeros(len(lanes), np.bool_)
@@ -130,6 +131,8 @@ class PlayedLanes:
                 for lane, row in zip(lanes[places].tolist(), rows[places].tolist(), strict=True):
                     self._approach(lane, row)
                 is_dry[places] = self._take(lanes[places], rows[places], None)
+                if self._is_barren(lanes[is_dry]):
+                    break
         return is_dry
 
     def _share(self, lanes: Ints) -> list[Ints]:
@@ -207,7 +210,7 @@ class PlayedLanes:
             is_dry[places] = [self._has_ended(lane) for lane in lanes[places].tolist()]
             places = places[~is_dry[places]]
             self._marks.save()
-            if not len(places):
+            if not len(places) or self._is_barren(lanes[is_dry]):
                 return is_dry
             self._pack_more(lanes[places], stops[places])
 
@@ -226,13 +229,22 @@ class PlayedLanes:
         is_barren = player.barren > self._sizes.component.lanes.num_positions
         return player.next_ordinal >= self._ends[lane] or (is_barren and self._ends[lane] == NEVER)
 
+    def _is_barren(self, dry: Ints) -> bool:
+        """Whether one of the lanes that ended is endless, and so has no tokens."""
+        return bool((self._ends[dry] == NEVER).any())
+
     def _pack_more(self, lanes: Ints, stops: Ints) -> None:
         """Pack the next documents of lanes, roughly as many as they need to reach rows `stops`."""
         players = [self._players[lane] for lane in lanes.tolist()]
         rows = np.array([player.row for player in players])
         wanted = min(int((stops - rows).max()), NEVER // self._packing.seq_len)
         number = int(wanted * self._packing.seq_len / self._mean_tokens) + _LEAST_OF_LANE
-        number = max(_LEAST_OF_LANE, min(number, _DOCUMENTS_AT_ONCE // len(lanes)))
+        most = _DOCUMENTS_AT_ONCE // len(lanes)
+        if not self._has_packed or any(player.barren for player in players):
+            # a lane without tokens is known after the documents of an epoch
+            most = min(most, 2 * self._sizes.component.lanes.num_positions)
+        number = max(_LEAST_OF_LANE, min(number, most))
+        self._has_packed = True
         for player, span, size, ordinal, offset in self._list_pieces(lanes, players, number):
             player.lane.pack(span, size, span, ordinal, offset)
 

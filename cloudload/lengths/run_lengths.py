@@ -18,12 +18,8 @@ from cloudload.lengths.advance import Walker
 from cloudload.lengths.best_fit_walker import BestFitWalker
 from cloudload.lengths.ending import Ending, TailCounts, first_dry_row
 from cloudload.lengths.files import CorpusLengths
-from cloudload.lengths.mixture_ending import (
-    MixtureEnding,
-    MixtureTails,
-    advance_mixture,
-    find_mixture_ending,
-)
+from cloudload.lengths.mixture_ending import MixtureEnding, MixtureTails, advance_mixture
+from cloudload.lengths.mixture_search import find_mixture_ending
 from cloudload.lengths.sizes import LaneSizes
 from cloudload.lengths.tables import LaneTables
 from cloudload.order.mixture_counts import count_rows
@@ -165,8 +161,7 @@ class RunLengths:
         Raises the errors of `find_mixture_ending`.
         """
         if self._mixture_tails is None:
-            recipe, walkers = self.recipe, self.walkers
-            self.use_ending(find_mixture_ending(recipe, walkers, position, self.units_of_row))
+            self.use_ending(find_mixture_ending(self.recipe, self.walkers, position))
         assert self._mixture_tails is not None
         return self._mixture_tails
 
@@ -178,6 +173,8 @@ class RunLengths:
 
     def _advance_mixture(self, position: Position, row: int, *, pads: bool) -> Position | None:
         """Like `advance`, for a mixture whose streams end."""
+        if row == position.rows:
+            return position  # a tail begins no new stage before its next row
         tails = self.find_tails(position)
         end = tails.ending.end
         if row > end and not pads:
@@ -227,12 +224,9 @@ class RunLengths:
     def count_rows_of_epochs(self, epochs: int) -> int | None:
         """The number of rows in a run of `epochs` epochs, at the recipe's `seq_len`.
 
-        None if lengths alone do not determine it, as with `best_fit` and several components. Raises
-        the errors of `count_rows`.
+        None if lengths alone do not determine it. Raises the errors of `count_rows`.
         """
         recipe = self.recipe
-        if recipe.packing.has_residue and len(recipe.components) > 1:
-            return None
         config = replace(recipe.config, epochs=epochs)
         components = build_components(config, recipe.components, recipe.layout)
         mixture = mixture_of(config)

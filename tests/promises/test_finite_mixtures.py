@@ -6,9 +6,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from cloudload.cli import main
 from cloudload.cli.state import list_lines
 from cloudload.count import count_tokens
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.order.mixture_step import TURN, find_step
 from cloudload.provenance import (
     compare_states,
     compare_with_loader,
@@ -32,11 +30,13 @@ from cloudload.provenance import (
     trace_steps,
 )
 from cloudload.run.state import State
-from cloudload.testing import Leg, Row, assert_same_rows, run_leg
+from cloudload.testing import Leg, Row, assert_same_rows, check_worlds, run_leg
 from tests.support.awkward import tokenize
+from tests.support.best_fit_oracle import BestFitOracle, choose_stream
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.examples import EXAMPLES
 from tests.support.loaders import SEQ_LEN, make_loader
+from tests.support.quick_laws import quick_laws  # noqa: F401
 
 SIZES = (7, 40, 70)
 MIN_TOKENS = 25
@@ -109,12 +109,7 @@ class Oracle:
 
     def _choose(self, weights: Weights) -> int:
         live = [w if left != 0 else 0 for w, left in zip(weights, self.left, strict=True)]
-        shares = [float(Fraction(w) / sum(map(Fraction, live))) for w in live]
-        sums = list(accumulate(map(Fraction, shares)))
-        point = self.row * find_step(self.num_lanes) % TURN
-        stream = next((s for s, end in enumerate(sums) if point < TURN * end // sums[-1]), None)
-        assert stream is not None
-        return stream
+        return choose_stream(self.row, self.num_lanes, live)
 
     def _use(self, stream: int, per_row: int) -> int:
         left = self.left[stream]
@@ -125,6 +120,9 @@ class Oracle:
 
 
 def packed(packing: str) -> dict[str, Any]:
+    """The options of a packing; that of `best_fit` ends with the number of open rows."""
+    if packing.startswith("best_fit"):
+        return {"packing": "best_fit", "open_rows": int(packing.rsplit(maxsplit=1)[-1])}
     return {} if packing == "concat" else {"packing": "one_per_row", "overflow": packing}
 
 
@@ -137,6 +135,7 @@ def units(packing: str, sizes: list[int], seq_len: int) -> int:
 
 # ---------------------------------------------------------------- any chain of legs
 
+BEST_FITS = ["best_fit 1", "best_fit 3", "best_fit 16"]
 CHAIN = st.lists(
     st.tuples(
         st.builds(
@@ -157,7 +156,7 @@ CHAIN = st.lists(
 
 
 @given(
-    packing=st.sampled_from(["concat", "concat", "cut", "rows"]),
+    packing=st.sampled_from(["concat", "concat", "cut", "rows", *BEST_FITS]),
     num_lanes=st.sampled_from([12, 30, 60]),
     ends=st.sampled_from(
         [(1, (None,) * 3), (2, (3, None, 1)), (None, (2, 1, None)), (3, (1,) * 3)]
@@ -182,11 +181,19 @@ def test_any_chain_of_worlds_ends_streams_where_the_oracle_does(
     sizes = data.sizes(min_tokens)
     if packing == "rows":
         chain = [(leg, SEQ_LEN, weights, first) for leg, _, weights, first in chain]
-    left = [
-        None if times is None else times * units(packing, each, SEQ_LEN)
-        for times, each in zip(repeats, sizes, strict=True)
-    ]
-    oracle, state, rows = Oracle(left, num_lanes), None, list[Row]()
+    oracle: Oracle | BestFitOracle
+    if packing in BEST_FITS:
+        options = {"num_lanes": num_lanes, "local": data.cache}
+        with make_loader(data.streams(chain[0][2], caps), **options) as loader:
+            components = loader.recipe.components
+        oracle = BestFitOracle(components, repeats, sizes, packed(packing)["open_rows"])
+    else:
+        left = [
+            None if times is None else times * units(packing, each, SEQ_LEN)
+            for times, each in zip(repeats, sizes, strict=True)
+        ]
+        oracle = Oracle(left, num_lanes)
+    state, rows = None, list[Row]()
     last = chain[-1][0]
     chain[-1] = (replace(last, batches=300 // last.ranks), *chain[-1][1:])
     for leg, seq_len, weights, first in chain:
@@ -207,15 +214,17 @@ def test_any_chain_of_worlds_ends_streams_where_the_oracle_does(
         assert_same_rows(found, expected, f"{leg}")
         assert states == expected_states
         before = len(rows)
-        is_over = oracle.take(0, weights, first, 1)
+        per_row = 1 if packing in ("cut", "rows") else seq_len
+        is_over = oracle.take(0, weights, first, per_row)
         for _ in range(leg.batches or 0):
             if is_over:
                 break
-            per_row = seq_len if packing == "concat" else 1
             is_over = oracle.take(leg.ranks * leg.batch_size, weights, first, per_row)
         rows, state = rows + found, states[-1]
         assert [stream_of(row) for row in rows] == oracle.streams
-        if packing == "concat":
+        if isinstance(oracle, BestFitOracle):
+            assert [list(row.spans) for row in rows] == oracle.rows
+        elif packing == "concat":
             assert [tokens_of(row) for row in rows] == oracle.fills
         check_len(make, leg, state, is_over)
         assert len(rows) == before + len(found) == state["rows"]
@@ -245,7 +254,7 @@ def check_len(make: Any, leg: Leg, state: State, is_over: bool) -> None:
 
 
 def check_documents(
-    rows: list[Row], sizes: Any, repeats: Any, packing: str, oracle: Oracle
+    rows: list[Row], sizes: Any, repeats: Any, packing: str, oracle: Oracle | BestFitOracle
 ) -> None:
     """No token is in two rows. If a stream ended, every token of each epoch is in one."""
     spans = defaultdict(list)
@@ -264,7 +273,9 @@ def check_documents(
                 assert sum(stop - start for start, stop in found) == size or packing == "cut"
 
 
-def check_counts(rows: list[Row], state: State, sizes: Any, repeats: Any, oracle: Oracle) -> None:
+def check_counts(
+    rows: list[Row], state: State, sizes: Any, repeats: Any, oracle: Oracle | BestFitOracle
+) -> None:
     """The statistics by stream match the rows, and, once it ended, all of its documents."""
     tokens: Counter[int] = Counter()
     for row in rows:
@@ -278,11 +289,53 @@ def check_counts(rows: list[Row], state: State, sizes: Any, repeats: Any, oracle
             assert counts[2] == repeats[stream] * (len(sizes[stream]) - full)
 
 
+MEMBERS = st.builds(
+    Leg,
+    ranks=st.integers(1, 9),
+    workers=st.integers(0, 1),
+    batch_size=st.integers(1, 4),
+    batches=st.sampled_from([0, 1, 3, 9]),
+    ranks_per_node=st.sampled_from([None, 1, 3]),
+)
+
+
+@given(
+    packing=st.sampled_from(["concat", "cut", *BEST_FITS]),
+    num_lanes=st.sampled_from([12, 30]),
+    ends=st.sampled_from([(1, (None,) * 3), (2, (3, None, 1)), (None, (2, 1, None))]),
+    first=st.booleans(),
+    legs=st.lists(MEMBERS, min_size=2, max_size=5),
+)
+@settings(max_examples=EXAMPLES)
+def test_ranks_that_leave_and_join_end_on_one_step(
+    data: Data,
+    *,
+    packing: str,
+    num_lanes: int,
+    ends: tuple[int | None, tuple[int | None, ...]],
+    first: bool,
+    legs: list[Leg],
+) -> None:
+    """`set_world` before, in and after the tails of streams; the rows are those of one run."""
+    epochs, caps = ends
+    legs[-1] = replace(legs[-1], batches=None if epochs or first else 9)
+    make = partial(
+        make_loader,
+        data.streams((1.0, 3.0, 0.5), caps),
+        local=data.cache,
+        epochs=epochs,
+        stopping="first" if first else "all",
+        num_lanes=num_lanes,
+        **packed(packing),
+    )
+    assert check_worlds(make, legs, restarts=False)
+
+
 # ---------------------------------------------------------------- the ways to a row agree
 
 
 @given(
-    packing=st.sampled_from(["concat", "cut", "rows"]),
+    packing=st.sampled_from(["concat", "cut", "rows", *BEST_FITS]),
     ends=st.sampled_from([(1, (None,) * 3), (2, (3, None, 1)), (None, (2, 1, None))]),
     stopping=st.sampled_from(["first", "all"]),
     schedule=st.sampled_from(
@@ -292,6 +345,7 @@ def check_counts(rows: list[Row], state: State, sizes: Any, repeats: Any, oracle
             [(0, {"s1": 3.0, "s0": 1.0}), (60, {"s0": 1.0, "s2": 1.0})],
         ]
     ),
+    before=st.sampled_from([None, None, (SEQ_LEN, 9), (50, 12), (50, 30), (7, 60)]),
     moves=st.tuples(st.integers(0, 12), st.integers(0, 90)),
     chosen=st.integers(0, 1_000),
 )
@@ -303,60 +357,78 @@ def test_rows_by_number_seek_where_and_trace_agree_with_the_loader(
     ends: tuple[int | None, tuple[int | None, ...]],
     stopping: Any,
     schedule: Any,
+    before: tuple[int, int] | None,
     moves: tuple[int, int],
     chosen: int,
 ) -> None:
+    """Perhaps from the state of a run that had read some batches with another `seq_len`."""
     options = {
         **{"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": SEQ_LEN, "num_lanes": 12},
         **{"local": data.cache, "epochs": ends[0], "stopping": stopping, "schedule": schedule},
         **packed(packing),
     }
     streams = data.streams((1.0, 2.0, 0.5), ends[1])
-    saved, distance = moves
+    start, (saved, distance) = None, moves
+    if before is not None:
+        with make_loader(streams, **{**options, "seq_len": before[0]}) as loader:
+            list(loader.take(before[1]))
+            start = loader.state_dict()
+    first, first_step = (start["rows"], start["batches"]) if start else (0, 0)
     with make_loader(streams, **options) as loader:
+        if start:
+            loader.load_state_dict(start)
         batches, states = [], [loader.state_dict()]
         for batch in loader.take(120):
             batches.append(batch)
             states.append(loader.state_dict())
         ids = [row for batch in batches for row in batch["input_ids"].tolist()]
         traced = [loader.trace(batch) for batch in batches]
-    rows = Rows(streams, **{**options, "num_rows": None})
+        if len(batches) < 120:
+            assert len(loader) == first_step + len(batches)
+    rows = Rows(streams, **{**options, "num_rows": None}, state=start)
     if len(batches) < 120:
-        assert -(-len(rows) // 4) == len(batches)
-        ids = ids[: len(rows)]
+        assert -(-max(0, len(rows) - first) // 4) == len(batches)
+        ids = ids[: len(rows) - first]
+    if not batches:
+        return
     for row in (0, chosen % len(ids), len(ids) - 1):
-        assert rows[row]["input_ids"].tolist() == ids[row]
+        assert rows[first + row]["input_ids"].tolist() == ids[row]
     saved %= len(batches)
+    assert without_batches(rows.state_dict(first + 4 * saved)) == without_batches(states[saved])
     with make_loader(streams, **options) as loader:
         loader.load_state_dict(states[saved])
-        loader.seek(min(len(batches) - 1, saved + distance) * 4)
+        loader.seek(first + min(len(batches) - 1, saved + distance) * 4)
         found = next(iter(loader))
-        assert found["input_ids"].tolist() == batches[found.first_row // 4]["input_ids"].tolist()
-        assert without_batches(loader.state_dict()) == without_batches(
-            states[found.first_row // 4 + 1]
-        )
+        place = (found.first_row - first) // 4
+        assert found["input_ids"].tolist() == batches[place]["input_ids"].tolist()
+        assert without_batches(loader.state_dict()) == without_batches(states[place + 1])
     run = open_run(states[saved], tokenizer=byte_tokenizer(), global_batch=4)
     span = traced[chosen % len(traced)][0]
     wanted = ("stream", "epoch", "sample", "start", "stop")
     expected = [
         (step, *(getattr(each, name) for name in wanted))
-        for step, spans in enumerate(traced[saved:], saved + 1)
+        for step, spans in enumerate(traced[saved:], first_step + saved + 1)
         for each in spans
         if (each.stream, each.sample) == (span.stream, span.sample)
     ]
     delivery: Any = {"num_workers": 0, "local": data.cache}
-    occurrences = find_document(run, int(span.stream[1]), span.sample, len(batches), **delivery)
+    last_step = first_step + len(batches)
+    occurrences = find_document(run, int(span.stream[1]), span.sample, last_step, **delivery)
     assert [
         (each.step, *(getattr(each, name) for name in wanted)) for each in occurrences
     ] == expected
-    [(_, spans)] = trace_steps(run, range(saved + 1, saved + 2), 0, **delivery)
+    step = first_step + saved + 1
+    [(_, spans)] = trace_steps(run, range(step, step + 1), 0, **delivery)
     assert [(each.stream, each.sample, each.start) for each in spans] == [
-        (each.stream, each.sample, each.start) for each in traced[saved] if each.row == 4 * saved
+        (each.stream, each.sample, each.start)
+        for each in traced[saved]
+        if each.row == first + 4 * saved
     ]
 
 
 def without_batches(state: State) -> State:
-    return {name: value for name, value in state.items() if name != "batches"}
+    """Rows by number have no batches."""
+    return {name: value for name, value in state.items() if name not in ("batches", "global_batch")}
 
 
 # ---------------------------------------------------------------- single promises
@@ -423,6 +495,28 @@ def test_documents_after_the_last_row_of_a_stream_are_counted(tmp_path: Path) ->
             assert loader.state_dict()["stream_tails"] == "16:0"
             loader.load_state_dict(loader.state_dict())
             assert (list(loader), loader.stats().filtered) == ([], 12)
+
+
+@pytest.mark.parametrize("ranks", [1, 7])
+def test_a_stream_that_best_fit_packs_without_a_tail_ends_with_its_last_row(
+    tmp_path: Path, ranks: int
+) -> None:
+    """Each document of the first two streams fills a row, so their lanes leave nothing."""
+    streams, sizes = [], [[16] * 12, [16] * 31, [9, 7, 12, 4, 9] * 9]
+    for number, of_stream in enumerate(sizes):
+        folder = write_mds(tmp_path / str(number), ["x" * (size - 1) for size in of_stream])
+        count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
+        streams.append(Stream(folder, proportion=1.0, name=f"s{number}"))
+    options: dict[str, Any] = {"packing": "best_fit", "open_rows": 2, "local": tmp_path}
+    with make_loader(streams, epochs=1, **options) as loader:
+        oracle = BestFitOracle(loader.recipe.components, (1, 1, 1), sizes, 2)
+        number = len(loader) * 4
+    with make_loader(streams, **options) as endless:
+        assert endless.count_batches(1) * 4 == number
+    make = partial(make_loader, streams, epochs=1, **options)
+    rows, _ = run_leg(make, Leg(ranks, 0, 2, None))
+    assert oracle.take(len(rows), (1, 1, 1), False, SEQ_LEN)
+    assert [list(row.spans) for row in rows] == oracle.rows
 
 
 def test_a_stream_with_a_cap_ends_and_the_run_goes_on(data: Data) -> None:
@@ -513,7 +607,6 @@ def test_a_run_whose_lengths_are_elsewhere_is_traced_from_its_state(
 
 def test_what_a_mixture_with_ends_cannot_have_is_refused(data: Data, tmp_path: Path) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"packing": "best_fit"}, "packing is 'best_fit'"),
         ({"lengths": "off"}, "lengths is 'off', but a mixture with epochs or max_epochs"),
         ({"stop_every": "epoch"}, "stop_every is 'epoch'"),
         ({"epochs": None, "stopping": "first"}, "stopping is 'first', but no stream ends"),

@@ -46,7 +46,6 @@ def test_ranks_that_leave_and_join_between_batches_read_one_stream(
     exchange_every, is_to_end = ways
     options = {
         **case,
-        "epochs": None if shares[-1] is not None else case["epochs"],
         "on_error": "skip" if case["transform"] is fail_on_some else "raise",
     }
     if options["packing"] != "one_per_row":

@@ -1,0 +1,237 @@
+"""Find the rows at which the streams of a mixture end, from lengths.
+
+    concat, one_per_row    units left in the lanes ─► rows left ─► ends of the streams
+    best_fit               lanes played to their ends ─► the first tail of a stream, packed
+                           ─► rows left of that stream ─► its end ─► the next tail, and so on
+
+The number of a stream's rows follows from its tokens alone, unless `best_fit` packs them. Then its
+tail has what its lanes hold at the row with which the tail begins, and that row depends on all
+earlier ends. So the tails are packed in the order in which they begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cloudload.arrays import NEVER, Ints
+from cloudload.config.choices import FIRST
+from cloudload.errors import DatasetError
+from cloudload.lengths.advance import Walker
+from cloudload.lengths.best_fit_walker import BestFitWalker
+from cloudload.lengths.mixture_ending import (
+    MixtureEnding,
+    MixtureTails,
+    arrays_of_stream,
+    pack_stream_tail,
+)
+from cloudload.order.mixture import Mixture
+from cloudload.order.mixture_counts import Walk, count_rows
+from cloudload.order.stream_ends import StreamEnds, end_streams
+from cloudload.run.position import LaneArrays, Position
+from cloudload.run.recipe import Recipe
+
+
+def find_mixture_ending(
+    recipe: Recipe, walkers: Sequence[Walker], position: Position
+) -> MixtureEnding:
+    """Find the ends of a mixture's streams from a position on.
+
+    Raises `CacheError` if an order or a table cannot be built, `StreamChangedError` if a cursor or
+    a residue does not match the lengths, and `DatasetError` if the run has no rows.
+    """
+    assert position.rows == position.table_rows
+    unknown = MixtureEnding(
+        mixture=recipe.mixture,
+        start=position.rows,
+        end=NEVER,
+        stream_ends=(),
+        lane_ends=(position.rows,) * len(walkers),
+        cursors=position.cursors,
+        residues=position.residues,
+        tails=position.lanes.arrays.tails,
+    )
+    search = _PlayedSearch if recipe.packing.has_residue else _Search
+    return search(recipe, walkers, unknown).find()
+
+
+class _Search:
+    """Finds the ends of streams whose number of rows follows from their tokens."""
+
+    def __init__(self, recipe: Recipe, walkers: Sequence[Walker], unknown: MixtureEnding) -> None:
+        self._recipe, self._walkers, self._unknown = recipe, walkers, unknown
+        self._tails = MixtureTails(recipe, walkers, unknown)
+        self._lane_rows: list[Ints | None] = []
+        """The rows that the lanes of each stream can fill, int64 [lanes]; None without end."""
+        self._left: list[int | None] = []
+        """The rows that each stream has left; None if that is not known, or without end."""
+        for stream, component in enumerate(recipe.components):
+            lane_rows, left = None, None
+            if unknown.stages_of(stream):
+                lane_rows, left = np.zeros(recipe.num_lanes, np.int64), self._count_in_tail(stream)
+            elif component.lanes.epochs is not None:
+                lane_rows, left = self._count(stream)
+            self._lane_rows.append(lane_rows)
+            self._left.append(left)
+
+    def find(self) -> MixtureEnding:
+        """Find the ends. Raises the errors of `find_mixture_ending`."""
+        return self._build(self._end_streams(), ())
+
+    def _count_in_tail(self, stream: int) -> int:
+        tails = self._tails
+        return tails.tail(stream).end - tails.number(stream, self._unknown.start)
+
+    def _count(self, stream: int) -> tuple[Ints, int | None]:
+        """The rows that a stream's lanes can fill, and those that it has left, if it ends."""
+        row_units = self._recipe.packing.row_units
+        units = self._walkers[stream].count_units(self._unknown.cursors[stream])
+        return units // row_units, -(-int(units.sum()) // row_units)
+
+    def _end_streams(self) -> StreamEnds:
+        recipe = self._recipe
+        return end_streams(
+            recipe.mixture,
+            recipe.num_lanes,
+            self._unknown.start,
+            self._left,
+            stops_first=recipe.config.stopping == FIRST,
+        )
+
+    def _walk(self, mixture: Mixture, stream: int) -> Walk:
+        return Walk(mixture, self._recipe.num_lanes, stream)
+
+    def _find_lane_end(self, ends: StreamEnds, stream: int) -> int:
+        """The first row of a stream that is in its tail."""
+        last, lane_rows = min(ends.ends[stream], ends.end), self._lane_rows[stream]
+        if lane_rows is None:
+            return NEVER
+        walk = self._walk(ends.mixture, stream)
+        return find_first_dry(walk, self._unknown.start, last, lane_rows)
+
+    def _build(self, ends: StreamEnds, ended: tuple[LaneArrays | None, ...]) -> MixtureEnding:
+        if not ends.end:
+            raise _no_rows(self._recipe, ends)
+        lane_ends = [self._find_lane_end(ends, stream) for stream in range(len(ends.ends))]
+        return replace(
+            self._unknown,
+            mixture=ends.mixture,
+            end=ends.end,
+            stream_ends=ends.ends,
+            lane_ends=tuple(lane_ends),
+            ended=ended,
+        )
+
+
+class _PlayedSearch(_Search):
+    """Finds the ends of streams that `best_fit` packs.
+
+    While the number of a stream's rows is not known, the stream counts as endless.
+    """
+
+    def __init__(self, recipe: Recipe, walkers: Sequence[Walker], unknown: MixtureEnding) -> None:
+        self._is_full: dict[int, bool] = {}
+        """Whether the lanes of each stream have no tokens after the rows that they can fill."""
+        super().__init__(recipe, walkers, unknown)
+        self._ended: list[LaneArrays | None] = [None] * len(walkers)
+        self._begins: dict[int, int] = {}
+        """The rows with which tails begin, as far as they are known."""
+
+    def find(self) -> MixtureEnding:
+        ends = self._end_streams()
+        while (first := self._find_first_tail(ends)) is not None:
+            self._pack(first, ends.mixture)
+            ends = self._end_streams()
+            # the mixture is the same up to the end of this stream
+            self._begins = {
+                stream: row
+                for stream, row in self._begins.items()
+                if self._left[stream] is not None or row <= ends.ends[first]
+            }
+        return self._build(ends, tuple(self._ended))
+
+    def _count(self, stream: int) -> tuple[Ints, int | None]:
+        walker, unknown = self._walkers[stream], self._unknown
+        assert isinstance(walker, BestFitWalker)
+        assert unknown.residues is not None
+        lane_rows = walker.count_rows(unknown.cursors[stream], unknown.residues[stream])
+        _, num_left = self._pack_rest(stream, lane_rows)
+        self._is_full[stream] = not num_left
+        return lane_rows, None if lane_rows.any() or num_left else 0
+
+    def _find_first_tail(self, ends: StreamEnds) -> int | None:
+        """The stream with the first tail that begins before the run ends, and is not packed yet."""
+        waiting = [
+            stream
+            for stream, (left, rows) in enumerate(zip(self._left, self._lane_rows, strict=True))
+            if left is None and rows is not None
+        ]
+        for stream in waiting:
+            if stream not in self._begins:
+                self._begins[stream] = self._find_begin(ends, stream)
+        first = min(waiting, key=lambda stream: self._begins[stream], default=None)
+        return None if first is None or self._begins[first] >= ends.end else first
+
+    def _find_begin(self, ends: StreamEnds, stream: int) -> int:
+        """The row with which a stream's tail begins; `NEVER` if no lane is asked for too much.
+
+        If its lanes can have no tokens left, it is at most the row after their last one.
+        """
+        lane_rows, start = self._lane_rows[stream], self._unknown.start
+        assert lane_rows is not None
+        walk, last = self._walk(ends.mixture, stream), NEVER
+        if self._is_full[stream]:
+            last = min(NEVER, walk.find(start, int(lane_rows.sum()) - 1) + 1)
+        return find_first_dry(walk, start, last, lane_rows)
+
+    def _pack(self, stream: int, mixture: Mixture) -> None:
+        """Find the number of rows that a stream has left, by packing its tail."""
+        start, begin = self._unknown.start, self._begins[stream]
+        rows = count_rows(mixture, self._recipe.num_lanes, start, begin)[stream]
+        self._ended[stream], num_left = self._pack_rest(stream, rows)
+        self._left[stream] = int(rows.sum()) + num_left
+
+    def _pack_rest(self, stream: int, rows: Ints) -> tuple[LaneArrays, int]:
+        """A stream's lanes after `rows` of each, and the number of rows in a tail of the rest."""
+        walker, unknown = self._walkers[stream], self._unknown
+        assert isinstance(walker, BestFitWalker)
+        assert unknown.residues is not None
+        cursors, residues, is_dry = walker.move(
+            unknown.cursors[stream], rows, unknown.residues[stream]
+        )
+        assert not is_dry.any()
+        ended = arrays_of_stream(cursors, residues)
+        return ended, pack_stream_tail(self._recipe, walker, ended, ()).num_rows
+
+    def _find_lane_end(self, ends: StreamEnds, stream: int) -> int:
+        if stream in self._begins:
+            return min(self._begins[stream], ends.end)
+        return super()._find_lane_end(ends, stream)
+
+
+def find_first_dry(walk: Walk, start: int, last: int, lane_rows: Ints) -> int:
+    """The first row of a stream from `start` on that its lane cannot fill, or at most `last`.
+
+    `lane_rows` (int64 [lanes]) is the number of rows that each lane can fill.
+    """
+    for lane in np.argsort(lane_rows, kind="stable").tolist():
+        of_lane, number = replace(walk, lane=lane), int(lane_rows[lane])
+        if of_lane.count(start, last) > number:
+            last = min(last, of_lane.find(start, number))
+    return last
+
+
+def _no_rows(recipe: Recipe, ends: StreamEnds) -> DatasetError:
+    names = [
+        recipe.labels[component.streams.start]
+        for component, end in zip(recipe.components, ends.ends, strict=True)
+        if not end
+    ]
+    return DatasetError(
+        f"no document of {', '.join(names)} has any tokens, because all are empty, filtered out, "
+        "or left out by on_error='skip', so the mixture has no rows with "
+        f"stopping={recipe.config.stopping!r}. Set an eos, or use a different transform, "
+        "min_tokens, or data"
+    )
