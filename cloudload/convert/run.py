@@ -268,8 +268,8 @@ def _report(
         **joined.counts.to_report(),
         files=files,
         raw_bytes=sum(each.raw_bytes for each in joined.datasets.values()),
-        stored_bytes=sum(sum(each.stored.values()) for each in joined.datasets.values()),
-        shards=sum(len(each.stored) for each in joined.datasets.values()),
+        stored_bytes=sum(each.stored_bytes for each in joined.datasets.values()),
+        shards=sum(each.shards for each in joined.datasets.values()),
         splits=splits,
         columns={"text": "str", "id": "str"} | kept,
         resumed_shards=resumed,
@@ -298,8 +298,8 @@ def _describe_split(joined: Joined, name: str) -> dict[str, int]:
         "documents": found.documents,
         "text_bytes": joined.counts.split_bytes.get(name, 0),
         "raw_bytes": found.raw_bytes,
-        "stored_bytes": sum(found.stored.values()),
-        "shards": len(found.stored),
+        "stored_bytes": found.stored_bytes,
+        "shards": found.shards,
     }
 
 

@@ -80,19 +80,19 @@ class Campaign:
     def __init__(
         self, args: argparse.Namespace, folder: Path, server: S3Server, proxy: FaultProxy
     ) -> None:
-        self._args, self._folder, self._server, self._proxy = args, folder, server, proxy
-        self._draw, self._found = random.Random(args.seed), Found()
+        self.args, self._folder, self._server, self._proxy = args, folder, server, proxy
+        self.draw, self.found = random.Random(args.seed), Found()
         proxy.set_faults(FAULTS)
 
     def run(self) -> dict[str, Any]:
         """Run the conversions, and return a summary."""
-        began, found = time.monotonic(), self._found
+        began, found = time.monotonic(), self.found
         expected = self._convert_undisturbed()
-        turns = [(mode, fails) for mode in self._args.modes for fails in (False, True)]
-        while found.kills.total() < self._args.kills:
+        turns = [(mode, fails) for mode in self.args.modes for fails in (False, True)]
+        while found.kills.total() < self.args.kills:
             mode, fails = turns[found.conversions % len(turns)]
             left = max(1, len(turns) - found.conversions)
-            wanted = -(-(self._args.kills - found.kills.total()) // left)
+            wanted = -(-(self.args.kills - found.kills.total()) // left)
             self._convert(mode, fails, wanted, expected)
         return {
             "objects": len(expected),
@@ -125,7 +125,7 @@ class Campaign:
 
     def _convert(self, mode: str, fails: bool, kills: int, expected: dict[str, str]) -> None:
         """Convert to a new place with that many kills, and compare the objects."""
-        found, began, before = self._found, time.monotonic(), self._found.kills.copy()
+        found, began, before = self.found, time.monotonic(), self.found.kills.copy()
         place = f"s3://{BUCKET}/{found.conversions}"
         names = {"out": f"{place}/out", "rejects": f"{place}/rejects.jsonl"}
         found.conversions += 1
@@ -138,8 +138,8 @@ class Campaign:
                 cluster = stack.enter_context(Cluster(environment))
                 names["address"] = cluster.address
             commands = [[word.format(**names) for word in words] for words in MODES[mode]]
-            self._draw.shuffle(commands)
-            _Jobs(commands, environment, cluster, self._draw, self._args.pause, found).run(kills)
+            self.draw.shuffle(commands)
+            _Jobs(commands, environment, cluster, self).run(kills)
         objects = _hash_objects(names["out"], names["rejects"])
         if objects != expected:
             differ = sorted(
@@ -170,12 +170,10 @@ class _Jobs:
         commands: list[list[str]],
         environment: dict[str, str],
         cluster: Cluster | None,
-        draw: random.Random,
-        pause: float,
-        found: Found,
+        owner: Campaign,
     ) -> None:
         self._waiting, self._environment, self._cluster = commands, environment, cluster
-        self._draw, self._pause, self._found = draw, pause, found
+        self._draw, self._pause, self._found = owner.draw, owner.args.pause, owner.found
 
     def run(self, kills: int) -> None:
         """Start all processes again and again until each has succeeded, killing `kills` times."""

@@ -1,7 +1,4 @@
-"""Convert on an executor that runs segments oddly.
-
-    python -m stress.conversions.job INPUT OUT REJECTS SPLITS HOW
-"""
+"""Convert on an executor that runs segments last first, or twice at once."""
 
 from __future__ import annotations
 
