@@ -8,11 +8,11 @@
 
 The input is about 60 segments of JSON Lines (plain, gzip and zstd) and Parquet with bad records.
 Each conversion divides them into two splits, and writes rejects. Processes are killed by SIGKILL at
-random moments: the one that was started, or one of its workers; in Ray, also the raylet of a node,
-which then is replaced. What was started and died is started again, until the conversion is
-finished. Then the SHA-256 of every object, of all splits, and of the rejects must be those of a
-conversion in one process without kills and faults. The exit status is 1 if an object differs or is
-missing or left over, or if a process fails that was not killed.
+random moments while they store objects: one that was started here, or one of its workers; in Ray,
+also the raylet of a node, which is then replaced. A process that died is started again, until the
+conversion is finished. Then the SHA-256 of every object, of all splits, and of the rejects must be
+those of a conversion in one process without kills and faults. The exit status is 1 if an object
+differs, is missing, or is left over, or if a process fails that was not killed.
 
 Ray runs only if the package ray is installed. Prints a line for each conversion, and a summary as
 JSON.
@@ -41,7 +41,7 @@ def main() -> int:
         modes.remove("ray")
     add("--kills", type=int, default=120, help="processes to kill, over all conversions")
     add("--modes", nargs="+", default=modes, choices=list(MODES), help="only these modes")
-    add("--pause", type=float, default=4.0, help="maximum seconds between kills")
+    add("--pause", type=float, default=2.0, help="maximum seconds from progress to a kill")
     add("--seed", type=int, default=0, help="seed of all random choices")
     args = parser.parse_args()
     with (

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.convert import convert_to_mds
+from cloudload.convert.output import list_sizes_at
 from cloudload.storage.objects import read_object, write_object
 from stress.conversions.cluster import Cluster
 from tests.support import ROOT
@@ -35,7 +36,7 @@ FAULTS = [
     Fault("GET", "truncate", share=0.02, at=100),
 ]
 """About one request in ten fails."""
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 
 OPTIONS = [
     *("--shard-bytes", str(SETTINGS["shard_bytes"])),
@@ -139,7 +140,7 @@ class Campaign:
                 names["address"] = cluster.address
             commands = [[word.format(**names) for word in words] for words in MODES[mode]]
             self.draw.shuffle(commands)
-            _Jobs(commands, environment, cluster, self).run(kills)
+            _Jobs(commands, names["out"], environment, cluster, self).run(kills)
         objects = _hash_objects(names["out"], names["rejects"])
         if objects != expected:
             differ = sorted(
@@ -168,11 +169,13 @@ class _Jobs:
     def __init__(
         self,
         commands: list[list[str]],
+        out: str,
         environment: dict[str, str],
         cluster: Cluster | None,
         owner: Campaign,
     ) -> None:
-        self._waiting, self._environment, self._cluster = commands, environment, cluster
+        self._waiting, self._out, self._environment = commands, out, environment
+        self._cluster = cluster
         self._draw, self._pause, self._found = owner.draw, owner.args.pause, owner.found
 
     def run(self, kills: int) -> None:
@@ -182,7 +185,8 @@ class _Jobs:
             running = [self._start(command) for command in self._waiting]
             harmed: set[int] = set()
             while any(process.poll() is None for process in running) and time.monotonic() < end:
-                self._wait(running, self._draw.uniform(0.2, self._pause))
+                self._wait_for_object(running)
+                self._wait(running, self._draw.uniform(0.0, self._pause))
                 if kills > 0 and (pids := self._kill(running)):
                     kills, harmed = kills - 1, harmed | pids
             self._collect(running, harmed)
@@ -203,6 +207,14 @@ class _Jobs:
         end = time.monotonic() + seconds
         while time.monotonic() < end and any(process.poll() is None for process in running):
             time.sleep(0.05)
+
+    def _wait_for_object(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
+        """Wait until an object was stored or removed, so that kills do not all hit the start."""
+        before, end = list_sizes_at(self._out), time.monotonic() + PATIENCE_S / 10
+        while list_sizes_at(self._out) == before and time.monotonic() < end:
+            self._wait(running, 0.3)
+            if all(process.poll() is not None for process in running):
+                return
 
     def _kill(self, running: Sequence[subprocess.Popen[bytes]]) -> set[int]:
         """Kill a process, and return the started processes that may fail because of it."""
