@@ -28,10 +28,10 @@ from cloudload.convert.changed_files import MOST_FILES
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.inputs import FolderFiles, make_file, name_below
+from cloudload.convert.saved_datasets import FoundFile
 from cloudload.convert.segments import Files, Segments
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
-from cloudload.storage.base import StoredObject
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local
 
@@ -144,9 +144,9 @@ class _PlannedFiles:
         item, root = self._inputs[number], self._roots[number]
         place -= self._ends[number]  # from the end
         url = _url(root, item.names[place])
-        name = name_below(url, root)
-        file = make_file(StoredObject(url, item.sizes[place], item.tags[place]), name, self._format)
-        return replace(file, name=f"{number}/{name}") if self._has_equal_names else file
+        found = FoundFile(url, name_below(url, root), item.sizes[place], item.tags[place])
+        file = make_file(found, self._format)
+        return replace(file, name=f"{number}/{file.name}") if self._has_equal_names else file
 
 
 class _RenamedFiles:
