@@ -35,8 +35,12 @@ def mixed_corpus(folder: Path, part: int = 1, *, with_bad: bool = False) -> Path
     folder.mkdir(parents=True)
 
     def rows(count: int) -> list[dict[str, Any]]:
-        found = [{"text": "wörd " * draw.randint(0, 60), "n": n} for n in range(count)]
-        return [row | {"text": None} if with_bad and row["n"] % 23 == 7 else row for row in found]
+        found: list[dict[str, Any]] = [
+            {"text": "wörd " * draw.randint(0, 60), "n": number} for number in range(count)
+        ]
+        for row in found[7::23] if with_bad else ():
+            row["text"] = None
+        return found
 
     def lines(count: int) -> bytes:
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows(count)).encode()
