@@ -17,10 +17,10 @@ from cloudload.storage.urls import join_url
 
 def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
     """Raise `ConvertError` if a location is the `index.json` of an MDS dataset, not documents."""
-    if [name for _, name, _ in files] != [INDEX_NAME] or not location.endswith(INDEX_NAME):
+    if [file.name for file in files] != [INDEX_NAME] or not location.endswith(INDEX_NAME):
         return
     with suppress(DatasetError):
-        parse_index(read_object(files[0][0], most_bytes=MOST_INDEX_BYTES), redact(location))
+        parse_index(read_object(files[0].url, most_bytes=MOST_INDEX_BYTES), redact(location))
         raise ConvertError(
             f"{redact(location)} is the index of an MDS dataset. Pass the folder that it is in"
         )
