@@ -11,7 +11,7 @@
         worker converts                        segment, shards   encode, cut, store
     run       one segment, or those of a plan  journal, work, claims, report   resume, counts
     rejects   bad records that are left out    output, hidden    where datasets are
-    finish, append   join the segments         outline           what a conversion would do
+    finish, joined_shards, append   join       outline           what a conversion would do
     listing   a table of the inputs            saved_datasets, mds_datasets   folders that are
     split_by_hash   documents to splits            one dataset
 

@@ -7,6 +7,7 @@ differ   a.jsonl had 120 bytes and now has 140, b.jsonl is gone, c.jsonl is new
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,7 +19,8 @@ _SHOWN = 5
 
 def list_sizes(units: Iterable[InputUnit]) -> dict[str, int | None]:
     """Map file names to sizes in bytes. Empty if there are more than 10,000 files."""
-    sizes = {file.name: file.bytes for unit in units for file in unit.files}
+    files = (file for unit in units for file in unit.files)
+    sizes = {file.name: file.bytes for file in itertools.islice(files, MOST_FILES + 1)}
     return sizes if len(sizes) <= MOST_FILES else {}
 
 

@@ -10,10 +10,11 @@ resumes after the shards that its journals (`cloudload.convert.journal`) list.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
 from typing import Any
@@ -32,7 +33,7 @@ from cloudload.convert.planning import agree_on_plan, has_segments
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
 from cloudload.convert.report import ConvertReport
 from cloudload.convert.run import Run, already_complete, convert_one_segment, convert_segments
-from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES
+from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, Files
 from cloudload.count.group import CountWork
 from cloudload.count.new_shards import open_count_work
 from cloudload.engines.shares import Share
@@ -203,27 +204,59 @@ def convert_to_mds(
     run = Run(
         output, config, processes, executor, share, finish, skip_bad, rejects_url, progress, count
     )
-    if (share or finish) and (data := read_if_exists(join_url(location, PLAN_NAME))):
-        # do not list a million files in each of a thousand workers
-        plan = Plan.parse(data)
-        compare_claims(location, plan.claim, {"recipe": recipe, "inputs": {}})
-        if not plan.must_list:
-            return convert_segments(run, plan, plan.files(list_roots(inputs), format))
-    listed = list_inputs(inputs, format, split)
-    units = list_units(listed, block_bytes)
+    if (share or finish) and (plan := _read_plan(location, recipe)):
+        return convert_segments(run, plan, plan.files(list_roots(inputs), format))
+    parent = "" if split is None else _output_location(os.fspath(out), None)
+    found = _list_and_plan(
+        run, inputs, split, recipe, parent=parent, overwrite=overwrite, append=append
+    )
+    # the listing of a million files is no longer in memory
+    return found if isinstance(found, ConvertReport) else convert_segments(run, *found)
+
+
+def _read_plan(location: str, recipe: Mapping[str, Any]) -> Plan | None:
+    """Return the stored plan, or None if there is none or if the inputs must be listed.
+
+    So a thousand workers do not each list a million files. Raises `ConvertError` if the plan has
+    another recipe.
+    """
+    data = read_if_exists(join_url(location, PLAN_NAME))
+    if data is None:
+        return None
+    plan = Plan.parse(data)
+    compare_claims(location, plan.claim, {"recipe": recipe, "inputs": {}})
+    return None if plan.must_list else plan
+
+
+def _list_and_plan(
+    run: Run,
+    inputs: Any,
+    split: str | None,
+    recipe: Mapping[str, Any],
+    *,
+    parent: str,
+    overwrite: bool,
+    append: bool,
+) -> ConvertReport | tuple[Plan, Files]:
+    """List the inputs, and return a plan with its files, or the report of a single segment.
+
+    `parent` is the location of the dataset of which the output is a split, or "".
+    """
+    listed = list_inputs(inputs, run.config.format, split)
+    units = list_units(listed, run.config.block_bytes)
     logger.info("%s", "\n".join(describe_inputs(units)))
-    if format == "auto" and (warning := describe_mixture(units)):
+    if run.config.format == "auto" and (warning := describe_mixture(units)):
         logger.warning("%s", warning)
-    if any(file.url.startswith(f"{location}/") for unit in units for file in unit.files):
+    if any(file.url.startswith(f"{run.location}/") for unit in units for file in unit.files):
         raise ValueError(
-            f"the output {redact(location)} contains inputs. Choose a folder beside them"
+            f"the output {redact(run.location)} contains inputs. Choose a folder beside them"
         )
     claim = {"recipe": recipe, "inputs": _identify(units, with_tags=append)}
-    journal = Journal(output, claim, list_sizes(units))
-    journal.parent = "" if split is None else _output_location(os.fspath(out), None)
+    journal = Journal(run.output, claim, list_sizes(units))
+    journal.parent = parent
     if overwrite:
         journal.clear()
-    return _convert(run, listed, units, journal, append)
+    return _plan_or_convert(run, listed, units, journal, append)
 
 
 def _join_shares(splits: str | Mapping[str, float] | None) -> str | None:
@@ -253,14 +286,14 @@ def _check_overwrite(overwrite: bool, *, is_array: bool, append: bool) -> None:
         raise ValueError("overwrite removes the dataset to which append adds. Use only one of them")
 
 
-def _convert(
+def _plan_or_convert(
     run: Run,
     listed: Sequence[FolderFiles | InputUnit],
     units: Sequence[InputUnit],
     journal: Journal,
     append: bool,
-) -> ConvertReport:
-    """Convert the inputs, as one segment or by a plan, unless they are already converted."""
+) -> ConvertReport | tuple[Plan, Files]:
+    """Plan several segments, or convert one, unless the inputs are already converted."""
     folders = [item for item in listed if isinstance(item, FolderFiles)]
     is_files = len(folders) == len(listed) and all(item.root != "-" for item in folders)
     if append and not is_files:
@@ -277,7 +310,9 @@ def _convert(
         plan = agree_on_plan(journal, run.config, folders, units, append)
         if isinstance(plan, ConvertReport):
             return already_complete(plan, run)
-        return convert_segments(run, plan, [file for item in folders for file in item.files])
+        if plan.must_list:
+            return plan, [file for item in folders for file in item.files]
+        return plan, plan.files([item.root for item in folders], run.config.format)
     return convert_one_segment(run, units, journal)
 
 
@@ -311,12 +346,18 @@ def _identify(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str, Any]:
     Tags, if any, distinguish files that have the same name and size but different contents.
     """
     files = [file for unit in units for file in unit.files]
-    listing = [
+    listing = (
         [unit.name, unit.size, [[file.name, file.bytes] for file in unit.files]] for unit in units
-    ]
-    digest = hashlib.sha256(json.dumps(listing).encode()).hexdigest()
-    found = {"names and sizes": digest[:32], "files": len(files), "bytes": sum_bytes(files)}
-    if not with_tags:
-        return found
-    tags = json.dumps([file.tag for file in files]).encode()
-    return found | {"tags": hashlib.sha256(tags).hexdigest()[:32]}
+    )
+    found = {"names and sizes": _digest(listing), "files": len(files), "bytes": sum_bytes(files)}
+    return found | {"tags": _digest(file.tag for file in files)} if with_tags else found
+
+
+def _digest(items: Iterable[Any]) -> str:
+    """A digest of the JSON of a list, which is not in memory as a whole."""
+    left, hashed, separator = iter(items), hashlib.sha256(b"["), ""
+    while some := list(itertools.islice(left, 1_000)):
+        hashed.update((separator + json.dumps(some)[1:-1]).encode())
+        separator = ", "
+    hashed.update(b"]")
+    return hashed.hexdigest()[:32]

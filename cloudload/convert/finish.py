@@ -8,54 +8,22 @@ Joining may run again, or in several processes at once, because all write the sa
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
-from cloudload.convert.output import segment_folder
+from cloudload.convert.joined_shards import JoinedShards
+from cloudload.convert.output import collect_at, segment_folder
 from cloudload.convert.rejects import rejects_name
 from cloudload.convert.report import Counts, sum_counts
 from cloudload.convert.segment import Note, note_name, read_note
 from cloudload.convert.work import Entries
-from cloudload.errors import StoreError
 from cloudload.mds.survey import JOURNAL_FOLDER
-from cloudload.storage.objects import list_objects
 from cloudload.storage.urls import join_url
 from cloudload.system.ordered_results import run_in_order
 
 _NUM_THREADS = 16
-
-
-@dataclass
-class JoinedShards:
-    """The shards of a dataset: their index entries as text, and totals."""
-
-    texts: list[str] = field(default_factory=list)
-    stored: dict[str, int] = field(default_factory=dict)
-    """Maps the name of each stored file to its size in bytes."""
-    documents: int = 0
-    raw_bytes: int = 0
-
-    def add(self, folder: str, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Add the shards of a folder, "" for the dataset's own."""
-        for entry in entries:
-            files = {
-                kind: {**entry[kind], "basename": join_url(folder, entry[kind]["basename"])}
-                if folder and entry[kind]
-                else entry[kind]
-                for kind in ("raw_data", "zip_data")
-            }
-            self.texts.append(json.dumps({**entry, **files}, sort_keys=True))
-            file = files["zip_data"] or files["raw_data"]
-            self.stored[file["basename"]] = file["bytes"]
-            self.documents += entry["samples"]
-            self.raw_bytes += files["raw_data"]["bytes"]
-
-    def index(self) -> bytes:
-        """The bytes of `index.json`, as `mds.writer.encode_index` encodes them."""
-        return f'{{"shards": [{", ".join(self.texts)}], "version": 2}}'.encode()
+_MOST_PARTS = 1_000
 
 
 @dataclass
@@ -66,6 +34,7 @@ class Joined:
     shards: dict[str, int] = field(default_factory=dict)
     """The number of shards in each folder."""
     parts: list[Counts] = field(default_factory=list)
+    """The counts of folders that are not added up yet, in order."""
     with_bad: list[int] = field(default_factory=list)
     """The segments that have bad records."""
 
@@ -85,6 +54,8 @@ class Joined:
             self.datasets[split].add(folder, several)
         self.shards[folder] = sum(map(len, entries.values()))
         self.parts.append(counts)
+        if len(self.parts) == _MOST_PARTS:
+            self.parts = [self.counts]
 
     def shards_of(self, segment: int) -> int:
         """The number of a segment's shards."""
@@ -98,13 +69,9 @@ def list_finished(
 
     With `with_rejects`, segments with bad records must also have rejects.
     """
-    try:
-        found = list_objects(join_url(location, JOURNAL_FOLDER))
-    except StoreError as error:
-        if not error.is_missing:
-            raise
-        found = []
-    names = {item.url.rpartition("/")[2] for item in found}
+    names = collect_at(
+        join_url(location, JOURNAL_FOLDER), lambda found: {_base(name) for name, _ in found}
+    )
     noted = [number for number in numbers if _base(note_name(number)) in names]
     if not with_rejects:
         return noted

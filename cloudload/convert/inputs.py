@@ -29,14 +29,14 @@ from cloudload.convert.readers.rows import RowsUnit
 from cloudload.convert.readers.text import TextUnit
 from cloudload.convert.readers.webdataset import WebDatasetUnit
 from cloudload.convert.records import InputUnit, sum_bytes
-from cloudload.convert.saved_datasets import select_saved_files
+from cloudload.convert.saved_datasets import FoundFile, select_saved_files
 from cloudload.errors import ConvertError, StoreError
 from cloudload.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
 from cloudload.storage.base import Retry, StoredObject
 from cloudload.storage.globs import folder_before_wildcard, glob_pattern, is_glob
 from cloudload.storage.hub import check_connection
 from cloudload.storage.nearby import explain_nothing, raise_if_nothing
-from cloudload.storage.objects import list_objects
+from cloudload.storage.objects import collect_objects
 from cloudload.storage.redaction import contains_secrets, redact
 from cloudload.storage.urls import check_location, is_local, local_path
 
@@ -110,17 +110,15 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
             return FolderFiles("-", [InputFile("-", "stdin", None, form, None)])
         if text.startswith("hf://") and not text.startswith(_HF_FILES):
             return _load_dataset(text, split)
-        root, files, tags = _find_files(text)
+        root, files = _find_files(text)
         if format == "mds" or (format == "auto" and is_mds_folder(files)):
-            shards = list_shards(text, files)
-            return FolderFiles(root, [replace(file, tag=tags[file.url]) for file in shards])
+            return FolderFiles(root, list_shards(text, files))
         if format in ("auto", "arrow"):
             files = select_saved_files(text, files, split)
         if format == "auto":
             refuse_index(text, files)
-            _refuse_binary([url for url, _, _ in files])
-        objects = ((StoredObject(url, size, tags[url]), name) for url, name, size in files)
-        return FolderFiles(root, [make_file(item, name, format) for item, name in objects])
+            _refuse_binary(files)
+        return FolderFiles(root, [make_file(file, format) for file in files])
     if isinstance(item, Mapping):
         return _split_of(item, split)
     if isinstance(item, Iterable):
@@ -193,38 +191,43 @@ def _root_of(location: str) -> str:
     return folder_before_wildcard(location) if is_glob(location) else location.rstrip("/")
 
 
-def _list_input(root: str) -> list[StoredObject]:
+def _list_input(
+    root: str, collect: Callable[[Iterator[StoredObject]], list[FoundFile]]
+) -> list[FoundFile]:
     try:
-        return list_objects(root)
+        return collect_objects(root, collect)
     except StoreError as error:
         what = f"read the input {redact(root)}"
         raise_if_nothing(error, root, what, noun="file or folder", retry=Retry())
         raise
 
 
-def _find_files(location: str) -> tuple[str, list[tuple[str, str, int]], dict[str, str]]:
+def _find_files(location: str) -> tuple[str, list[FoundFile]]:
     """Find the files at a path, folder or glob.
 
-    Returns the root, (URL, relative name, bytes) of each file, sorted by URL, and tags by URL.
-    Skips hidden files, files in hidden folders, and `_SUCCESS`. Raises `ConvertError` if there are
-    no files, and `StoreError` if the location cannot be listed.
+    Returns the root, and the files sorted by URL. Skips hidden files, files in hidden folders, and
+    `_SUCCESS`. Raises `ConvertError` if there are no files, and `StoreError` if the location cannot
+    be listed.
     """
     check_location(location)
     location = str(local_path(location)) if is_local(location) else location
     root = _root_of(location)
     pattern = glob_pattern(location) if is_glob(location) else None
-    files, tags = [], {}
-    for item in _list_input(root):
-        name = name_below(item.url, root)
-        if (_is_hidden(name) and item.url != root) or (pattern and not pattern.fullmatch(item.url)):
-            continue
-        files.append((item.url, name, item.bytes))
-        tags[item.url] = item.tag
+
+    def select(objects: Iterator[StoredObject]) -> list[FoundFile]:
+        found = (
+            FoundFile(item.url, name_below(item.url, root), item.bytes, item.tag)
+            for item in objects
+            if pattern is None or pattern.fullmatch(item.url)
+        )
+        return sorted(file for file in found if file.url == root or not _is_hidden(file.name))
+
+    files = _list_input(root, select)
     if not files:
         reason = None if pattern else explain_nothing(root, "file or folder", Retry())
         reason = reason or "Check the location (hidden files are skipped)"
         raise ConvertError(f"no files in {redact(location)}. {reason[0].upper()}{reason[1:]}")
-    return root, files, tags
+    return root, files
 
 
 def name_below(url: str, root: str) -> str:
@@ -241,9 +244,9 @@ def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in parts) or parts[-1] == "_SUCCESS"
 
 
-def _refuse_binary(urls: list[str]) -> None:
+def _refuse_binary(files: Iterable[FoundFile]) -> None:
     """Raise `ConvertError` if the names of files say that they are not text."""
-    refused = [(url, reason) for url in urls if (reason := reason_to_refuse(url))]
+    refused = [(file.url, reason) for file in files if (reason := reason_to_refuse(file.url))]
     if refused:
         url, reason = refused[0]
         others = f" ({len(refused) - 1:,} more files are refused)" if len(refused) > 1 else ""
@@ -253,12 +256,12 @@ def _refuse_binary(urls: list[str]) -> None:
         )
 
 
-def make_file(item: StoredObject, name: str, format: str) -> InputFile:
-    """Describe a listed file; `auto` chooses its format by its name."""
-    extension, compression = split_name(name)
+def make_file(found: FoundFile, format: str) -> InputFile:
+    """Describe a file that was found; `auto` chooses its format by its name."""
+    extension, compression = split_name(found.name)
     if format == "auto":
         format = FORMATS_BY_EXTENSION.get(extension, "text")
-    return InputFile(item.url, name, item.bytes, format, compression, tag=item.tag)
+    return InputFile(found.url, found.name, found.bytes, format, compression, tag=found.tag)
 
 
 def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:

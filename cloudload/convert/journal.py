@@ -21,15 +21,17 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from cloudload.convert.claims import claim_one_segment, compare_claims
 from cloudload.convert.hidden import describe_hidden, refuse_to_hide
+from cloudload.convert.joined_shards import JoinedShards
 from cloudload.convert.output import (
     Output,
+    collect_at,
     does_exist,
     is_stored,
     list_sizes_at,
@@ -41,7 +43,7 @@ from cloudload.convert.work import FinishedWork, InputPosition
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.survey import JOURNAL_FOLDER
-from cloudload.storage.objects import delete_object, write_object
+from cloudload.storage.objects import delete_object, write_object, write_pieces
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 
@@ -59,17 +61,6 @@ _LEFTOVER_NAME = re.compile(
 
 _PLANS = {f"{JOURNAL_FOLDER}/config.json", f"{JOURNAL_FOLDER}/plan.json"}
 _EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")
-
-
-class Finished(Protocol):
-    """The shards of a finished dataset."""
-
-    stored: dict[str, int]
-    """Maps the name of each stored file to its size in bytes."""
-
-    def index(self) -> bytes:
-        """The bytes of `index.json`."""
-        ...
 
 
 class Journal:
@@ -213,7 +204,7 @@ class Journal:
 
     def finish(
         self,
-        datasets: Mapping[str, Finished],
+        datasets: Mapping[str, JoinedShards],
         report: ConvertReport,
         base: Mapping[str, Any] | None = None,
     ) -> ConvertReport:
@@ -224,7 +215,7 @@ class Journal:
         is missing or has the wrong size, or if a new index would hide other datasets.
         """
         for split, found in datasets.items():
-            self._check_stored(self.output.dataset(split), found.stored)
+            self._check_stored(self.output.dataset(split), found)
         report = replace(report, seconds=self.seconds())
         claim = self.claim if report.segments > 1 else claim_one_segment(self.claim)
         content: dict[str, Any] = {"claim": claim, "files": self.files}
@@ -235,17 +226,17 @@ class Journal:
             location = self.output.dataset(split)
             stored = content | report.to_store(split)
             write_object(join_url(location, REPORT_NAME), json.dumps(stored, indent=2).encode())
-            write_object(join_url(location, INDEX_NAME), found.index())
+            write_pieces(join_url(location, INDEX_NAME), found.index())
         self.remove()
         return report
 
-    def _check_stored(self, location: str, stored: Mapping[str, int]) -> None:
-        names = list_sizes_at(location)
-        if INDEX_NAME not in names and not self._is_cleared:
-            refuse_to_hide(location, names)
-        if lost := [name for name, size in stored.items() if names.get(name) != size]:
+    def _check_stored(self, location: str, found: JoinedShards) -> None:
+        lost, indexes = collect_at(location, found.survey)
+        if INDEX_NAME not in indexes and not self._is_cleared:
+            refuse_to_hide(location, indexes)
+        if lost:
             raise ConvertError(
-                f"{len(lost)} of {len(stored)} shards in {redact(location)} disappeared or "
+                f"{len(lost)} of {found.shards} shards in {redact(location)} disappeared or "
                 f"changed size during the conversion, such as {lost[0]}. Run again to resume"
             )
 
@@ -255,11 +246,18 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the journal, those of all segments, and the temporary files of killed writers."""
-        for name in self._list():
-            own = self._name_in_dataset(name) or ""
-            if _JOURNAL_NAME.fullmatch(name) or _LEFTOVER_NAME.fullmatch(own):
-                delete_object(join_url(self.location, name))
+        for name in collect_at(self.location, self._select_own):
+            delete_object(join_url(self.location, name))
         self._remove_empty_folders()
+
+    def _select_own(self, found: Iterable[tuple[str, int]]) -> list[str]:
+        """The names of the journals' objects, and of temporary files."""
+        return [
+            name
+            for name, _ in found
+            if _JOURNAL_NAME.fullmatch(name)
+            or _LEFTOVER_NAME.fullmatch(self._name_in_dataset(name) or "")
+        ]
 
     def remove_entries(self) -> None:
         """Remove the journal of a segment.

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from cloudload.convert.finish import JoinedShards
+from cloudload.convert.joined_shards import JoinedShards
 from cloudload.count.finish import finish_count
 from cloudload.count.group import CountWork, count_group, list_groups
 from cloudload.count.new_shards import ShardLengths, write_groups
@@ -37,7 +37,8 @@ def write_lengths(
     shards that were not counted, the engine counts the group. Raises the errors of `count_group`
     and `finish_count`.
     """
-    dataset = Dataset(location, parse_index(joined.index(), redact(location)), "")
+    index = b"".join(joined.index())
+    dataset = Dataset(location, parse_index(index, redact(location)), "")
     new = map(ShardLengths.decode, lengths)
     uncounted = write_groups(work, dataset, num_old, new)
     for _ in run_units(partial(count_group, work), uncounted, engine):

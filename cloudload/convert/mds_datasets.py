@@ -17,10 +17,10 @@ from cloudload.storage.urls import join_url
 
 def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
     """Raise `ConvertError` if a location is the `index.json` of an MDS dataset, not documents."""
-    if [name for _, name, _ in files] != [INDEX_NAME] or not location.endswith(INDEX_NAME):
+    if [file.name for file in files] != [INDEX_NAME] or not location.endswith(INDEX_NAME):
         return
     with suppress(DatasetError):
-        parse_index(read_object(files[0][0], most_bytes=MOST_INDEX_BYTES), redact(location))
+        parse_index(read_object(files[0].url, most_bytes=MOST_INDEX_BYTES), redact(location))
         raise ConvertError(
             f"{redact(location)} is the index of an MDS dataset. Pass the folder that it is in"
         )
@@ -28,8 +28,8 @@ def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
 
 def is_mds_folder(files: Sequence[FoundFile]) -> bool:
     """Whether a folder's file names look like an MDS dataset."""
-    names = [name for _, name, _ in files]
-    return INDEX_NAME in names and any(".mds" in name for name in names)
+    has_index = any(file.name == INDEX_NAME for file in files)
+    return has_index and any(".mds" in file.name for file in files)
 
 
 def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
@@ -38,28 +38,28 @@ def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
     Raises `ConvertError` if the index is missing or invalid, if a shard is missing or has another
     size, or if the package that decompresses it is not installed.
     """
-    found = {name: (url, size) for url, name, size in files}
+    found = {file.name: file for file in files}
     if INDEX_NAME not in found:
         raise ConvertError(
             f"{redact(folder)} has no {INDEX_NAME}. Pass the folder of an MDS dataset, or omit the "
             "format"
         )
     try:
-        data = read_object(found[INDEX_NAME][0], most_bytes=MOST_INDEX_BYTES)
+        data = read_object(found[INDEX_NAME].url, most_bytes=MOST_INDEX_BYTES)
         shards = [shard for shard in parse_index(data, redact(folder)) if shard.samples]
         for compression in {shard.compression for shard in shards}:
             check_codec(compression or "")
     except DatasetError as error:
         raise ConvertError(str(error)) from error
-    return [_input_file(folder, shard, *found.get(shard.stored.name, ("", -1))) for shard in shards]
+    return [_input_file(folder, shard, found.get(shard.stored.name)) for shard in shards]
 
 
-def _input_file(folder: str, shard: ShardInfo, url: str, size: int) -> InputFile:
+def _input_file(folder: str, shard: ShardInfo, found: FoundFile | None) -> InputFile:
     stored = shard.stored
-    if size != stored.bytes:
-        fault = f"has {size:,} bytes" if url else "is missing"
+    if found is None or found.bytes != stored.bytes:
+        fault = f"has {found.bytes:,} bytes" if found else "is missing"
         raise ConvertError(
             f"{redact(join_url(folder, stored.name))} {fault}, but the index lists it with "
             f"{stored.bytes:,} bytes. Copy the dataset again"
         )
-    return InputFile(url, stored.name, size, "mds", None, shard)
+    return InputFile(found.url, stored.name, found.bytes, "mds", None, shard, found.tag)

@@ -10,7 +10,7 @@ from cloudload.convert.input_files import InputFile
 from cloudload.convert.inputs import FolderFiles, list_inputs, list_units
 from cloudload.convert.listing import describe_inputs
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, sum_bytes
-from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, count_bytes, cut_segments
+from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
 
 _CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6, "parquet": 20e6}
 """Approximate stored input bytes that a server core converts per second, by compression."""
@@ -51,7 +51,7 @@ def outline_conversion(
     """
     listed = list_inputs(inputs, format, split)
     files = [file for item in listed if isinstance(item, FolderFiles) for file in item.files]
-    segments = cut_segments(files, segment_bytes)
+    segments = Segments(files, segment_bytes)
     seconds = [
         sum(count_bytes(part) / _bytes_per_s(part.file) for part in segment) for segment in segments
     ]
@@ -60,7 +60,7 @@ def outline_conversion(
         len(files),
         sum_bytes(files),
         max(1, len(segments)),
-        max((sum(map(count_bytes, segment)) for segment in segments), default=0),
+        max(segments.sizes, default=0),
         round(sum(seconds), 1),
         round(max(seconds, default=0.0), 1),
     )

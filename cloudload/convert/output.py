@@ -10,12 +10,16 @@ The name of the only split is "" if there are no splits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from cloudload.errors import StoreError
-from cloudload.storage.objects import list_objects, read_object
+from cloudload.storage.base import StoredObject
+from cloudload.storage.objects import collect_objects, read_object
 from cloudload.storage.urls import join_url
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -59,15 +63,28 @@ def name_in(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def list_sizes_at(location: str) -> dict[str, int]:
-    """Map the name of each object below a location to its size in bytes."""
+def collect_at(location: str, collect: Callable[[Iterator[tuple[str, int]]], Found]) -> Found:
+    """Return `collect(listing)`, with (name, bytes) of each object below a location, in any order.
+
+    See `collect_objects`. The listing of a location that does not exist is empty.
+    """
+
+    def collect_names(objects: Iterator[StoredObject]) -> Found:
+        return collect(
+            (item.url.removeprefix(location).lstrip("/"), item.bytes) for item in objects
+        )
+
     try:
-        found = list_objects(location)
+        return collect_objects(location, collect_names)
     except StoreError as error:
         if error.is_missing:
-            return {}
+            return collect(iter(()))
         raise
-    return {item.url.removeprefix(location).lstrip("/"): item.bytes for item in found}
+
+
+def list_sizes_at(location: str) -> dict[str, int]:
+    """Map the name of each object below a location to its size in bytes, sorted by name."""
+    return collect_at(location, lambda found: dict(sorted(found)))
 
 
 def read_if_exists(url: str) -> bytes | None:

@@ -11,11 +11,12 @@ of URLs.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,13 +24,14 @@ from typing import Any
 import zstandard
 
 from cloudload._version import __version__
+from cloudload.convert.changed_files import MOST_FILES
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.input_files import InputFile
-from cloudload.convert.inputs import FolderFiles, make_file, name_below, unique_names
-from cloudload.convert.segments import Segment, cut_segments
+from cloudload.convert.inputs import FolderFiles, make_file, name_below
+from cloudload.convert.saved_datasets import FoundFile
+from cloudload.convert.segments import Files, Segments
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
-from cloudload.storage.base import StoredObject
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local
 
@@ -65,28 +67,43 @@ class Plan:
     base: Mapping[str, Any] | None = field(default=None)
     """The dataset to append to; see `cloudload.convert.append`."""
 
-    @cached_property
-    def encoded(self) -> bytes:
-        """The plan as JSON. Equal plans have equal bytes."""
-        values = asdict(self) | {"columns": [[item.name, item.encoding] for item in self.columns]}
+    digest: str = field(default="", compare=False)
+    """A digest of the stored plan, which the notes of segments contain; "" before it is stored."""
+
+    def encode(self) -> bytes:
+        """Return the plan as JSON. Equal plans have equal bytes."""
+        values = vars(self) | {
+            "columns": [[item.name, item.encoding] for item in self.columns],
+            "inputs": [vars(item) for item in self.inputs],
+        }
+        del values["digest"]
         return json.dumps(values, separators=(",", ":"), sort_keys=True).encode()
 
-    @cached_property
-    def digest(self) -> str:
-        """A digest of the plan, which the notes of segments contain."""
-        return hashlib.sha256(self.encoded).hexdigest()[:32]
+    def with_digest(self, data: bytes) -> Plan:
+        """The plan with the digest of its stored bytes."""
+        return replace(self, digest=hashlib.sha256(data).hexdigest()[:32])
 
     @staticmethod
     def parse(data: bytes) -> Plan:
-        """Parse a plan from its JSON."""
+        """Parse a stored plan."""
         values = json.loads(data)
         columns = tuple(Column.of(name, encoding) for name, encoding in values["columns"])
         inputs = tuple(PlannedInput(**item) for item in values["inputs"])
-        return Plan(**values | {"columns": columns, "inputs": inputs})
+        return Plan(**values | {"columns": columns, "inputs": inputs}).with_digest(data)
+
+    @property
+    def num_files(self) -> int:
+        """The number of files."""
+        return sum(len(item.names) for item in self.inputs)
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Maps the name of each file, relative to its root, to its size in bytes."""
+        """Maps the name of each file, relative to its root, to its size in bytes.
+
+        Empty if there are more than 10,000 files.
+        """
+        if self.num_files > MOST_FILES:
+            return {}
         numbered = enumerate(self.inputs)
         prefix = len(self.inputs) > 1
         return {
@@ -95,22 +112,58 @@ class Plan:
             for name, size in zip(item.names, item.sizes, strict=True)
         }
 
-    def files(self, roots: Sequence[str], format: str) -> list[InputFile]:
+    def files(self, roots: Sequence[str], format: str) -> Files:
         """The files of the inputs with these roots, in order, unless an input must be listed."""
-        found = []
-        for root, item in zip(roots, self.inputs, strict=True):
-            rows = zip(item.names, item.sizes, item.tags, strict=True)
-            objects = [StoredObject(_url(root, name), size, tag) for name, size, tag in rows]
-            found.append([make_file(one, name_below(one.url, root), format) for one in objects])
-        return [file for files in unique_names(found) for file in files]
+        return _PlannedFiles(self.inputs, roots, format)
 
-    def segments(self, files: Iterable[InputFile]) -> list[tuple[int, Segment]]:
-        """(number, parts) of each segment of the plan's files, in order."""
+    def segments(self, files: Files) -> Segments:
+        """The segments of the plan's files. The first has the number `first_segment`."""
         if self.base is not None:
-            prefix = f"+{self.first_segment}/"
-            files = [replace(file, name=prefix + file.name) for file in files]
-        segments = cut_segments(files, self.claim["recipe"]["segment_bytes"])
-        return list(enumerate(segments, self.first_segment))
+            files = _RenamedFiles(files, f"+{self.first_segment}/")
+        return Segments(files, self.claim["recipe"]["segment_bytes"])
+
+
+class _PlannedFiles:
+    """The files of planned inputs, each made when it is used."""
+
+    def __init__(self, inputs: Sequence[PlannedInput], roots: Sequence[str], format: str) -> None:
+        self._inputs, self._roots, self._format = inputs, roots, format
+        self._ends = list(itertools.accumulate(len(item.names) for item in inputs))
+        self._has_equal_names = False
+        if len(inputs) > 1:
+            self._has_equal_names = len({file.name for file in self}) < len(self)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __iter__(self) -> Iterator[InputFile]:
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, place: int) -> InputFile:
+        number = bisect_right(self._ends, place)
+        item, root = self._inputs[number], self._roots[number]
+        place -= self._ends[number]  # from the end
+        url = _url(root, item.names[place])
+        found = FoundFile(url, name_below(url, root), item.sizes[place], item.tags[place])
+        file = make_file(found, self._format)
+        return replace(file, name=f"{number}/{file.name}") if self._has_equal_names else file
+
+
+class _RenamedFiles:
+    """Files whose names begin with a prefix."""
+
+    def __init__(self, files: Files, prefix: str) -> None:
+        self._files, self._prefix = files, prefix
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[InputFile]:
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, place: int) -> InputFile:
+        file = self._files[place]
+        return replace(file, name=self._prefix + file.name)
 
 
 def plan_input(item: FolderFiles) -> PlannedInput:

@@ -22,7 +22,7 @@ from cloudload.convert.plan import (
 from cloudload.convert.records import InputUnit
 from cloudload.convert.report import ConvertReport
 from cloudload.convert.segment import read_blocks
-from cloudload.convert.segments import cut_segments
+from cloudload.convert.segments import Segments
 from cloudload.convert.work import InputPosition
 from cloudload.errors import ConvertError
 from cloudload.storage.objects import create_object
@@ -33,7 +33,7 @@ from cloudload.storage.urls import join_url
 def has_segments(folders: Sequence[FolderFiles], segment_bytes: int, journal: Journal) -> bool:
     """Whether there are several segments, which no earlier version began to convert as one."""
     files = [file for item in folders for file in item.files]
-    return len(cut_segments(files, segment_bytes)) > 1 and not journal.is_begun()
+    return len(Segments(files, segment_bytes)) > 1 and not journal.is_begun()
 
 
 def agree_on_plan(
@@ -68,7 +68,10 @@ def agree_on_plan(
         # the shards of a dataset have entries in its index, and a saved dataset has its own order
         must_list = not formats.isdisjoint({"mds", "arrow"})
         plan = Plan(journal.claim, columns, versions, inputs, must_list, first, base)
-        data = create_object(url, plan.encoded)
+        encoded = plan.encode()
+        if (data := create_object(url, encoded)) == encoded:
+            return plan.with_digest(data)
+        del encoded
     plan = Plan.parse(data)
     if append and plan.base is None:
         raise ConvertError(

@@ -131,7 +131,7 @@ class InputUnit(Protocol):
     ) -> Iterator[InputBlock]: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileUnit:
     """A unit that consists of one file."""
 

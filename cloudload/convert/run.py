@@ -15,10 +15,8 @@ from functools import partial
 from typing import Any
 
 from cloudload.convert.append import join_base, read_report_if_joined
-from cloudload.convert.changed_files import MOST_FILES
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.finish import Joined, join_notes, list_finished, read_notes
-from cloudload.convert.input_files import InputFile
 from cloudload.convert.journal import Journal
 from cloudload.convert.lengths import write_lengths
 from cloudload.convert.output import Output, does_exist
@@ -27,7 +25,7 @@ from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.convert.rejects import join_rejects, store_rejects
 from cloudload.convert.report import ConvertReport
 from cloudload.convert.segment import SegmentWork, convert_segment, convert_units
-from cloudload.convert.segments import Segment, count_bytes
+from cloudload.convert.segments import Files, Segments
 from cloudload.count.group import CountWork
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
@@ -120,27 +118,27 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
     files = sum(len(unit.files) for unit in units)
     report = _report(run, joined, files, done.columns or (), resumed=done.resumed)
     report = _write_lengths(run, joined, 0, done.lengths, report)
-    return _finish(journal, joined, report, [unit.name for unit in units])
+    return _finish(journal, joined, report, _describe_names(units))
 
 
-def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> ConvertReport:
+def convert_segments(run: Run, plan: Plan, files: Files) -> ConvertReport:
     """Convert the segments of this run's share, and finish the dataset if none is missing.
 
     `files` are the plan's files.
     """
-    sizes = plan.sizes
-    journal = Journal(run.output, plan.claim, sizes if len(sizes) <= MOST_FILES else {})
+    journal = Journal(run.output, plan.claim, plan.sizes)
     segments = plan.segments(files)
-    numbers = [number for number, _ in segments]
+    every: Sequence[int] = range(plan.first_segment, plan.first_segment + len(segments))
+    numbers = every
     list_done = partial(
         list_finished, run.location, plan=plan.digest, with_rejects=bool(run.rejects)
     )
-    finished = list_done(numbers)
-    mine = run.share.take(segments) if run.share else segments
+    finished = list_done(every)
+    mine = run.share.take(every) if run.share else every
     if not run.finish:
-        _run_segments(run, plan, mine, set(finished))
-    if run.share and len(list_done(numbers)) < len(numbers):
-        numbers = [number for number, _ in mine]
+        _run_segments(run, plan, segments, mine, set(finished))
+    if run.share and len(list_done(every)) < len(every):
+        numbers = mine
     is_part = len(numbers) < len(segments)
     start = Joined.none(run.output.splits) if is_part else join_base(run.output, plan)
     joined, missing = join_notes(run.location, numbers, plan.digest, start)
@@ -153,7 +151,7 @@ def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> Conver
     report = _report(
         run,
         joined,
-        len(sizes) + (plan.base["stored"]["report"]["files"] if plan.base else 0),
+        plan.num_files + (plan.base["stored"]["report"]["files"] if plan.base else 0),
         plan.columns,
         resumed=resumed,
         unfinished=len(segments) - len(numbers),
@@ -171,7 +169,7 @@ def convert_segments(run: Run, plan: Plan, files: Sequence[InputFile]) -> Conver
         if found := read_report_if_joined(run.output, plan):
             return already_complete(found, run)
         raise
-    return _finish(journal, joined, report, list(sizes), plan.base)
+    return _finish(journal, joined, report, _describe_names(files), plan.base)
 
 
 def _join_rejects(run: Run, joined: Joined, finished: Sequence[int]) -> None:
@@ -201,10 +199,10 @@ def _read_lengths(run: Run, plan: Plan, numbers: Sequence[int]) -> Iterator[str]
 
 
 def _run_segments(
-    run: Run, plan: Plan, mine: Sequence[tuple[int, Segment]], finished: set[int]
+    run: Run, plan: Plan, segments: Segments, mine: Sequence[int], finished: set[int]
 ) -> None:
-    """Convert the segments that are not finished."""
-    waiting = [item for item in mine if item[0] not in finished]
+    """Convert the segments with the numbers `mine` that are not finished."""
+    waiting = [number for number in mine if number not in finished]
     if finished and waiting:
         logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))
     work = SegmentWork(
@@ -217,14 +215,16 @@ def _run_segments(
         bool(run.rejects),
         run.count,
     )
+    first = plan.first_segment
     total, left = (
-        sum(count_bytes(part) for _, parts in items for part in parts) for items in (mine, waiting)
+        sum(segments.sizes[number - first] for number in each) for each in (mine, waiting)
     )
+    units = ((number, segments[number - first]) for number in waiting)
     with (
         open_progress_bar("convert", total, done_bytes=total - left, shown=run.progress) as bar,
         _open_executor(run, len(waiting)) as executor,
     ):
-        for _ in run_units(partial(convert_segment, work), waiting, executor, on_bytes=bar.update):
+        for _ in run_units(partial(convert_segment, work), units, executor, on_bytes=bar.update):
             pass
 
 
@@ -268,8 +268,8 @@ def _report(
         **joined.counts.to_report(),
         files=files,
         raw_bytes=sum(each.raw_bytes for each in joined.datasets.values()),
-        stored_bytes=sum(sum(each.stored.values()) for each in joined.datasets.values()),
-        shards=sum(len(each.stored) for each in joined.datasets.values()),
+        stored_bytes=sum(each.stored_bytes for each in joined.datasets.values()),
+        shards=sum(each.shards for each in joined.datasets.values()),
         splits=splits,
         columns={"text": "str", "id": "str"} | kept,
         resumed_shards=resumed,
@@ -298,8 +298,8 @@ def _describe_split(joined: Joined, name: str) -> dict[str, int]:
         "documents": found.documents,
         "text_bytes": joined.counts.split_bytes.get(name, 0),
         "raw_bytes": found.raw_bytes,
-        "stored_bytes": sum(found.stored.values()),
-        "shards": len(found.stored),
+        "stored_bytes": found.stored_bytes,
+        "shards": found.shards,
     }
 
 
@@ -307,12 +307,12 @@ def _finish(
     journal: Journal,
     joined: Joined,
     report: ConvertReport,
-    names: Sequence[str],
+    inputs: str,
     base: Mapping[str, Any] | None = None,
 ) -> ConvertReport:
     """Write the reports and the indexes. Raises `ConvertError` if there are no documents.
 
-    `names` are the names of the files or units. `base` is the plan's.
+    `inputs` are named in the error. `base` is the plan's.
     """
     if report.documents:
         for name in (name for name, split in report.splits.items() if not split["documents"]):
@@ -323,12 +323,17 @@ def _finish(
             )
         return journal.finish(joined.datasets, report, base and base["stored"])
     journal.remove()
-    name = f"{names[0]} and {len(names) - 1:,} more" if len(names) > 1 else names[0]
     first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""
     raise ConvertError(
-        f"no documents in {name}: {report.empty:,} empty, {report.bad:,} bad.{first} No dataset "
+        f"no documents in {inputs}: {report.empty:,} empty, {report.bad:,} bad.{first} No dataset "
         "was written. Check the input"
     )
+
+
+def _describe_names(inputs: Files | Sequence[InputUnit]) -> str:
+    """The name of the first of some files or units, and the number of the others."""
+    more = f" and {len(inputs) - 1:,} more" if len(inputs) > 1 else ""
+    return f"{inputs[0].name}{more}"
 
 
 def _total_bytes(units: Sequence[InputUnit]) -> int | None:

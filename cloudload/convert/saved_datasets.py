@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudload.errors import ConvertError
 from cloudload.storage.objects import read_object
@@ -17,8 +17,17 @@ from cloudload.storage.urls import join_url
 
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
-FoundFile = tuple[str, str, int]
-"""(URL, name below the input, bytes) of a file."""
+_MARKS = (_STATE, _INFO, _SPLITS)
+
+
+class FoundFile(NamedTuple):
+    """A file that was found below an input."""
+
+    url: str
+    name: str
+    """Its name below the input."""
+    bytes: int
+    tag: str = ""
 
 
 def select_saved_files(
@@ -29,7 +38,8 @@ def select_saved_files(
     `split` chooses from a `DatasetDict`. Raises `ValueError` if it has no such split, and
     `ConvertError` if a file is missing, or if the saved dataset is deeper in the folder.
     """
-    by_name = {file[1]: file for file in files}
+    # a folder may have a million files, but few of these
+    by_name = {file.name: file for file in files if file.name.endswith(_MARKS)}
     prefix = ""
     if _SPLITS in by_name:
         prefix = _choose_split(folder, by_name[_SPLITS], split) + "/"
@@ -39,6 +49,7 @@ def select_saved_files(
         return list(files)
     if prefix + _STATE not in by_name:
         raise _lacks(folder, prefix + _STATE, _SPLITS)
+    by_name = {file.name: file for file in files}
     state = _read_json(by_name[prefix + _STATE])
     try:
         names = [prefix + str(file["filename"]) for file in state["_data_files"]]
@@ -86,13 +97,13 @@ def _check_not_saved(folder: str, inner: str, by_name: dict[str, FoundFile]) -> 
 
 def _read_json(file: FoundFile) -> Any:
     try:
-        return json.loads(read_object(file[0]))
+        return json.loads(read_object(file.url))
     except (ValueError, RecursionError) as error:
         raise _unreadable(file, error) from error
 
 
 def _unreadable(file: FoundFile, error: Exception) -> ConvertError:
     return ConvertError(
-        f"{redact(file[0])} is not a file that save_to_disk writes ({error!r:.200}). Copy the "
+        f"{redact(file.url)} is not a file that save_to_disk writes ({error!r:.200}). Copy the "
         "dataset again, or pass its Arrow files one by one"
     )

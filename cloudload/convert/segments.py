@@ -11,7 +11,10 @@ other file of that size is one segment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Protocol
 
 from cloudload.convert.input_files import FilePart, InputFile
 
@@ -21,23 +24,56 @@ DEFAULT_SEGMENT_BYTES = 256 << 20
 _CUT_FORMATS = ("jsonl", "lines", "parquet")
 
 
-def cut_segments(files: Iterable[InputFile], segment_bytes: int) -> list[Segment]:
-    """Return the segments of the files, in order. Only a file that cannot be cut exceeds the size.
+class Files(Protocol):
+    """A sequence of files. It may make a file each time it is asked for it."""
 
-    A file of unknown size counts as 0 bytes.
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[InputFile]: ...
+    def __getitem__(self, place: int, /) -> InputFile: ...
+
+
+class Segments:
+    """The segments of files, in order. Only a file that cannot be cut exceeds `segment_bytes`.
+
+    A file of unknown size counts as 0 bytes. There may be a million files, so a segment is made
+    each time it is asked for.
     """
-    segments: list[Segment] = []
-    parts: list[FilePart] = []
-    filled = 0
-    for file in files:
-        for part in _cut_file(file, segment_bytes):
-            size = count_bytes(part)
-            if parts and filled + size > segment_bytes:
-                segments.append(tuple(parts))
-                parts, filled = [], 0
-            parts.append(part)
-            filled += size
-    return [*segments, tuple(parts)] if parts else segments
+
+    def __init__(self, files: Files, segment_bytes: int) -> None:
+        self.sizes = array("Q")
+        """The stored bytes of each segment."""
+        self._files = files
+        # the index of the first part of each segment and file, and the number of parts at the end
+        self._starts, self._files_starts = array("Q"), array("Q")
+        number = 0
+        for file in files:
+            self._files_starts.append(number)
+            for size in _cut_file(file, segment_bytes):
+                if not self._starts or self.sizes[-1] + size > segment_bytes:
+                    self._starts.append(number)
+                    self.sizes.append(0)
+                self.sizes[-1] += size
+                number += 1
+        for starts in (self._starts, self._files_starts):
+            starts.append(number)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, place: int) -> Segment:
+        start, stop = self._starts[place : place + 2]
+        parts: list[FilePart] = []
+        number = bisect_right(self._files_starts, start) - 1
+        while len(parts) < stop - start:
+            first, end = self._files_starts[number : number + 2]
+            file = self._files[number]
+            wanted = range(max(first, start), min(end, stop))
+            parts += [_part_of(file, part - first, end - first) for part in wanted]
+            number += 1
+        return tuple(parts)
 
 
 def count_bytes(part: FilePart) -> int:
@@ -45,13 +81,18 @@ def count_bytes(part: FilePart) -> int:
     return part.range[1] - part.range[0] if part.range else part.file.bytes or 0
 
 
-def _cut_file(file: InputFile, segment_bytes: int) -> Iterator[FilePart]:
-    """Yield ranges of nearly equal size, or the whole file."""
+def _cut_file(file: InputFile, segment_bytes: int) -> Iterator[int]:
+    """Yield the sizes of ranges of nearly equal size, or that of the whole file."""
     size = file.bytes or 0
     can_be_cut = file.format in _CUT_FORMATS and file.compression is None
-    if size <= segment_bytes or not can_be_cut:
-        yield FilePart(file)
-        return
-    number = -(-size // segment_bytes)
+    number = -(-size // segment_bytes) if can_be_cut and size > segment_bytes else 1
     for place in range(number):
-        yield FilePart(file, (size * place // number, size * (place + 1) // number))
+        yield count_bytes(_part_of(file, place, number))
+
+
+def _part_of(file: InputFile, place: int, number: int) -> FilePart:
+    """One of `number` parts of a file."""
+    if number == 1:
+        return FilePart(file)
+    size = file.bytes or 0
+    return FilePart(file, (size * place // number, size * (place + 1) // number))

@@ -19,7 +19,7 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -83,7 +83,7 @@ class LocalProcesses:
     def run(
         self,
         function: Callable[[Any, OnBytes], Any],
-        arguments: Sequence[Any],
+        arguments: Iterable[Any],
         on_bytes: OnBytes | None = None,
     ) -> Iterator[tuple[int, Any]]:
         """Yield (place, result) of each unit, in the order of completion.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -33,7 +33,7 @@ class _Outcome(NamedTuple):
 
 def run_units(
     function: Callable[..., Result],
-    arguments: Sequence[Argument],
+    arguments: Iterable[Argument],
     engine: Engine | None = None,
     *,
     on_bytes: OnBytes | None = None,
@@ -81,7 +81,7 @@ def in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
 
 
 def _run_on(
-    executor: Executor, attempt: Callable[[Any], Any], arguments: Sequence[Any]
+    executor: Executor, attempt: Callable[[Any], Any], arguments: Iterable[Any]
 ) -> Iterator[tuple[int, Any]]:
     """Yield (place, outcome) of each unit, with up to `MOST_WAITING` submitted."""
     places: dict[Future[Any], int] = {}

@@ -52,7 +52,7 @@ def check_seconds(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}. Use a number of seconds above 0")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StoredObject:
     """An object in a listing: its URL and its size in bytes."""
 

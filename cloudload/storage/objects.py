@@ -1,7 +1,7 @@
 """Functions that read, write, list, and delete objects.
 
-    read_object  open_object  download_object        list_objects  peek_folder
-    write_object  create_object  upload_file  delete_object
+    read_object  open_object  download_object        list_objects  collect_objects  peek_folder
+    write_object  write_pieces  create_object  upload_file  delete_object
 
 `read_object_version` and `download_object_version` also return the version that they read, as the
 store reports it.
@@ -23,16 +23,18 @@ import contextlib
 import io
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
 from cloudload.storage.registry import backend_of
 from cloudload.storage.retries import TargetError, Watch, retrying
 from cloudload.storage.versions import UNKNOWN, Version
 from cloudload.system.temp_files import scratch_file
+
+Found = TypeVar("Found")
 
 MOST_PEEKED = 1_000
 """Maximum number of names that `peek_folder` returns."""
@@ -146,8 +148,13 @@ def upload_file(path: Path, url: str, retry: Retry | None = None) -> None:
 
 def write_object(url: str, data: bytes, retry: Retry | None = None) -> None:
     """Store `data` as an object, with the guarantees of `upload_file`."""
+    write_pieces(url, [data], retry)
+
+
+def write_pieces(url: str, pieces: Iterable[bytes], retry: Retry | None = None) -> None:
+    """Store consecutive pieces as one object, with the guarantees of `upload_file`."""
     with scratch_file() as file:
-        file.write(data)
+        file.writelines(pieces)
         file.flush()
         upload_file(Path(file.name), url, retry)
 
@@ -196,16 +203,28 @@ def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
     They are sorted by URL. If there are none, the list is empty. A missing S3 or GCS bucket, or
     local folder, raises `StoreError`.
     """
+    return collect_objects(url, lambda found: sorted(found, key=lambda item: item.url), retry)
+
+
+def collect_objects(
+    url: str, collect: Callable[[Iterator[StoredObject]], Found], retry: Retry | None = None
+) -> Found:
+    """Return `collect(objects)`, with the objects that `list_objects` lists, in any order.
+
+    It keeps only the part of a long listing that `collect` returns. A retry calls `collect` again,
+    even while an abandoned attempt still runs, so it must change nothing else.
+    """
     retry, backend = retry or Retry(), backend_of(url)
 
-    def attempt(receive: Callable[[], None]) -> list[StoredObject]:
-        found = []
-        for item in backend.list(url, retry):
-            receive()
-            found.append(item)
-        return found
+    def attempt(receive: Callable[[], None]) -> Found:
+        def received() -> Iterator[StoredObject]:
+            for item in backend.list(url, retry):
+                receive()
+                yield item
 
-    return sorted(retrying("list", url, backend, retry, attempt), key=lambda item: item.url)
+        return collect(received())
+
+    return retrying("list", url, backend, retry, attempt)
 
 
 def peek_folder(url: str, retry: Retry | None = None) -> list[str]:

@@ -16,10 +16,10 @@ from cloudload.convert import convert_to_mds
 from cloudload.convert.plan import PLAN_NAME
 from cloudload.convert.report import ConvertReport
 from cloudload.errors import ConvertError, StoreError
-from cloudload.storage.objects import write_object
 from tests.support.conversions import (
     convert_lines,
     dataset_bytes,
+    note_each_write,
     read_dataset,
     stop_after,
     texts,
@@ -390,12 +390,11 @@ def test_appending_resumes_wherever_it_was_cut_short(
         convert_to_mds(tmp_path / "in", finished, **{**APPENDED, "append": False})
     for last in ("convert-report.json", "index.json"):
 
-        def stopping(url: str, data: bytes, last: str = last) -> None:
-            write_object(url, data)
+        def stop(url: str, last: str = last) -> None:
             if url.endswith(last):
                 raise StoreError("killed")
 
-        monkeypatch.setattr("cloudload.convert.journal.write_object", stopping)
+        note_each_write(monkeypatch, stop)
         with pytest.raises(StoreError, match="killed"):
             convert_to_mds(more, finished, **APPENDED)
         monkeypatch.undo()

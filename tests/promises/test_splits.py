@@ -15,8 +15,8 @@ from cloudload.cli import main
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError, DatasetError, StoreError
 from cloudload.inspect.info import REPORT_NAME
-from cloudload.storage.objects import list_objects, write_object
-from tests.support.conversions import dataset_bytes, read_dataset, stop_after
+from cloudload.storage.objects import list_objects
+from tests.support.conversions import dataset_bytes, note_each_write, read_dataset, stop_after
 from tests.support.corpora import byte_tokenizer
 from tests.support.segments import LastFirst, Twice
 
@@ -204,12 +204,11 @@ def test_a_conversion_that_stopped_between_its_indexes_resumes(
     out = tmp_path / "out"
     for last in ("train/index.json", f"val/{REPORT_NAME}", "val/index.json", "test/index.json"):
 
-        def stopping(url: str, data: bytes, last: str = last) -> None:
-            write_object(url, data)
+        def stop(url: str, last: str = last) -> None:
             if url.endswith(last):
                 raise StoreError("killed")
 
-        monkeypatch.setattr("cloudload.convert.journal.write_object", stopping)
+        note_each_write(monkeypatch, stop)
         with pytest.raises(StoreError, match="killed"):
             convert_to_mds(corpus, out, **options)
         monkeypatch.undo()

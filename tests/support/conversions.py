@@ -24,7 +24,7 @@ from cloudload.mds.hashes import SAMPLES_HASH
 from cloudload.mds.index import parse_index
 from cloudload.mds.shard import Shard
 from cloudload.mds.writer import encode_index
-from cloudload.storage.objects import list_objects, read_object, write_object
+from cloudload.storage.objects import list_objects, read_object, upload_file, write_object
 
 FORMS = ("jsonl", "gz", "bz2", "xz", "zst", "lines", "text", "parquet", "dataset", "iterable")
 """The kinds of input."""
@@ -112,6 +112,16 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
         write_object(url, data)
 
     monkeypatch.setattr("cloudload.convert.stored_shards.write_object", failing)
+
+
+def note_each_write(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], object]) -> None:
+    """Call `note` with the URL of each object that was stored."""
+
+    def noting(path: Path, url: str, retry: Any = None) -> None:
+        upload_file(path, url, retry)
+        note(url)
+
+    monkeypatch.setattr("cloudload.storage.objects.upload_file", noting)
 
 
 def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) -> Path:

@@ -25,16 +25,22 @@ SETTINGS: dict[str, Any] = {
 """Of `mixed_corpus`, some 60 segments with a few shards each."""
 
 
-def mixed_corpus(folder: Path, part: int = 1) -> Path:
+def mixed_corpus(folder: Path, part: int = 1, *, with_bad: bool = False) -> Path:
     """Lines, compressed lines and Parquet, all large, and many small files.
 
-    With `part=4`, a quarter of them: for stores, where each object takes time.
+    With `part=4`, a quarter of them: for stores, where each object takes time. With `with_bad`,
+    every 23rd record has no text.
     """
     draw = random.Random(3)
     folder.mkdir(parents=True)
 
     def rows(count: int) -> list[dict[str, Any]]:
-        return [{"text": "wörd " * draw.randint(0, 60), "n": n} for n in range(count)]
+        found: list[dict[str, Any]] = [
+            {"text": "wörd " * draw.randint(0, 60), "n": number} for number in range(count)
+        ]
+        for row in found[7::23] if with_bad else ():
+            row["text"] = None
+        return found
 
     def lines(count: int) -> bytes:
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows(count)).encode()

@@ -30,7 +30,7 @@ from cloudload.errors import ConvertError
 _FILE_MARK, _END_MARK, _FEATHER_1_MARK = b"ARROW1\0\0", b"ARROW1", b"FEA1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ArrowUnit(FileUnit):
     """An Arrow IPC file or stream. Only the columns that the conversion reads are kept."""
 

@@ -50,7 +50,7 @@ _UNCLOSED = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CsvUnit(FileUnit):
     """A CSV or TSV file, cut into blocks of whole records."""
 

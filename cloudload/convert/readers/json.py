@@ -31,7 +31,7 @@ from cloudload.convert.records import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class JsonUnit(FileUnit):
     """A file of a JSON array or of JSON lines; stdin must be an array."""
 

@@ -42,7 +42,7 @@ _ONE_PER_LINE = "write one object per line"
 _JQ = "jq -c . FILE"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LinesUnit(FileUnit):
     """A file of lines or a range of one, cut into blocks of whole lines.
 

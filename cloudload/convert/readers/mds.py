@@ -36,7 +36,7 @@ _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 _READABLE = {"str", "bytes", "json", *FIXED_FORMATS}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MdsUnit(FileUnit):
     """A shard of an MDS dataset, whose file has its index entry."""
 

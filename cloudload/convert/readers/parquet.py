@@ -34,7 +34,7 @@ _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 _TAIL_BYTES = 1 << 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ParquetUnit(FileUnit):
     """A Parquet file or a range of one. Only the columns that the conversion reads are decoded.
 

@@ -63,7 +63,7 @@ class _Sample:
         return _SAMPLE_BYTES + sum(len(data) for data in self.files.values() if data)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WebDatasetUnit(FileUnit):
     """A tar archive, cut into blocks of whole samples."""
 

@@ -10,7 +10,6 @@ import pytest
 
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError, StoreError
-from cloudload.storage.objects import write_object
 from tests.support.conversions import (
     QUIET,
     SETTINGS,
@@ -18,6 +17,7 @@ from tests.support.conversions import (
     dataset_bytes,
     documents,
     make_input,
+    note_each_write,
     stop_after,
     texts,
     write_corpus,
@@ -27,12 +27,7 @@ from tests.support.conversions import (
 def test_the_index_appears_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
 
-    def note(url: str, data: bytes) -> None:
-        written.append(Path(url).name)
-        write_object(url, data)
-
-    for module in ("stored_shards", "journal"):
-        monkeypatch.setattr(f"cloudload.convert.{module}.write_object", note)
+    note_each_write(monkeypatch, lambda url: written.append(Path(url).name))
     convert_to_mds(write_corpus(tmp_path / "corpus"), tmp_path / "out", shard_bytes=50_000, **QUIET)
     assert written[-1] == "index.json"
     assert written.count("index.json") == 1

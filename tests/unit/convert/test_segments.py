@@ -16,7 +16,7 @@ from cloudload.convert.input_files import InputFile
 from cloudload.convert.readers.lines import LinesUnit
 from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.records import BlockStart, Fields, InputUnit, Record
-from cloudload.convert.segments import count_bytes, cut_segments
+from cloudload.convert.segments import Segments, count_bytes
 from cloudload.storage.objects import list_objects, write_object
 from tests.support.examples import EXAMPLES
 
@@ -31,7 +31,7 @@ def cut(files: list[InputFile], segment_bytes: int) -> list[list[object]]:
     """The name of each whole file, and (name, first, stop) of each range, by segment."""
     return [
         [(part.file.name, *part.range) if part.range else part.file.name for part in segment]
-        for segment in cut_segments(files, segment_bytes)
+        for segment in Segments(files, segment_bytes)
     ]
 
 
@@ -62,7 +62,7 @@ def test_segments_hold_every_byte_once_and_in_order(
     sizes: list[tuple[int, str | None]], segment_bytes: int
 ) -> None:
     files = [make_file(str(number), *size) for number, size in enumerate(sizes)]
-    segments = cut_segments(files, segment_bytes)
+    segments = Segments(files, segment_bytes)
     found: list[tuple[str, int]] = []
     for segment in segments:
         assert segment

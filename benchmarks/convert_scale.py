@@ -1,0 +1,224 @@
+"""Measure planning and joining a conversion of very many files: time, memory, plan, and index.
+
+    python -m benchmarks.convert_scale --files 1_000_000
+
+A simulated store lists the files, ten for each segment, and has the notes of finished segments. It
+converts nothing. Each row is a process:
+
+plan      lists the files, and makes and stores the plan
+worker    one of an array, which reads the plan
+finish    joins the notes, and writes the index
+
+CPU seconds and the peak resident set include the listing, and in `finish` the making of the notes.
+The last column is a hash of what was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+from benchmarks.convert.sampling import high_water_mark
+from benchmarks.figures import Row, print_tables
+from benchmarks.harness import Options, note
+from cloudload import convert_to_mds
+from cloudload.convert.plan import Plan
+from cloudload.errors import FailureKind, WorkerError
+from cloudload.storage import registry
+from cloudload.storage.base import ObjectStream, Retry, StoredObject
+
+RAW, OUT = "s3://simulated/raw", "s3://simulated/out"
+FILE_BYTES = 26_500_000
+FILES_PER_SEGMENT = 10
+SHARD_BYTES = 20_000_000
+
+
+class SimulatedStore:
+    """A store of made-up objects. Only the plan is kept, in a folder."""
+
+    def __init__(self, folder: Path, files: int, shards: int, digest: str) -> None:
+        self._folder, self._files, self._shards, self._digest = folder, files, shards, digest
+        self.written: dict[str, bytes] = {}
+        """The hash of each object that was uploaded, by name."""
+
+    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+        if url == RAW:
+            for number in range(self._files):
+                name = f"{RAW}/crawl-{number // 1000:04}/part-{number:07}.jsonl.gz"
+                yield StoredObject(name, FILE_BYTES + number % 997, f'"{number:032x}"')
+        elif self._plan.exists() and url in (OUT, f"{OUT}/.convert"):
+            yield StoredObject(f"{OUT}/.convert/plan.json", 1, "")
+            for segment in range(self._segments if self._digest else 0):
+                yield StoredObject(f"{OUT}/.convert/{segment:05}.done.json", 1, f'"{segment:032x}"')
+                for shard in range(self._shards if url == OUT else 0):
+                    name = f"{OUT}/{segment:05}/{_shard_name(shard)}"
+                    yield StoredObject(name, SHARD_BYTES, f'"{segment:032x}"')
+
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
+        if url == f"{OUT}/.convert/plan.json" and self._plan.exists():
+            return ObjectStream(self._plan.open("rb", buffering=0))
+        if self._digest and url.endswith(".done.json"):
+            return ObjectStream(_Bytes(self._note(int(url.rpartition("/")[2].partition(".")[0]))))
+        raise FileNotFoundError(url)
+
+    def upload(self, path: Path, url: str, retry: Retry) -> None:
+        written = hashlib.sha256()
+        with path.open("rb") as file:
+            while data := file.read(1 << 20):
+                written.update(data)
+        self.written[url] = written.digest()
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        self._plan.write_bytes(path.read_bytes())
+        self.upload(path, url, retry)
+
+    def delete(self, url: str, retry: Retry) -> None:
+        pass
+
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        return iter(())
+
+    def failure_kind(self, error: BaseException) -> FailureKind:
+        is_missing = isinstance(error, FileNotFoundError)
+        return FailureKind.MISSING_OBJECT if is_missing else FailureKind.OTHER
+
+    def describe_endpoint(self, url: str) -> str:
+        return ""
+
+    @property
+    def _plan(self) -> Path:
+        return self._folder / "plan.json"
+
+    @property
+    def _segments(self) -> int:
+        return -(-self._files // FILES_PER_SEGMENT)
+
+    def _note(self, segment: int) -> bytes:
+        entries = [_entry(segment, shard) for shard in range(self._shards)]
+        counts = {"documents": 9000, "empty": 1, "bad": 0, "bad_records": []}
+        counts |= {"input_bytes": FILES_PER_SEGMENT * FILE_BYTES, "text_bytes": 10**9}
+        note = {"plan": self._digest, "entries": {"": entries}, "counts": counts}
+        return json.dumps(note).encode()
+
+
+class _Bytes(io.RawIOBase):
+    """A raw stream of bytes in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._stream = io.BytesIO(data)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        return self._stream.readinto(buffer)
+
+
+def _shard_name(shard: int) -> str:
+    return f"shard.{shard:05}.mds.zstd"
+
+
+def _entry(segment: int, shard: int) -> dict[str, object]:
+    hashes = {"xxh64": f"{segment * 1000 + shard:016x}", "samples-xxh128": f"{segment:032x}"}
+    raw = {"basename": f"shard.{shard:05}.mds", "bytes": 67_108_000, "hashes": hashes}
+    stored = {"basename": _shard_name(shard), "bytes": SHARD_BYTES, "hashes": hashes}
+    return {
+        "column_encodings": ["str", "str"],
+        "column_names": ["id", "text"],
+        "column_sizes": [None, None],
+        "compression": "zstd",
+        "format": "mds",
+        "hashes": ["xxh64"],
+        "raw_data": raw,
+        "samples": 9000,
+        "size_limit": 67_108_864,
+        "version": 2,
+        "zip_data": stored,
+    }
+
+
+# ---------------------------------------------------------------- processes
+
+
+class _Stopping(Executor):
+    """Stops at the first unit."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        raise RuntimeError("stop")
+
+
+OWN_OPTIONS: dict[str, dict[str, Any]] = {
+    "plan": {},
+    "worker": {"worker": "0/1000"},
+    "finish": {"finish": True},
+}
+"""The options of each step."""
+
+
+def measure(step: str, folder: str, files: int, shards: int) -> Row:
+    """Run a step in this process, and return its figures."""
+    place, digest = Path(folder), ""
+    if step == "finish":
+        digest = (place / "digest").read_text()
+    store = SimulatedStore(place, files, shards, digest)
+    registry._BACKENDS["s3"] = lambda: store
+    began, before = time.process_time(), high_water_mark(os.getpid())
+    # the first unit would be converted now
+    with contextlib.suppress(WorkerError):
+        convert_to_mds(RAW, OUT, progress=False, executor=_Stopping(), **OWN_OPTIONS[step])
+    digests = hashlib.sha256(
+        b"".join(value for name, value in sorted(store.written.items()) if "report" not in name)
+    )
+    return {
+        "step": step,
+        "CPU s": time.process_time() - began,
+        "MiB before": before / (1 << 20),
+        "peak MiB": high_water_mark(os.getpid()) / (1 << 20),
+        "written": digests.hexdigest()[:16],
+    }
+
+
+def run_steps(files: int, shards: int) -> Iterator[Row]:
+    """Yield a row for each step, and one for the plan and the index."""
+    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
+        for step in OWN_OPTIONS:
+            if step == "finish":
+                plan = Plan.parse(Path(folder, "plan.json").read_bytes())
+                Path(folder, "digest").write_text(plan.digest)
+                del plan
+            command = [sys.executable, "-m", "benchmarks.convert_scale", "--step", step]
+            command += ["--folder", folder, "--files", str(files), "--shards", str(shards)]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+            yield json.loads(done.stdout)
+        size = Path(folder, "plan.json").stat().st_size
+        note(f"the plan has {size / 1e6:,.1f} MB")
+
+
+def main() -> None:
+    options = Options(__doc__)
+    options.add_amount("files", 1_000_000, 1_000, "input files")
+    options.add_amount("shards", 10, 2, "shards in each segment")
+    options.add_argument("--step", choices=list(OWN_OPTIONS), help=argparse.SUPPRESS)
+    options.add_argument("--folder", help=argparse.SUPPRESS)
+    args = options.parse()
+    if args.step:
+        print(json.dumps(measure(args.step, args.folder, int(args.files), int(args.shards))))
+        return
+    rows = list(run_steps(int(args.files), int(args.shards)))
+    print_tables([(f"{args.files:,.0f} files", rows)], as_json=args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Kill conversions at random, and compare their objects: `python -m stress.conversions`."""

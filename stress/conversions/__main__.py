@@ -1,0 +1,59 @@
+"""Kill conversions at random until they finish, and compare every object with an undisturbed one.
+
+    python -m stress.conversions --kills 120
+
+    SeaweedFS ◄── in every second run, a fault proxy:  ◄── 1, 2 or 5 processes, 7 workers of an
+    input and     it fails a tenth of the requests         array, executors that run segments last
+    output                                                 first or twice at once, or Ray on 2 nodes
+
+The input is about 60 segments of JSON Lines (plain, gzip and zstd) and Parquet with bad records.
+Each conversion divides them into two splits, and writes rejects. Processes are killed by SIGKILL at
+random moments while they store objects: one that was started here, or one of its workers; in Ray,
+also the raylet of a node, which is then replaced. A process that died is started again, until the
+conversion is finished. Then the SHA-256 of every object, of all splits, and of the rejects must be
+those of a conversion in one process without kills and faults. The exit status is 1 if an object
+differs, is missing, or is left over, or if a process fails that was not killed.
+
+Ray runs only if the package ray is installed. Prints a line for each conversion, and a summary as
+JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from stress.conversions.campaign import MODES, Campaign
+from tests.support.fault_proxy import start_fault_proxy
+from tests.support.servers import start_s3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    add, modes = parser.add_argument, list(MODES)
+    if importlib.util.find_spec("ray") is None:
+        print("left out: ray, because the package ray is not installed", flush=True)
+        modes.remove("ray")
+    add("--kills", type=int, default=120, help="processes to kill, over all conversions")
+    add("--modes", nargs="+", default=modes, choices=list(MODES), help="only these modes")
+    add("--pause", type=float, default=2.0, help="maximum seconds from progress to a kill")
+    add("--seed", type=int, default=0, help="seed of all random choices")
+    args = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="cloudload-conversions-") as folder,
+        start_s3() as server,
+        start_fault_proxy(server.endpoint) as proxy,
+    ):
+        os.environ.update(server.environment())
+        summary = Campaign(args, Path(folder), server, proxy).run()
+    print(json.dumps(summary, indent=2))
+    return 1 if summary["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""Conversions that are killed and started again until they finish, in every mode."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloudload.convert import convert_to_mds
+from cloudload.convert.output import list_sizes_at
+from cloudload.storage.objects import read_object, write_object
+from stress.conversions.cluster import Cluster
+from tests.support import ROOT
+from tests.support.conversions import dataset_bytes
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.processes import children_of
+from tests.support.segments import SETTINGS, mixed_corpus
+from tests.support.servers import BUCKET, S3Server
+
+SPLITS = "train=0.8,val=0.2"
+INPUT = f"s3://{BUCKET}/input"
+FAULTS = [
+    Fault("", "status", share=0.06),
+    Fault("", "reset", share=0.04),
+    Fault("GET", "truncate", share=0.02, at=100),
+]
+"""About one request in ten fails."""
+PATIENCE_S = 900.0
+
+OPTIONS = [
+    *("--shard-bytes", str(SETTINGS["shard_bytes"])),
+    *("--segment-bytes", str(SETTINGS["segment_bytes"])),
+    *("--keep", "n", "--split", SPLITS, "--skip-bad", "--quiet"),
+]
+_CLI = ["cloudload", "convert", INPUT, "{out}", *OPTIONS, "--rejects", "{rejects}"]
+_JOB = ["stress.conversions.job", INPUT, "{out}", "{rejects}", SPLITS]
+
+MODES: dict[str, list[list[str]]] = {
+    "1 process": [[*_CLI, "--processes", "1"]],
+    "2 processes": [[*_CLI, "--processes", "2"]],
+    "5 processes": [[*_CLI, "--processes", "5"]],
+    "array": [[*_CLI, "--processes", "1", "--worker", f"{number}/7"] for number in range(7)],
+    "last first": [[*_JOB, "last first"]],
+    "twice": [[*_JOB, "twice"]],
+    "ray": [[*_CLI, "--engine", "ray", "--address", "{address}"]],
+}
+"""The modules with arguments that run at once in each mode."""
+
+
+@dataclass
+class Found:
+    """Counts over all conversions, and descriptions of failures."""
+
+    conversions: int = 0
+    starts: int = 0
+    requests: int = 0
+    kills: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def fail(self, what: str) -> None:
+        """Record and print a failure."""
+        self.failures.append(what)
+        print(f"FAILED: {what}", flush=True)
+
+
+class Campaign:
+    """Runs each mode with and without faults, in turns, until there are enough kills."""
+
+    def __init__(
+        self, args: argparse.Namespace, folder: Path, server: S3Server, proxy: FaultProxy
+    ) -> None:
+        self.args, self._folder, self._server, self._proxy = args, folder, server, proxy
+        self.draw, self.found = random.Random(args.seed), Found()
+        proxy.set_faults(FAULTS)
+
+    def run(self) -> dict[str, Any]:
+        """Run the conversions, and return a summary."""
+        began, found = time.monotonic(), self.found
+        expected = self._convert_undisturbed()
+        turns = [(mode, fails) for mode in self.args.modes for fails in (False, True)]
+        while found.kills.total() < self.args.kills:
+            mode, fails = turns[found.conversions % len(turns)]
+            left = max(1, len(turns) - found.conversions)
+            wanted = -(-(self.args.kills - found.kills.total()) // left)
+            self._convert(mode, fails, wanted, expected)
+        return {
+            "objects": len(expected),
+            "conversions": found.conversions,
+            "starts": found.starts,
+            "killed": dict(found.kills),
+            "kills": found.kills.total(),
+            "requests through the proxy": found.requests,
+            "faults": dict(found.faults),
+            "minutes": round((time.monotonic() - began) / 60, 1),
+            "failures": found.failures,
+        }
+
+    def _convert_undisturbed(self) -> dict[str, str]:
+        """Store the input, and return the hashes of the objects of an undisturbed conversion."""
+        corpus = mixed_corpus(self._folder / "corpus", with_bad=True)
+        for path in sorted(corpus.iterdir()):
+            write_object(f"{INPUT}/{path.name}", path.read_bytes())
+        out, rejects = self._folder / "out", self._folder / "rejects"
+        options = SETTINGS | {"block_bytes": 8 << 20}
+        report = convert_to_mds(
+            corpus, out, splits=SPLITS, skip_bad=True, rejects=rejects, **options
+        )
+        assert report.segments >= 50
+        assert report.bad > 50
+        assert all(split["documents"] > 100 for split in report.splits.values())
+        formats = {"".join(Path(name).suffixes) for name in report.bad_files}
+        assert formats == {".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"}
+        return _hash_objects(str(out), str(rejects))
+
+    def _convert(self, mode: str, fails: bool, kills: int, expected: dict[str, str]) -> None:
+        """Convert to a new place with that many kills, and compare the objects."""
+        found, began, before = self.found, time.monotonic(), self.found.kills.copy()
+        place = f"s3://{BUCKET}/{found.conversions}"
+        names = {"out": f"{place}/out", "rejects": f"{place}/rejects.jsonl"}
+        found.conversions += 1
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        if fails:
+            environment |= self._server.environment(self._proxy.endpoint)
+        with contextlib.ExitStack() as stack:
+            cluster = None
+            if mode == "ray":
+                cluster = stack.enter_context(Cluster(environment))
+                names["address"] = cluster.address
+            commands = [[word.format(**names) for word in words] for words in MODES[mode]]
+            self.draw.shuffle(commands)
+            _Jobs(commands, names["out"], environment, cluster, self).run(kills)
+        objects = _hash_objects(names["out"], names["rejects"])
+        if objects != expected:
+            differ = sorted(
+                name
+                for name in objects.keys() | expected
+                if objects.get(name) != expected.get(name)
+            )
+            found.fail(f"{place}, {mode}: {len(differ)} objects differ, such as {differ[:5]}")
+        requests = self._proxy.requests()
+        self._proxy.set_faults(FAULTS)  # which also forgets the requests
+        found.requests += len(requests)
+        found.faults.update(each.action for each in requests if each.action)
+        did = ", ".join(f"{number} {name}" for name, number in (found.kills - before).items())
+        store = "failing store" if fails else "store"
+        seconds = time.monotonic() - began
+        print(f"{mode}, {store}: killed {did or 'nothing'}; {seconds:.0f} s", flush=True)
+
+
+def _hash_objects(out: str, rejects: str) -> dict[str, str]:
+    return dataset_bytes(out) | {"rejects": hashlib.sha256(read_object(rejects)).hexdigest()}
+
+
+class _Jobs:
+    """The processes that convert to one place."""
+
+    def __init__(
+        self,
+        commands: list[list[str]],
+        out: str,
+        environment: dict[str, str],
+        cluster: Cluster | None,
+        owner: Campaign,
+    ) -> None:
+        self._waiting, self._out, self._environment = commands, out, environment
+        self._cluster = cluster
+        self._draw, self._pause, self._found = owner.draw, owner.args.pause, owner.found
+
+    def run(self, kills: int) -> None:
+        """Start all processes again and again until each has succeeded, killing `kills` times."""
+        end = time.monotonic() + PATIENCE_S
+        while self._waiting and time.monotonic() < end:
+            running = [self._start(command) for command in self._waiting]
+            harmed: set[int] = set()
+            while any(process.poll() is None for process in running) and time.monotonic() < end:
+                self._wait_for_object(running)
+                self._wait(running, self._draw.uniform(0.0, self._pause))
+                if kills > 0 and (pids := self._kill(running)):
+                    kills, harmed = kills - 1, harmed | pids
+            self._collect(running, harmed)
+        if self._waiting:
+            self._found.fail(f"not finished after {PATIENCE_S} s: {self._waiting}")
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        self._found.starts += 1
+        return subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env=self._environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    def _wait(self, running: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and any(process.poll() is None for process in running):
+            time.sleep(0.05)
+
+    def _wait_for_object(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
+        """Wait until an object was stored or removed, so that kills do not all hit the start."""
+        before, end = list_sizes_at(self._out), time.monotonic() + PATIENCE_S / 10
+        while list_sizes_at(self._out) == before and time.monotonic() < end:
+            self._wait(running, 0.3)
+            if all(process.poll() is not None for process in running):
+                return
+
+    def _kill(self, running: Sequence[subprocess.Popen[bytes]]) -> set[int]:
+        """Kill a process, and return the started processes that may fail because of it."""
+        live = [process.pid for process in running if process.poll() is None]
+        if not live:
+            return set()
+        harmed, kinds = {self._draw.choice(live)}, ["process"]
+        started = next(iter(harmed))
+        workers = self._cluster.workers() if self._cluster else sorted(children_of(started))
+        kinds += ["worker"] * (2 if workers else 0) + ["raylet"] * bool(self._cluster)
+        kind = self._draw.choice(kinds)
+        if self._cluster and kind == "raylet":
+            self._cluster.replace_node()
+            harmed = set(live)
+        else:
+            victim = started if kind == "process" else self._draw.choice(workers)
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:
+                return set()
+        self._found.kills[f"{kind} of Ray" if self._cluster else kind] += 1
+        return harmed
+
+    def _collect(self, running: Sequence[subprocess.Popen[bytes]], harmed: set[int]) -> None:
+        """Keep the commands that did not succeed. Each of them must have been harmed."""
+        left = []
+        for command, process in zip(self._waiting, running, strict=True):
+            if process.poll() is None:
+                process.kill()
+            assert process.stderr
+            errors = process.stderr.read().decode()
+            process.wait()
+            process.stderr.close()
+            if process.returncode:
+                left.append(command)
+            if "Traceback" in errors or (process.returncode and process.pid not in harmed):
+                self._found.fail(f"{command} ended with {process.returncode}: {errors[-2000:]}")
+        self._waiting = left

@@ -1,0 +1,90 @@
+"""A plan gives the files that were listed, and the datasets that are joined from its segments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots
+from cloudload.convert.joined_shards import JoinedShards
+from cloudload.convert.plan import Plan, plan_input
+from cloudload.mds.writer import encode_index
+
+CLAIM = {"recipe": {"segment_bytes": 25}, "inputs": {}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two folders with files of equal names, and files of other formats."""
+    for number, name in enumerate(["x/a.jsonl", "x/b/c.jsonl.gz", "y/a.jsonl", "y/d.txt", "z.csv"]):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x" * (1 + 30 * number))
+    return tmp_path
+
+
+@pytest.mark.parametrize("inputs", [["x"], ["x", "y"], ["x", "z.csv"], ["x/**/*.jsonl*", "y"]])
+def test_a_stored_plan_has_the_files_that_were_listed(folder: Path, inputs: list[str]) -> None:
+    locations = [str(folder / each) for each in inputs]
+    listed = [
+        item for item in list_inputs(locations, "auto", None) if isinstance(item, FolderFiles)
+    ]
+    expected = [file for item in listed for file in item.files]
+    plan = Plan(CLAIM, (), {}, tuple(map(plan_input, listed)))
+    stored = Plan.parse(plan.encode())
+    files = stored.files(list_roots(locations), "auto")
+    assert list(files) == expected
+    assert [files[place] for place in range(len(files))] == expected
+    assert stored.num_files == len(expected)
+    assert stored == plan
+    assert stored.digest == plan.with_digest(plan.encode()).digest
+
+
+def test_segments_can_be_made_in_any_order(folder: Path) -> None:
+    listed = list_inputs([str(folder / "x"), str(folder / "y")], "auto", None)
+    inputs = tuple(plan_input(item) for item in listed if isinstance(item, FolderFiles))
+    base: dict[str, Any] = {"stored": {}}
+    for first, prefix in ((0, ""), (7, "+7/")):
+        plan = Plan(CLAIM, (), {}, inputs, first_segment=first, base=base if first else None)
+        segments = plan.segments(plan.files([str(folder / "x"), str(folder / "y")], "auto"))
+        expected = list(segments)
+        assert [segments[place] for place in reversed(range(len(segments)))] == expected[::-1]
+        assert [
+            (part.file.name.removeprefix(prefix), part.range) for each in expected for part in each
+        ] == [
+            ("0/a.jsonl", None),
+            ("0/b/c.jsonl.gz", None),
+            *[("1/a.jsonl", (61 * place // 3, 61 * (place + 1) // 3)) for place in range(3)],
+            ("1/d.txt", None),
+        ]
+        assert all(part.file.name.startswith(prefix) for each in expected for part in each)
+
+
+def entry(number: int) -> dict[str, Any]:
+    """An entry of an index, of a stored shard or, if the number is odd, of a raw one."""
+    raw = {"basename": f"shard.{number:05}.mds", "bytes": 70, "hashes": {}}
+    stored = {"basename": f"shard.{number:05}.mds.zstd", "bytes": number, "hashes": {}}
+    return {"samples": 3, "raw_data": raw, "zip_data": None if number % 2 else stored}
+
+
+def test_joined_shards_are_the_index_and_know_what_a_listing_lacks() -> None:
+    joined, expected, listed = JoinedShards(), [], []
+    for folder in ("", "00007"):
+        joined.add(folder, map(entry, range(1_300)))
+        for each in map(entry, range(1_300)):
+            for file in filter(None, (each["raw_data"], each["zip_data"])):
+                file["basename"] = f"{folder}/{file['basename']}".lstrip("/")
+            expected.append(each)
+            file = each["zip_data"] or each["raw_data"]
+            listed.append((file["basename"], file["bytes"]))
+    assert b"".join(joined.index()) == encode_index(expected)
+    assert (joined.shards, joined.documents, joined.raw_bytes) == (2_600, 7_800, 182_000)
+    assert joined.stored_bytes == sum(size for _, size in listed)
+    listed += [("other", 1), ("val/index.json", 2)]
+    assert joined.survey(reversed(listed)) == ([], ["val/index.json"])
+    name, size = listed[1_404]
+    listed[1_404] = (name, size + 1)
+    del listed[1]
+    assert joined.survey(listed) == (["shard.00001.mds", name], ["val/index.json"])
