@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cloudload.convert.changed_files import describe_changes
+from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.errors import ConvertError
 from cloudload.storage.redaction import redact
 
@@ -58,3 +62,26 @@ def _list_keys(part: str, stored: Mapping[str, Any], claim: Mapping[str, Any]) -
     """The values to compare. A recipe may leave out options that have their default value."""
     is_whole = part == "recipe" and claim[part]
     return list(claim[part] | stored[part]) if is_whole else list(claim[part])
+
+
+def identify_inputs(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str, Any]:
+    """Return a digest of the names and sizes by which a rerun recognizes its input, with totals.
+
+    Tags, if any, distinguish files that have the same name and size but different contents.
+    """
+    files = [file for unit in units for file in unit.files]
+    listing = (
+        [unit.name, unit.size, [[file.name, file.bytes] for file in unit.files]] for unit in units
+    )
+    found = {"names and sizes": _digest(listing), "files": len(files), "bytes": sum_bytes(files)}
+    return found | {"tags": _digest(file.tag for file in files)} if with_tags else found
+
+
+def _digest(items: Iterable[Any]) -> str:
+    """A digest of the JSON of a list, which is not in memory as a whole."""
+    left, hashed, separator = iter(items), hashlib.sha256(b"["), ""
+    while some := list(itertools.islice(left, 1_000)):
+        hashed.update((separator + json.dumps(some)[1:-1]).encode())
+        separator = ", "
+    hashed.update(b"]")
+    return hashed.hexdigest()[:32]

@@ -9,12 +9,9 @@ resumes after the shards that its journals (`cloudload.convert.journal`) list.
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
 from typing import Any
@@ -22,7 +19,7 @@ from typing import Any
 from cloudload.config.choices import OnError
 from cloudload.config.transform import Transform
 from cloudload.convert.changed_files import list_sizes
-from cloudload.convert.claims import LENGTHS_FIELD, compare_claims
+from cloudload.convert.claims import LENGTHS_FIELD, compare_claims, identify_inputs
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots, list_units
 from cloudload.convert.journal import Journal
@@ -30,7 +27,7 @@ from cloudload.convert.listing import describe_inputs, describe_mixture
 from cloudload.convert.output import Output, read_if_exists
 from cloudload.convert.plan import PLAN_NAME, Plan
 from cloudload.convert.planning import agree_on_plan, has_segments
-from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
+from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit
 from cloudload.convert.report import ConvertReport
 from cloudload.convert.run import Run, already_complete, convert_one_segment, convert_segments
 from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, Files
@@ -251,7 +248,7 @@ def _list_and_plan(
         raise ValueError(
             f"the output {redact(run.location)} contains inputs. Choose a folder beside them"
         )
-    claim = {"recipe": recipe, "inputs": _identify(units, with_tags=append)}
+    claim = {"recipe": recipe, "inputs": identify_inputs(units, with_tags=append)}
     journal = Journal(run.output, claim, list_sizes(units))
     journal.parent = parent
     if overwrite:
@@ -338,26 +335,3 @@ def _check_not_within(location: str, inputs: Any) -> None:
                 f"the output {redact(location)} is inside the input {redact(folder)}. Choose a "
                 "folder beside it"
             )
-
-
-def _identify(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str, Any]:
-    """Return a digest of the names and sizes by which a rerun recognizes its input, with totals.
-
-    Tags, if any, distinguish files that have the same name and size but different contents.
-    """
-    files = [file for unit in units for file in unit.files]
-    listing = (
-        [unit.name, unit.size, [[file.name, file.bytes] for file in unit.files]] for unit in units
-    )
-    found = {"names and sizes": _digest(listing), "files": len(files), "bytes": sum_bytes(files)}
-    return found | {"tags": _digest(file.tag for file in files)} if with_tags else found
-
-
-def _digest(items: Iterable[Any]) -> str:
-    """A digest of the JSON of a list, which is not in memory as a whole."""
-    left, hashed, separator = iter(items), hashlib.sha256(b"["), ""
-    while some := list(itertools.islice(left, 1_000)):
-        hashed.update((separator + json.dumps(some)[1:-1]).encode())
-        separator = ", "
-    hashed.update(b"]")
-    return hashed.hexdigest()[:32]
