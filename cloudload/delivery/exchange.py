@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import json
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any, ClassVar
 
@@ -35,7 +36,7 @@ from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
 from cloudload.system.activity import doing
 
-_FIRST_CAPACITY = 1 << 8
+_FIRST_CAPACITY, _RECENT = 1 << 8, 16
 _opened: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
 """How many exchanges each job of torch.distributed has had, to give each separate keys."""
 _LATE_RANK = (
@@ -79,13 +80,52 @@ class Exchange:
         """Close the connections."""
 
 
+class _Messages:
+    """Messages of any length, gathered in buffers of equal size.
+
+    If a message does not fit, all ranks see this from the sizes, gather the rest, and use larger
+    buffers for later messages.
+    """
+
+    def __init__(self, gather: Gather) -> None:
+        self.gather, self._capacity = gather, _FIRST_CAPACITY
+        self._longest = deque[int](maxlen=_RECENT)
+
+    def start(self, message: Ints) -> Callable[[], list[Ints]]:
+        """Start to gather the messages of all ranks; see `Exchange.start`."""
+        capacity = self._capacity
+        first = self._gather(np.concatenate([[len(message)], message[:capacity]]), capacity + 1)
+
+        def finish() -> list[Ints]:
+            parts = first()
+            sizes = [int(part[0]) for part in parts]
+            messages = [part[1 : 1 + size] for part, size in zip(parts, sizes, strict=True)]
+            self._longest.append(max(sizes))
+            if (longest := max(sizes)) > capacity:
+                rests = self._gather(message[capacity:], longest - capacity)()
+                messages = [
+                    np.concatenate([part, rest])[:size]
+                    for part, rest, size in zip(messages, rests, sizes, strict=True)
+                ]
+            needed = max(self._longest)
+            is_large = len(self._longest) == _RECENT and 2 * needed < self._capacity
+            if longest > self._capacity or is_large:
+                self._capacity = needed + needed // 4
+            return messages
+
+        return finish
+
+    def _gather(self, numbers: Ints, size: int) -> Callable[[], list[Ints]]:
+        own = np.zeros(size, np.int64)
+        own[: len(numbers)] = numbers
+        return self.gather.start(own)
+
+
 class DistributedExchange(Exchange):
     """Exchanges messages between the processes of torch.distributed, over gloo connections.
 
     All processes must call the constructor and the methods in the same order. They all compare
-    their facts, but each sends messages only within its group. Messages are gathered in buffers of
-    equal size. If one does not fit, all ranks see this from the sizes, gather the rest, and use
-    larger buffers for later messages.
+    their facts, but each sends messages only within its group.
     """
 
     is_alone = False
@@ -104,43 +144,22 @@ class DistributedExchange(Exchange):
         self._group = self._all
         self.processes = list(range(size))
         """The processes that exchange messages with this one, and this one."""
-        self._capacity = _FIRST_CAPACITY
 
-    def _open(self, rank: int, size: int, name: str) -> Gather:
+    def _open(self, rank: int, size: int, name: str) -> _Messages:
         with doing("connecting to the other ranks"):
-            return Gather(self._dist.PrefixStore(name, self._store), rank, size, self._timeout_s)
+            store = self._dist.PrefixStore(name, self._store)
+            return _Messages(Gather(store, rank, size, self._timeout_s))
 
     def start(self, message: Ints) -> Callable[[], list[Ints]]:
-        capacity = self._capacity
-        first = self._gather(np.concatenate([[len(message)], message[:capacity]]), capacity + 1)
-
-        def finish() -> list[Ints]:
-            parts = first()
-            sizes = [int(part[0]) for part in parts]
-            messages = [part[1 : 1 + size] for part, size in zip(parts, sizes, strict=True)]
-            longest = max(sizes)
-            if longest > capacity:
-                rests = self._gather(message[capacity:], longest - capacity)()
-                messages = [
-                    np.concatenate([part, rest])[:size]
-                    for part, rest, size in zip(messages, rests, sizes, strict=True)
-                ]
-            if not self._capacity // 4 <= longest <= self._capacity:
-                self._capacity = longest + longest // 4
-            return messages
-
-        return finish
+        with self._explained():
+            return self._wait_for(self._group.start(message))
 
     def start_number(self, number: int) -> Callable[[], list[int]]:
-        finish = self._gather(np.array([number], np.int64), 1)  # needs no message buffer
+        with self._explained():  # needs no message buffer
+            finish = self._wait_for(self._group.gather.start(np.array([number], np.int64)))
         return lambda: [int(numbers[0]) for numbers in finish()]
 
-    def _gather(self, numbers: Ints, size: int) -> Callable[[], list[Ints]]:
-        own = np.zeros(size, np.int64)
-        own[: len(numbers)] = numbers
-        with self._explained():
-            gathered = self._group.start(own)
-
+    def _wait_for(self, gathered: Callable[[], list[Ints]]) -> Callable[[], list[Ints]]:
         def finish() -> list[Ints]:
             with doing(_LATE_RANK.format(self._timeout_s)), self._explained():
                 return gathered()
@@ -193,13 +212,13 @@ class DistributedExchange(Exchange):
         """Exchange JSON objects with all processes."""
         text = json.dumps(own).encode()
         text += b" " * (-len(text) % np.dtype(np.int64).itemsize)
-        with doing("waiting for the other ranks to start iterating"):
-            messages = self.start(np.frombuffer(text, np.int64))()
+        with doing("waiting for the other ranks to start iterating"), self._explained():
+            messages = self._all.start(np.frombuffer(text, np.int64))()
         return [json.loads(message.tobytes()) for message in messages]
 
     def close(self) -> None:
-        for group in (self._group, self._all):
-            group.close()
+        for messages in (self._group, self._all):
+            messages.gather.close()
 
 
 def _open_store(dist: Any) -> Any:

@@ -9,14 +9,15 @@ Arrays are gathered up the levels, and the result is broadcast down. A process c
 time (`benchmarks.exchange`). One group of all processes would need 5·10⁷ connections at 10,000
 processes, where the tree needs 80,000.
 
-Up to 16 processes form one group, without a thread. In a larger tree, a thread carries the arrays.
+A thread carries the arrays, so that they move while the model trains.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -60,10 +61,23 @@ def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
 
 def _name_missing(store: Any, size: int) -> str:
     """Name processes that have not arrived, such as "process 3 (of 0 to 7)"."""
-    missing = [rank for rank in range(size) if not store.check([f"here/{rank}"])]
-    names = ", ".join(map(str, missing[:_NAMED_PROCESSES]))
-    more = f", and {len(missing) - _NAMED_PROCESSES} more" if missing[_NAMED_PROCESSES:] else ""
+    missing = list(itertools.islice(_find_missing(store, 0, size), _NAMED_PROCESSES))
+    num_others = size - store.add("arrived", 0) - len(missing)
+    names = ", ".join(map(str, missing))
+    more = f", and {num_others} more" if num_others > 0 else ""
     return f"process{'es' if missing[1:] else ''} {names}{more} (of 0 to {size - 1})"
+
+
+def _find_missing(store: Any, start: int, stop: int) -> Iterator[int]:
+    """The processes from `start` to before `stop` that have not arrived, with few requests."""
+    if store.check([f"here/{rank}" for rank in range(start, stop)]):
+        return
+    if stop - start == 1:
+        yield start
+    else:
+        middle = (start + stop) // 2
+        yield from _find_missing(store, start, middle)
+        yield from _find_missing(store, middle, stop)
 
 
 class Gather:
@@ -71,7 +85,8 @@ class Gather:
 
     `store` is a `torch.distributed.Store`, with keys that only this tree uses. The constructor
     connects the processes. It raises `RuntimeError` if one does not connect within a minute. An
-    array that is not gathered within `timeout_s` is an error, too.
+    array that is not gathered within `timeout_s` is an error, too. After an error, this process
+    closes its connections, so that the processes that wait for it fail, too.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
@@ -81,40 +96,42 @@ class Gather:
             for level in range(_count_levels(size))
             if rank % _MOST_MEMBERS**level == 0
         ]
-        self._has_levels = size > _MOST_MEMBERS
         self._thread = DaemonThreadPool(1, "cloudload-exchange")
 
     def start(self, own: Ints) -> Callable[[], list[Ints]]:
         """Start to gather `own` (int64 [n], the same n on all processes).
 
-        Returns a function that waits, and returns the arrays of all processes. Both raise
+        Returns a function that waits, and returns the arrays of all processes. It raises
         `RuntimeError` if a process ended, a connection broke, or the time is over.
         """
-        if self._has_levels:
-            return self._thread.submit(self._gather, own).result
-        finish = self._levels[0].gather(own[None])
-        return lambda: list(finish())
+        return self._thread.submit(self._gather, own).result
 
     def _gather(self, own: Ints) -> list[Ints]:
-        gathered = own[None]
         try:
-            for level in self._levels:
-                gathered = level.gather(gathered)()
-            for level in reversed(self._levels):
-                if level.covers < self.size:
-                    if len(gathered) < self.size:
-                        gathered = np.empty((self.size, len(own)), np.int64)
-                    level.broadcast(gathered)
-        except BaseException:
-            # so that the processes that wait for this one see its connections close
-            self._levels.clear()
-            raise
+            return self._climb(own)
+        except RuntimeError as error:
+            text = str(error)
+        # no traceback may refer to the groups, because their connections close when they are freed
+        self._levels = []
+        raise RuntimeError(text)
+
+    def _climb(self, own: Ints) -> list[Ints]:
+        if not (levels := self._levels):
+            raise RuntimeError("the connections are closed")
+        gathered = own[None]
+        for level in levels:
+            gathered = level.gather(gathered)
+        for level in reversed(levels):
+            if level.covers < self.size:
+                if len(gathered) < self.size:
+                    gathered = np.empty((self.size, len(own)), np.int64)
+                level.broadcast(gathered)
         return list(gathered)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections, or let a gather that is waiting close them when it ends."""
+        self._levels = []
         self._thread.close(_CLOSE_S)
-        self._levels.clear()
 
 
 def _count_levels(size: int) -> int:
@@ -146,27 +163,21 @@ class _Level:
         )
         self._group._set_default_timeout(timedelta(seconds=timeout_s))
 
-    def gather(self, own: Ints) -> Callable[[], Ints]:
-        """Start to gather `own` (int64 [processes below this member, n]).
+    def gather(self, own: Ints) -> Ints:
+        """Gather `own` (int64 [processes below this member, n]).
 
-        The function that it returns waits, and returns int64 [processes below the group, n].
+        Returns int64 [processes below the group, n].
         """
         import torch
 
         if self._members == 1:
-            return lambda: own
+            return own
         padded = np.zeros((self._rows, own.shape[1]), np.int64)
         padded[: len(own)] = own
         gathered = torch.empty((self._members, *padded.shape), dtype=torch.int64)
-        parts: Sequence[torch.Tensor] = gathered.unbind(0)
-        work = self._group.allgather([parts], [torch.from_numpy(padded)])
-
-        def finish() -> Ints:
-            work.wait()
-            rows: Ints = gathered.numpy().reshape(-1, own.shape[1])
-            return rows[: self._below]
-
-        return finish
+        self._group.allgather([gathered.unbind(0)], [torch.from_numpy(padded)]).wait()
+        rows: Ints = gathered.numpy().reshape(-1, own.shape[1])
+        return rows[: self._below]
 
     def broadcast(self, values: Ints) -> None:
         """Overwrite `values` (int64 [processes, n]) with those of the group's first member."""

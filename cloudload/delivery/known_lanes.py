@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from cloudload.delivery.exchange import Exchange
 from cloudload.errors import DatasetError, RanksDisagreeError
 from cloudload.lengths.run_lengths import RunLengths
+from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.position import LaneArrays, LaneLog, Position
 from cloudload.workers.block import Block
 
@@ -24,10 +24,11 @@ class KnownLanes:
 
     def __init__(self, lengths: RunLengths, position: Position) -> None:
         self._lengths, self._start, self._latest = lengths, position, position
+        self._texts = position.lanes.texts
 
     def at(self, row: int) -> LaneLog:
         """The lanes at a row after the position. Reading them may raise `CacheError`."""
-        return _FoundLanes(partial(self._find, row))
+        return _FoundLanes(partial(self._find, row), self._texts)
 
     def _find(self, row: int) -> LaneArrays:
         before = self._latest if self._latest.rows <= row else self._start
@@ -40,13 +41,11 @@ class KnownLanes:
 class _FoundLanes(LaneLog):
     """Lane arrays that are computed on first use."""
 
-    def __init__(self, find: Callable[[], LaneArrays]) -> None:
+    def __init__(self, find: Callable[[], LaneArrays], texts: LaneTexts) -> None:
         self._find: Callable[[], LaneArrays] | None = find
         self._found: LaneArrays | None = None
         self._last, self._num_pending = None, 0
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LaneLog, (self.arrays,)
+        self.texts = texts
 
     @property
     def arrays(self) -> LaneArrays:

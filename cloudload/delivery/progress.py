@@ -142,29 +142,31 @@ class Window(NamedTuple):
         return np.concatenate(arrays)
 
     def _join(self, messages: Sequence[Ints], counts_shape: tuple[int, ...]) -> Joined:
-        """Decode and join the messages of all ranks; each has as many rows."""
-        num_rows = (self.stop - self.start) // self.world_size
+        """Decode and join the messages of all ranks."""
+        # mostly not one by one, because a job may have thousands of ranks
         cursors_at = _HEADER + math.prod(counts_shape)
-        size = cursors_at + NUM_CURSOR_COLUMNS * num_rows
-        # not one by one, because a job may have thousands of ranks
-        table = np.stack([message[:size] for message in messages])
-        first_rows = self.start + (table[:, 1] - self.start) % self.world_size
-        rows = first_rows[:, None] + self.world_size * np.arange(num_rows)
+        heads = np.stack([message[:cursors_at] for message in messages])
+        first_rows = self.start + (heads[:, 1] - self.start) % self.world_size
+        # a window that starts between two global batches may have more rows of some ranks
+        num_rows = -(-(self.stop - first_rows) // self.world_size)
+        stops = (cursors_at + NUM_CURSOR_COLUMNS * num_rows).tolist()
+        before = np.cumsum(num_rows) - num_rows
+        places = np.arange(num_rows.sum()) - np.repeat(before, num_rows)
+        parts = [message[cursors_at:stop] for message, stop in zip(messages, stops, strict=True)]
         return Joined(
-            stops=table[:, 0],
-            first_dry=int(table[:, 2].min()),
-            counts=table[:, _HEADER:cursors_at].sum(axis=0).reshape(counts_shape),
-            rows=rows.ravel(),
-            cursors=table[:, cursors_at:].reshape(-1, NUM_CURSOR_COLUMNS),
+            stops=heads[:, 0],
+            first_dry=int(heads[:, 2].min()),
+            counts=heads[:, _HEADER:].sum(axis=0).reshape(counts_shape),
+            rows=np.repeat(first_rows, num_rows) + self.world_size * places,
+            cursors=np.concatenate(parts).reshape(-1, NUM_CURSOR_COLUMNS),
             residues=[
                 residue
-                for message in messages
+                for message, stop, number in zip(messages, stops, num_rows.tolist(), strict=True)
+                if len(message) > stop
                 for residue in split_residues(
-                    message[size + num_rows :].tobytes(), message[size : size + num_rows].tolist()
+                    message[stop + number :].tobytes(), message[stop : stop + number].tolist()
                 )
-            ]
-            if len(messages[0]) > size
-            else [],
+            ],
         )
 
     def _join_own(self, report: Report) -> Joined:

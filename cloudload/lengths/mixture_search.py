@@ -144,11 +144,11 @@ class _PlayedSearch(_Search):
         while (first := self._find_first_tail(ends)) is not None:
             self._pack(first, ends.mixture)
             ends = self._end_streams()
-            # the mixture is the same up to the end of this stream
+            # the mixture is the same before the row that would be this stream's next
             self._begins = {
                 stream: row
                 for stream, row in self._begins.items()
-                if self._left[stream] is not None or row <= ends.ends[first]
+                if self._left[stream] is not None or row < ends.ends[first]
             }
         return self._build(ends, tuple(self._ended))
 

@@ -91,6 +91,9 @@ class LaneLog:
         self.texts = LaneTexts()
         """The texts of a state's lanes, shared by all logs that continue this one."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LaneLog, (self.arrays,)
+
     def with_update(self, update: Any, apply: ApplyUpdates) -> LaneLog:
         """Return a log with one more update. All updates of a log must use the same `apply`."""
         log = LaneLog.__new__(LaneLog)

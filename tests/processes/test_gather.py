@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -44,15 +45,22 @@ def run_job(folder: Path, size: int, job: Job, missing: tuple[int, ...] = ()) ->
         except EOFError:
             process.join(_PATIENCE_S)
             assert process.exitcode == -signal.SIGKILL
+    _open_store(folder, size).set("collected", "")
     return results
 
 
+def _open_store(folder: Path, size: int) -> Any:
+    return dist.PrefixStore("job", dist.FileStore(str(folder / "store"), size))
+
+
 def _report(folder: Path, rank: int, size: int, job: Job, sender: Connection) -> None:
-    store = dist.PrefixStore("job", dist.FileStore(str(folder / "store"), size))
+    store = _open_store(folder, size)
     try:
         sender.send(job(store, rank, size))
     except Exception as error:
         sender.send((type(error), str(error)))
+    # no process ends before all have reported, because its end would close its connections
+    store.wait(["collected"], timedelta(seconds=_PATIENCE_S))
     os._exit(0)  # what the parent would clean up at exit is not this process's
 
 
@@ -86,7 +94,7 @@ def test_every_process_gets_the_arrays_of_all(
 
 
 @pytest.mark.parametrize("killed", [0, 3, 6])
-@pytest.mark.parametrize("most", [64, 2])
+@pytest.mark.parametrize("most", [64, 5, 2])
 def test_a_process_that_dies_ends_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, killed: int
 ) -> None:
@@ -104,6 +112,31 @@ def test_a_process_that_dies_ends_the_others(
     results = run_job(tmp_path, 7, job)
     assert sorted(results) == sorted(set(range(7)) - {killed})
     assert all(issubclass(error, RuntimeError) for error, _ in results.values())
+
+
+@pytest.mark.parametrize("most", [64, 2])
+def test_after_a_failure_and_after_its_end_a_gather_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr("cloudload.delivery.gather._MOST_MEMBERS", most)
+
+    def job(store: Any, rank: int, size: int) -> list[str]:
+        gather = Gather(store, rank, size, 10 * _PATIENCE_S)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        errors = []
+        for turn in range(3):
+            with pytest.raises(RuntimeError) as caught:
+                gather.start(array_of(rank, turn))()
+            errors.append(str(caught.value))
+        gather.close()
+        return errors
+
+    results = run_job(tmp_path, 5, job)
+    assert sorted(results) == [0, 2, 3, 4]
+    for first, *others in results.values():
+        assert first != "the connections are closed"
+        assert others == 2 * ["the connections are closed"]
 
 
 @pytest.mark.parametrize("most", [64, 2])
