@@ -5,7 +5,6 @@ trainer ─► pickle: functions by name ─► socket ─► import the names, 
 
 from __future__ import annotations
 
-import pickle
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,13 +21,18 @@ def send_work(connection: Connection, work: Any) -> None:
     """Send work. Raises `WorkerError` if it cannot be pickled."""
     try:
         connection.send(work)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except OSError:  # of the connection
+        raise
+    except Exception as error:
         raise WorkerError(f"cannot send work to a worker: {error}. {_ADVICE}") from error
 
 
 def receive_work(connection: Connection) -> Any:
-    """Receive work. Raises `WorkerError` if this process cannot import a name in it."""
+    """Receive work. Raises `WorkerError` if this process cannot unpickle it, for example because it
+    cannot import a name."""
     try:
         return connection.recv()
-    except (AttributeError, ImportError) as error:
+    except (EOFError, OSError):  # of the connection
+        raise
+    except Exception as error:
         raise WorkerError(f"a worker cannot load its work: {error}. {_ADVICE}") from error

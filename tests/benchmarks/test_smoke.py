@@ -25,7 +25,7 @@ from tests.support.warm_start import stand_in
 pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
-COVERED |= {"trace", "losses", "check_rules", "exchange", "node", "store_reads"}
+COVERED |= {"trace", "losses", "check_rules", "node", "store_reads"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
