@@ -83,7 +83,8 @@ def _draw(plan: RunPlan) -> str:
         parts.append(_draw_line("axis", y(level)))
         parts.append(_write(shorten_bytes(level), _LEFT - 8, y(level) + 4))
         anchor = "end" if share == 1 else "middle" if share else "start"
-        parts.append(_write(f"{step:,.0f}", x(step), _HEIGHT - 8, anchor))
+        shown = f"{min(step, last - 1):,.0f}"  # the axis ends with the last step
+        parts.append(_write(shown, x(step), _HEIGHT - 8, anchor))
     for kind, name, level in lines:
         parts.append(_draw_line(kind, y(level)))
         parts.append(_write(f"{name}: {shorten_bytes(level)}", _WIDTH - 14, y(level) - 5))
