@@ -51,7 +51,7 @@ def check_dataset(
     eos: TokenName = AUTO,
     expect_bos: str | None = None,
     expect_eos: str | None = None,
-    fail_on: Collection[str] | Mapping[str, float | str] = (),
+    fail_on: str | Collection[str] | Mapping[str, float | str] = (),
     sample: int | None = None,
     processes: int | None = None,
     executor: Executor | None = None,
@@ -85,7 +85,8 @@ def check_dataset(
         expect_bos: the token that documents should get as bos from the tokenizer, or `none`.
         expect_eos: the token that documents should get as eos, or `none`.
         fail_on: rules that make the dataset unsound, or a mapping of rules to the share of
-            documents that may break each, such as 0.001 or `0.1%`. `all` stands for every rule.
+            documents that may break each, such as 0.001 or `0.1%`. `all` stands for every rule in
+            `rules`. Others are refused.
         sample: number of shards to read, spread evenly over the dataset. By default all. 0
             checks only the index, and the names and sizes of the objects.
         processes: number of worker processes, one per available core by default, and at most one
@@ -108,8 +109,11 @@ def check_dataset(
     """
     if sample is not None and sample < 0:
         raise ValueError(f"sample is {sample}. Use at least 0, or None for all shards")
-    limits, expected = parse_limits(fail_on), {"bos": expect_bos, "eos": expect_eos}
+    expected = {"bos": expect_bos, "eos": expect_eos}
     chosen, framing = _choose_rules(rules, max_bytes, tokenizer, (bos, eos), expected)
+    limits = parse_limits(fail_on, chosen.names)
+    if limits and sample == 0:
+        raise ValueError("fail_on needs documents, but sample is 0. Omit one of them")
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     if processes < 1:
         raise ValueError(f"processes is {processes}. Use at least 1")

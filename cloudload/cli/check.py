@@ -63,7 +63,7 @@ def add_check(commands: Commands) -> None:
     add("--expect-bos", metavar="TOKEN", help=expect.format("before"))
     add("--expect-eos", metavar="TOKEN", help=expect.format("after"))
     fail = "rules that make the exit status 1, with commas, each with the share of documents that "
-    fail += "may break it, such as text-mojibake=0.1%%; all stands for every rule"
+    fail += "may break it, such as text-mojibake=0.1%%; all stands for all of --rules"
     add("--fail-on", type=_parse_limits, metavar="NAME[=SHARE],...", help=fail)
     sample = "shards to read, evenly spread, or all. 0 checks only the index and the objects' sizes"
     add("--sample", type=_sample, metavar="N", help=f"{sample} (default: all)")
@@ -130,6 +130,8 @@ def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
     given = {**config, **{name: value for name, value in flags.items() if value is not None}}
     if given.get("sample") == "all":
         del given["sample"]
+    if options.sample == 0 and options.fail_on is None:
+        given.pop("fail_on", None)  # the limits of the config need documents
     return given
 
 

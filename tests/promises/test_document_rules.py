@@ -73,7 +73,8 @@ def test_a_document_that_breaks_a_rule_is_named(
     assert finding.what.startswith("sample 1 (id 'second') ")
     assert what in finding.what.encode().decode("unicode_escape") or what in finding.what
     assert (report.documents, report.is_sound) == (72, True)
-    assert not check(folder, max_bytes="1kb", fail_on=[kind]).is_sound
+    for fail_on in (kind, [kind], "all"):
+        assert not check(folder, max_bytes="1kb", fail_on=fail_on).is_sound
 
 
 def test_texts_of_many_languages_break_no_rule(tmp_path: Path) -> None:
@@ -194,6 +195,12 @@ def test_wrong_rules_are_refused(tmp_path: Path) -> None:
         ({"rules": "text-empt"}, "there is no rule 'text-empt'. Use all, none, or any of text-emp"),
         ({"fail_on": ["size"]}, "fail_on has no rule 'size'"),
         ({"fail_on": {"text-long": "2"}}, "fail_on has text-long=2. Use a share of documents"),
+        ({"fail_on": "size"}, "fail_on has no rule 'size'"),
+        ({"fail_on": "text-long", "rules": "none"}, "'text-long', but rules chooses none"),
+        ({"fail_on": "all", "rules": []}, "fail_on has 'all', but rules chooses none"),
+        ({"fail_on": "text-long", "rules": "text-empty"}, "does not apply. Add it to rules"),
+        ({"fail_on": "text-framed"}, "'text-framed', but this rule does not .* Pass a tokenizer"),
+        ({"fail_on": "all", "sample": 0}, "fail_on needs documents, but sample is 0"),
         ({"rules": ["text-framed"]}, "the rule text-framed needs a tokenizer"),
         ({"max_bytes": 0}, "0 is not a size"),
     ):
@@ -232,6 +239,10 @@ def test_the_command_takes_rules_from_flags_and_from_a_config(
     assert cli.main([*command, "--fail-on", "text-control"]) == 1  # instead of the config's
     first, second = json.loads(capsys.readouterr().out)["datasets"]
     assert [first["is_sound"], second["is_sound"]] == [False, True]
+    config.write_text(json.dumps({**run, "check": {"fail_on": "text-control"}}))
+    assert cli.main(command) == 1
+    assert cli.main([*command, "--sample", "0"]) == 0  # tests no documents
+    capsys.readouterr()
     config.write_text(json.dumps({**run, "check": {"rule": []}}))
     assert cli.main(command) == 1
     assert "`check` in the config is {'rule': []}. Use any of rules," in capsys.readouterr().err
