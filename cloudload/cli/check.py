@@ -100,6 +100,7 @@ def _parse_limits(text: str) -> dict[str, str]:
 
 @without_start_log()
 def _check(options: argparse.Namespace) -> int:
+    _check_flags(options)
     has_config = bool(options.yaml or options.config or options.option)
     if not has_config:
         if options.dataset is None:
@@ -119,6 +120,14 @@ def _check(options: argparse.Namespace) -> int:
     golden = _compare_golden(run, options) if options.golden else None
     _print(reports, golden, options, is_plain=not has_config)
     return 0 if all(each.is_sound for each in reports) and (not golden or golden.is_same) else 1
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """End the command if a flag would have no effect."""
+    if options.golden and options.write_golden:
+        options.parser.error("--golden compares rows, --write-golden writes them. Pass one of them")
+    if options.rows is not None and not options.write_golden:
+        options.parser.error("--rows is the number of rows to write. Pass --write-golden, too")
 
 
 def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:

@@ -161,6 +161,7 @@ def test_the_command_writes_and_compares(
     assert cli.main([*other, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["golden"]
     assert (found["first_row"], found["cause"], found["is_same"]) == (0, "order", False)
-    for wrong in ([], ["--golden", golden, data]):
+    both = [*command[1:], "--golden", golden, "--write-golden", golden]
+    for wrong in ([], ["--golden", golden, data], both, [data, "--rows", "2"]):
         with pytest.raises(SystemExit, match="2"):
             cli.main(["check", *wrong])
