@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from cloudload.cli.terminal_text import escape
 if TYPE_CHECKING:
     from cloudload.check.findings import CheckReport, Finding
     from cloudload.cli.command import Commands
+    from cloudload.config.stream import Stream
     from cloudload.provenance import GoldenReport
 
 _CHECK_EXAMPLE = """\
@@ -111,6 +113,7 @@ def _check(options: argparse.Namespace) -> int:
     else:
         options.data = None if options.dataset is None else [options.dataset]
         run = read_loader_options(options, CHECK)
+        run["data"] = _read_streams(run["data"], options.split)
     given = _merge_options(run.pop(CHECK, {}), options)
     if options.write_golden:
         return _write_golden(run, options)
@@ -144,16 +147,19 @@ def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
+def _read_streams(data: Any, split: str | None) -> list[Stream]:
+    """The streams of a run. Those without a split get `split`."""
+    from cloudload.config.options import as_streams
+
+    return [replace(each, split=each.split or split) for each in as_streams(data)]
+
+
 def _check_datasets(
     run: Mapping[str, Any], given: Mapping[str, Any], options: argparse.Namespace
 ) -> Iterator[CheckReport]:
     """Check the dataset of each stream of a run."""
-    from cloudload.config.stream import Stream
-
-    data = run["data"]
     of_run = {"tokenizer": run.get("tokenizer"), "text_key": run.get("text_key", "text")}
-    for each in [data] if isinstance(data, str | Stream) else data:
-        stream = each if isinstance(each, Stream) else Stream(each, split=options.split)
+    for stream in run["data"]:
         own = {"bos": stream.bos, "eos": stream.eos}
         frame = {
             name: run.get(name, "auto") if token == "same" else token for name, token in own.items()

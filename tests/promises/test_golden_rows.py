@@ -165,3 +165,21 @@ def test_the_command_writes_and_compares(
     for wrong in ([], ["--golden", golden, data], both, [data, "--rows", "2"]):
         with pytest.raises(SystemExit, match="2"):
             cli.main(["check", *wrong])
+
+
+def test_the_command_takes_the_data_of_a_config_as_the_loader_does(
+    data: str, tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, golden = tmp_path / "run.py", str(tmp_path / "golden.json")
+    run = {"tokenizer": str(tokenizer_folder), "seq_len": 32, "local": str(tmp_path / "cache")}
+    head = f"from pathlib import Path\nconfig = {run!r}\nconfig['data'] = "
+    command = ["check", "--config", str(config), "--quiet", "--processes", "1"]
+    parent, name = Path(data).parent, Path(data).name
+    for given, flags in ((f"Path({data!r})", []), (f"Path({str(parent)!r})", ["--split", name])):
+        config.write_text(head + given)
+        assert cli.main([*command, *flags, "--write-golden", golden, "--rows", "5"]) == 0
+        assert cli.main([*command, *flags, "--golden", golden]) == 0
+        assert "golden: all 5 rows are the same" in capsys.readouterr().out
+    config.write_text(head + "[object()]")
+    assert cli.main(command) == 1
+    assert "Pass the URL or folder of an MDS dataset" in capsys.readouterr().err
