@@ -11,6 +11,7 @@ import pytest
 from benchmarks.plan import compare, read_run
 from cloudload import CloudLoader, Stream, count_tokens
 from cloudload.cli import main
+from cloudload.cli.plan import describe_plan
 from cloudload.errors import CacheError
 from cloudload.forecast import RunPlan, plan_run
 from cloudload.forecast.budget import parse_tokens
@@ -289,6 +290,14 @@ def test_the_reader_is_measured_and_workers_follow(corpora: list[Path], tmp_path
     rate = found.tokens_per_worker_s
     assert found.workers.low <= found.workers.value <= found.workers.high
     assert found.workers.value == pytest.approx(1e9 / rate.value, abs=1)
+
+
+def test_a_run_without_a_batch_has_no_speed(corpora: list[Path], tmp_path: Path) -> None:
+    options = options_of(corpora[1], local=tmp_path, epochs=1, tail="drop", batch_size=100_000)
+    found = plan_run(**options, gpu_tokens_per_s=1e9)
+    assert (found.steps.value, found.rows.value) == (0, 0)
+    assert (found.first_batch_s, found.tokens_per_worker_s, found.workers) == (None, None, None)
+    assert list(describe_plan(found))
 
 
 def test_the_command_takes_a_loaders_arguments_from_files_and_flags(
