@@ -25,6 +25,8 @@ from cloudload.check.shards import name_sample
 from cloudload.mds.shard import ID_KEY, Shard
 
 _TEXT_ENCODINGS = ("str", "bytes")
+_NO_ID = (b"",)
+_NO_JSON_ID = (b"null", b'""')
 
 
 class DocumentCheck:
@@ -38,7 +40,7 @@ class DocumentCheck:
     def look(self, shard: Shard) -> tuple[Findings, dict[str, bytes]]:
         """The findings of a shard whose samples are whole, and the hashes of its documents.
 
-        The hashes are records by rule. Blank texts are not hashed.
+        The hashes are records by rule. Blank texts and empty IDs are not hashed.
         """
         findings = Findings()
         hashes = dict.fromkeys(self._rules.hashed, b"")
@@ -53,8 +55,8 @@ class DocumentCheck:
                     pass
         if REPEATED_ID in hashes and ID_KEY in encodings:
             values = enumerate(_read_values(shard, ID_KEY))
-            null = b"null" if encodings[ID_KEY] == "json" else None
-            hashes[REPEATED_ID] = encode_records(each for each in values if each[1] != null)
+            none = _NO_JSON_ID if encodings[ID_KEY] == "json" else _NO_ID
+            hashes[REPEATED_ID] = encode_records(each for each in values if each[1] not in none)
         return findings, hashes
 
     def _test(self, shard: Shard, findings: Findings) -> Iterator[tuple[int, bytes]]:

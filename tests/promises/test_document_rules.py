@@ -156,6 +156,15 @@ def test_documents_that_repeat_an_earlier_one_are_named_with_it(repeated: Path) 
     assert check(repeated, rules="none").counts == {}
 
 
+@pytest.mark.parametrize(("encoding", "values"), [("str", ["", "a"]), ("json", ["", None, "a"])])
+def test_documents_without_an_id_do_not_repeat_one(
+    tmp_path: Path, encoding: str, values: list[str | None]
+) -> None:
+    ids = [values[number % len(values)] for number in range(10)]
+    write_mds(tmp_path, PLAIN[:10], extra={"id": (encoding, ids)})
+    assert check(tmp_path).counts == {"few-samples": 1, "id-repeated": ids.count("a") - 1}
+
+
 def test_the_report_of_documents_is_the_same_on_every_engine(
     repeated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
