@@ -44,6 +44,7 @@ def check_dataset(
     *,
     split: str | None = None,
     text_key: str = "text",
+    tokens_key: str | None = None,
     rules: str | Collection[str] = ALL,
     max_bytes: int | str = "10mb",
     tokenizer: Any = None,
@@ -74,6 +75,8 @@ def check_dataset(
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to check, such as `train`.
         text_key: the column that holds the document.
+        tokens_key: the column that holds the document as token IDs, if the run reads them. No
+            text is then tested, and no rule that begins with `text-` applies.
         rules: the rules to test documents with: names of kinds of findings such as
             `text-repeated`, `all`, or `none`. `all` leaves out `text-framed` if there is no
             tokenizer.
@@ -121,7 +124,8 @@ def check_dataset(
     began, retry, findings = time.monotonic(), retry or Retry(), Findings()
     stream = Stream(os.fspath(dataset), split=split)
     url = str(local_path(stream.url)) if is_local(stream.url) else stream.url
-    shards, readable = _check_dataset(stream, text_key, retry, findings)
+    text = text_key if tokens_key is None else None
+    shards, readable = _check_dataset(stream, (text, tokens_key), retry, findings)
     findings.add(framing)
     if share.index > 0:
         findings = Findings()  # worker 0 reports these
@@ -134,7 +138,7 @@ def check_dataset(
     ):
         for found in check_shards(
             url,
-            text_key,
+            text,
             retry,
             mine,
             rules=chosen,
@@ -194,10 +198,11 @@ def _name_samples(
 
 
 def _check_dataset(
-    stream: Stream, text_key: str, retry: Retry, findings: Findings
+    stream: Stream, keys: tuple[str | None, str | None], retry: Retry, findings: Findings
 ) -> tuple[Sequence[ShardInfo], Sequence[ShardInfo]]:
     """Check the index and the folder's objects. Return all shards and the shards to read.
 
+    `keys` are the column of texts and that of token IDs, of which one is None.
     Shards whose codec is not installed are not read.
     """
     try:
@@ -211,7 +216,7 @@ def _check_dataset(
             raise
         findings.add([find("index-missing", "", str(error))])
         return [], []
-    shards, is_complete = check_index(data, text_key, findings)
+    shards, is_complete = check_index(data, *keys, findings)
     findings.add(check_url(stream.url, shards))
     url = str(local_path(stream.url)) if is_local(stream.url) else stream.url
     found = _check_folder(url, shards, is_complete, retry, findings)

@@ -32,7 +32,7 @@ _NO_JSON_ID = (b"null", b'""')
 class DocumentCheck:
     """Tests the documents of one shard after the other."""
 
-    def __init__(self, rules: DocumentRules, text_key: str) -> None:
+    def __init__(self, rules: DocumentRules, text_key: str | None) -> None:
         self._rules, self._text_key = rules, text_key
         tests = dict(list_tests(rules))
         self._empty, self._tests = tests.pop(EMPTY_TEXT, None), list(tests.items())
@@ -45,9 +45,10 @@ class DocumentCheck:
         findings = Findings()
         hashes = dict.fromkeys(self._rules.hashed, b"")
         encodings = {column.name: column.encoding for column in shard.info.columns}
-        if self._rules.names and encodings.get(self._text_key) in _TEXT_ENCODINGS:
+        key = self._text_key
+        if self._rules.names and key is not None and encodings.get(key) in _TEXT_ENCODINGS:
             findings.documents += shard.info.samples
-            texts = self._test(shard, findings)
+            texts = self._test(shard, key, findings)
             if REPEATED_TEXT in hashes:
                 hashes[REPEATED_TEXT] = encode_records(texts)
             else:
@@ -59,9 +60,9 @@ class DocumentCheck:
             hashes[REPEATED_ID] = encode_records(each for each in values if each[1] not in none)
         return findings, hashes
 
-    def _test(self, shard: Shard, findings: Findings) -> Iterator[tuple[int, bytes]]:
+    def _test(self, shard: Shard, key: str, findings: Findings) -> Iterator[tuple[int, bytes]]:
         """Test each text, and yield the index and bytes of those that are not blank."""
-        for sample, text in enumerate(_read_values(shard, self._text_key)):
+        for sample, text in enumerate(_read_values(shard, key)):
             if is_blank(text):
                 if self._empty is not None:
                     _note(findings, EMPTY_TEXT, shard, sample, self._empty(text))

@@ -54,6 +54,8 @@ def add_check(commands: Commands) -> None:
     add("dataset", nargs="?", metavar="DATASET", help=data)
     add("--split", metavar="NAME", help="check DATASET/NAME")
     add("--text-key", metavar="COLUMN", help="column that holds the document (default: text)")
+    tokens = "column that holds the document as token IDs, if the run reads them"
+    add("--tokens-key", metavar="COLUMN", help=tokens)
     rules = "rules for documents, with commas: all, none, or names such as text-repeated; see the "
     rules += "docs for all (default: all)"
     add("--rules", type=_split, metavar="NAMES", help=rules)
@@ -164,7 +166,8 @@ def _check_datasets(
         frame = {
             name: run.get(name, "auto") if token == "same" else token for name, token in own.items()
         }
-        arguments = {**of_run, **frame, **given}
+        tokens_key = run.get("tokens_key") if stream.tokens_key == "same" else stream.tokens_key
+        arguments = {**of_run, **frame, "tokens_key": tokens_key, **given}
         yield _check_one(stream.remote, stream.split, arguments, options)
 
 
@@ -173,8 +176,8 @@ def _check_one(
 ) -> CheckReport:
     from cloudload.check import check_dataset
 
-    flags = {"tokenizer": options.tokenizer, "text_key": options.text_key}
-    flags = {name: value for name, value in flags.items() if value is not None}
+    names = ("tokenizer", "text_key", "tokens_key")
+    flags = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     with open_engine(options) as executor:
         return check_dataset(
             dataset,

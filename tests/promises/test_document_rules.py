@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ PLAIN = [f"document {number}, ascii" for number in range(70)]
 RUSSIAN, FRENCH, EMOJI = "Привет, мир", "déjà vu, l\u2019été", "fine 😀 day"
 
 
-def check(folder: Path, **options: Any) -> CheckReport:
+def check(folder: str | Path, **options: Any) -> CheckReport:
     return check_dataset(folder, progress=False, processes=1, **options)
 
 
@@ -154,6 +155,29 @@ def test_documents_that_repeat_an_earlier_one_are_named_with_it(repeated: Path) 
     assert check(repeated, sample=1).counts == {}
     assert check(repeated, rules=["id-repeated"]).counts == {"id-repeated": 1}
     assert check(repeated, rules="none").counts == {}
+
+
+@pytest.mark.parametrize("encoding", ["ndarray:uint16", "bytes"])
+def test_token_ids_that_a_run_reads_are_not_text(
+    tmp_path: Path, encoding: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = [np.array([number, 0xFFFF], "uint16") for number in range(70)]
+    values = [each.tobytes() for each in ids] if encoding == "bytes" else ids
+    data = write_mds(tmp_path / "data", values, column="tokens", encoding=encoding)
+    report = check(data, tokens_key="tokens", text_key="tokens")
+    assert (report.findings, report.documents) == ((), 0)
+    [finding] = check(data, tokens_key="ids").findings[:1]
+    assert (finding.kind, finding.what) == (
+        "text-column",
+        "has no column 'ids'. Its columns that could hold token IDs: tokens",
+    )
+    config = tmp_path / "run.yaml"
+    run = {"data": data, "seq_len": 8, "tokens_key": "tokens", "tokens_dtype": "uint16"}
+    config.write_text(json.dumps(run))
+    for command in (["--config", str(config)], [data, "--tokens-key", "tokens"]):
+        assert cli.main(["check", *command, "--quiet", "--json", "--processes", "1"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found.get("datasets", [found])[0]["counts"] == {}
 
 
 @pytest.mark.parametrize(("encoding", "values"), [("str", ["", "a"]), ("json", ["", None, "a"])])
