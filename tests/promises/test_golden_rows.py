@@ -122,6 +122,14 @@ def test_a_mixture_and_a_run_that_ends_are_recorded_to_their_end(
     whole = record_golden(10_000, **options, epochs=1)
     read = {each.place for row in whole.rows for each in row}
     assert read == {(0, 0, sample) for sample in range(len(TEXTS))}
+    (tmp_path / "whole.json").write_text(whole.to_json())
+    whole = read_golden(tmp_path / "whole.json")
+    assert compare_golden(whole, **options, epochs=1).is_same
+    report = compare_golden(whole, **options, epochs=2)  # has more rows
+    assert report.first_row is not None
+    all_at_once = record_golden(len(whole.rows), **options, epochs=1)
+    assert (all_at_once.rows, all_at_once.is_whole) == (whole.rows, True)
+    assert not record_golden(len(whole.rows) - 1, **options, epochs=1).is_whole
     report = compare_golden(whole, **options)  # without an end
     assert (report.cause, report.is_same) == ("order", False)
     with pytest.raises(ValueError, match="number of golden rows is 0"):
@@ -183,3 +191,17 @@ def test_the_command_takes_the_data_of_a_config_as_the_loader_does(
     config.write_text(head + "[object()]")
     assert cli.main(command) == 1
     assert "Pass the URL or folder of an MDS dataset" in capsys.readouterr().err
+
+
+def test_rows_after_the_last_recorded_one_of_a_run_that_ended_are_found(
+    options: Options, tmp_path: Path
+) -> None:
+    one = {**options, "packing": "one_per_row", "epochs": 1, "shuffle": False, "num_lanes": 1}
+    golden = record_golden(1_000, **one)
+    more = write(tmp_path / "more", [*TEXTS, "one more"])
+    report = compare_golden(golden, **{**one, "data": more, "local": str(tmp_path / "other")})
+    assert (report.first_row, report.cause) == (len(TEXTS), "data")
+    assert report.what == (
+        f"document 1 of the row was missing, and is sample {len(TEXTS)} of stream 0"
+        f" (id 'd{len(TEXTS)}')"
+    )
