@@ -27,10 +27,11 @@ import xxhash
 
 from cloudload.batch import Batch
 from cloudload.config.choices import AUTO, LEARN
-from cloudload.errors import DatasetError
+from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.packing.tables import SPAN_STREAM
 from cloudload.provenance.state_words import Difference, compare_options, shorten
+from cloudload.run.state import read_state
 
 DATA, TOKENIZER, ORDER = "data", "tokenizer", "order"
 NUM_ROWS = 256
@@ -152,6 +153,7 @@ def read_golden(path: Path) -> Golden:
         golden = Golden(content["state"], rows, is_whole=content["is_whole"])
         if golden.digest != content["digest"]:
             raise ValueError("its rows do not have its digest")
+        _check_state(golden.state)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DatasetError(
             f"{path} is not a file of golden rows: {error}. Write it again (--write-golden)"
@@ -159,10 +161,21 @@ def read_golden(path: Path) -> Golden:
     return golden
 
 
+def _check_state(state: Any) -> None:
+    """Raise `ValueError` if a state cannot be compared."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"its state is {shorten(state)}")
+    try:
+        read_state(state)
+    except StreamChangedError as error:
+        raise ValueError(f"in its state, {str(error).partition('. ')[0]}") from error
+
+
 def compare_golden(golden: Golden, **options: Any) -> GoldenReport:
     """Compare the first rows of the run of a `CloudLoader` with those that were recorded.
 
-    Stops at the first row that differs. If the recorded run ended, this one must end, too. Raises the errors of `CloudLoader`.
+    Stops at the first row that differs. If the recorded run ended, this one must end, too. Raises
+    the errors of `CloudLoader`.
     """
     with _open_alone(options) as loader:
         found_changes = compare_options(golden.state, loader.state_dict())

@@ -141,7 +141,10 @@ def test_a_damaged_file_is_refused(options: Options, tmp_path: Path) -> None:
     text = record_golden(3, **options).to_json()
     tokens = json.loads(text)["rows"][1][0][-1]
     damaged = (text[:-9], text.replace(tokens, "0" * 16), text.replace('"state"', '"x"'))
-    for wrong in (*damaged, "[]"):
+    content = json.loads(text)
+    states = ({}, [], "x", {**content["state"], "mixture": "{"}, {**content["state"], "part": 1})
+    foreign = [json.dumps({**content, "state": state}) for state in states]
+    for wrong in (*damaged, *foreign, "[]"):
         path.write_text(wrong)
         with pytest.raises(DatasetError, match=r"golden.json is not a file of golden.*Write"):
             read_golden(path)
