@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, check_output
 from cloudload.cli.engine import add_engine_options, open_engine
 from cloudload.cli.loader_options import CHECK, add_loader_options, read_loader_options
 from cloudload.cli.provenance import without_start_log
@@ -128,11 +128,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    """End the command if a flag would have no effect."""
+    """End the command if a flag would have no effect, or a file could not be written."""
     if options.golden and options.write_golden:
         options.parser.error("--golden compares rows, --write-golden writes them. Pass one of them")
     if options.rows is not None and not options.write_golden:
         options.parser.error("--rows is the number of rows to write. Pass --write-golden, too")
+    check_output("--write-golden", options.write_golden)
 
 
 def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
