@@ -212,7 +212,7 @@ def test_the_least_cache_is_that_of_the_default_workers(tmp_path: Path) -> None:
     assert plan(tmp_path, {**options, "num_workers": 99}).least_cache_bytes == (
         plan(tmp_path, {**options, "num_workers": 12}).least_cache_bytes
     )
-    rank = {"dp_rank": 0, "dp_world_size": 1, "local": tmp_path / "real"}
+    rank: dict[str, Any] = {"dp_rank": 0, "dp_world_size": 1, "local": tmp_path / "real"}
     with CloudLoader(**options, **rank, cache_limit=least) as loader:
         assert loader.plan().num_workers == 1
     with pytest.raises(CacheError), CloudLoader(**options, **rank, cache_limit=least - 1) as loader:
