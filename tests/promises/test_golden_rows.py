@@ -142,7 +142,13 @@ def test_a_damaged_file_is_refused(options: Options, tmp_path: Path) -> None:
     tokens = json.loads(text)["rows"][1][0][-1]
     damaged = (text[:-9], text.replace(tokens, "0" * 16), text.replace('"state"', '"x"'))
     content = json.loads(text)
-    states: list[Any] = [{}, [], "x", {**content["state"], "mixture": "{"}, {**content["state"], "part": 1}]
+    states: list[Any] = [
+        {},
+        [],
+        "x",
+        {**content["state"], "mixture": "{"},
+        {**content["state"], "part": 1},
+    ]
     foreign = [json.dumps({**content, "state": state}) for state in states]
     for wrong in (*damaged, *foreign, "[]"):
         path.write_text(wrong)
