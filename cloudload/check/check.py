@@ -44,6 +44,7 @@ def check_dataset(
     *,
     split: str | None = None,
     text_key: str = "text",
+    tokens_key: str | None = None,
     rules: str | Collection[str] = ALL,
     max_bytes: int | str = "10mb",
     tokenizer: Any = None,
@@ -51,7 +52,7 @@ def check_dataset(
     eos: TokenName = AUTO,
     expect_bos: str | None = None,
     expect_eos: str | None = None,
-    fail_on: Collection[str] | Mapping[str, float | str] = (),
+    fail_on: str | Collection[str] | Mapping[str, float | str] = (),
     sample: int | None = None,
     processes: int | None = None,
     executor: Executor | None = None,
@@ -67,13 +68,15 @@ def check_dataset(
     temporary file while it is checked.
 
     The rules for documents compare texts and IDs by 128-bit hashes in temporary files of 24 bytes a
-    document for each rule. Memory does not grow with the dataset. They find repeats only among the
-    shards that this call reads.
+    document for each rule. Memory does not grow with datasets of up to 1.4 billion documents. Each
+    rule keeps up to 256 files open. They find repeats only among the shards that this call reads.
 
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to check, such as `train`.
         text_key: the column that holds the document.
+        tokens_key: the column that holds the document as token IDs, if the run reads them. No
+            text is then tested, and no rule that begins with `text-` applies.
         rules: the rules to test documents with: names of kinds of findings such as
             `text-repeated`, `all`, or `none`. `all` leaves out `text-framed` if there is no
             tokenizer.
@@ -85,7 +88,8 @@ def check_dataset(
         expect_bos: the token that documents should get as bos from the tokenizer, or `none`.
         expect_eos: the token that documents should get as eos, or `none`.
         fail_on: rules that make the dataset unsound, or a mapping of rules to the share of
-            documents that may break each, such as 0.001 or `0.1%`. `all` stands for every rule.
+            documents that may break each, such as 0.001 or `0.1%`. `all` stands for every rule in
+            `rules`. Others are refused.
         sample: number of shards to read, spread evenly over the dataset. By default all. 0
             checks only the index, and the names and sizes of the objects.
         processes: number of worker processes, one per available core by default, and at most one
@@ -108,8 +112,11 @@ def check_dataset(
     """
     if sample is not None and sample < 0:
         raise ValueError(f"sample is {sample}. Use at least 0, or None for all shards")
-    limits, expected = parse_limits(fail_on), {"bos": expect_bos, "eos": expect_eos}
+    expected = {"bos": expect_bos, "eos": expect_eos}
     chosen, framing = _choose_rules(rules, max_bytes, tokenizer, (bos, eos), expected)
+    limits = parse_limits(fail_on, chosen.names)
+    if limits and sample == 0:
+        raise ValueError("fail_on needs documents, but sample is 0. Omit one of them")
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     if processes < 1:
         raise ValueError(f"processes is {processes}. Use at least 1")
@@ -117,7 +124,8 @@ def check_dataset(
     began, retry, findings = time.monotonic(), retry or Retry(), Findings()
     stream = Stream(os.fspath(dataset), split=split)
     url = str(local_path(stream.url)) if is_local(stream.url) else stream.url
-    shards, readable = _check_dataset(stream, text_key, retry, findings)
+    text = text_key if tokens_key is None else None
+    shards, readable = _check_dataset(stream, (text, tokens_key), retry, findings)
     findings.add(framing)
     if share.index > 0:
         findings = Findings()  # worker 0 reports these
@@ -130,7 +138,7 @@ def check_dataset(
     ):
         for found in check_shards(
             url,
-            text_key,
+            text,
             retry,
             mine,
             rules=chosen,
@@ -190,10 +198,11 @@ def _name_samples(
 
 
 def _check_dataset(
-    stream: Stream, text_key: str, retry: Retry, findings: Findings
+    stream: Stream, keys: tuple[str | None, str | None], retry: Retry, findings: Findings
 ) -> tuple[Sequence[ShardInfo], Sequence[ShardInfo]]:
     """Check the index and the folder's objects. Return all shards and the shards to read.
 
+    `keys` are the column of texts and that of token IDs, of which one is None.
     Shards whose codec is not installed are not read.
     """
     try:
@@ -207,7 +216,7 @@ def _check_dataset(
             raise
         findings.add([find("index-missing", "", str(error))])
         return [], []
-    shards, is_complete = check_index(data, text_key, findings)
+    shards, is_complete = check_index(data, *keys, findings)
     findings.add(check_url(stream.url, shards))
     url = str(local_path(stream.url)) if is_local(stream.url) else stream.url
     found = _check_folder(url, shards, is_complete, retry, findings)

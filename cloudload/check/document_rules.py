@@ -185,18 +185,26 @@ class _FramedText:
         return None
 
 
-def parse_limits(limits: Any) -> dict[str, float]:
+def parse_limits(limits: Any, chosen: Collection[str]) -> dict[str, float]:
     """The share of documents, from 0 to 1, above which a rule makes a dataset unsound.
 
-    `limits` are names, or a mapping of names to shares such as 0.001 or `0.1%`; `all` stands for
-    every rule that is not named. Raises `ValueError`.
+    `limits` are a name, names, or a mapping of names to shares such as 0.001 or `0.1%`; `all`
+    stands for every chosen rule that is not named. Raises `ValueError`, also for a rule that is
+    not chosen, because it could never fail.
     """
-    given = limits if isinstance(limits, Mapping) else dict.fromkeys(limits, 0)
+    names = [limits] if isinstance(limits, str) else limits
+    given = names if isinstance(names, Mapping) else dict.fromkeys(names, 0)
     shares = {name: _parse_share(name, share) for name, share in given.items()}
     if unknown := [name for name in shares if name not in (*DOCUMENT_RULES, ALL)]:
         known = ", ".join(DOCUMENT_RULES)
         raise ValueError(f"fail_on has no rule {unknown[0]!r}. Use all, or any of {known}")
-    of_all = dict.fromkeys(DOCUMENT_RULES, shares.pop(ALL)) if ALL in shares else {}
+    if shares and not chosen:
+        raise ValueError(f"fail_on has {next(iter(shares))!r}, but rules chooses none. Choose some")
+    if idle := [name for name in shares if name not in (*chosen, ALL)]:
+        needed = "Pass a tokenizer" if idle[0] == FRAMED_TEXT else "Add it to rules"
+        raise ValueError(f"fail_on has {idle[0]!r}, but this rule does not apply. {needed}")
+    every = [name for name in DOCUMENT_RULES if name in chosen]
+    of_all = dict.fromkeys(every, shares.pop(ALL)) if ALL in shares else {}
     return of_all | shares
 
 

@@ -25,12 +25,14 @@ from cloudload.check.shards import name_sample
 from cloudload.mds.shard import ID_KEY, Shard
 
 _TEXT_ENCODINGS = ("str", "bytes")
+_NO_ID = (b"",)
+_NO_JSON_ID = (b"null", b'""')
 
 
 class DocumentCheck:
     """Tests the documents of one shard after the other."""
 
-    def __init__(self, rules: DocumentRules, text_key: str) -> None:
+    def __init__(self, rules: DocumentRules, text_key: str | None) -> None:
         self._rules, self._text_key = rules, text_key
         tests = dict(list_tests(rules))
         self._empty, self._tests = tests.pop(EMPTY_TEXT, None), list(tests.items())
@@ -38,14 +40,15 @@ class DocumentCheck:
     def look(self, shard: Shard) -> tuple[Findings, dict[str, bytes]]:
         """The findings of a shard whose samples are whole, and the hashes of its documents.
 
-        The hashes are records by rule. Blank texts are not hashed.
+        The hashes are records by rule. Blank texts and empty IDs are not hashed.
         """
         findings = Findings()
         hashes = dict.fromkeys(self._rules.hashed, b"")
         encodings = {column.name: column.encoding for column in shard.info.columns}
-        if self._rules.names and encodings.get(self._text_key) in _TEXT_ENCODINGS:
+        key = self._text_key
+        if self._rules.names and key is not None and encodings.get(key) in _TEXT_ENCODINGS:
             findings.documents += shard.info.samples
-            texts = self._test(shard, findings)
+            texts = self._test(shard, key, findings)
             if REPEATED_TEXT in hashes:
                 hashes[REPEATED_TEXT] = encode_records(texts)
             else:
@@ -53,13 +56,13 @@ class DocumentCheck:
                     pass
         if REPEATED_ID in hashes and ID_KEY in encodings:
             values = enumerate(_read_values(shard, ID_KEY))
-            null = b"null" if encodings[ID_KEY] == "json" else None
-            hashes[REPEATED_ID] = encode_records(each for each in values if each[1] != null)
+            none = _NO_JSON_ID if encodings[ID_KEY] == "json" else _NO_ID
+            hashes[REPEATED_ID] = encode_records(each for each in values if each[1] not in none)
         return findings, hashes
 
-    def _test(self, shard: Shard, findings: Findings) -> Iterator[tuple[int, bytes]]:
+    def _test(self, shard: Shard, key: str, findings: Findings) -> Iterator[tuple[int, bytes]]:
         """Test each text, and yield the index and bytes of those that are not blank."""
-        for sample, text in enumerate(_read_values(shard, self._text_key)):
+        for sample, text in enumerate(_read_values(shard, key)):
             if is_blank(text):
                 if self._empty is not None:
                     _note(findings, EMPTY_TEXT, shard, sample, self._empty(text))

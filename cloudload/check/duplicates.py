@@ -3,8 +3,8 @@
     hashes of each group ─► parts by hash, in temporary files ─► each part: sort, equal neighbors
 
 A record has 24 bytes: a 128-bit hash, and the place of the document. Parts are read one at a time,
-so memory does not grow with the dataset, but the temporary files do. Two different documents have
-the same hash with a probability of 10^-20 at 10^9 documents.
+so memory does not grow with the dataset up to 1.4 * 10^9 documents, but the temporary files do. Two
+different documents have the same hash with a probability of 10^-20 at 10^9 documents.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class CheckWork:
 
     url: str
     """The dataset's folder."""
-    text_key: str
+    text_key: str | None
+    """The column of texts; None if the documents are token IDs."""
     retry: Retry
     threads: int
     """Number of threads that read shards."""
@@ -64,7 +65,7 @@ class GroupResult(NamedTuple):
 
 def check_shards(
     url: str,
-    text_key: str,
+    text_key: str | None,
     retry: Retry,
     shards: Sequence[ShardInfo],
     *,

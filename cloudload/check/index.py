@@ -15,7 +15,7 @@ from cloudload.check import streaming_format as streaming
 from cloudload.check.findings import Finding, Findings, find
 from cloudload.check.rules import BOTH, CLOUDLOAD
 from cloudload.check.shards import check_codecs
-from cloudload.mds.document_columns import is_token_array
+from cloudload.mds.document_columns import holds_tokens, is_token_array
 from cloudload.mds.hashes import fastest_hash
 from cloudload.mds.index import (
     COMPRESSIONS,
@@ -37,8 +37,10 @@ _MOST_NODES_BY_DEFAULT = 64
 _REFUSED = object()
 
 
-def check_index(data: bytes, text_key: str, findings: Findings) -> tuple[list[ShardInfo], bool]:
-    """Add the findings of an index.
+def check_index(
+    data: bytes, text_key: str | None, tokens_key: str | None, findings: Findings
+) -> tuple[list[ShardInfo], bool]:
+    """Add the findings of an index whose documents are texts, or token IDs if `text_key` is None.
 
     Returns the shards that cloudload accepts, in order, and whether it accepts all shards.
     """
@@ -70,7 +72,7 @@ def check_index(data: bytes, text_key: str, findings: Findings) -> tuple[list[Sh
     for check in (_check_shard_names, _check_hashes):
         findings.add(check(shards))
     findings.add(check_codecs(shard.compression for shard in shards))
-    findings.add(_check_columns(shards, text_key))
+    findings.add(_check_columns(shards, text_key, tokens_key))
     return shards, not num_refused
 
 
@@ -199,7 +201,9 @@ def _check_hashes(shards: list[ShardInfo]) -> Iterator[Finding]:
             yield find("hash-partial", "", f"{what}. Streaming's validate_hash fails on the others")
 
 
-def _check_columns(shards: list[ShardInfo], text_key: str) -> Iterator[Finding]:
+def _check_columns(
+    shards: list[ShardInfo], text_key: str | None, tokens_key: str | None
+) -> Iterator[Finding]:
     first: dict[tuple[Column, ...], str] = {}
     for shard in shards:
         first.setdefault(shard.columns, shard.raw.name)
@@ -211,28 +215,44 @@ def _check_columns(shards: list[ShardInfo], text_key: str) -> Iterator[Finding]:
         if found.keys() != expected[0]:
             what = f"has the columns {_list(found)}, but {expected[1]} has {_list(expected[0])}"
             yield find("columns-differ", where, f"{what}. PyTorch cannot collate such samples")
-        is_pretokenized = text_key not in found and any(map(is_token_array, found.values()))
-        if found.get(text_key) not in ("str", "bytes") and not is_pretokenized:
-            has = f"{found[text_key]}, not text, in" if text_key in found else "no"
-            texts = _list(name for name in found if found[name] in ("str", "bytes")) or "none"
-            yield find(
-                "text-column", where, f"has {has} column {text_key!r}. Its text columns: {texts}"
-            )
+        if tokens_key is not None:
+            yield from _check_tokens(found, tokens_key, where)
+        elif text_key is not None:
+            yield from _check_text(found, text_key, where)
         for name, encoding in found.items() - seen:
-            yield from _check_encoding(name, encoding, where)
+            is_read = name == tokens_key and holds_tokens(encoding)
+            yield from _check_encoding(name, encoding, where, is_read=is_read)
         seen |= found.items()
+
+
+def _check_text(found: Mapping[str, str], text_key: str, where: str) -> Iterator[Finding]:
+    is_pretokenized = text_key not in found and any(map(is_token_array, found.values()))
+    if found.get(text_key) not in ("str", "bytes") and not is_pretokenized:
+        has = f"{found[text_key]}, not text, in" if text_key in found else "no"
+        texts = _list(name for name in found if found[name] in ("str", "bytes")) or "none"
+        yield find(
+            "text-column", where, f"has {has} column {text_key!r}. Its text columns: {texts}"
+        )
+
+
+def _check_tokens(found: Mapping[str, str], tokens_key: str, where: str) -> Iterator[Finding]:
+    if tokens_key not in found or not holds_tokens(found[tokens_key]):
+        has = f"{found[tokens_key][:100]}, not token IDs, in" if tokens_key in found else "no"
+        could = _list(name for name in found if holds_tokens(found[name])) or "none"
+        what = f"has {has} column {tokens_key!r}. Its columns that could hold token IDs: {could}"
+        yield find("text-column", where, what, advice="Pass the name of the column: tokens_key=")
 
 
 def _list(names: Any) -> str:
     return ", ".join(sorted(names))[:300]
 
 
-def _check_encoding(name: str, encoding: str, where: str) -> Iterator[Finding]:
+def _check_encoding(name: str, encoding: str, where: str, *, is_read: bool) -> Iterator[Finding]:
     column = f"column {name[:100]!r} has the encoding {encoding[:100]!r}"
     if encoding in streaming.UNSAFE_ENCODINGS:
         yield find("pickle", where, f"{column}: pickled values, which may run code when read")
     elif not streaming.knows_encoding(encoding):
         what = f"{column}, which Streaming does not know. It decodes every column of a sample"
         yield find("encoding-unknown", where, what)
-    elif encoding not in ("str", "bytes", "json", *FIXED_FORMATS):
+    elif not is_read and encoding not in ("str", "bytes", "json", *FIXED_FORMATS):
         yield find("encoding-unread", where, f"{column}, which cloudload does not decode")

@@ -6,7 +6,7 @@
 Every lead byte of UTF-8 becomes one of a few letters, and every other byte becomes a symbol or an
 unusual letter. So the text has such a letter followed by as many such characters as the lead byte
 announces. Correct text hardly ever has this sequence. Punctuation after a capital letter, such as
-`É»`, is not counted.
+`É»`, is not counted, and neither is what may end a word before punctuation, such as `íš“` or `é®”`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 
 _PUNCTUATION = "\xa0«»“”…\u2018\u2019\u2013\u2014"  # quotation marks and dashes
+_BETWEEN = _PUNCTUATION + "¿¡\u2039\u203a\xad"  # may stand between words, or between letters
+_ENDING = "šžŠŽœŒŸ™®©°ªº¹²³"  # may end a word
 _EXCERPT_BYTES = 24
 
 
@@ -31,11 +33,14 @@ def _compile() -> tuple[re.Pattern[bytes], ...]:
     """One pattern for each first byte, because the search for a fixed first byte is fast."""
     western = _read_rest("latin-1", "cp1252")
     any_, symbol = _alternatives(western), _alternatives(western - set(_PUNCTUATION))
+    ending = _alternatives(set(_ENDING))
+    certain = _alternatives(western - set(_BETWEEN + _ENDING))
     latin = (
         b"\x82%b" % any_,  # Â£
         b"\x83%b" % symbol,  # Ã©
         b"[\x84-\x9f]%b\xc3[\x84-\x9f]%b" % (any_, any_),  # ÐŸÑ€
-        b"[\xa0-\xaf](?:%b%b|%b%b)" % (symbol, any_, any_, symbol),  # â€™
+        # â€™
+        b"[\xa0-\xaf](?:%b%b|%b%b|%b%b)" % (certain, any_, any_, certain, ending, ending),
         b"[\xb0-\xb4]%b%b%b" % (any_, any_, any_),  # an emoji
     )
     cyrillic = b"\xd0[\xa0\xa1]" + _alternatives(_read_rest("cp1251"))

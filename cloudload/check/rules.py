@@ -177,11 +177,11 @@ RULES: dict[str, Rule] = {
         "Convert the corpus again, with the same columns in all shards",
     ),
     "text-column": Rule(
-        "A shard has no text column of the given name.",
+        "A shard has no column of text, or of token IDs, with the given name.",
         ERROR,
         (CLOUDLOAD,),
         "Pass the name of the text column: text_key= (--text-key). For a column of token IDs, pass "
-        "tokens_key= to the loader, which then needs no text",
+        "tokens_key= (--tokens-key), which then needs no text",
     ),
     # objects
     "shard-missing": Rule("A shard's object does not exist.", ERROR, BOTH, _COPY_AGAIN),

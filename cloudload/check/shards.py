@@ -43,7 +43,7 @@ _DECODERS: dict[str, Callable[[str], Any]] = {
 def check_shard(
     url: str,
     info: ShardInfo,
-    text_key: str,
+    text_key: str | None,
     retry: Retry,
     look: Callable[[Shard], object] | None = None,
 ) -> list[Finding]:
@@ -103,7 +103,7 @@ def check_codecs(compressions: Iterable[str | None], where: str = "") -> list[Fi
 
 
 def _check_in_place(
-    path: Path, info: ShardInfo, text_key: str, look: Callable[[Shard], object] | None
+    path: Path, info: ShardInfo, text_key: str | None, look: Callable[[Shard], object] | None
 ) -> Iterator[Finding]:
     if not path.is_file():
         yield find("shard-missing", info.raw.name, f"{path} is not a file")
@@ -164,7 +164,7 @@ def _check_file(
 
 
 def _check_raw(
-    path: Path, info: ShardInfo, text_key: str, look: Callable[[Shard], object] | None
+    path: Path, info: ShardInfo, text_key: str | None, look: Callable[[Shard], object] | None
 ) -> Iterator[Finding]:
     """Check a raw shard of the right size."""
     with path.open("rb") as file:
@@ -205,7 +205,9 @@ def _layout_fault(shard: Shard) -> str | None:
     return None
 
 
-def _check_column(shard: Shard, number: int, column: Column, text_key: str) -> Iterator[Finding]:
+def _check_column(
+    shard: Shard, number: int, column: Column, text_key: str | None
+) -> Iterator[Finding]:
     """The first value of a text column that cannot be decoded."""
     decode = _DECODERS.get(column.encoding)
     sample = 0

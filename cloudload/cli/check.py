@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, check_output
 from cloudload.cli.engine import add_engine_options, open_engine
 from cloudload.cli.loader_options import CHECK, add_loader_options, read_loader_options
 from cloudload.cli.provenance import without_start_log
@@ -17,6 +18,7 @@ from cloudload.cli.terminal_text import escape
 if TYPE_CHECKING:
     from cloudload.check.findings import CheckReport, Finding
     from cloudload.cli.command import Commands
+    from cloudload.config.stream import Stream
     from cloudload.provenance import GoldenReport
 
 _CHECK_EXAMPLE = """\
@@ -52,6 +54,8 @@ def add_check(commands: Commands) -> None:
     add("dataset", nargs="?", metavar="DATASET", help=data)
     add("--split", metavar="NAME", help="check DATASET/NAME")
     add("--text-key", metavar="COLUMN", help="column that holds the document (default: text)")
+    tokens = "column that holds the document as token IDs, if the run reads them"
+    add("--tokens-key", metavar="COLUMN", help=tokens)
     rules = "rules for documents, with commas: all, none, or names such as text-repeated; see the "
     rules += "docs for all (default: all)"
     add("--rules", type=_split, metavar="NAMES", help=rules)
@@ -63,7 +67,7 @@ def add_check(commands: Commands) -> None:
     add("--expect-bos", metavar="TOKEN", help=expect.format("before"))
     add("--expect-eos", metavar="TOKEN", help=expect.format("after"))
     fail = "rules that make the exit status 1, with commas, each with the share of documents that "
-    fail += "may break it, such as text-mojibake=0.1%%; all stands for every rule"
+    fail += "may break it, such as text-mojibake=0.1%%; all stands for all of --rules"
     add("--fail-on", type=_parse_limits, metavar="NAME[=SHARE],...", help=fail)
     sample = "shards to read, evenly spread, or all. 0 checks only the index and the objects' sizes"
     add("--sample", type=_sample, metavar="N", help=f"{sample} (default: all)")
@@ -100,6 +104,7 @@ def _parse_limits(text: str) -> dict[str, str]:
 
 @without_start_log()
 def _check(options: argparse.Namespace) -> int:
+    _check_flags(options)
     has_config = bool(options.yaml or options.config or options.option)
     if not has_config:
         if options.dataset is None:
@@ -110,6 +115,7 @@ def _check(options: argparse.Namespace) -> int:
     else:
         options.data = None if options.dataset is None else [options.dataset]
         run = read_loader_options(options, CHECK)
+        run["data"] = _read_streams(run["data"], options.split)
     given = _merge_options(run.pop(CHECK, {}), options)
     if options.write_golden:
         return _write_golden(run, options)
@@ -121,6 +127,15 @@ def _check(options: argparse.Namespace) -> int:
     return 0 if all(each.is_sound for each in reports) and (not golden or golden.is_same) else 1
 
 
+def _check_flags(options: argparse.Namespace) -> None:
+    """End the command if a flag would have no effect, or a file could not be written."""
+    if options.golden and options.write_golden:
+        options.parser.error("--golden compares rows, --write-golden writes them. Pass one of them")
+    if options.rows is not None and not options.write_golden:
+        options.parser.error("--rows is the number of rows to write. Pass --write-golden, too")
+    check_output("--write-golden", options.write_golden)
+
+
 def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
     """The options of `check_dataset` in the part `check` of a config, and then in the flags."""
     if not isinstance(config, Mapping) or set(config) - set(_CHECK_OPTIONS):
@@ -130,24 +145,30 @@ def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
     given = {**config, **{name: value for name, value in flags.items() if value is not None}}
     if given.get("sample") == "all":
         del given["sample"]
+    if options.sample == 0 and options.fail_on is None:
+        given.pop("fail_on", None)  # the limits of the config need documents
     return given
+
+
+def _read_streams(data: Any, split: str | None) -> list[Stream]:
+    """The streams of a run. Those without a split get `split`."""
+    from cloudload.config.options import as_streams
+
+    return [replace(each, split=each.split or split) for each in as_streams(data)]
 
 
 def _check_datasets(
     run: Mapping[str, Any], given: Mapping[str, Any], options: argparse.Namespace
 ) -> Iterator[CheckReport]:
     """Check the dataset of each stream of a run."""
-    from cloudload.config.stream import Stream
-
-    data = run["data"]
     of_run = {"tokenizer": run.get("tokenizer"), "text_key": run.get("text_key", "text")}
-    for each in [data] if isinstance(data, str | Stream) else data:
-        stream = each if isinstance(each, Stream) else Stream(each, split=options.split)
+    for stream in run["data"]:
         own = {"bos": stream.bos, "eos": stream.eos}
         frame = {
             name: run.get(name, "auto") if token == "same" else token for name, token in own.items()
         }
-        arguments = {**of_run, **frame, **given}
+        tokens_key = run.get("tokens_key") if stream.tokens_key == "same" else stream.tokens_key
+        arguments = {**of_run, **frame, "tokens_key": tokens_key, **given}
         yield _check_one(stream.remote, stream.split, arguments, options)
 
 
@@ -156,8 +177,8 @@ def _check_one(
 ) -> CheckReport:
     from cloudload.check import check_dataset
 
-    flags = {"tokenizer": options.tokenizer, "text_key": options.text_key}
-    flags = {name: value for name, value in flags.items() if value is not None}
+    names = ("tokenizer", "text_key", "tokens_key")
+    flags = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     with open_engine(options) as executor:
         return check_dataset(
             dataset,

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudload.option_names import names_of_ours
@@ -85,3 +86,14 @@ def add_command(
     )
     parser.set_defaults(run=run, after_interrupt=after_interrupt, parser=parser)
     return parser
+
+
+def check_output(flag: str, path: Path | None) -> None:
+    """Raise `ValueError` if a file cannot be created at the path of a flag, before work is done."""
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ValueError(f"{flag} is {path}, but there is no folder {folder}. Create it first")
+    if path.is_dir():
+        raise ValueError(f"{flag} is {path}, which is a folder. Add the name of a file")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, check_output
 from cloudload.cli.engine import add_engine_options, open_engine
 
 if TYPE_CHECKING:
@@ -112,11 +112,7 @@ def _convert(options: argparse.Namespace) -> int:
         options.split, options.splits = None, options.split
     if options.plan:
         return _print_outline(options)
-    if options.report and not options.report.absolute().parent.is_dir():
-        raise ValueError(
-            f"--report is {options.report}, but there is no folder {options.report.parent}. Create "
-            "it first"
-        )
+    check_output("--report", options.report)
     names = "text_key id_key keep format split splits shard_bytes segment_bytes processes worker "
     names += "finish skip_bad rejects overwrite append tokenizer transform_id on_error"
     with open_engine(options) as executor:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, check_output
 from cloudload.cli.count import parse_share
 from cloudload.cli.loader_options import add_loader_options, read_loader_options
 from cloudload.cli.provenance import without_start_log
@@ -101,9 +101,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
     if options.png is not None:
         check_picture(options.png)
-    if options.html is not None and not options.html.absolute().parent.is_dir():
-        folder = options.html.absolute().parent
-        raise ValueError(f"--html is {options.html}, but there is no folder {folder}. Create it")
+    check_output("--html", options.html)
 
 
 def describe_plan(plan: RunPlan) -> Iterator[str]:

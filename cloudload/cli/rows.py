@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, check_output
 from cloudload.cli.loader_options import add_loader_options, read_loader_options
 from cloudload.cli.provenance import (
     add_run_options,
@@ -66,11 +66,8 @@ def _rows(options: argparse.Namespace) -> int:
     from cloudload.provenance import view_rows
     from cloudload.provenance.row_page import render_rows
 
-    folder = options.out.absolute().parent
-    if not options.json and not folder.is_dir():
-        raise ValueError(
-            f"--out is {options.out}, but there is no folder {folder}. Create it first"
-        )
+    if not options.json:
+        check_output("--out", options.out)
     run, delivery = _open_run(options)
     num_rows = len(options.steps) * len(options.row or range(run.global_batch))
     if not options.json and num_rows > _MOST_ROWS:

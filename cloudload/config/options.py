@@ -25,7 +25,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
     then agree on the last batch before they hand it out. Raises `ValueError` if an option is
     invalid.
     """
-    rows = RowsConfig(streams=_as_streams(options["data"]), **_pick(RowsConfig, options))
+    rows = RowsConfig(streams=as_streams(options["data"]), **_pick(RowsConfig, options))
     retry = options["retry"]
     given = {**_pick(DeliveryConfig, options), "retry": Retry() if retry is None else retry}
     delivery = DeliveryConfig(**given)
@@ -58,7 +58,8 @@ def _pick(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in names}
 
 
-def _as_streams(data: Any) -> tuple[Stream, ...]:
+def as_streams(data: Any) -> tuple[Stream, ...]:
+    """The streams that a loader's `data` stands for. Raises `ValueError`."""
     items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
     if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
         if type(wrong[0]).__module__.partition(".")[0] == "datasets":

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloudload.delivery.world import World
+from cloudload.delivery.world import World, default_num_workers
 from cloudload.forecast.budget import Extent, find_extent
 from cloudload.forecast.cases import Cases
 from cloudload.forecast.prices import Prices
@@ -14,11 +14,12 @@ from cloudload.forecast.reading import Reading, ReadingWorld
 from cloudload.forecast.shard_uses import FoundUses, find_uses
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.dealing import deal_lanes, find_lane_hosts
+from cloudload.session.preparation import is_worker_fast
 from cloudload.stats import READ
 from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import count_documents_ahead
 
-_DEFAULT_WORKERS = 4
+_ENOUGH_CORES = 1 << 20
 _MOST_PACKED = 1 << 24  # documents, which are packed in less than a minute
 
 
@@ -118,9 +119,13 @@ class AskedRun:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers of each rank."""
-        given = self.plan.delivery.num_workers
-        return max(1, _DEFAULT_WORKERS if given is None else given)
+        """Number of workers of each rank, on nodes that have enough cores."""
+        plan = self.plan
+        number = plan.delivery.num_workers
+        if number is None:
+            is_fast = is_worker_fast(plan.recipe, plan.backend)
+            number = default_num_workers(1, _ENOUGH_CORES, _ENOUGH_CORES, is_fast=is_fast)
+        return min(max(1, number), max(1, plan.num_lanes // self.world.size))
 
     @property
     def documents_ahead(self) -> tuple[int, ...]:

@@ -30,7 +30,6 @@ from cloudload.stats import READ, TOKENS
 from cloudload.storage.redaction import redact
 
 _MOST_EPOCHS = 4
-_DEFAULT_WORKERS = 4
 _SAMPLE = 0.01
 
 

@@ -41,8 +41,8 @@ class Speed:
     """Tokens per second that one core reads, tokenizes and packs."""
 
 
-def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed:
-    """Read the first batches of rank 0 of a world of `world_size` ranks.
+def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed | None:
+    """Read the first batches of rank 0 of a world of `world_size` ranks. None if it has no batch.
 
     Keeps shards in a temporary folder, which is removed. Raises the errors of `CloudLoader`.
     """
@@ -56,6 +56,8 @@ def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed:
             cold_options = {**alone, "local": folder}
             seconds = _start_in_process(cold_options)
             cold.append(start(cold_options) if seconds is None else seconds)
+        if math.isnan(cold[-1]):
+            return None
     with tempfile.TemporaryDirectory(prefix="cloudload-plan-") as folder:
         warm = _read({**alone, "local": folder, "num_workers": 0})
     first = Figure.predicted(cold)
@@ -78,11 +80,11 @@ def _start_in_process(options: Mapping[str, Any]) -> float | None:
 
 
 def start(options: Mapping[str, Any]) -> float:
-    """Seconds from the creation of a loader to its first batch."""
+    """Seconds from the creation of a loader to its first batch; NaN if it has no batch."""
     began = time.monotonic()
     with CloudLoader(**options) as loader:
-        next(iter(loader))
-        return time.monotonic() - began
+        batch = next(iter(loader), None)
+        return math.nan if batch is None else time.monotonic() - began
 
 
 def _read(options: Mapping[str, Any]) -> list[float]:

@@ -27,10 +27,11 @@ import xxhash
 
 from cloudload.batch import Batch
 from cloudload.config.choices import AUTO, LEARN
-from cloudload.errors import DatasetError
+from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.packing.tables import SPAN_STREAM
 from cloudload.provenance.state_words import Difference, compare_options, shorten
+from cloudload.run.state import read_state
 
 DATA, TOKENIZER, ORDER = "data", "tokenizer", "order"
 NUM_ROWS = 256
@@ -86,6 +87,8 @@ class Golden:
     state: Mapping[str, Any]
     """The state of the loader before the first row."""
     rows: tuple[Row, ...]
+    is_whole: bool
+    """Whether the run ended after these rows."""
 
     @property
     def digest(self) -> str:
@@ -96,7 +99,8 @@ class Golden:
     def to_json(self) -> str:
         """Return the rows as JSON, with one row a line."""
         rows = [json.dumps([list(asdict(span).values()) for span in row]) for row in self.rows]
-        head = {_KEY: _FORMAT, "digest": self.digest, "state": self.state}
+        head: dict[str, Any] = {_KEY: _FORMAT, "digest": self.digest, "is_whole": self.is_whole}
+        head["state"] = self.state
         return f'{json.dumps(head)[:-1]}, "rows": [\n' + ",\n".join(rows) + "\n]}\n"
 
 
@@ -135,7 +139,8 @@ def record_golden(num_rows: int = NUM_ROWS, **options: Any) -> Golden:
         raise ValueError(f"the number of golden rows is {num_rows}. Use at least 1")
     with _open_alone(options) as loader:
         state = loader.state_dict()
-        return Golden(state, tuple(itertools.islice(_read_rows(loader), num_rows)))
+        rows = tuple(itertools.islice(_read_rows(loader), num_rows + 1))
+        return Golden(state, rows[:num_rows], is_whole=len(rows) <= num_rows)
 
 
 def read_golden(path: Path) -> Golden:
@@ -145,9 +150,10 @@ def read_golden(path: Path) -> Golden:
         if content[_KEY] != _FORMAT:
             raise ValueError(f"it has the format {content[_KEY]}, not {_FORMAT}")
         rows = tuple(tuple(GoldenSpan(*span) for span in row) for row in content["rows"])
-        golden = Golden(content["state"], rows)
+        golden = Golden(content["state"], rows, is_whole=content["is_whole"])
         if golden.digest != content["digest"]:
             raise ValueError("its rows do not have its digest")
+        _check_state(golden.state)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DatasetError(
             f"{path} is not a file of golden rows: {error}. Write it again (--write-golden)"
@@ -155,15 +161,26 @@ def read_golden(path: Path) -> Golden:
     return golden
 
 
+def _check_state(state: Any) -> None:
+    """Raise `ValueError` if a state cannot be compared."""
+    if not isinstance(state, Mapping):
+        raise ValueError(f"its state is {shorten(state)}")
+    try:
+        read_state(state)
+    except StreamChangedError as error:
+        raise ValueError(f"in its state, {str(error).partition('. ')[0]}") from error
+
+
 def compare_golden(golden: Golden, **options: Any) -> GoldenReport:
     """Compare the first rows of the run of a `CloudLoader` with those that were recorded.
 
-    Stops at the first row that differs. Raises the errors of `CloudLoader`.
+    Stops at the first row that differs. If the recorded run ended, this one must end, too. Raises
+    the errors of `CloudLoader`.
     """
     with _open_alone(options) as loader:
         found_changes = compare_options(golden.state, loader.state_dict())
         changed = tuple(each for each in found_changes if _has_effect(each))
-        found = itertools.islice(_read_rows(loader), len(golden.rows))
+        found = itertools.islice(_read_rows(loader), len(golden.rows) + golden.is_whole)
         pairs = itertools.zip_longest(golden.rows, found, fillvalue=())
         for number, (before, now) in enumerate(pairs):
             if _tokens_of(before) != _tokens_of(now):

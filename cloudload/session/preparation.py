@@ -18,8 +18,10 @@ from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.known_lanes import KnownLanes
 from cloudload.delivery.working_set import check_cache_limit, open_current_orders
 from cloudload.delivery.world import count_cores, default_num_workers
+from cloudload.run.recipe import Recipe
 from cloudload.session.current_run import CurrentRun
 from cloudload.session.membership import Membership
+from cloudload.tokenization.backend import Choice
 from cloudload.workers.plan import Foreseen, Measuring, Mixed, Phase, Plan, Steady
 
 logger = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ def make_plan(run: CurrentRun, member: Membership) -> Plan:
     lanes_of_rank = max(1, run.recipe.num_lanes // world.size)
     num_workers = delivery.num_workers
     if num_workers is None:
-        is_fast = run.backend.name != HF and run.recipe.config.transform is None
+        is_fast = is_worker_fast(run.recipe, run.backend)
         cores = count_cores()
         num_workers = default_num_workers(world.ranks_per_node, *cores, is_fast=is_fast)
     return Plan(
@@ -60,6 +62,11 @@ def make_plan(run: CurrentRun, member: Membership) -> Plan:
         lengths=run.lengths,
         has_jumped=run.has_jumped and member.is_first,
     )
+
+
+def is_worker_fast(recipe: Recipe, backend: Choice) -> bool:
+    """Whether one worker is enough for a rank; see `default_num_workers`."""
+    return backend.name != HF and recipe.config.transform is None
 
 
 def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:

@@ -7,12 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import cli
-from cloudload.check import check_dataset, duplicates, groups
+from cloudload.check import check_dataset, duplicates, groups, mojibake
 from cloudload.check.document_rules import DOCUMENT_RULES
 from cloudload.check.findings import MOST_LISTED, CheckReport
 from cloudload.check.mojibake import find_mojibake
@@ -22,7 +23,7 @@ PLAIN = [f"document {number}, ascii" for number in range(70)]
 RUSSIAN, FRENCH, EMOJI = "Привет, мир", "déjà vu, l\u2019été", "fine 😀 day"
 
 
-def check(folder: Path, **options: Any) -> CheckReport:
+def check(folder: str | Path, **options: Any) -> CheckReport:
     return check_dataset(folder, progress=False, processes=1, **options)
 
 
@@ -58,6 +59,24 @@ BROKEN: list[tuple[str, str, str]] = [
 GOOD = [
     *("\x1b[31mred\x1b[0m\r\n", "x" * 1024, RUSSIAN, FRENCH, EMOJI, "狐 の", "عربي", "<s> <| |>"),
     *("CAFÉ»\u2013NÃO", "ESPAÑ”", "tout collè…» après", "ROMÂNIA\x85", "à « la » carte", "Ñ©"),
+    *(
+        "„Ty už vidíš“",
+        "„Slyšíš“",
+        "co děláš…",
+        "garáž… dom",
+        "blíž”",
+        "uvidíš\u2013li",
+        "pří\xadští",
+    ),
+    *(
+        "Nestlé®”",
+        "café™…",
+        "¿Qué…¿no?",
+        "está—¿verdad?",
+        "société²”",
+        "«\u2039café\u203a»",
+        "Vieš…“",
+    ),
 ]
 
 
@@ -73,7 +92,8 @@ def test_a_document_that_breaks_a_rule_is_named(
     assert finding.what.startswith("sample 1 (id 'second') ")
     assert what in finding.what.encode().decode("unicode_escape") or what in finding.what
     assert (report.documents, report.is_sound) == (72, True)
-    assert not check(folder, max_bytes="1kb", fail_on=[kind]).is_sound
+    for fail_on in (kind, [kind], "all"):
+        assert not check(folder, max_bytes="1kb", fail_on=fail_on).is_sound
 
 
 def test_texts_of_many_languages_break_no_rule(tmp_path: Path) -> None:
@@ -85,8 +105,8 @@ def test_texts_of_many_languages_break_no_rule(tmp_path: Path) -> None:
 @settings(max_examples=200)
 def test_text_that_is_read_as_latin_1_is_found_and_its_ascii_is_not(text: str) -> None:
     wrong = wrongly(text, "latin-1")
-    is_certain = any(ord(each) >= 0x800 for each in text) and "\ufffd" not in text
-    if is_certain:
+    unclear = set(mojibake._BETWEEN + mojibake._ENDING)
+    if any(ord(each) >= 0x800 and set(wrongly(each, "latin-1")[1:]) - unclear for each in text):
         assert find_mojibake(wrong.encode())
     assert not find_mojibake(text.encode("ascii", "ignore"))
 
@@ -135,6 +155,38 @@ def test_documents_that_repeat_an_earlier_one_are_named_with_it(repeated: Path) 
     assert check(repeated, sample=1).counts == {}
     assert check(repeated, rules=["id-repeated"]).counts == {"id-repeated": 1}
     assert check(repeated, rules="none").counts == {}
+
+
+@pytest.mark.parametrize("encoding", ["ndarray:uint16", "bytes"])
+def test_token_ids_that_a_run_reads_are_not_text(
+    tmp_path: Path, encoding: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = [np.array([number, 0xFFFF], "uint16") for number in range(70)]
+    values = [each.tobytes() for each in ids] if encoding == "bytes" else ids
+    data = write_mds(tmp_path / "data", values, column="tokens", encoding=encoding)
+    report = check(data, tokens_key="tokens", text_key="tokens")
+    assert (report.findings, report.documents) == ((), 0)
+    [finding] = check(data, tokens_key="ids").findings[:1]
+    assert (finding.kind, finding.what) == (
+        "text-column",
+        "has no column 'ids'. Its columns that could hold token IDs: tokens",
+    )
+    config = tmp_path / "run.yaml"
+    run = {"data": data, "seq_len": 8, "tokens_key": "tokens", "tokens_dtype": "uint16"}
+    config.write_text(json.dumps(run))
+    for command in (["--config", str(config)], [data, "--tokens-key", "tokens"]):
+        assert cli.main(["check", *command, "--quiet", "--json", "--processes", "1"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found.get("datasets", [found])[0]["counts"] == {}
+
+
+@pytest.mark.parametrize(("encoding", "values"), [("str", ["", "a"]), ("json", ["", None, "a"])])
+def test_documents_without_an_id_do_not_repeat_one(
+    tmp_path: Path, encoding: str, values: list[str | None]
+) -> None:
+    ids = [values[number % len(values)] for number in range(10)]
+    write_mds(tmp_path, PLAIN[:10], extra={"id": (encoding, ids)})
+    assert check(tmp_path).counts == {"few-samples": 1, "id-repeated": ids.count("a") - 1}
 
 
 def test_the_report_of_documents_is_the_same_on_every_engine(
@@ -194,6 +246,12 @@ def test_wrong_rules_are_refused(tmp_path: Path) -> None:
         ({"rules": "text-empt"}, "there is no rule 'text-empt'. Use all, none, or any of text-emp"),
         ({"fail_on": ["size"]}, "fail_on has no rule 'size'"),
         ({"fail_on": {"text-long": "2"}}, "fail_on has text-long=2. Use a share of documents"),
+        ({"fail_on": "size"}, "fail_on has no rule 'size'"),
+        ({"fail_on": "text-long", "rules": "none"}, "'text-long', but rules chooses none"),
+        ({"fail_on": "all", "rules": []}, "fail_on has 'all', but rules chooses none"),
+        ({"fail_on": "text-long", "rules": "text-empty"}, "does not apply. Add it to rules"),
+        ({"fail_on": "text-framed"}, "'text-framed', but this rule does not .* Pass a tokenizer"),
+        ({"fail_on": "all", "sample": 0}, "fail_on needs documents, but sample is 0"),
         ({"rules": ["text-framed"]}, "the rule text-framed needs a tokenizer"),
         ({"max_bytes": 0}, "0 is not a size"),
     ):
@@ -232,6 +290,10 @@ def test_the_command_takes_rules_from_flags_and_from_a_config(
     assert cli.main([*command, "--fail-on", "text-control"]) == 1  # instead of the config's
     first, second = json.loads(capsys.readouterr().out)["datasets"]
     assert [first["is_sound"], second["is_sound"]] == [False, True]
+    config.write_text(json.dumps({**run, "check": {"fail_on": "text-control"}}))
+    assert cli.main(command) == 1
+    assert cli.main([*command, "--sample", "0"]) == 0  # tests no documents
+    capsys.readouterr()
     config.write_text(json.dumps({**run, "check": {"rule": []}}))
     assert cli.main(command) == 1
     assert "`check` in the config is {'rule': []}. Use any of rules," in capsys.readouterr().err

@@ -122,6 +122,14 @@ def test_a_mixture_and_a_run_that_ends_are_recorded_to_their_end(
     whole = record_golden(10_000, **options, epochs=1)
     read = {each.place for row in whole.rows for each in row}
     assert read == {(0, 0, sample) for sample in range(len(TEXTS))}
+    (tmp_path / "whole.json").write_text(whole.to_json())
+    whole = read_golden(tmp_path / "whole.json")
+    assert compare_golden(whole, **options, epochs=1).is_same
+    report = compare_golden(whole, **options, epochs=2)  # has more rows
+    assert report.first_row is not None
+    all_at_once = record_golden(len(whole.rows), **options, epochs=1)
+    assert (all_at_once.rows, all_at_once.is_whole) == (whole.rows, True)
+    assert not record_golden(len(whole.rows) - 1, **options, epochs=1).is_whole
     report = compare_golden(whole, **options)  # without an end
     assert (report.cause, report.is_same) == ("order", False)
     with pytest.raises(ValueError, match="number of golden rows is 0"):
@@ -133,7 +141,16 @@ def test_a_damaged_file_is_refused(options: Options, tmp_path: Path) -> None:
     text = record_golden(3, **options).to_json()
     tokens = json.loads(text)["rows"][1][0][-1]
     damaged = (text[:-9], text.replace(tokens, "0" * 16), text.replace('"state"', '"x"'))
-    for wrong in (*damaged, "[]"):
+    content = json.loads(text)
+    states: list[Any] = [
+        {},
+        [],
+        "x",
+        {**content["state"], "mixture": "{"},
+        {**content["state"], "part": 1},
+    ]
+    foreign = [json.dumps({**content, "state": state}) for state in states]
+    for wrong in (*damaged, *foreign, "[]"):
         path.write_text(wrong)
         with pytest.raises(DatasetError, match=r"golden.json is not a file of golden.*Write"):
             read_golden(path)
@@ -161,6 +178,42 @@ def test_the_command_writes_and_compares(
     assert cli.main([*other, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["golden"]
     assert (found["first_row"], found["cause"], found["is_same"]) == (0, "order", False)
-    for wrong in ([], ["--golden", golden, data]):
+    for wrong_file, message in (("no/x.json", "there is no folder"), ("", "which is a folder")):
+        assert cli.main([*command, "--write-golden", str(tmp_path / wrong_file)]) == 1
+        assert message in capsys.readouterr().err
+    both = [*command[1:], "--golden", golden, "--write-golden", golden]
+    for wrong in ([], ["--golden", golden, data], both, [data, "--rows", "2"]):
         with pytest.raises(SystemExit, match="2"):
             cli.main(["check", *wrong])
+
+
+def test_the_command_takes_the_data_of_a_config_as_the_loader_does(
+    data: str, tmp_path: Path, tokenizer_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, golden = tmp_path / "run.py", str(tmp_path / "golden.json")
+    run = {"tokenizer": str(tokenizer_folder), "seq_len": 32, "local": str(tmp_path / "cache")}
+    head = f"from pathlib import Path\nconfig = {run!r}\nconfig['data'] = "
+    command = ["check", "--config", str(config), "--quiet", "--processes", "1"]
+    parent, name = Path(data).parent, Path(data).name
+    for given, flags in ((f"Path({data!r})", []), (f"Path({str(parent)!r})", ["--split", name])):
+        config.write_text(head + given)
+        assert cli.main([*command, *flags, "--write-golden", golden, "--rows", "5"]) == 0
+        assert cli.main([*command, *flags, "--golden", golden]) == 0
+        assert "golden: all 5 rows are the same" in capsys.readouterr().out
+    config.write_text(head + "[object()]")
+    assert cli.main(command) == 1
+    assert "Pass the URL or folder of an MDS dataset" in capsys.readouterr().err
+
+
+def test_rows_after_the_last_recorded_one_of_a_run_that_ended_are_found(
+    options: Options, tmp_path: Path
+) -> None:
+    one = {**options, "packing": "one_per_row", "epochs": 1, "shuffle": False, "num_lanes": 1}
+    golden = record_golden(1_000, **one)
+    more = write(tmp_path / "more", [*TEXTS, "one more"])
+    report = compare_golden(golden, **{**one, "data": more, "local": str(tmp_path / "other")})
+    assert (report.first_row, report.cause) == (len(TEXTS), "data")
+    assert report.what == (
+        f"document 1 of the row was missing, and is sample {len(TEXTS)} of stream 0"
+        f" (id 'd{len(TEXTS)}')"
+    )

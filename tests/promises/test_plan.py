@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.plan import compare, read_run
-from cloudload import Stream, count_tokens
+from cloudload import CloudLoader, Stream, count_tokens
 from cloudload.cli import main
+from cloudload.cli.plan import describe_plan
+from cloudload.errors import CacheError
 from cloudload.forecast import RunPlan, plan_run
 from cloudload.forecast.budget import parse_tokens
 from cloudload.forecast.page import render_plan
@@ -197,6 +199,26 @@ def test_a_small_cache_downloads_again_within_the_stated_range(
         assert warning in shown or too_small >= node.working_set_bytes.value
 
 
+def test_the_least_cache_is_that_of_the_default_workers(tmp_path: Path) -> None:
+    ids = [bytes(range(number % 60 + 9)) for number in range(SAMPLES)]
+    stored: dict[str, Any] = {"encoding": "bytes", "compression": "zstd"}
+    data = write_mds(tmp_path / "data", ids, shard_samples=[4] * 60, **stored)
+    options: dict[str, Any] = {"data": data, "tokens_key": "text", "tokens_dtype": "uint8"}
+    options["seq_len"] = 48
+    options |= {"num_lanes": 12, "batch_size": 3, "epochs": 1, "download_threads": 1}
+    least = plan(tmp_path, options).least_cache_bytes
+    fast = plan(tmp_path, {**options, "num_workers": 1}).least_cache_bytes
+    assert least == fast < plan(tmp_path, {**options, "num_workers": 4}).least_cache_bytes
+    assert plan(tmp_path, {**options, "num_workers": 99}).least_cache_bytes == (
+        plan(tmp_path, {**options, "num_workers": 12}).least_cache_bytes
+    )
+    rank: dict[str, Any] = {"dp_rank": 0, "dp_world_size": 1, "local": tmp_path / "real"}
+    with CloudLoader(**options, **rank, cache_limit=least) as loader:
+        assert loader.plan().num_workers == 1
+    with pytest.raises(CacheError), CloudLoader(**options, **rank, cache_limit=least - 1) as loader:
+        loader.plan()
+
+
 def test_beyond_the_documents_that_are_listed_shuffle_blocks_bound_the_figures(
     corpora: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +290,14 @@ def test_the_reader_is_measured_and_workers_follow(corpora: list[Path], tmp_path
     rate = found.tokens_per_worker_s
     assert found.workers.low <= found.workers.value <= found.workers.high
     assert found.workers.value == pytest.approx(1e9 / rate.value, abs=1)
+
+
+def test_a_run_without_a_batch_has_no_speed(corpora: list[Path], tmp_path: Path) -> None:
+    options = options_of(corpora[1], local=tmp_path, epochs=1, tail="drop", batch_size=100_000)
+    found = plan_run(**options, gpu_tokens_per_s=1e9)
+    assert (found.steps.value, found.rows.value) == (0, 0)
+    assert (found.first_batch_s, found.tokens_per_worker_s, found.workers) == (None, None, None)
+    assert list(describe_plan(found))
 
 
 def test_the_command_takes_a_loaders_arguments_from_files_and_flags(
