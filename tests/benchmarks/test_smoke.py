@@ -25,7 +25,7 @@ from tests.support.warm_start import stand_in
 pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
-COVERED |= {"trace", "losses", "check_rules", "node", "store_reads"}
+COVERED |= {"trace", "losses", "check_rules", "convert_scale", "node", "store_reads"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -130,6 +130,12 @@ def test_uneven_worlds_reports_what_is_read_twice() -> None:
     assert (even["ranks"], uneven["ranks"]) == (6, 7)
     assert even["rows_moved"] == 0 < uneven["rows_moved"] < 0.1
     assert 0.9 < even["tokenized"] < uneven["tokenized"] < 1.2
+
+
+def test_convert_scale_reports_each_process() -> None:
+    [rows] = run_json("convert_scale").values()
+    assert [row["step"] for row in rows] == ["plan", "worker", "finish"]
+    assert all(row["CPU s"] > 0 for row in rows)
 
 
 def test_exchange_reports_its_cost_for_thousands_of_ranks() -> None:
