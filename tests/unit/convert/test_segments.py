@@ -89,7 +89,10 @@ def ranges(size: int, cuts: list[int]) -> list[tuple[int, int]]:
 
 LINES = st.lists(
     st.tuples(
-        st.one_of(st.just(""), st.text(st.characters(exclude_characters="\n\r"), max_size=12)),
+        st.one_of(
+            st.just(""),
+            st.text(st.characters(codec="utf-8", exclude_characters="\n\r"), max_size=12),
+        ),
         st.sampled_from(["\n", "\r\n"]),
     ),
     max_size=12,
