@@ -76,7 +76,7 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
 
 
 def start(request: dict[str, Any]) -> subprocess.Popen[str]:
-    """Start a rank in a process of its own."""
+    """Start a rank in a separate process."""
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.node", "--request", json.dumps(request)],
         cwd=ROOT,

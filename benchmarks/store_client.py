@@ -5,7 +5,7 @@
     answer      {"bytes": ..., "wall": ..., "cpu": ...}
 
 Each client downloads objects as its documentation says, with its default options. This module needs
-only the standard library, because clients may run in an environment of their own.
+only the standard library, because clients may run in separate environments.
 """
 
 from __future__ import annotations

@@ -88,10 +88,10 @@ def choose_rules(
 
 def _name_frame(tokenizer: TokenizerSpec) -> tuple[str, str]:
     """The texts of the bos and eos of documents; empty for none."""
-    from tokenizers import Tokenizer
+    from cloudload.tokenization.encoders import load_hf
 
-    backend = Tokenizer.from_str(tokenizer.json)
-    bos, eos = (None if id is None else backend.id_to_token(id) for id in tokenizer.frames[0])
+    hf = load_hf(tokenizer.json)
+    bos, eos = (None if id is None else hf.id_to_token(id) for id in tokenizer.frames[0])
     return bos or "", eos or ""
 
 

@@ -161,14 +161,16 @@ def _check_datasets(
     run: Mapping[str, Any], given: Mapping[str, Any], options: argparse.Namespace
 ) -> Iterator[CheckReport]:
     """Check the dataset of each stream of a run."""
-    of_run = {"tokenizer": run.get("tokenizer"), "text_key": run.get("text_key", "text")}
-    for stream in run["data"]:
-        own = {"bos": stream.bos, "eos": stream.eos}
-        frame = {
-            name: run.get(name, "auto") if token == "same" else token for name, token in own.items()
-        }
-        tokens_key = run.get("tokens_key") if stream.tokens_key == "same" else stream.tokens_key
-        arguments = {**of_run, **frame, "tokens_key": tokens_key, **given}
+    from cloudload.config.options import read_rows
+    from cloudload.run.recipe import frame_of
+
+    rows = read_rows({"seq_len": 1, **run})  # a config for checks may lack it
+    of_run = {"tokenizer": run.get("tokenizer"), "text_key": rows.text_key}
+    for stream in rows.streams:
+        bos, eos = frame_of(rows, stream)
+        column = rows.token_column(stream)
+        tokens_key = None if column is None else column.key
+        arguments = {**of_run, "bos": bos, "eos": eos, "tokens_key": tokens_key, **given}
         yield _check_one(stream.remote, stream.split, arguments, options)
 
 

@@ -25,7 +25,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
     then agree on the last batch before they hand it out. Raises `ValueError` if an option is
     invalid.
     """
-    rows = RowsConfig(streams=as_streams(options["data"]), **_pick(RowsConfig, options))
+    rows = read_rows(options)
     retry = options["retry"]
     given = {**_pick(DeliveryConfig, options), "retry": Retry() if retry is None else retry}
     delivery = DeliveryConfig(**given)
@@ -38,6 +38,11 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
             "own epochs. Set stop_every to a number of batches"
         )
     return rows, delivery
+
+
+def read_rows(options: Mapping[str, Any]) -> RowsConfig:
+    """Create the config of a run's rows from its options. Raises `ValueError`."""
+    return RowsConfig(streams=as_streams(options["data"]), **_pick(RowsConfig, options))
 
 
 def _check_memory(rows: RowsConfig, delivery: DeliveryConfig) -> None:

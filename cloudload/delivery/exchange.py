@@ -100,8 +100,9 @@ class _Messages:
             parts = first()
             sizes = [int(part[0]) for part in parts]
             messages = [part[1 : 1 + size] for part, size in zip(parts, sizes, strict=True)]
-            self._longest.append(max(sizes))
-            if (longest := max(sizes)) > capacity:
+            longest = max(sizes)
+            self._longest.append(longest)
+            if longest > capacity:
                 rests = self._gather(message[capacity:], longest - capacity)()
                 messages = [
                     np.concatenate([part, rest])[:size]
@@ -217,7 +218,7 @@ class DistributedExchange(Exchange):
         return [json.loads(message.tobytes()) for message in messages]
 
     def close(self) -> None:
-        for messages in (self._group, self._all):
+        for messages in {self._group, self._all}:
             messages.gather.close()
 
 

@@ -223,7 +223,7 @@ def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:
 def _open_tokenizer(
     config: RowsConfig, tokenizer: Any, cache_root: Path | None = None
 ) -> TokenizerSpec:
-    frames = [_frame_of(config, stream) for stream in config.streams]
+    frames = [frame_of(config, stream) for stream in config.streams]
     if tokenizer is not None:
         return load_tokenizer(tokenizer, frames, cache_root)
     if not all(config.token_columns):
@@ -234,7 +234,7 @@ def _open_tokenizer(
     return frame_without_tokenizer(frames)
 
 
-def _frame_of(config: RowsConfig, stream: Stream) -> tuple[TokenName, TokenName]:
+def frame_of(config: RowsConfig, stream: Stream) -> tuple[TokenName, TokenName]:
     """The bos and eos of a stream. For token IDs, `auto` adds none: the data has its own."""
     has_own_column = stream.tokens_key not in (SAME, None)
     is_text = config.token_column(stream) is None

@@ -20,16 +20,12 @@ connection between ranks. Prints a line for each job, and a summary as JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-import tempfile
-from pathlib import Path
 
+from stress.campaign import run_on_s3
 from stress.chaos.campaigns import Campaigns
 from stress.chaos.family import MARK
-from tests.support.fault_proxy import start_fault_proxy
-from tests.support.servers import start_s3
 
 
 def main() -> int:
@@ -57,17 +53,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
     args = parser.parse_args()
     os.environ.pop(MARK, None)
-    with (
-        tempfile.TemporaryDirectory(
-            prefix="cloudload-chaos-", ignore_cleanup_errors=True
-        ) as folder,
-        start_s3() as server,
-        start_fault_proxy(server.endpoint) as proxy,
-    ):
-        os.environ.update(server.environment())
-        summary = Campaigns(args, Path(folder), server, proxy).run()
-    print(json.dumps(summary, indent=2))
-    return 1 if summary["failures"] else 0
+    return run_on_s3("chaos", lambda *store: Campaigns(args, *store).run())
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from stress.campaign import Failures
+
 
 @dataclass
-class Findings:
+class Findings(Failures):
     """Counts over all campaigns, and descriptions of failures."""
 
     jobs: int = 0
@@ -18,12 +20,6 @@ class Findings:
     faults: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-
-    def fail(self, what: str) -> None:
-        """Record and print a failure."""
-        self.failures.append(what)
-        print(f"FAILED: {what}", flush=True)
 
     def summary(self) -> dict[str, Any]:
         """The counts and failures as JSON values."""

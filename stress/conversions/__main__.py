@@ -22,15 +22,10 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import os
 import sys
-import tempfile
-from pathlib import Path
 
+from stress.campaign import run_on_s3
 from stress.conversions.campaign import MODES, Campaign
-from tests.support.fault_proxy import start_fault_proxy
-from tests.support.servers import start_s3
 
 
 def main() -> int:
@@ -44,15 +39,7 @@ def main() -> int:
     add("--pause", type=float, default=2.0, help="maximum seconds from progress to a kill")
     add("--seed", type=int, default=0, help="seed of all random choices")
     args = parser.parse_args()
-    with (
-        tempfile.TemporaryDirectory(prefix="cloudload-conversions-") as folder,
-        start_s3() as server,
-        start_fault_proxy(server.endpoint) as proxy,
-    ):
-        os.environ.update(server.environment())
-        summary = Campaign(args, Path(folder), server, proxy).run()
-    print(json.dumps(summary, indent=2))
-    return 1 if summary["failures"] else 0
+    return run_on_s3("conversions", lambda *store: Campaign(args, *store).run())
 
 
 if __name__ == "__main__":

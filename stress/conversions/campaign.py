@@ -20,6 +20,7 @@ from typing import Any
 from cloudload.convert import convert_to_mds
 from cloudload.convert.output import list_sizes_at
 from cloudload.storage.objects import read_object, write_object
+from stress.campaign import Failures
 from stress.conversions.cluster import Cluster
 from tests.support import ROOT
 from tests.support.conversions import dataset_bytes
@@ -59,7 +60,7 @@ MODES: dict[str, list[list[str]]] = {
 
 
 @dataclass
-class Found:
+class Found(Failures):
     """Counts over all conversions, and descriptions of failures."""
 
     conversions: int = 0
@@ -67,12 +68,6 @@ class Found:
     requests: int = 0
     kills: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    failures: list[str] = field(default_factory=list)
-
-    def fail(self, what: str) -> None:
-        """Record and print a failure."""
-        self.failures.append(what)
-        print(f"FAILED: {what}", flush=True)
 
 
 class Campaign:

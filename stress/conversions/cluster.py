@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes, each a raylet on this machine with two cores of its own."""
+"""A Ray cluster of two nodes, each a raylet on this machine with two cores."""
 
 from __future__ import annotations
 

@@ -1,0 +1,46 @@
+"""What campaigns share: a store behind a fault proxy, and a record of failures."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.fault_proxy import FaultProxy, start_fault_proxy
+from tests.support.servers import S3Server, start_s3
+
+Run = Callable[[Path, S3Server, FaultProxy], dict[str, Any]]
+"""Runs a campaign in a folder; returns its summary, with the key `failures`."""
+
+
+@dataclass
+class Failures:
+    """Descriptions of failures."""
+
+    failures: list[str] = field(default_factory=list)
+
+    def fail(self, what: str) -> None:
+        """Record and print a failure."""
+        self.failures.append(what)
+        print(f"FAILED: {what}", flush=True)
+
+
+def run_on_s3(name: str, run: Run) -> int:
+    """Run a campaign on an S3 server behind a fault proxy, print its summary, and return the exit
+    status."""
+    with (
+        # processes that are about to end may still write into it
+        tempfile.TemporaryDirectory(
+            prefix=f"cloudload-{name}-", ignore_cleanup_errors=True
+        ) as folder,
+        start_s3() as server,
+        start_fault_proxy(server.endpoint) as proxy,
+    ):
+        os.environ.update(server.environment())
+        summary = run(Path(folder), server, proxy)
+    print(json.dumps(summary, indent=2))
+    return 1 if summary["failures"] else 0
