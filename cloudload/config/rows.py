@@ -91,7 +91,8 @@ class RowsConfig:
     """Number of parts into which the shuffled epoch is divided. If the number of machines divides
     it, each machine reads whole parts, so only shards at the borders of parts are downloaded more
     than once. This does not hold for the naive shuffle, or if an epoch repeats samples. By default,
-    1 to 64, and with more than 1, each part has at least four shards."""
+    1 to 64, and with more than 1, each part has at least 32 shards. More parts share the downloads
+    of small data among more machines, but then the first batch needs more shards."""
     seed: int = 17
     """Seed of the shuffle, from 0 to 2^32 - 1. Each epoch is shuffled differently."""
     num_lanes: int | None = None

@@ -19,7 +19,7 @@ from cloudload.config.rows import RowsConfig
 _LANE_LADDER = (3840, 1920, 960, 480, 240, 120, 60)
 _FEWEST_LANES = 12
 _MOST_CANONICAL_NODES = 64
-_SHARDS_PER_NODE = 4
+_SHARDS_PER_NODE = 32
 _SHARDS_PER_BLOCK = 4
 
 
@@ -46,8 +46,9 @@ def resolve_layout(
       `min(256, max(16, lanes // 4))` documents per lane. With less data, 12. If `config` sets the
       number of canonical nodes, only multiples of that number are tried. With less data, the
       number of lanes is then the least common multiple of it and 12.
-    - Canonical nodes: the largest of 64, 32, … 2 that divides the lanes and leaves each node 4
-      shards and a document; otherwise 1.
+    - Canonical nodes: the largest of 64, 32, … 2 that divides the lanes and leaves each node 32
+      shards and a document; otherwise 1. With fewer shards each, many nodes have a window open,
+      so a first batch would wait for a large part of a small dataset.
     - Shuffle block: the mean number of documents in 4 shards, at least 2.
 
     If `config` sets more canonical nodes than a component has documents, that component gets the

@@ -17,15 +17,20 @@ from cloudload import CloudLoader, Stream
 from cloudload.count import count_tokens
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
+TWO = {"num_canonical_nodes": 2}
 GOLDEN: dict[str, tuple[dict[str, Any], str]] = {
-    "concat": ({"packing": "concat"}, "66f5e4efbca4de0c"),
-    "best_fit": ({"packing": "best_fit"}, "19db67c29bcc95a3"),
-    "one_per_row": ({"packing": "one_per_row"}, "b0b576655adfb1b0"),
-    "one_per_row, overflow": ({"packing": "one_per_row", "overflow": "rows"}, "741481d97a34d04c"),
-    "mixed": ({"packing": "best_fit", "mixed": True}, "67afc0c32c551775"),
-    "repeated": ({"repeat": 1.5}, "57769374aa8851d3"),
-    "to the end": ({"packing": "best_fit", "epochs": 1}, "72f84a6ccdcc4563"),
-    "mixed to the end": ({"mixed": True, "epochs": 1}, "65d547f1e71a7961"),
+    "concat": ({"packing": "concat", **TWO}, "66f5e4efbca4de0c"),
+    "best_fit": ({"packing": "best_fit", **TWO}, "19db67c29bcc95a3"),
+    "one_per_row": ({"packing": "one_per_row", **TWO}, "b0b576655adfb1b0"),
+    "one_per_row, overflow": (
+        {"packing": "one_per_row", "overflow": "rows", **TWO},
+        "741481d97a34d04c",
+    ),
+    "mixed": ({"packing": "best_fit", "mixed": True}, "c85ffe07db1dc00a"),
+    "repeated": ({"repeat": 1.5, **TWO}, "57769374aa8851d3"),
+    "to the end": ({"packing": "best_fit", "epochs": 1, **TWO}, "72f84a6ccdcc4563"),
+    "mixed to the end": ({"mixed": True, "epochs": 1}, "1933d7afc2ce716f"),
+    "one canonical node": ({}, "6057e9eccbc0784f"),
 }
 
 
