@@ -88,7 +88,7 @@ def choose_rules(
 
 def _name_frame(tokenizer: TokenizerSpec) -> tuple[str, str]:
     """The texts of the bos and eos of documents; empty for none."""
-    from cloudload.tokenization.encoders import load_hf
+    from cloudload.tokenization.loading import load_hf
 
     hf = load_hf(tokenizer.json)
     bos, eos = (None if id is None else hf.id_to_token(id) for id in tokenizer.frames[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
@@ -166,6 +167,15 @@ class DeliveryConfig:
     def has_worker_processes(self) -> bool:
         """Whether other processes make the rows."""
         return self.num_workers != 0
+
+    @property
+    def shares_tokenizer(self) -> bool:
+        """Whether the tokenizer that this process loads makes the rows: there are no workers, or
+        they are forked."""
+        # not `get_start_method`, which would set the method for the user's program
+        method = multiprocessing.get_start_method(allow_none=True)
+        default = method or multiprocessing.get_all_start_methods()[0]
+        return self.num_workers == 0 or (self.start_method or default) == "fork"
 
     def cache_limit_bytes(self) -> int | None:
         """The cache limit in bytes, or None. Raises `ValueError` if it is not a size."""

@@ -218,6 +218,11 @@ class RowsConfig:
             )
 
     @property
+    def has_text(self) -> bool:
+        """Whether the documents of any stream are text, which must be tokenized."""
+        return not all(self.token_columns)
+
+    @property
     def token_columns(self) -> list[TokensColumn | None]:
         """The column of token IDs of each stream, or None for a stream of text."""
         return [self.token_column(stream) for stream in self.streams]

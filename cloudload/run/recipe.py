@@ -97,7 +97,7 @@ class Recipe:
     @property
     def has_text(self) -> bool:
         """Whether the documents of any stream are text, which must be tokenized."""
-        return not all(self.config.token_columns)
+        return self.config.has_text
 
     @property
     def has_row_per_document(self) -> bool:
@@ -178,15 +178,15 @@ class Recipe:
 
 
 def open_recipe(
-    config: RowsConfig, tokenizer: Any, retry: Retry, cache_root: Path | None = None
+    config: RowsConfig, tokenizer: Any, retry: Retry, spec: TokenizerSpec | None = None
 ) -> Recipe:
     """Load the tokenizer, read each stream's index, and choose the values that the config omits.
 
-    With `cache_root`, the loaded tokenizer is saved there. Raises `TokenizerError`, `StoreError`
-    and `DatasetError` if the tokenizer or the data cannot be used, and `ValueError` for a config
-    that does not fit the data.
+    `spec` is the tokenizer if it is loaded already. Raises `TokenizerError`, `StoreError` and
+    `DatasetError` if the tokenizer or the data cannot be used, and `ValueError` for a config that
+    does not fit the data.
     """
-    spec = _open_tokenizer(config, tokenizer, cache_root)
+    spec = spec or open_tokenizer(config, tokenizer)
     began = time.monotonic()
     corpus = open_corpus(config.streams, retry, may_be_empty=not config.is_mixed)
     index_s = time.monotonic() - began
@@ -211,7 +211,7 @@ def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:
     """
     return Recipe(
         config=config,
-        tokenizer=_open_tokenizer(config, tokenizer),
+        tokenizer=open_tokenizer(config, tokenizer),
         corpus=Corpus(()),
         sources=describe_sources(config, tokenizer),
         layout=Layout(1, (), ()),
@@ -220,13 +220,18 @@ def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:
     )
 
 
-def _open_tokenizer(
+def open_tokenizer(
     config: RowsConfig, tokenizer: Any, cache_root: Path | None = None
 ) -> TokenizerSpec:
+    """Load the tokenizer with the bos and eos of each stream.
+
+    With `cache_root`, the result is saved there. Raises `TokenizerError` for a tokenizer that
+    cannot be used, and `ValueError` if text has none.
+    """
     frames = [frame_of(config, stream) for stream in config.streams]
     if tokenizer is not None:
         return load_tokenizer(tokenizer, frames, cache_root)
-    if not all(config.token_columns):
+    if config.has_text:
         raise ValueError(
             "tokenizer is None, but the documents are text. Pass a tokenizer, or tokens_key if the "
             "data is pre-tokenized"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.cache.folder import check_cache_folder, default_cache
+from cloudload.config.choices import FASTOKENS
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.config.options import read_options
 from cloudload.config.rows import RowsConfig
@@ -22,10 +23,11 @@ from cloudload.delivery.start_log import StartLog
 from cloudload.delivery.world import place_in_mesh
 from cloudload.lengths.files import CountedDataset
 from cloudload.lengths.open import find_lengths
-from cloudload.run.recipe import Recipe, open_recipe
+from cloudload.run.recipe import Recipe, open_recipe, open_tokenizer
 from cloudload.storage.base import Retry
 from cloudload.streaming_arguments.objects import adopt_streaming
 from cloudload.tokenization.backend import Choice, choose_backend
+from cloudload.tokenization.loading import start_loading
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,12 @@ def open_run(
     local, retry, lengths = delivery.local, delivery.retry, os.fspath(delivery.lengths)
     cache_root = Path(local).expanduser() if local else default_cache()
     check_cache_folder(cache_root, [stream.url for stream in asked.streams])
-    recipe = open_recipe(asked, tokenizer, retry, cache_root)
-    text = recipe.tokenizer.json if recipe.has_text else ""
+    spec = open_tokenizer(asked, tokenizer, cache_root)
+    text = spec.json if asked.has_text else ""
     backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
+    if backend.name == FASTOKENS and delivery.shares_tokenizer:
+        start_loading(text)  # while this process reads the index and creates the model
+    recipe = open_recipe(asked, tokenizer, retry, spec)
     start_log.log_opened(recipe, backend)
     found = find_lengths(recipe, lengths, retry)
     return OpenedRun(recipe, backend, cache_root, lengths, found, retry)

@@ -26,15 +26,9 @@ from typing import Any
 
 from cloudload.config.choices import AUTO, FASTOKENS, HF, NO_BACKEND
 from cloudload.errors import TokenizerError
-from cloudload.tokenization.encoders import (
-    encode_flat,
-    is_failure,
-    keep_hf,
-    load_fastokens,
-    load_hf,
-    make_hf,
-)
+from cloudload.tokenization.encoders import encode_flat, is_failure
 from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
+from cloudload.tokenization.loading import keep_hf, load_fastokens, load_hf, make_hf
 from cloudload.tokenization.probes import assigned_code_points, probes
 
 logger = logging.getLogger(__name__)

@@ -7,13 +7,11 @@
 
 With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. In one
 worker of each node, because hf needs hundreds of MB of memory, a background thread also encodes a
-sample of the documents with hf, and compares the IDs. A process caches the last tokenizer that it
-loaded, and forked workers share it.
+sample of the documents with hf, and compares the IDs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -29,6 +27,7 @@ import numpy as np
 from cloudload.arrays import Ints, Tokens
 from cloudload.config.choices import FASTOKENS
 from cloudload.errors import TokenizerError
+from cloudload.tokenization.loading import has_hf, load_fastokens, load_hf, load_special_hf
 
 logger = logging.getLogger(__name__)
 # compare a process's first 64 documents, then 1 in 10,000, because hf is 10 to 130 times slower
@@ -164,7 +163,7 @@ class _Comparison:
                     self._held.append((documents[place], own))
                 self._next += 1 if self._next < COMPARED_FIRST - 1 else COMPARED_EVERY
             self._num_seen += len(documents)
-            if self._text in _kept or time.monotonic() >= self._loads_at:
+            if has_hf(self._text) or time.monotonic() >= self._loads_at:
                 for document, own in self._held:
                     self._thread.submit(self._compare, document, own)
                 self._held.clear()
@@ -191,79 +190,6 @@ def _comparison(text: str, special_tokens: bool) -> _Comparison:
 
 # a forked child needs a new one, because threads do not survive a fork
 os.register_at_fork(after_in_child=_comparison.cache_clear)
-
-# ---------------------------------------------------------------- loading
-
-_kept: dict[str, Any] = {}
-
-
-def load_hf(text: str) -> Any:
-    """Load the `tokenizers.Tokenizer` for the tokenizer.json `text`.
-
-    The tokenizer encodes the names of special tokens as text. The last one loaded is cached.
-    """
-    tokenizer = _kept.get(text)
-    if tokenizer is None:
-        tokenizer = make_hf(text)
-        keep_hf(text, tokenizer)
-    return tokenizer
-
-
-@functools.lru_cache(maxsize=1)
-def load_special_hf(text: str) -> Any:
-    """Load a tokenizer like `load_hf`, but encode the names of special tokens as these tokens.
-
-    The last one loaded is cached.
-    """
-    tokenizer = make_hf(text)
-    tokenizer.encode_special_tokens = False
-    return tokenizer
-
-
-def make_hf(text: str) -> Any:
-    """Create a `tokenizers.Tokenizer` as `load_hf` does, for the caller to modify."""
-    from tokenizers import Tokenizer
-
-    # in a thread, which has a separate heap, because parsing fragments the heap, and encoding on a
-    # fragmented heap is up to a third slower
-    with ThreadPoolExecutor(1) as thread:
-        tokenizer = thread.submit(Tokenizer.from_str, text).result()
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
-def keep_hf(text: str, tokenizer: Any) -> None:
-    """Make `load_hf` return this tokenizer for `text`, and drop the one cached before."""
-    _kept.clear()
-    _kept[text] = tokenizer
-
-
-def preload(text: str, backend: str) -> None:
-    """Load the backend's tokenizer in this process, so that forked workers share it.
-
-    If that fails, the workers load it, and report the error.
-    """
-    with contextlib.suppress(Exception):
-        (load_fastokens if backend == FASTOKENS else load_hf)(text)
-
-
-@functools.lru_cache(maxsize=1)
-def load_fastokens(text: str) -> Any:
-    """Load the `fastokens.Tokenizer` for the tokenizer.json `text`.
-
-    The last one loaded is cached. Raises `ImportError` if fastokens is not installed, and any error
-    that fastokens raises.
-    """
-    # read by fastokens on first use: one thread, because we parallelize across processes
-    os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
-    from fastokens import Tokenizer
-
-    tokenizer = Tokenizer.from_json_str(text)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def encode_flat(

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from cloudload.tokenization.encoders import load_hf
+from cloudload.tokenization.loading import load_hf
 
 _SPACE_MARK = "\u2581"
 _FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -27,7 +27,7 @@ from cloudload.arrays import Frame, Ints, Tokens
 from cloudload.config.choices import AUTO, HF
 from cloudload.config.transform import Text
 from cloudload.errors import TokenizerError
-from cloudload.tokenization.encoders import Encoder, HFEncoder, load_hf, open_encoder
+from cloudload.tokenization.encoders import Encoder, HFEncoder, open_encoder
 from cloudload.tokenization.framing import (
     CONFIG_NAME,
     MOST_IDS,
@@ -40,6 +40,7 @@ from cloudload.tokenization.framing import (
 )
 from cloudload.tokenization.hub import load_by_name
 from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
+from cloudload.tokenization.loading import load_hf, shorten_merges
 from cloudload.tokenization.probes import FIXED_TEXTS
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 # part of the cache key, to be incremented when a spec changes
-_SPECS = 1
+_SPECS = 2
 
 WITHOUT_TOKENIZER = "none"
 """The fingerprint if there is no tokenizer."""
@@ -139,7 +140,7 @@ def _describe(
     warnings = [eos.warning for _, eos in tokens if eos.warning]
     plain = backend.to_str()
     return TokenizerSpec(
-        json=plain,
+        json=shorten_merges(plain),
         frames=tuple((bos.id, eos.id) for bos, eos in tokens),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         token_ids=_hash_ids(backend),

@@ -35,7 +35,7 @@ from cloudload.system.open_files import raise_open_file_limit
 from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
 from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.system.stage_times import stage, stopwatch
-from cloudload.tokenization.encoders import preload
+from cloudload.tokenization.loading import preload
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 from cloudload.workers.transport import PackedBlock, Slots, slot_bytes, unpack_block

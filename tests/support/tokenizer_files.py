@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers
 
 from cloudload.tokenization import backend as gate
-from cloudload.tokenization import encoders
+from cloudload.tokenization import encoders, loading
 from tests.support.corpora import byte_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tokenizer" / "tokenizer.json"
@@ -24,10 +24,10 @@ BACKENDS = ["hf", pytest.param("fastokens", marks=needs_fastokens)]
 
 
 def forget() -> None:
-    encoders.load_fastokens.cache_clear()
+    loading._loadings.clear()
     encoders._comparison.cache_clear()
-    encoders._kept.clear()
-    encoders.load_special_hf.cache_clear()
+    loading._kept.clear()
+    loading.load_special_hf.cache_clear()
     gate._refusals.clear()
     gate._warnings.clear()
 

@@ -21,7 +21,7 @@ from cloudload.errors import TokenizerError
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path
 from cloudload.tokenization import backend as gate
-from cloudload.tokenization import encoders
+from cloudload.tokenization import loading
 from cloudload.tokenization.backend import choose_backend, log_choice
 from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
@@ -43,7 +43,7 @@ class Tampered:
     """A fastokens.Tokenizer that gives texts with `mark` another first id."""
 
     def __init__(self, text: str, mark: str) -> None:
-        self._fast, self._mark = encoders.load_fastokens(text), mark
+        self._fast, self._mark = loading.load_fastokens(text), mark
 
     def encode_batch_flat(self, documents: list[str], **options: bool) -> tuple[bytes, bytes]:
         ids, offsets = self._fast.encode_batch_flat(documents, **options)
@@ -116,7 +116,7 @@ def test_sound_tokenizers_pass_the_gate(name: str, tmp_path: Path) -> None:
         assert (choice.name, choice.reason) == ("fastokens", None)
         assert choice.versions.startswith("fastokens 0.")
         # which also compared special tokens as special tokens
-        assert encoders.load_hf(JSONS[name]()).encode_special_tokens
+        assert loading.load_hf(JSONS[name]()).encode_special_tokens
     assert choose_backend(JSONS[name](), "hf", tmp_path).name == HF
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from cloudload.errors import TokenizerError
-from cloudload.tokenization import encoders, probes
+from cloudload.tokenization import encoders, loading, probes
 from cloudload.tokenization.encoders import Encoder, FastokensEncoder, HFEncoder, open_encoder
 from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
 from tests.support.corpora import byte_tokenizer
@@ -143,9 +143,9 @@ def test_a_panic_is_a_failure_and_an_interrupt_is_not() -> None:
 @needs_fastokens
 def test_other_ids_than_tokenizers_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
     text = JSONS["byte-level"]()
-    encoders.load_hf(text)
+    loading.load_hf(text)
     encoder = FastokensEncoder(text)
-    encoder._fast = encoders.load_fastokens(byte_tokenizer().to_str())
+    encoder._fast = loading.load_fastokens(byte_tokenizer().to_str())
     encoder.encode(["the quick brown fox"])
     assert encoder._comparison is not None
     encoder._comparison._thread.shutdown()
@@ -187,7 +187,7 @@ def test_the_first_documents_of_a_process_are_compared_and_then_one_in_so_many(
     compared: list[Any] = []
     monkeypatch.setattr(encoders._Comparison, "_compare", lambda _, *each: compared.append(each))
     text = byte_tokenizer().to_str()
-    encoders.load_hf(text)
+    loading.load_hf(text)
     documents = [chr(65 + number) for number in range(40)]
     for start, stop in ((0, 2), (2, 2), (2, 17), (17, 40)):
         encoder = FastokensEncoder(text)

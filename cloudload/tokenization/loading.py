@@ -1,0 +1,146 @@
+"""Load a tokenizer.json as the tokenizer of either backend, once per process.
+
+    load_hf           `tokenizers.Tokenizer`
+    load_fastokens    `fastokens.Tokenizer`
+    start_loading     the same in a thread, before it is needed
+
+A large vocabulary takes up to a second. The last tokenizer loaded is cached, and forked workers
+share it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from cloudload.config.choices import FASTOKENS
+
+_kept: dict[str, Any] = {}
+
+
+def shorten_merges(text: str) -> str:
+    """Write each merge of the tokenizer.json `text` as "a b", not ["a", "b"].
+
+    fastokens then loads a large vocabulary in a sixth less time. Returns `text` itself if it has
+    no merges, or a merge that cannot be written so: `tokenizers` splits it at its only space, and
+    skips what begins with "#version".
+    """
+    content = json.loads(text)
+    merges = content["model"].get("merges") or []
+    if not merges or any(
+        isinstance(merge, str) or " " in merge[0] + merge[1] or merge[0].startswith("#version")
+        for merge in merges
+    ):
+        return text
+    content["model"]["merges"] = [" ".join(merge) for merge in merges]
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+
+
+def load_hf(text: str) -> Any:
+    """Load the `tokenizers.Tokenizer` for the tokenizer.json `text`.
+
+    The tokenizer encodes the names of special tokens as text. The last one loaded is cached.
+    """
+    tokenizer = _kept.get(text)
+    if tokenizer is None:
+        tokenizer = make_hf(text)
+        keep_hf(text, tokenizer)
+    return tokenizer
+
+
+@functools.lru_cache(maxsize=1)
+def load_special_hf(text: str) -> Any:
+    """Load a tokenizer like `load_hf`, but encode the names of special tokens as these tokens.
+
+    The last one loaded is cached.
+    """
+    tokenizer = make_hf(text)
+    tokenizer.encode_special_tokens = False
+    return tokenizer
+
+
+def make_hf(text: str) -> Any:
+    """Create a `tokenizers.Tokenizer` as `load_hf` does, for the caller to modify."""
+    from tokenizers import Tokenizer
+
+    # in a thread, which has a separate heap, because parsing fragments the heap, and encoding on a
+    # fragmented heap is up to a third slower
+    with ThreadPoolExecutor(1) as thread:
+        tokenizer = thread.submit(Tokenizer.from_str, text).result()
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def has_hf(text: str) -> bool:
+    """Whether `load_hf` has the tokenizer for `text` already."""
+    return text in _kept
+
+
+def keep_hf(text: str, tokenizer: Any) -> None:
+    """Make `load_hf` return this tokenizer for `text`, and drop the one cached before."""
+    _kept.clear()
+    _kept[text] = tokenizer
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """A `fastokens.Tokenizer` that a thread loads or has loaded."""
+
+    owner: int
+    """The process of the thread. A child that is forked meanwhile has no such thread."""
+    tokenizer: Future[Any]
+
+
+_loadings: dict[str, _Loading] = {}
+
+
+def start_loading(text: str) -> Future[Any]:
+    """Start to load what `load_fastokens` returns, unless this process has begun to."""
+    loading = _loadings.get(text)
+    if loading is None or not (loading.tokenizer.done() or loading.owner == os.getpid()):
+        thread = ThreadPoolExecutor(1, "cloudload-load")
+        loading = _Loading(os.getpid(), thread.submit(_make_fastokens, text))
+        thread.shutdown(wait=False)
+        _loadings.clear()
+        _loadings[text] = loading
+    return loading.tokenizer
+
+
+def load_fastokens(text: str) -> Any:
+    """Load the `fastokens.Tokenizer` for the tokenizer.json `text`.
+
+    The last one loaded is cached. Raises `ImportError` if fastokens is not installed, and any error
+    that fastokens raises.
+    """
+    try:
+        return start_loading(text).result()
+    except BaseException:
+        _loadings.clear()
+        raise
+
+
+def _make_fastokens(text: str) -> Any:
+    # read by fastokens on first use: one thread, because we parallelize across processes
+    os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
+    from fastokens import Tokenizer
+
+    tokenizer = Tokenizer.from_json_str(text)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def preload(text: str, backend: str) -> None:
+    """Load the backend's tokenizer in this process, so that forked workers share it.
+
+    If that fails, the workers load it, and report the error.
+    """
+    with contextlib.suppress(Exception):
+        (load_fastokens if backend == FASTOKENS else load_hf)(text)

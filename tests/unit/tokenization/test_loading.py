@@ -1,0 +1,100 @@
+"""Tokenizers are loaded once per process, and forked children can load them too."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from cloudload.tokenization import loading
+from cloudload.tokenization.encoders import encode_flat
+from cloudload.tokenization.loading import load_fastokens, shorten_merges, start_loading
+from tests.support.corpora import byte_tokenizer
+from tests.support.tokenizer_files import EXAMPLE, forget, needs_fastokens
+
+TEXTS = ["the quick brown fox", "jumps over\n\tthe lazy dog", "naïve 😀 1234"]
+
+
+def with_merges(*merges: list[str]) -> str:
+    content = json.loads(byte_tokenizer().to_str())
+    vocabulary = content["model"]["vocab"]
+    for left, right in merges:
+        for token in (left, right, left + right):
+            vocabulary.setdefault(token, len(vocabulary) + 1_000)
+    content["model"]["merges"] = list(merges)
+    return json.dumps(content)
+
+
+def test_short_merges_make_the_same_tokenizer() -> None:
+    text = Tokenizer.from_file(str(EXAMPLE)).to_str()
+    short = shorten_merges(text)
+    assert len(short) < len(text)
+    assert isinstance(json.loads(short)["model"]["merges"][0], str)
+    assert Tokenizer.from_str(short).to_str() == text
+
+
+@pytest.mark.parametrize("merge", [["a ", "b"], ["a", " b"], ["#version", ":"], ["#version1", "2"]])
+def test_merges_that_a_space_does_not_separate_stay_pairs(merge: list[str]) -> None:
+    text = with_merges(["t", "h"], merge)
+    assert shorten_merges(text) is text
+
+
+@needs_fastokens
+def test_a_tokenizer_is_loaded_once_by_the_thread_that_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forget()
+    loads: list[str] = []
+    make = loading._make_fastokens
+
+    def count_and_make(text: str) -> Any:
+        loads.append(text)
+        return make(text)
+
+    monkeypatch.setattr(loading, "_make_fastokens", count_and_make)
+    text = byte_tokenizer().to_str()
+    start_loading(text)
+    first = load_fastokens(text)
+    assert load_fastokens(text) is first
+    assert loads == [text]
+
+
+def _encode(text: str, results: Any) -> None:
+    results.put(encode_flat(load_fastokens(text), TEXTS)[0].tolist())
+
+
+@needs_fastokens
+def test_a_child_that_is_forked_while_a_thread_loads_loads_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forget()
+    text, go = byte_tokenizer().to_str(), threading.Event()
+    make = loading._make_fastokens
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "_make_fastokens", lambda text: (go.wait(60), make(text))[1])
+        started = start_loading(text)
+    assert not started.done()
+    fork = multiprocessing.get_context("fork")
+    results: Any = fork.Queue()
+    child = fork.Process(target=_encode, args=(text, results))
+    child.start()
+    in_child = results.get(timeout=60)
+    child.join(60)
+    go.set()
+    assert np.array_equal(in_child, encode_flat(started.result(60), TEXTS)[0])
+
+
+@needs_fastokens
+def test_a_tokenizer_that_did_not_load_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget()
+    text = byte_tokenizer().to_str()
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "_make_fastokens", lambda _: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            load_fastokens(text)
+    assert encode_flat(load_fastokens(text), TEXTS)[0].size
