@@ -9,7 +9,9 @@ counts the bytes of every response.
 
     first batch   --shards shards of --shard-mb MB of text. Seconds from the construction of the
                   loader, after its imports, to its first batch, and seconds of the whole process
-                  until then. The loaders take turns, each in a new process with an empty cache.
+                  until then. The loaders take turns, each in a new process: with an empty cache,
+                  with no shards but with a tokenizer that was compared with fastokens before, and
+                  with the cache of the run before.
     epoch         --shards shards of --epoch-shard-mb MB of short documents. The bytes that each
                   node downloads for one epoch, as a share of the dataset, with one node and with
                   two that share the data. A node is a process with its own cache. Two nodes run one
@@ -27,6 +29,7 @@ import datetime
 import json
 import os
 import random
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,7 +48,13 @@ from benchmarks.harness import Options, commit, hardware, note, shown_command
 from tests.support.fault_proxy import start_fault_proxy
 from tests.support.servers import BUCKET, free_ports, start_s3
 
-LOADERS = {"cloudload": "cloudload", "streaming": "Streaming, llm-foundry's way"}
+STARTS = {
+    ("cloudload", "cold"): "cloudload",
+    ("cloudload", "known tokenizer"): "cloudload, tokenizer known to the node",
+    ("cloudload", "warm"): "cloudload, shards cached",
+    ("streaming", "cold"): "Streaming, llm-foundry's way",
+    ("streaming", "warm"): "Streaming, shards cached",
+}
 EPOCHS = {
     "cloudload": "cloudload, an epoch of an endless run",
     "cloudload_finite": "cloudload, epochs=1, with its tail",
@@ -158,18 +167,29 @@ def repeat(pool: Sequence[str], num_bytes: int) -> Iterator[dict[str, str]]:
 
 
 def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list[dict[str, float]]]:
-    """Measure the seconds and bytes to the first batch, by loader."""
-    times: dict[str, list[dict[str, float]]] = {loader: [] for loader in LOADERS}
+    """Measure the seconds and bytes to the first batch, by a label of `STARTS`."""
+    times: dict[str, list[dict[str, float]]] = {label: [] for label in STARTS.values()}
     for repeat_ in range(repeats):
-        for loader, found in times.items():
-            with cache_folder(work) as cache:
+        with contextlib.ExitStack() as caches:
+            folders = {loader: caches.enter_context(cache_folder(work)) for loader, _ in STARTS}
+            for (loader, start), label in STARTS.items():
+                cache = folders[loader]
+                if start == "known tokenizer":
+                    remove_shards(cache)
                 process = store.child("first_batch", loader, 0, cache)
                 result = read_result(process)
                 # count now, because the loader reads on until it is closed
-                found.append(result | {"bytes": store.downloaded(0)})
+                times[label].append(result | {"bytes": store.downloaded(0)})
                 finish(process)
-            note(f"first batch {repeat_ + 1} of {repeats}, {loader}: {found[-1]}")
+                note(f"first batch {repeat_ + 1} of {repeats}, {label}: {times[label][-1]}")
     return times
+
+
+def remove_shards(cache: Path) -> None:
+    """Remove all of cloudload's cache but the tokenizers."""
+    for folder in cache.iterdir():
+        if folder.name != "tokenizers":
+            shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
 
 
 def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
@@ -207,15 +227,15 @@ def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
 
 
 def first_rows(times: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Row]:
-    """The table of first batches: one row per loader."""
+    """The table of first batches: one row per loader and start."""
     return [
         {
-            "loader": LOADERS[loader],
+            "loader": label,
             "s to the first batch": [entry["seconds"] for entry in found],
             "s of the process": [entry["process"] for entry in found],
             "MB downloaded by then": [entry["bytes"] / 1e6 for entry in found],
         }
-        for loader, found in times.items()
+        for label, found in times.items()
     ]
 
 
