@@ -34,7 +34,7 @@ from benchmarks.convert.sampling import high_water_mark
 from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Options, note
 from cloudload import convert_to_mds
-from cloudload.convert.plan import Plan
+from cloudload.convert.plan import ConversionPlan
 from cloudload.errors import FailureKind, WorkerError
 from cloudload.storage import registry
 from cloudload.storage.base import ObjectStream, Retry, StoredObject
@@ -195,7 +195,7 @@ def run_steps(files: int, shards: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
         for step in OWN_OPTIONS:
             if step == "finish":
-                plan = Plan.parse(Path(folder, "plan.json").read_bytes())
+                plan = ConversionPlan.parse(Path(folder, "plan.json").read_bytes())
                 Path(folder, "digest").write_text(plan.digest)
                 del plan
             command = [sys.executable, "-m", "benchmarks.convert_scale", "--step", step]

@@ -19,7 +19,7 @@ from typing import Any
 from cloudload.convert.claims import compare_claims, without_lengths, without_segment_bytes
 from cloudload.convert.finish import Joined
 from cloudload.convert.output import Output, does_exist, read_if_exists
-from cloudload.convert.plan import Plan
+from cloudload.convert.plan import ConversionPlan
 from cloudload.convert.report import REPORT_NAME, ConvertReport
 from cloudload.errors import ConvertError
 from cloudload.mds.index import INDEX_NAME, Column
@@ -79,7 +79,7 @@ def base_columns(base: Mapping[str, Any]) -> tuple[Column, ...]:
     return tuple(Column.of(name, kind) for name, kind in columns if name not in ("text", "id"))
 
 
-def join_base(output: Output, plan: Plan) -> Joined:
+def join_base(output: Output, plan: ConversionPlan) -> Joined:
     """Return the shards of the datasets to which the plan appends; empty for new datasets.
 
     They are the same whether or not the indexes already list the appended shards. Raises
@@ -101,7 +101,7 @@ def join_base(output: Output, plan: Plan) -> Joined:
     return joined
 
 
-def read_report_if_joined(output: Output, plan: Plan) -> ConvertReport | None:
+def read_report_if_joined(output: Output, plan: ConversionPlan) -> ConvertReport | None:
     """Return the report if the segments of the plan are in the indexes, otherwise None."""
     report, entries = _read_report(output), _read_entries(output)
     numbers = (_segment_of(entry) for several in entries.values() for entry in several)

@@ -25,7 +25,7 @@ from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots, list_
 from cloudload.convert.journal import Journal
 from cloudload.convert.listing import describe_inputs, describe_mixture
 from cloudload.convert.output import Output, read_if_exists
-from cloudload.convert.plan import PLAN_NAME, Plan
+from cloudload.convert.plan import PLAN_NAME, ConversionPlan
 from cloudload.convert.planning import agree_on_plan, has_segments
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit
 from cloudload.convert.report import ConvertReport
@@ -211,7 +211,7 @@ def convert_to_mds(
     return found if isinstance(found, ConvertReport) else convert_segments(run, *found)
 
 
-def _read_plan(location: str, recipe: Mapping[str, Any]) -> Plan | None:
+def _read_plan(location: str, recipe: Mapping[str, Any]) -> ConversionPlan | None:
     """Return the stored plan, or None if there is none or if the inputs must be listed.
 
     So a thousand workers do not each list a million files. Raises `ConvertError` if the plan has
@@ -220,7 +220,7 @@ def _read_plan(location: str, recipe: Mapping[str, Any]) -> Plan | None:
     data = read_if_exists(join_url(location, PLAN_NAME))
     if data is None:
         return None
-    plan = Plan.parse(data)
+    plan = ConversionPlan.parse(data)
     compare_claims(location, plan.claim, {"recipe": recipe, "inputs": {}})
     return None if plan.must_list else plan
 
@@ -234,7 +234,7 @@ def _list_and_plan(
     parent: str,
     overwrite: bool,
     append: bool,
-) -> ConvertReport | tuple[Plan, Files]:
+) -> ConvertReport | tuple[ConversionPlan, Files]:
     """List the inputs, and return a plan with its files, or the report of a single segment.
 
     `parent` is the location of the dataset of which the output is a split, or "".
@@ -289,7 +289,7 @@ def _plan_or_convert(
     units: Sequence[InputUnit],
     journal: Journal,
     append: bool,
-) -> ConvertReport | tuple[Plan, Files]:
+) -> ConvertReport | tuple[ConversionPlan, Files]:
     """Plan several segments, or convert one, unless the inputs are already converted."""
     folders = [item for item in listed if isinstance(item, FolderFiles)]
     is_files = len(folders) == len(listed) and all(item.root != "-" for item in folders)

@@ -1,6 +1,6 @@
 """The plan of a conversion in segments, which every worker must share.
 
-    inputs, options ─► Plan ─► .convert/plan.json ─► any worker ─► its segments' files
+    inputs, options ─► ConversionPlan ─► .convert/plan.json ─► any worker ─► its segments' files
 
 The plan is stored once, before any segment, and never changes. If two planners start at once, both
 use the plan that was stored first, or one is refused. The segments are not stored, because they
@@ -49,7 +49,7 @@ class PlannedInput:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     """A conversion in segments: a pure function of the listing and the options."""
 
     claim: Mapping[str, Any]
@@ -79,17 +79,17 @@ class Plan:
         del values["digest"]
         return json.dumps(values, separators=(",", ":"), sort_keys=True).encode()
 
-    def with_digest(self, data: bytes) -> Plan:
+    def with_digest(self, data: bytes) -> ConversionPlan:
         """The plan with the digest of its stored bytes."""
         return replace(self, digest=hashlib.sha256(data).hexdigest()[:32])
 
     @staticmethod
-    def parse(data: bytes) -> Plan:
+    def parse(data: bytes) -> ConversionPlan:
         """Parse a stored plan."""
         values = json.loads(data)
         columns = tuple(Column.of(name, encoding) for name, encoding in values["columns"])
         inputs = tuple(PlannedInput(**item) for item in values["inputs"])
-        return Plan(**values | {"columns": columns, "inputs": inputs}).with_digest(data)
+        return ConversionPlan(**values | {"columns": columns, "inputs": inputs}).with_digest(data)
 
     @property
     def num_files(self) -> int:
@@ -228,7 +228,7 @@ _VERSIONS: dict[str, Callable[[], str]] = {
 }
 
 
-def check_files(planned: Plan, now: Sequence[PlannedInput]) -> None:
+def check_files(planned: ConversionPlan, now: Sequence[PlannedInput]) -> None:
     """Raise `ConvertError` for the first file that changed after planning but kept its size."""
     for before, after in zip(planned.inputs, now, strict=True):
         for name, old, new in zip(before.names, before.tags, after.tags, strict=True):

@@ -13,7 +13,7 @@ from cloudload.convert.journal import Journal
 from cloudload.convert.output import read_if_exists
 from cloudload.convert.plan import (
     PLAN_NAME,
-    Plan,
+    ConversionPlan,
     check_files,
     check_versions,
     list_versions,
@@ -42,7 +42,7 @@ def agree_on_plan(
     folders: Sequence[FolderFiles],
     units: Sequence[InputUnit],
     append: bool,
-) -> Plan | ConvertReport:
+) -> ConversionPlan | ConvertReport:
     """Store the plan, or return the stored plan if it is for the same conversion.
 
     With `append`, the plan is for the existing dataset. If it already has these files, returns its
@@ -67,12 +67,12 @@ def agree_on_plan(
         first = base["segments"] if base else 0
         # the shards of a dataset have entries in its index, and a saved dataset has its own order
         must_list = not formats.isdisjoint({"mds", "arrow"})
-        plan = Plan(journal.claim, columns, versions, inputs, must_list, first, base)
+        plan = ConversionPlan(journal.claim, columns, versions, inputs, must_list, first, base)
         encoded = plan.encode()
         if (data := create_object(url, encoded)) == encoded:
             return plan.with_digest(data)
         del encoded
-    plan = Plan.parse(data)
+    plan = ConversionPlan.parse(data)
     if append and plan.base is None:
         raise ConvertError(
             f"the conversion to {redact(journal.location)} is not finished. Finish it first, "

@@ -20,7 +20,7 @@ from cloudload.convert.finish import Joined, join_notes, list_finished, read_not
 from cloudload.convert.journal import Journal
 from cloudload.convert.lengths import write_lengths
 from cloudload.convert.output import Output, does_exist
-from cloudload.convert.plan import Plan
+from cloudload.convert.plan import ConversionPlan
 from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.convert.rejects import join_rejects, store_rejects
 from cloudload.convert.report import ConvertReport
@@ -121,7 +121,7 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
     return _finish(journal, joined, report, _describe_names(units))
 
 
-def convert_segments(run: Run, plan: Plan, files: Files) -> ConvertReport:
+def convert_segments(run: Run, plan: ConversionPlan, files: Files) -> ConvertReport:
     """Convert the segments of this run's share, and finish the dataset if none is missing.
 
     `files` are the plan's files.
@@ -187,7 +187,7 @@ def _join_rejects(run: Run, joined: Joined, finished: Sequence[int]) -> None:
     join_rejects(run.location, joined.with_bad, run.rejects)
 
 
-def _read_lengths(run: Run, plan: Plan, numbers: Sequence[int]) -> Iterator[str]:
+def _read_lengths(run: Run, plan: ConversionPlan, numbers: Sequence[int]) -> Iterator[str]:
     """Yield the token lengths of the shards of segments, in order.
 
     Raises `ConvertError` if a segment's note disappeared.
@@ -199,7 +199,7 @@ def _read_lengths(run: Run, plan: Plan, numbers: Sequence[int]) -> Iterator[str]
 
 
 def _run_segments(
-    run: Run, plan: Plan, segments: Segments, mine: Sequence[int], finished: set[int]
+    run: Run, plan: ConversionPlan, segments: Segments, mine: Sequence[int], finished: set[int]
 ) -> None:
     """Convert the segments with the numbers `mine` that are not finished."""
     waiting = [number for number in mine if number not in finished]

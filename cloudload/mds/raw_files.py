@@ -17,7 +17,14 @@ from pathlib import PurePosixPath
 
 from cloudload.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import is_local, join_url, local_path, scheme_of, split_url
+from cloudload.storage.urls import (
+    BUCKET_SCHEMES,
+    is_local,
+    join_url,
+    local_path,
+    scheme_of,
+    split_url,
+)
 
 RUN = "Run: "
 """Introduces a command at the end of a message."""
@@ -96,7 +103,7 @@ def output_beside(location: str, split: str | None = None) -> str:
         path = os.path.normpath(local_path(location))
         path = os.path.abspath(path) if path.startswith(".") else path
         return os.path.join(os.path.dirname(path), output_name(path))
-    can_write = scheme_of(location) in ("s3", "gs") and split_url(location)[1]
+    can_write = scheme_of(location) in BUCKET_SCHEMES and split_url(location)[1]
     name = output_name(location)
     return join_url(location.rpartition("/")[0], name) if can_write else name
 

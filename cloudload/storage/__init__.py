@@ -4,10 +4,11 @@
       objects    functions
         retries    retries, deadline, log, advice          ─► StoreError, redacted, with a kind
         registry   scheme ─► its backend, one per process
-          base       Backend: open  upload  delete  list  peek  failure_kind  describe_endpoint
+          base       Backend: the methods of a store
             s3  gcs  local  fsspec  streaming              ─► clients: timeouts, length checks
       urls  redaction                                         schemes, paths; removes secrets
 
-Other packages use only `objects`, `urls`, `redaction`, and `Retry` and `StoredObject` from `base`.
-`registry` explains how to add a store.
+Other packages use `objects`, `urls`, `globs`, `redaction`, `nearby` (what is near a location where
+nothing is), `hub` (whether Hugging Face can be reached), and `Retry` and `StoredObject` from
+`base`. `docs/contributing/architecture.md` explains how to add a store.
 """

@@ -1,7 +1,6 @@
 """The backend of each URL scheme. Schemes that are not listed here use fsspec.
 
-To add a store, write a `Backend`, add its scheme to `_BACKENDS`, and add it to the conformance
-tests (tests/stores/test_conformance.py).
+`docs/contributing/architecture.md` explains how to add a store.
 """
 
 from __future__ import annotations

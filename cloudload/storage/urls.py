@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 
 from cloudload.storage.redaction import redact
 
+BUCKET_SCHEMES = ("s3", "gs")
+"""The schemes of URLs that begin with a bucket."""
+
 
 def scheme_of(url: str) -> str:
     """The scheme of a URL in lower case: `s3`, `gs`, …, or `file` for a path."""
@@ -38,7 +41,7 @@ def check_location(url: str) -> None:
     scheme = scheme.lower()
     if not url.strip():
         raise ValueError("the location is empty. Use a folder or a URL such as s3://bucket/folder")
-    if separator and (not rest.strip("/") or (scheme in ("s3", "gs") and rest.startswith("/"))):
+    if separator and (not rest.strip("/") or (scheme in BUCKET_SCHEMES and rest.startswith("/"))):
         raise ValueError(f"{redact(url)!r} names no bucket. Use {scheme}://bucket/folder")
     if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
         meant = redact(re.sub(":/*", "://", url, count=1))

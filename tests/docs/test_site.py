@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudload import CloudLoader, Retry, Stream, errors
+from cloudload.storage.base import Backend
 from scripts import docs_site, draw_throughput
 from tests.support import ROOT
 
@@ -40,6 +41,14 @@ def test_the_reference_lists_every_error_and_kind_of_failure() -> None:
     ]
     for name in [*raised, *(kind.name for kind in errors.FailureKind)]:
         assert f"`{name}`" in page
+
+
+def test_the_checklist_for_a_storage_backend_names_every_method() -> None:
+    page = (ROOT / "docs/contributing/architecture.md").read_text()
+    listed = re.search(r"methods of `storage\.base\.Backend` \((.+?)\)", page, re.DOTALL)
+    methods = [name for name in vars(Backend) if not name.startswith("_")]
+    assert listed is not None
+    assert re.findall(r"`(\w+)`", listed[1]) == methods
 
 
 def test_the_reference_has_the_help_of_every_command() -> None:

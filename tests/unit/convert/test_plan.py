@@ -9,7 +9,7 @@ import pytest
 
 from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots
 from cloudload.convert.joined_shards import JoinedShards
-from cloudload.convert.plan import Plan, plan_input
+from cloudload.convert.plan import ConversionPlan, plan_input
 from cloudload.mds.writer import encode_index
 
 CLAIM = {"recipe": {"segment_bytes": 25}, "inputs": {}}
@@ -32,8 +32,8 @@ def test_a_stored_plan_has_the_files_that_were_listed(folder: Path, inputs: list
         item for item in list_inputs(locations, "auto", None) if isinstance(item, FolderFiles)
     ]
     expected = [file for item in listed for file in item.files]
-    plan = Plan(CLAIM, (), {}, tuple(map(plan_input, listed)))
-    stored = Plan.parse(plan.encode())
+    plan = ConversionPlan(CLAIM, (), {}, tuple(map(plan_input, listed)))
+    stored = ConversionPlan.parse(plan.encode())
     files = stored.files(list_roots(locations), "auto")
     assert list(files) == expected
     assert [files[place] for place in range(len(files))] == expected
@@ -47,7 +47,9 @@ def test_segments_can_be_made_in_any_order(folder: Path) -> None:
     inputs = tuple(plan_input(item) for item in listed if isinstance(item, FolderFiles))
     base: dict[str, Any] = {"stored": {}}
     for first, prefix in ((0, ""), (7, "+7/")):
-        plan = Plan(CLAIM, (), {}, inputs, first_segment=first, base=base if first else None)
+        plan = ConversionPlan(
+            CLAIM, (), {}, inputs, first_segment=first, base=base if first else None
+        )
         segments = plan.segments(plan.files([str(folder / "x"), str(folder / "y")], "auto"))
         expected = list(segments)
         assert [segments[place] for place in reversed(range(len(segments)))] == expected[::-1]
