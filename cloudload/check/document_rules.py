@@ -1,4 +1,4 @@
-"""The rules for documents: which of them apply, with which limits, and the tests that they are.
+"""Choose the rules for documents and their limits, and list the test of each rule.
 
     names, max_bytes, tokenizer ─► DocumentRules ─► list_tests ─► (kind, test of a text's bytes)
 
@@ -98,8 +98,8 @@ def _name_frame(tokenizer: TokenizerSpec) -> tuple[str, str]:
 def check_frame(rules: DocumentRules, origin: str, **expected: str | None) -> Iterator[Finding]:
     """Compare the tokens that the tokenizer puts around documents with those that are expected.
 
-    `expected` maps bos and eos to a token, to `none`, or to None if any is fine. `origin` says
-    which files name the tokenizer's.
+    `expected` maps bos and eos to a token, to `none`, or to None if any is fine. `origin` names
+    the files that set the tokenizer's bos and eos.
     """
     for name, token in expected.items():
         found = getattr(rules, name)

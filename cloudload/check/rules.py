@@ -1,8 +1,8 @@
 """Every kind of finding: who is affected, how badly, and what to do.
 
-An `error` means that a reader refuses the dataset, or reads wrong samples, or misses some. A
-`warning` means that it refuses the dataset with some settings, or cannot verify it, or that a
-document is doubtful. A `note` affects nobody.
+An `error` means that a reader refuses the dataset, reads wrong samples, or misses some. A `warning`
+means that a reader refuses the dataset with some settings or cannot verify it, or that a document
+looks wrong. A `note` affects nobody.
 """
 
 from __future__ import annotations

@@ -296,4 +296,4 @@ def test_the_command_takes_rules_from_flags_and_from_a_config(
     capsys.readouterr()
     config.write_text(json.dumps({**run, "check": {"rule": []}}))
     assert cli.main(command) == 1
-    assert "`check` in the config is {'rule': []}. Use any of rules," in capsys.readouterr().err
+    assert "in the config is {'rule': []}. Use a mapping of rules," in capsys.readouterr().err
