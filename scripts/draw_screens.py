@@ -69,7 +69,7 @@ def draw_screens() -> None:
         draw_command(browser, "blame", ["blame", "losses", "--top", "1", "--quiet"])
 
 
-# as JupyterLab shows the output of cells
+# like JupyterLab's cell output
 _NOTEBOOK = """<!doctype html><html data-ready=yes><meta charset=utf-8><style>
 body { margin: 16px; font: 13px sans-serif } pre { background: #f5f5f5; padding: 6px }
 table { border-collapse: collapse; font-size: 12px } td, th { padding: 3px 8px; text-align: left }

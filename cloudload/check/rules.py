@@ -293,7 +293,7 @@ RULES: dict[str, Rule] = {
         "Give each document a unique ID. `cloudload where --id` finds all that have it",
     ),
     "framing-differs": Rule(
-        "The tokenizer gives documents another bos or eos than expected.",
+        "The tokenizer gives documents a different bos or eos than expected.",
         ERROR,
         (CLOUDLOAD,),
         "Pass bos= and eos= to the loader, or repair the tokenizer's files",
