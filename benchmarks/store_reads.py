@@ -77,7 +77,7 @@ def measure(store: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Ro
 
 
 def write_objects(scheme: str, size: int, most: int) -> list[str]:
-    """Store enough objects of `size` MB for half of a turn, and return their keys."""
+    """Store half a turn's objects of `size` MB, but at most 16, and return their keys."""
     data = os.urandom(size * 10**6)
     keys = [f"{size}-{number}" for number in range(min(16, max(1, most // size // 2)))]
     for key in keys:

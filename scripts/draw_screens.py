@@ -102,7 +102,7 @@ def draw_command(
 
 
 def draw_check(browser: Browser) -> None:
-    """Draw a check of this package's code, some of whose modules are damaged."""
+    """Draw a check of this package's code, with some damaged modules."""
     paths = sorted((ROOT / "cloudload").rglob("*.py"))
     texts = [path.read_text() for path in paths if path.stat().st_size]
     names = [str(path.relative_to(ROOT / "cloudload")) for path in paths if path.stat().st_size]

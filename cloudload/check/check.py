@@ -202,7 +202,7 @@ def _check_dataset(
 ) -> tuple[Sequence[ShardInfo], Sequence[ShardInfo]]:
     """Check the index and the folder's objects. Return all shards and the shards to read.
 
-    `keys` are the column of texts and that of token IDs, of which one is None.
+    `keys` are the text column and the token ID column. One of them is None.
     Shards whose codec is not installed are not read.
     """
     try:

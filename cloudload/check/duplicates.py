@@ -132,7 +132,8 @@ def add_repeats(
 ) -> None:
     """Add findings for the documents that repeat an earlier one.
 
-    `name_samples` returns the name of a shard, given by its index, and descriptions of samples.
+    `name_samples` takes a shard's index and samples, and returns the shard's name and the
+    samples' descriptions.
     """
     for kind, noun in _NOUNS.items():
         if kind not in duplicates.rules:

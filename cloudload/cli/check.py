@@ -138,7 +138,7 @@ def _refuse_golden(options: argparse.Namespace) -> None:
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    """End the command if a flag would have no effect, or a file could not be written."""
+    """End the command if a flag has no effect, or a file cannot be written."""
     if options.golden and options.write_golden:
         options.parser.error(
             "--golden and --write-golden were both given. Pass --golden to compare rows, or "

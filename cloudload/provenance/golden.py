@@ -97,7 +97,7 @@ class Golden:
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
-        """Return the rows as JSON, with one row a line."""
+        """Return the rows as JSON, with one row per line."""
         rows = [json.dumps([list(asdict(span).values()) for span in row]) for row in self.rows]
         head: dict[str, Any] = {_KEY: _FORMAT, "digest": self.digest, "is_whole": self.is_whole}
         head["state"] = self.state
@@ -213,7 +213,7 @@ def _read_rows(loader: CloudLoader) -> Iterator[Row]:
 
 
 def _record(loader: CloudLoader, batch: Batch) -> Iterator[GoldenSpan]:
-    """The documents of the only row of a batch."""
+    """Yield the documents of a batch's only row."""
     tokens, place = batch["input_ids"][0].numpy(), 0
     traced = loader.open_tracer().trace_whole(batch.spans, batch.rows)
     streams = batch.spans[:, SPAN_STREAM].tolist()

@@ -5,10 +5,10 @@
 
     documents   "ab" "" "c"    IDs 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
-With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. In one
-worker of each node, because hf needs hundreds of MB of memory, a background thread also encodes a
-sample of the documents with hf, and compares the IDs. A process caches the last tokenizer that it
-loaded, and forked workers share it.
+With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. A
+background thread also encodes a sample of the documents with hf, and compares the IDs. Only one
+worker of each node does this, because hf needs hundreds of MB of memory. A process caches the last
+tokenizer that it loaded, and forked workers share it.
 """
 
 from __future__ import annotations

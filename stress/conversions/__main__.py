@@ -1,4 +1,4 @@
-"""Kill conversions at random until they finish, and compare every object with the undisturbed one.
+"""Kill conversions at random until they finish, and compare objects with an undisturbed run's.
 
     python -m stress.conversions --kills 120
 

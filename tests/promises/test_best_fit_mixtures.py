@@ -34,7 +34,7 @@ class Data:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """Streams of different sizes, then streams whose documents each fill a row."""
+    """Write streams of different sizes, then streams whose documents each fill a row."""
     root = tmp_path_factory.mktemp("mixtures")
     made = Data(root / "cache", [], [])
     texts = [random_documents(number, size, max_words=10) for number, size in enumerate(SIZES)]
