@@ -175,7 +175,7 @@ class _PlayedSearch(_Search):
         return None if first is None or self._begins[first] >= ends.end else first
 
     def _find_begin(self, ends: StreamEnds, stream: int) -> int:
-        """Find the row at which a stream's tail begins; `NEVER` if every lane can fill all its rows.
+        """Find the row at which a stream's tail begins; `NEVER` if each lane can fill all its rows.
 
         If the lanes end without tokens left, it is at most the row after their last one.
         """
