@@ -4,7 +4,7 @@
 
 A record has 24 bytes: a 128-bit hash, and the document's shard and sample. Parts are read one at a
 time, so up to 1.4 * 10^9 documents, only the temporary files grow with the dataset, not the memory.
-Among 10^9 documents, any two different ones share a hash with a probability below 10^-20.
+At 10^9 documents, the probability that any two different ones share a hash is below 10^-20.
 """
 
 from __future__ import annotations

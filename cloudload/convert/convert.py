@@ -207,7 +207,7 @@ def convert_to_mds(
     found = _list_and_plan(
         run, inputs, split, recipe, parent=parent, overwrite=overwrite, append=append
     )
-    # here, not in `_list_and_plan`, the listing of perhaps a million files is freed
+    # `_list_and_plan` has freed its listing, which may have a million files
     return found if isinstance(found, ConvertReport) else convert_segments(run, *found)
 
 
