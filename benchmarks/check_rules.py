@@ -2,8 +2,9 @@
 
     python -m benchmarks.check_rules --corpus FOLDER
 
-Each time is the CPU time of a check of all shards with the rule, less that of a check without
-rules: the median of the rounds, in turns, in one process. The dataset is not compressed.
+Each round checks all shards with each rule, and once without rules, in one process. A rule's time
+is the median CPU time of its checks, less that of the checks without rules. The dataset is not
+compressed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def measure_rules(dataset: str, rounds: int) -> list[Row]:
-    """Check the dataset with each rule, with none, and with all of them."""
+    """Check the dataset with each rule, without rules, and with all rules."""
     names = (NO_RULES, *DOCUMENT_RULES, ALL_RULES)
     times: dict[str, list[float]] = {name: [] for name in names}
     megabytes = 0.0

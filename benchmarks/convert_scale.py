@@ -1,16 +1,16 @@
-"""Measure planning and joining a conversion of very many files: time, memory, plan, and index.
+"""Measure the time and memory to plan and join a conversion of a million files.
 
     python -m benchmarks.convert_scale --files 1_000_000
 
-A simulated store lists the files, ten for each segment, and has the notes of finished segments. It
-converts nothing. Each row is a process:
+A simulated store lists the files, ten for each segment, and has the notes of finished segments.
+No file is converted. Each row is a process:
 
 plan      lists the files, and makes and stores the plan
-worker    one of an array, which reads the plan
+worker    reads the plan, as one job of an array
 finish    joins the notes, and writes the index
 
-CPU seconds and the peak resident set include the listing, and in `finish` the making of the notes.
-The last column is a hash of what was written.
+CPU seconds and the peak resident set include the simulated store's work: listing the files and, in
+`finish`, making the notes. The last column is a hash of what the process wrote.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ SHARD_BYTES = 20_000_000
 
 
 class SimulatedStore:
-    """A store of made-up objects. Only the plan is kept, in a folder."""
+    """Lists made-up objects. Keeps only the plan, in a folder."""
 
     def __init__(self, folder: Path, files: int, shards: int, digest: str) -> None:
         self._folder, self._files, self._shards, self._digest = folder, files, shards, digest
         self.written: dict[str, bytes] = {}
-        """The hash of each object that was uploaded, by name."""
+        """Maps the URL of each uploaded object to its hash."""
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         if url == RAW:
@@ -114,7 +114,7 @@ class SimulatedStore:
 
 
 class _Bytes(io.RawIOBase):
-    """A raw stream of bytes in memory."""
+    """Reads bytes in memory as a raw stream."""
 
     def __init__(self, data: bytes) -> None:
         self._stream = io.BytesIO(data)
@@ -153,7 +153,7 @@ def _entry(segment: int, shard: int) -> dict[str, object]:
 
 
 class _Stopping(Executor):
-    """Stops at the first unit."""
+    """Raises an error at the first unit, so that nothing is converted."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         raise RuntimeError("stop")
@@ -164,7 +164,7 @@ OWN_OPTIONS: dict[str, dict[str, Any]] = {
     "worker": {"worker": "0/1000"},
     "finish": {"finish": True},
 }
-"""The options of each step."""
+"""The options of `convert_to_mds` in each step."""
 
 
 def measure(step: str, folder: str, files: int, shards: int) -> Row:
@@ -175,7 +175,7 @@ def measure(step: str, folder: str, files: int, shards: int) -> Row:
     store = SimulatedStore(place, files, shards, digest)
     registry._BACKENDS["s3"] = lambda: store
     began, before = time.process_time(), high_water_mark(os.getpid())
-    # the first unit would be converted now
+    # `_Stopping` ends the conversion at its first unit
     with contextlib.suppress(WorkerError):
         convert_to_mds(RAW, OUT, progress=False, executor=_Stopping(), **OWN_OPTIONS[step])
     digests = hashlib.sha256(
@@ -191,7 +191,7 @@ def measure(step: str, folder: str, files: int, shards: int) -> Row:
 
 
 def run_steps(files: int, shards: int) -> Iterator[Row]:
-    """Yield a row for each step, and one for the plan and the index."""
+    """Run each step in its own process, and yield its row. Logs the size of the plan."""
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
         for step in OWN_OPTIONS:
             if step == "finish":

@@ -1,15 +1,15 @@
-"""The cost of the exchange between ranks, measured with real processes, and predicted for more.
+"""Measure the cost of the exchange between ranks, and predict it for more processes.
 
     python -m benchmarks.exchange --processes 2 4 8 16 32 64
 
-Each process gathers the messages of all, as ranks do once per batch: of 8 rows, or of one number if
-token lengths are known. Groups have at most 64, 16 (the default), and 8 processes. CPU time is of
-the whole process, its gloo threads included, so other work on the machine hardly changes it. It is
-fitted as
+Real processes gather each other's messages, as ranks do once per batch. A message describes 8 rows,
+or is a single number if token lengths are known. Groups have at most 64, 16 (the default), and 8
+processes. CPU time includes the gloo threads of the process. Other work on the machine hardly
+changes it. The model is
 
     CPU seconds of a gather = a + b · (messages that the process sends) + c · (bytes that it gets)
 
-Then the decoding of N messages is measured in one process, for any N.
+The time to decode N messages is measured in one process, for any N.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def terms(processes: int, most: int, size: int) -> tuple[float, float, float]:
         received += (members - 1) * below * size * 8
         below *= most
     while (below := below // most) > 1:
-        sent += min(most, processes // below).bit_length()  # of the broadcast, a binary tree
+        sent += min(most, processes // below).bit_length()  # the broadcast is a binary tree
         received += processes * size * 8
     return 1, sent, received
 

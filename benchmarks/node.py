@@ -1,11 +1,11 @@
-"""Measure what the loaders of all ranks of a node need at a given speed of training.
+"""Measure the CPU time and memory that a node's loaders need at a given training speed.
 
     python -m benchmarks.node --ranks 8 --name llama3
     python -m benchmarks.node --ranks 8 --name llama3 --num-workers 4
 
-Each rank is a process that takes batches at the times at which a training loop of --tokens-per-s
-would. Memory is the proportional set size (PSS) in MB of 10^6 bytes: pages that processes share
-are divided among them. CPU time counts from the first batch on.
+Each rank is a process that takes batches as often as a training loop with --tokens-per-s would.
+Memory is the proportional set size (PSS) in MB of 10^6 bytes, which divides shared pages among the
+processes that share them. CPU time is counted after the first batch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Row]]]:
-    """Yield a table with a row for each rank, and one for the node."""
+    """Yield a table with a row for each rank, and a table for the node."""
     documents = lay_out(args.corpus, work / "data", 1e6 * args.megabytes)
     [tokenizer] = find_tokenizers(args.tokenizers, [args.name], work)
     request = {
@@ -61,14 +61,14 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
         "seconds": args.seconds,
         "size": args.ranks,
     }
-    # a node that has run before: its cache has the data and the checks of the tokenizer
+    # fill the cache with the data and the tokenizer's checks, as if the node had run before
     start({**request, "rank": 0, "size": 1, "seconds": 0.0}).communicate()
     ranks = [start({**request, "rank": rank}) for rank in range(args.ranks)]
     found = []
     for rank in ranks:
         output, _ = rank.communicate()
         if rank.returncode:
-            raise SystemExit(f"a rank failed with status {rank.returncode}")
+            raise SystemExit(f"a rank failed with status {rank.returncode}. Its error is above")
         found.append(json.loads(output))
         note(f"  {found[-1]}")
     yield "ranks", [{"rank": number, **row} for number, row in enumerate(found)]
@@ -87,7 +87,7 @@ def start(request: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def summarize(ranks: list[dict[str, Any]]) -> Row:
-    """Sum what the ranks need, and find the largest wait."""
+    """Add up the ranks' CPU time and memory, and find the largest wait."""
     workers = sum(rank["workers"] for rank in ranks)
     return {
         "processes per rank": 1 + workers / len(ranks),
@@ -116,7 +116,7 @@ def read(
     rank: int,
     size: int,
 ) -> Row:
-    """Take batches at the times of a training loop, and measure this rank's processes."""
+    """Take batches as often as a training loop would, and measure this rank's processes."""
     from cloudload import CloudLoader
 
     with CloudLoader(
@@ -144,7 +144,7 @@ def read(
         wall = max(1e-9, time.monotonic() - began)
         cpu = sum(map(cpu_of, workers)) - cpu
         main_cpu = time.process_time() - main_cpu
-        # a background process may have ended, which builds an order
+        # a process that builds an order in the background may have ended
         workers = [pid for pid in workers if is_alive(pid)]
         return {
             "workers": len(workers),

@@ -247,9 +247,9 @@ def _options_of(run: str, data: Path, other: Path) -> tuple[dict[str, Any], dict
 
 
 def measure_first_batch(data: Path, root: Path, starts: int) -> dict[str, Any]:
-    """Compare the planned time to the first batch with that of processes with an empty cache."""
+    """Compare the planned time to the first batch with that of real starts with an empty cache."""
     options, _ = _options_of("first batch", data, data)
-    # the reader opens workers, as it does by default
+    # plan with workers, because real starts have them by default
     plan = plan_run(**options, steps=1, local=root / "plan")
     assert plan.first_batch_s is not None
     real = []

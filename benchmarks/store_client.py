@@ -1,10 +1,10 @@
-"""A client of a store as a side of `benchmarks.store_reads`: it downloads objects into files.
+"""Download objects to files with one client, as a side of `benchmarks.store_reads`.
 
     request     {"client": "boto3", "bucket": "cloudload", "folder": ...}
     question    {"keys": [...], "at_once": 4}
     answer      {"bytes": ..., "wall": ..., "cpu": ...}
 
-Each client downloads objects as its documentation says, with its default options. This module needs
+Each client downloads as its documentation recommends, with its default options. This module needs
 only the standard library, because clients may run in separate environments.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.harness import Message, Take, UnavailableError, serve
 
 Download = Callable[[str, Path], object]
-"""Downloads the object with a key to a file."""
+"""Downloads the object with this key to a file."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -80,7 +80,7 @@ def obstore_gcs(bucket: str) -> Download:
 
 
 def stream_from(store: object) -> Download:
-    """Stream objects of an obstore store to files."""
+    """Return a function that streams objects from an obstore store to files."""
     import obstore
 
     def download(key: str, path: Path) -> None:

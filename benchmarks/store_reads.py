@@ -2,9 +2,10 @@
 
     python -m benchmarks.store_reads --python .bench/stores/bin/python
 
-The servers are SeaweedFS and fake-gcs-server on this machine. Clients that cloudload's environment
-lacks (s3fs, obstore) run with --python, and are left out if it lacks them, too. CPU time is
-that of the client's process. The clients take turns, so other work on the machine slows all alike.
+The servers are SeaweedFS and fake-gcs-server on this machine. cloudload's environment has no s3fs
+or obstore, so they run with --python, and are left out if that interpreter lacks them, too. CPU
+time is that of the client's process. The clients take turns, so other work on the machine slows
+them all alike.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.support.servers import BUCKET, start_gcs, start_s3
 
 SERVERS: dict[str, tuple[Any, str]] = {"s3": (start_s3, "s3"), "gcs": (start_gcs, "gs")}
 OWN = ("cloudload", "boto3", "google-cloud-storage")
-"""Clients that cloudload depends on."""
+"""Clients that are installed with cloudload."""
 
 
 def main() -> None:
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def measure(store: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
-    """Yield a table for one store."""
+    """Measure each client on one store, and yield a table."""
     start_server, scheme = SERVERS[store]
     with ExitStack() as stack:
         server = stack.enter_context(start_server())
@@ -76,7 +77,7 @@ def measure(store: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Ro
 
 
 def write_objects(scheme: str, size: int, most: int) -> list[str]:
-    """Store enough objects of `size` MB for half of a turn, and return their keys."""
+    """Store half a turn's objects of `size` MB, but at most 16, and return their keys."""
     data = os.urandom(size * 10**6)
     keys = [f"{size}-{number}" for number in range(min(16, max(1, most // size // 2)))]
     for key in keys:
@@ -91,7 +92,7 @@ def race(
     number = max(at_once, -(-args.megabytes // size))
     question = {"keys": [keys[job % len(keys)] for job in range(number)], "at_once": at_once}
     turns: dict[str, list[dict[str, float]]] = {client: [] for client in sides}
-    for side in sides.values():  # imports and connections
+    for side in sides.values():  # import and connect before the timed turns
         side.take_turn({"keys": keys[:1], "at_once": 1})
     for _ in range(args.rounds):
         for client, side in sides.items():

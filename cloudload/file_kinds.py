@@ -56,7 +56,7 @@ _KINDS_BY_CONTENT = {
     b"\x7fELF": "a program",
     b"SQLite format 3": "an SQLite database. Convert it to JSON Lines or Parquet",
 }
-"""What files that are not UTF-8 start with."""
+"""Maps the first bytes of files that are not UTF-8 to their kind, with advice."""
 
 
 def split_name(name: str) -> tuple[str, str | None]:

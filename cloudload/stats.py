@@ -115,12 +115,12 @@ class DeliveryStats:
     queue: float = 0.0
     """How full the workers' queues are now, from 0 to 1; 0 without workers."""
     tokens_made: int = 0
-    """Number of tokens in the rows that workers have made, handed out or not."""
+    """Number of tokens in all rows that workers have made, including rows not handed out yet."""
 
     def tokens_per_s(self, num_workers: int) -> float | None:
         """The tokens per second that `num_workers` workers can make, as measured so far.
 
-        None before the first rows. Time in which workers waited for the training loop is left out.
+        None before the first rows. Excludes the time that workers waited for the training loop.
         """
         busy_s = self.fetch_s + self.read_s + self.transform_s + self.tokenize_s + self.pack_s
         return num_workers * self.tokens_made / busy_s if self.tokens_made and busy_s else None

@@ -69,7 +69,7 @@ def draw_screens() -> None:
         draw_command(browser, "blame", ["blame", "losses", "--top", "1", "--quiet"])
 
 
-# as JupyterLab shows the output of cells
+# like JupyterLab's cell output
 _NOTEBOOK = """<!doctype html><html data-ready=yes><meta charset=utf-8><style>
 body { margin: 16px; font: 13px sans-serif } pre { background: #f5f5f5; padding: 6px }
 table { border-collapse: collapse; font-size: 12px } td, th { padding: 3px 8px; text-align: left }
@@ -102,7 +102,7 @@ def draw_command(
 
 
 def draw_check(browser: Browser) -> None:
-    """Draw a check of this package's code, some of whose modules are damaged."""
+    """Draw a check of this package's code, with some damaged modules."""
     paths = sorted((ROOT / "cloudload").rglob("*.py"))
     texts = [path.read_text() for path in paths if path.stat().st_size]
     names = [str(path.relative_to(ROOT / "cloudload")) for path in paths if path.stat().st_size]

@@ -1,4 +1,4 @@
-"""What campaigns share: a store behind a fault proxy, and a record of failures."""
+"""Run a campaign on a store behind a fault proxy, and record its failures."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.fault_proxy import FaultProxy, start_fault_proxy
 from tests.support.servers import S3Server, start_s3
 
 Run = Callable[[Path, S3Server, FaultProxy], dict[str, Any]]
-"""Runs a campaign in a folder; returns its summary, with the key `failures`."""
+"""Runs a campaign in a folder. Returns its summary, which has the key `failures`."""
 
 
 @dataclass
 class Failures:
-    """Descriptions of failures."""
+    """Collects descriptions of failures."""
 
     failures: list[str] = field(default_factory=list)
 
@@ -33,7 +33,7 @@ def run_on_s3(name: str, run: Run) -> int:
     """Run a campaign on an S3 server behind a fault proxy, print its summary, and return the exit
     status."""
     with (
-        # processes that are about to end may still write into it
+        # processes that are about to end may still write into the folder
         tempfile.TemporaryDirectory(
             prefix=f"cloudload-{name}-", ignore_cleanup_errors=True
         ) as folder,

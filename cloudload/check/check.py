@@ -175,7 +175,7 @@ def _choose_rules(
     frame: tuple[TokenName, TokenName],
     expected: Mapping[str, str | None],
 ) -> tuple[DocumentRules, list[Finding]]:
-    """The rules for documents, and what is wrong with the tokens around them."""
+    """Return the rules for documents, and findings about the tokens around documents."""
     if tokenizer is None:
         if any(expected.values()):
             raise ValueError("expect_bos and expect_eos need a tokenizer. Pass it")
@@ -190,7 +190,7 @@ def _choose_rules(
 def _name_samples(
     url: str, retry: Retry, shards: Sequence[ShardInfo], shard: int, samples: Sequence[int]
 ) -> tuple[str, list[str]]:
-    """The file name of a shard, and the indices of samples with their IDs, if they have one."""
+    """Return a shard's file name, and each sample's index with its ID, if it has one."""
     info = shards[shard]
     if any(column.name == ID_KEY for column in info.columns):
         return info.raw.name, name_samples(url, info, retry, samples)
@@ -202,7 +202,7 @@ def _check_dataset(
 ) -> tuple[Sequence[ShardInfo], Sequence[ShardInfo]]:
     """Check the index and the folder's objects. Return all shards and the shards to read.
 
-    `keys` are the column of texts and that of token IDs, of which one is None.
+    `keys` are the text column and the token ID column. One of them is None.
     Shards whose codec is not installed are not read.
     """
     try:

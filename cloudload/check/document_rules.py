@@ -1,4 +1,4 @@
-"""The rules for documents: which of them apply, with which limits, and the tests that they are.
+"""Choose the rules for documents and their limits, and list the test of each rule.
 
     names, max_bytes, tokenizer ─► DocumentRules ─► list_tests ─► (kind, test of a text's bytes)
 
@@ -34,7 +34,7 @@ NO_TOKEN = "none"
 
 Test = Callable[[bytes], str | None]
 
-# all except white space, backspace, terminal colors, and next line
+# control characters, except white space, backspace, terminal colors, and next line
 _CONTROL = bytes([*range(8), *range(14, 27), *range(28, 32), 127])
 _FIRST_CONTROL = re.compile(b"[%b]" % re.escape(_CONTROL))
 _LATER_CONTROL = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
@@ -50,7 +50,7 @@ class DocumentRules:
     max_bytes: int
     """Maximum size of a text in UTF-8."""
     special_tokens: tuple[str, ...] = ()
-    """The special tokens of the tokenizer; empty for anything like `<|name|>`."""
+    """The tokenizer's special tokens. If empty, anything like `<|name|>` counts as one."""
     bos: str = ""
     """The token that the tokenizer puts before each document; empty for none."""
     eos: str = ""
@@ -98,8 +98,8 @@ def _name_frame(tokenizer: TokenizerSpec) -> tuple[str, str]:
 def check_frame(rules: DocumentRules, origin: str, **expected: str | None) -> Iterator[Finding]:
     """Compare the tokens that the tokenizer puts around documents with those that are expected.
 
-    `expected` maps bos and eos to a token, to `none`, or to None if any is fine. `origin` says
-    which files name the tokenizer's.
+    `expected` maps bos and eos to a token, to `none`, or to None if any is fine. `origin` names
+    the files that set the tokenizer's bos and eos.
     """
     for name, token in expected.items():
         found = getattr(rules, name)
@@ -186,7 +186,7 @@ class _FramedText:
 
 
 def parse_limits(limits: Any, chosen: Collection[str]) -> dict[str, float]:
-    """The share of documents, from 0 to 1, above which a rule makes a dataset unsound.
+    """Return the share of documents (0 to 1) above which each rule makes a dataset unsound.
 
     `limits` are a name, names, or a mapping of names to shares such as 0.001 or `0.1%`; `all`
     stands for every chosen rule that is not named. Raises `ValueError`, also for a rule that is

@@ -30,7 +30,7 @@ _NO_JSON_ID = (b"null", b'""')
 
 
 class DocumentCheck:
-    """Tests the documents of one shard after the other."""
+    """Tests and hashes the documents of shards."""
 
     def __init__(self, rules: DocumentRules, text_key: str | None) -> None:
         self._rules, self._text_key = rules, text_key
@@ -38,9 +38,9 @@ class DocumentCheck:
         self._empty, self._tests = tests.pop(EMPTY_TEXT, None), list(tests.items())
 
     def look(self, shard: Shard) -> tuple[Findings, dict[str, bytes]]:
-        """The findings of a shard whose samples are whole, and the hashes of its documents.
+        """Return the findings about a shard's documents, and their hashes as records by rule.
 
-        The hashes are records by rule. Blank texts and empty IDs are not hashed.
+        The shard's samples must be whole. Blank texts and empty IDs are not hashed.
         """
         findings = Findings()
         hashes = dict.fromkeys(self._rules.hashed, b"")
@@ -74,7 +74,7 @@ class DocumentCheck:
 
 
 def _note(findings: Findings, kind: str, shard: Shard, sample: int, what: str | None) -> None:
-    """Add a finding; after the first of a kind, those that would not be listed are only counted."""
+    """Add a finding, or only count it if enough findings of its kind are listed."""
     if findings.count(kind) >= MOST_LISTED:
         findings.add_unlisted(kind)
         return

@@ -2,9 +2,9 @@
 
     hashes of each group ─► parts by hash, in temporary files ─► each part: sort, equal neighbors
 
-A record has 24 bytes: a 128-bit hash, and the place of the document. Parts are read one at a time,
-so memory does not grow with the dataset up to 1.4 * 10^9 documents, but the temporary files do. Two
-different documents have the same hash with a probability of 10^-20 at 10^9 documents.
+A record has 24 bytes: a 128-bit hash, and the document's shard and sample. Parts are read one at a
+time, so up to 1.4 * 10^9 documents, only the temporary files grow with the dataset, not the memory.
+At 10^9 documents, the probability that any two different ones share a hash is below 10^-20.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _NOUNS = {REPEATED_TEXT: "text", REPEATED_ID: "ID"}
 _COLUMNS = 3
 _RECORD_BYTES = 8 * _COLUMNS
 _PART_BYTES = 128 << 20
-_MOST_PARTS = 256  # files that are open at once, for each rule
-_MEMORY_BYTES = 1 << 18  # kept of each part before it becomes a file
+_MOST_PARTS = 256  # per rule, because each part is an open file
+_MEMORY_BYTES = 1 << 18  # a larger part moves to a file
 
 
 class Repeat(NamedTuple):
-    """A document that repeats an earlier one. Shards are indices among those that are read."""
+    """A document that repeats an earlier one. Shards are indexed among those that are read."""
 
     shard: int
     sample: int
@@ -42,7 +42,7 @@ class Repeat(NamedTuple):
 
 
 class DuplicateFinder:
-    """Collects the hashes of documents by rule, and finds those that are equal."""
+    """Collects the hashes of documents by rule, and finds equal ones."""
 
     def __init__(self, rules: Sequence[str], num_samples: int) -> None:
         needed = -(-num_samples * _RECORD_BYTES // _PART_BYTES)
@@ -69,7 +69,7 @@ class DuplicateFinder:
                 part.write(own.tobytes())
 
     def find(self, name: str, most: int) -> tuple[int, list[Repeat]]:
-        """The number of documents that repeat an earlier one, and the first `most` of them."""
+        """Return the number of documents that repeat an earlier one, and the first `most`."""
         count, first = 0, list[Repeat]()
         for part in self._parts[name]:
             part.seek(0)
@@ -88,7 +88,7 @@ class DuplicateFinder:
 
 
 def encode_records(values: Iterable[tuple[int, bytes]]) -> bytes:
-    """Hash (sample, value) pairs of a shard to records with the shard 0."""
+    """Hash a shard's (sample, value) pairs. The records have 0 as the shard."""
     digests = [(xxhash.xxh3_128_digest(value), sample) for sample, value in values]
     records = np.empty((len(digests), _COLUMNS), "<u8")
     joined = b"".join(digest for digest, _ in digests)
@@ -106,9 +106,9 @@ def _describe(place: int, first: int) -> Repeat:
 
 
 def _find_repeats(records: Records) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """The places of documents that repeat an earlier one, and the places of the earlier ones.
+    """Find documents that repeat an earlier one. Returns their places and the earlier ones'.
 
-    Example: hashes A B A A at places 5 6 7 8 give 7 8, and 5 5.
+    A place is shard · 2^32 + sample. Example: hashes A B A A at places 5 6 7 8 give 7 8, and 5 5.
     """
     if not len(records):
         return records[:, 2], records[:, 2]
@@ -116,7 +116,7 @@ def _find_repeats(records: Records) -> tuple[NDArray[np.uint64], NDArray[np.uint
     halves = records[order, 0]
     is_equal = halves[1:] == halves[:-1]
     is_near = np.append(is_equal, False) | np.append(False, is_equal)
-    near = records[order[is_near]]  # few, and sorted by the whole hash and the place
+    near = records[order[is_near]]  # few, so sorting them by the whole hash is cheap
     near = near[np.lexsort((near[:, 2], near[:, 1], near[:, 0]))]
     is_repeat = (near[1:, :2] == near[:-1, :2]).all(axis=1)
     starts = np.flatnonzero(np.append(True, ~is_repeat))[: len(near)]
@@ -132,7 +132,8 @@ def add_repeats(
 ) -> None:
     """Add findings for the documents that repeat an earlier one.
 
-    `name_samples` returns the name of a shard, given by its index, and descriptions of samples.
+    `name_samples` takes a shard's index and samples, and returns the shard's name and the
+    samples' descriptions.
     """
     for kind, noun in _NOUNS.items():
         if kind not in duplicates.rules:

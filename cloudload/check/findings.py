@@ -73,7 +73,7 @@ class Findings:
                 kept.append(finding)
 
     def add_unlisted(self, kind: str, number: int = 1) -> None:
-        """Count findings of a kind that are not listed, after those that are."""
+        """Count findings of a kind in addition to those that are listed."""
         if number:
             self._counts[kind] += number
 

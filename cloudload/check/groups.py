@@ -78,8 +78,8 @@ def check_shards(
     """Yield the findings of groups of shards, in the order of the shards.
 
     `duplicates` receives the hashes of documents, by the index of their shard in `shards`. The
-    groups run on the executor, or else on `processes` processes. `on_bytes` receives stored
-    bytes. Raises `WorkerError` if a process or the executor fails.
+    groups run on the executor if there is one, or else on `processes` processes. `on_bytes`
+    receives stored bytes. Raises `WorkerError` if a process or the executor fails.
     """
     groups = cut_groups(shards, _GROUP_BYTES)
     is_alone = executor is None and min(processes, len(groups)) <= 1
@@ -99,7 +99,7 @@ def check_shards(
 def _take_hashes(
     results: Iterable[tuple[int, GroupResult]], firsts: Sequence[int], duplicates: DuplicateFinder
 ) -> Iterator[tuple[int, Findings]]:
-    """Move the hashes of groups, as they arrive, to `duplicates`."""
+    """Move each group's hashes to `duplicates` as they arrive, and yield its findings."""
     for place, result in results:
         for shard, hashes in enumerate(result.hashes, firsts[place]):
             duplicates.add(shard, hashes)

@@ -3,10 +3,11 @@
     é is c3 a9       read as Latin-1 or Windows-1252    Ã©     c3 83 c2 a9
     “ is e2 80 9c    read as Windows-1252               â€œ   c3 a2 e2 82 ac c5 93
 
-Every lead byte of UTF-8 becomes one of a few letters, and every other byte becomes a symbol or an
-unusual letter. So the text has such a letter followed by as many such characters as the lead byte
-announces. Correct text hardly ever has this sequence. Punctuation after a capital letter, such as
-`É»`, is not counted, and neither is what may end a word before punctuation, such as `íš“` or `é®”`.
+Read this way, each lead byte of UTF-8 becomes one of a few letters, and each continuation byte
+becomes a symbol or an unusual letter. So the text has one of these letters, followed by as many of
+these characters as the lead byte announces. Correct text hardly ever has such a sequence. Two
+exceptions do not count: punctuation after a capital letter, such as `É»`, and characters that may
+end a word before punctuation, such as `íš“` or `é®”`.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ def _alternatives(characters: set[str]) -> bytes:
 
 
 def _read_rest(*encodings: str) -> set[str]:
-    """The characters that the bytes 80 to bf, which follow a lead byte, become."""
+    """Return the characters that UTF-8 continuation bytes (80 to bf) become in these encodings."""
     rest = bytes(range(0x80, 0xC0))
     return {each for name in encodings for each in rest.decode(name, "ignore")}
 
 
 def _compile() -> tuple[re.Pattern[bytes], ...]:
-    """One pattern for each first byte, because the search for a fixed first byte is fast."""
+    """Compile one pattern for each first byte, because a search for a fixed first byte is fast."""
     western = _read_rest("latin-1", "cp1252")
     any_, symbol = _alternatives(western), _alternatives(western - set(_PUNCTUATION))
     ending = _alternatives(set(_ENDING))

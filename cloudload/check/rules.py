@@ -1,8 +1,8 @@
 """Every kind of finding: who is affected, how badly, and what to do.
 
-An `error` means that a reader refuses the dataset, or reads wrong samples, or misses some. A
-`warning` means that it refuses the dataset with some settings, or cannot verify it, or that a
-document is doubtful. A `note` affects nobody.
+An `error` means that a reader refuses the dataset, reads wrong samples, or misses some. A `warning`
+means that a reader refuses the dataset with some settings or cannot verify it, or that a document
+looks wrong. A `note` affects nobody.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ RULES: dict[str, Rule] = {
         "Give each document a unique ID. `cloudload where --id` finds all that have it",
     ),
     "framing-differs": Rule(
-        "The tokenizer gives documents another bos or eos than expected.",
+        "The tokenizer gives documents a different bos or eos than expected.",
         ERROR,
         (CLOUDLOAD,),
         "Pass bos= and eos= to the loader, or repair the tokenizer's files",

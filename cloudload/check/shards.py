@@ -71,7 +71,7 @@ def check_shard(
 
 
 def name_samples(url: str, info: ShardInfo, retry: Retry, samples: Sequence[int]) -> list[str]:
-    """The index of each of `samples` in its shard, and its ID if it can be read again."""
+    """Describe each of `samples` by its index, and by its ID if the shard can be read again."""
     try:
         if is_local(url) and info.zipped is None:
             shard = Shard(local_path(join_url(url, info.raw.name)), info)
@@ -86,7 +86,7 @@ def name_samples(url: str, info: ShardInfo, retry: Retry, samples: Sequence[int]
 
 
 def name_sample(shard: Shard, sample: int) -> str:
-    """A sample's index in its shard, and its ID if it has one."""
+    """Describe a sample by its index in its shard, and by its ID if it has one."""
     return shard.where(sample).replace(f" of {shard.name}", "", 1)
 
 

@@ -56,8 +56,8 @@ def add_check(commands: Commands) -> None:
     add("--text-key", metavar="COLUMN", help="column that holds the document (default: text)")
     tokens = "column that holds the document as token IDs, if the run reads them"
     add("--tokens-key", metavar="COLUMN", help=tokens)
-    rules = "rules for documents, with commas: all, none, or names such as text-repeated; see the "
-    rules += "docs for all (default: all)"
+    rules = "rules for documents, separated by commas: all, none, or names such as text-repeated; "
+    rules += "see the docs for all (default: all)"
     add("--rules", type=_split, metavar="NAMES", help=rules)
     size = "size above which a text breaks the rule text-long, such as 1mb (default: 10mb)"
     add("--max-bytes", metavar="SIZE", help=size)
@@ -66,19 +66,19 @@ def add_check(commands: Commands) -> None:
     expect = "token that the tokenizer should put {} each document, or none"
     add("--expect-bos", metavar="TOKEN", help=expect.format("before"))
     add("--expect-eos", metavar="TOKEN", help=expect.format("after"))
-    fail = "rules that make the exit status 1, with commas, each with the share of documents that "
-    fail += "may break it, such as text-mojibake=0.1%%; all stands for all of --rules"
+    fail = "rules that make the exit status 1, separated by commas, each with the share of "
+    fail += "documents that may break it, as in text-mojibake=0.1%%; all stands for all of --rules"
     add("--fail-on", type=_parse_limits, metavar="NAME[=SHARE],...", help=fail)
     sample = "shards to read, evenly spread, or all. 0 checks only the index and the objects' sizes"
     add("--sample", type=_sample, metavar="N", help=f"{sample} (default: all)")
     add_loader_options(parser)
-    golden = "write the first rows of the run of --config to FILE, and check nothing"
+    golden = "write the first rows of the --config run to FILE, and check nothing"
     add("--write-golden", type=Path, metavar="FILE", help=golden)
     add("--rows", type=int, metavar="N", help="number of rows to write (default: 256)")
-    compare = "also compare the first rows of the run of --config with those in FILE"
+    compare = "also compare the first rows of the --config run with those in FILE"
     add("--golden", type=Path, metavar="FILE", help=compare)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
-    share = "check a share of the shards: I/N, from 0/N to N-1/N; or auto, in an array of jobs"
+    share = "check a share of the shards: I/N, from 0/N to N-1/N, or auto in an array of jobs"
     add("--worker", metavar="I/N", help=share)
     add_engine_options(add, "groups of shards")
     add("--json", action="store_true", help="print the report as JSON")
@@ -108,9 +108,9 @@ def _check(options: argparse.Namespace) -> int:
     has_config = bool(options.yaml or options.config or options.option)
     if not has_config:
         if options.dataset is None:
-            options.parser.error("there is no DATASET. Pass it, or a run (--config)")
+            options.parser.error("DATASET and --config are both missing. Pass one of them")
         if options.golden or options.write_golden:
-            options.parser.error("golden rows are those of a run. Pass it (--config)")
+            _refuse_golden(options)
         run: dict[str, Any] = {}
     else:
         options.data = None if options.dataset is None else [options.dataset]
@@ -127,31 +127,47 @@ def _check(options: argparse.Namespace) -> int:
     return 0 if all(each.is_sound for each in reports) and (not golden or golden.is_same) else 1
 
 
+def _refuse_golden(options: argparse.Namespace) -> None:
+    from cloudload.storage.redaction import redact
+
+    flag = "--golden" if options.golden else "--write-golden"
+    options.parser.error(
+        f"{flag} needs the options of a run, but only DATASET {redact(options.dataset)} was given. "
+        "Pass --config FILE"
+    )
+
+
 def _check_flags(options: argparse.Namespace) -> None:
-    """End the command if a flag would have no effect, or a file could not be written."""
+    """End the command if a flag has no effect, or a file cannot be written."""
     if options.golden and options.write_golden:
-        options.parser.error("--golden compares rows, --write-golden writes them. Pass one of them")
+        options.parser.error(
+            "--golden and --write-golden were both given. Pass --golden to compare rows, or "
+            "--write-golden to write them"
+        )
     if options.rows is not None and not options.write_golden:
-        options.parser.error("--rows is the number of rows to write. Pass --write-golden, too")
+        options.parser.error(
+            f"--rows {options.rows} has no effect without --write-golden. Pass --write-golden "
+            "FILE, or omit --rows"
+        )
     check_output("--write-golden", options.write_golden)
 
 
 def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """The options of `check_dataset` in the part `check` of a config, and then in the flags."""
+    """Merge the `check` section of a config with the flags, which override it."""
     if not isinstance(config, Mapping) or set(config) - set(_CHECK_OPTIONS):
         known = ", ".join(_CHECK_OPTIONS)
-        raise ValueError(f"`check` in the config is {config!r}. Use any of {known}, by name")
+        raise ValueError(f"`check` in the config is {config!r}. Use a mapping of {known}")
     flags = {name: getattr(options, name) for name in _CHECK_OPTIONS}
     given = {**config, **{name: value for name, value in flags.items() if value is not None}}
     if given.get("sample") == "all":
         del given["sample"]
     if options.sample == 0 and options.fail_on is None:
-        given.pop("fail_on", None)  # the limits of the config need documents
+        given.pop("fail_on", None)  # without documents, the config's limits cannot apply
     return given
 
 
 def _read_streams(data: Any, split: str | None) -> list[Stream]:
-    """The streams of a run. Those without a split get `split`."""
+    """Return the streams of a run. `split` applies to those without a split of their own."""
     from cloudload.config.options import as_streams
 
     return [replace(each, split=each.split or split) for each in as_streams(data)]
@@ -164,7 +180,7 @@ def _check_datasets(
     from cloudload.config.options import read_rows
     from cloudload.run.recipe import frame_of
 
-    rows = read_rows({"seq_len": 1, **run})  # a config for checks may lack it
+    rows = read_rows({"seq_len": 1, **run})  # required, but no check depends on it
     of_run = {"tokenizer": run.get("tokenizer"), "text_key": rows.text_key}
     for stream in rows.streams:
         bos, eos = frame_of(rows, stream)
@@ -273,7 +289,7 @@ def _summary(report: CheckReport) -> str:
 
 
 def _shorten(found: list[Finding]) -> list[Finding]:
-    """Show fewer documents than damaged shards, because there may be many."""
+    """List every damaged shard, but only a few documents, because there may be many."""
     from cloudload.check.document_rules import DOCUMENT_RULES
 
     return found[:_MOST_SHOWN] if found[0].kind in DOCUMENT_RULES else found

@@ -89,11 +89,11 @@ def add_command(
 
 
 def check_output(flag: str, path: Path | None) -> None:
-    """Raise `ValueError` if a file cannot be created at the path of a flag, before work is done."""
+    """Raise `ValueError` before any work starts if a flag's file cannot be created at its path."""
     if path is None:
         return
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ValueError(f"{flag} is {path}, but there is no folder {folder}. Create it first")
     if path.is_dir():
-        raise ValueError(f"{flag} is {path}, which is a folder. Add the name of a file")
+        raise ValueError(f"{flag} is {path}, which is a folder. Add a file name")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 CHECK = "check"
-"""The part of a config that only `cloudload check` reads."""
+"""The section of a config that only `cloudload check` reads."""
 
 
 def add_loader_options(parser: argparse.ArgumentParser) -> None:

@@ -59,9 +59,9 @@ class DeliveryConfig:
     `auto` uses hf, which is many times slower, and logs a warning."""
     num_workers: int | None = None
     """Number of worker processes of each loader. At most one is used for each lane of its rank.
-    With 0, the training process does the work. By default 1 with fastokens or token IDs and without
-    a transform, because one worker then makes tens of millions of tokens per second. Otherwise 4,
-    or the number of cores per rank of the node if it is less."""
+    With 0, the training process does the work. The default is 1 with fastokens or token IDs and no
+    transform, because one worker then makes tens of millions of tokens per second. Otherwise, it is
+    4, or the node's number of cores per rank if there are fewer."""
     prefetch_batches: int = 4
     """Number of batches that worker processes read ahead of the training loop. They may read more,
     because they read whole blocks of batches, and at least two blocks."""

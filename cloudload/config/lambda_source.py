@@ -1,7 +1,7 @@
 """Find the source of a lambda, without the rest of its line.
 
 L(transform=lambda s: s["a"], batch_size=8)     lambda s: s["a"]
-pick = (lambda s: s["a"], lambda s: s["b"])     each its own
+pick = (lambda s: s["a"], lambda s: s["b"])     each lambda separately
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _Place = tuple[int, int]
 
 
 def find_lambda(function: FunctionType) -> str | None:
-    """Return the source of a lambda; None if it cannot be read or told from others on its line."""
+    """Return a lambda's source; None if it is unreadable or cannot be told from its neighbors."""
     try:
         source = "".join(inspect.findsource(function)[0])
         nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Lambda)]
@@ -28,7 +28,7 @@ def find_lambda(function: FunctionType) -> str | None:
 
 
 def _pick(nodes: list[ast.Lambda], code: CodeType) -> list[ast.Lambda]:
-    """The innermost lambda whose body has all instructions of `code`; none if it is unknown."""
+    """Pick the innermost lambda whose body has all instructions of `code`; empty if unknown."""
     places = [place for each in _instruction_places(code) for place in each]
     if not places:
         return []
@@ -37,8 +37,8 @@ def _pick(nodes: list[ast.Lambda], code: CodeType) -> list[ast.Lambda]:
 
 
 def _instruction_places(code: CodeType) -> list[tuple[_Place, _Place]]:
-    """The first and last place in the source of each instruction of an expression."""
-    positions = code.co_positions() if hasattr(code, "co_positions") else ()  # from Python 3.11
+    """List the (line, column) where each instruction of an expression starts and stops."""
+    positions = code.co_positions() if hasattr(code, "co_positions") else ()  # Python 3.11 or later
     return [
         ((line, column), (last_line, last_column))
         for line, last_line, column, last_column in positions
@@ -46,7 +46,7 @@ def _instruction_places(code: CodeType) -> list[tuple[_Place, _Place]]:
         and last_line is not None
         and column is not None
         and last_column is not None
-        and (line, column) != (last_line, last_column)  # of the function, not of an expression
+        and (line, column) != (last_line, last_column)  # an empty range is not an expression
     ]
 
 

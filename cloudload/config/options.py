@@ -64,7 +64,7 @@ def _pick(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_streams(data: Any) -> tuple[Stream, ...]:
-    """The streams that a loader's `data` stands for. Raises `ValueError`."""
+    """Convert a loader's `data` to streams. Raises `ValueError`."""
     items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
     if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
         if type(wrong[0]).__module__.partition(".")[0] == "datasets":

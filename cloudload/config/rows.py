@@ -103,7 +103,7 @@ class RowsConfig:
     ranks, count token lengths, or set it, for example to 4,096, when the run starts."""
     epochs: int | None = None
     """Number of passes over the data. None repeats the data forever. In a mixture, each stream ends
-    after that many passes over its data, which needs token lengths; see `stopping`."""
+    after that many passes over its data. This needs token lengths; see `stopping`."""
     stopping: Stopping = "all"
     """When a mixture with `epochs` or `max_epochs` ends: when the `first` of its streams ends, or
     when `all` of them have ended. It may change on resume."""

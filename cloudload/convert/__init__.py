@@ -1,4 +1,4 @@
-"""Convert raw corpora to MDS: the same bytes for any number of processes and interruptions.
+"""Convert raw corpora to MDS, with the same bytes for any number of processes and interruptions.
 
     inputs ──► segments ──► units ──► blocks ──► samples ──► shards ──► index.json
     files,     by size,     readers   in order   encoded     cut in     written last, so a partial

@@ -65,7 +65,7 @@ def _list_keys(part: str, stored: Mapping[str, Any], claim: Mapping[str, Any]) -
 
 
 def identify_inputs(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str, Any]:
-    """Return a digest of the names and sizes by which a rerun recognizes its input, with totals.
+    """Return a digest of names and sizes, with totals, by which a rerun recognizes its input.
 
     Tags, if any, distinguish files that have the same name and size but different contents.
     """
@@ -78,7 +78,7 @@ def identify_inputs(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str,
 
 
 def _digest(items: Iterable[Any]) -> str:
-    """A digest of the JSON of a list, which is not in memory as a whole."""
+    """Hash the JSON of a list without holding the whole list in memory."""
     left, hashed, separator = iter(items), hashlib.sha256(b"["), ""
     while some := list(itertools.islice(left, 1_000)):
         hashed.update((separator + json.dumps(some)[1:-1]).encode())

@@ -207,15 +207,15 @@ def convert_to_mds(
     found = _list_and_plan(
         run, inputs, split, recipe, parent=parent, overwrite=overwrite, append=append
     )
-    # the listing of a million files is no longer in memory
+    # `_list_and_plan` has freed its listing, which may have a million files
     return found if isinstance(found, ConvertReport) else convert_segments(run, *found)
 
 
 def _read_plan(location: str, recipe: Mapping[str, Any]) -> ConversionPlan | None:
-    """Return the stored plan, or None if there is none or if the inputs must be listed.
+    """Return the stored plan; None if there is none, or if the inputs must be listed.
 
-    So a thousand workers do not each list a million files. Raises `ConvertError` if the plan has
-    another recipe.
+    With a plan, a thousand workers need not each list a million files. Raises `ConvertError` if
+    the plan has a different recipe.
     """
     data = read_if_exists(join_url(location, PLAN_NAME))
     if data is None:
@@ -237,7 +237,7 @@ def _list_and_plan(
 ) -> ConvertReport | tuple[ConversionPlan, Files]:
     """List the inputs, and return a plan with its files, or the report of a single segment.
 
-    `parent` is the location of the dataset of which the output is a split, or "".
+    If the output is a split of a dataset, `parent` is the dataset's location, else "".
     """
     listed = list_inputs(inputs, run.config.format, split)
     units = list_units(listed, run.config.block_bytes)
@@ -246,7 +246,7 @@ def _list_and_plan(
         logger.warning("%s", warning)
     if any(file.url.startswith(f"{run.location}/") for unit in units for file in unit.files):
         raise ValueError(
-            f"the output {redact(run.location)} contains inputs. Choose a folder beside them"
+            f"the output {redact(run.location)} contains input files. Choose a different folder"
         )
     claim = {"recipe": recipe, "inputs": identify_inputs(units, with_tags=append)}
     journal = Journal(run.output, claim, list_sizes(units))

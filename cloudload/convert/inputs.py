@@ -203,7 +203,7 @@ def _list_input(
 
 
 def _find_files(location: str) -> tuple[str, list[FoundFile]]:
-    """Find the files at a path, folder or glob.
+    """Find the files at a path, folder, or glob.
 
     Returns the root, and the files sorted by URL. Skips hidden files, files in hidden folders, and
     `_SUCCESS`. Raises `ConvertError` if there are no files, and `StoreError` if the location cannot

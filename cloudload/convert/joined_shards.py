@@ -1,10 +1,10 @@
-"""The shards of a dataset that is being finished, in a few bytes each.
+"""Keep the shards of a conversion in a few bytes each, to write the index and to find lost shards.
 
     entry of the index ─► its text, 1,000 of them compressed ─► index.json, piece by piece
                        └► a 64-bit key of name and size      ─► is the shard in the listing?
 
-A dataset may have a million shards, whose entries have 500 bytes each, so neither the entries nor
-the index are in memory as a whole.
+A dataset may have a million shards with index entries of 500 bytes each, so neither the entries nor
+the index is ever whole in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PACKED = 1_000
 
 
 class JoinedShards:
-    """The index entries of shards, in order, and totals."""
+    """Collects the index entries of shards, in order, and their totals."""
 
     def __init__(self) -> None:
         self.shards = self.documents = self.raw_bytes = self.stored_bytes = 0
@@ -34,7 +34,7 @@ class JoinedShards:
         self._texts: list[str] = []
 
     def add(self, folder: str, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Add the shards of a folder, "" for the dataset's own."""
+        """Add the shards of a folder; "" is the dataset's own folder."""
         for entry in entries:
             files = {
                 kind: {**entry[kind], "basename": join_url(folder, entry[kind]["basename"])}
@@ -54,15 +54,14 @@ class JoinedShards:
                 self._texts.clear()
 
     def index(self) -> Iterator[bytes]:
-        """Yield `index.json` in pieces; joined, they are what `mds.writer.encode_index` returns."""
+        """Yield `index.json` in pieces. Joined, they equal `mds.writer.encode_index`'s result."""
         yield b'{"shards": ['
         for number, entries in enumerate(self._entries()):
             yield (b", " if number else b"") + entries
         yield b'], "version": 2}'
 
     def survey(self, listed: Iterable[tuple[str, int]]) -> tuple[list[str], list[str]]:
-        """Return the names of the shards that a listing of (name, bytes) lacks, and of all indexes
-        in it."""
+        """Return the shards missing from a listing of (name, bytes), and its indexes, by name."""
         keys, indexes = array("Q"), []
         for name, size in listed:
             keys.append(_key(name, size))

@@ -64,9 +64,9 @@ def name_in(folder: str, name: str) -> str:
 
 
 def collect_at(location: str, collect: Callable[[Iterator[tuple[str, int]]], Found]) -> Found:
-    """Return `collect(listing)`, with (name, bytes) of each object below a location, in any order.
+    """Call `collect` with (name, bytes) of each object below a location, in any order.
 
-    See `collect_objects`. The listing of a location that does not exist is empty.
+    Returns its result; see `collect_objects`. A location that does not exist has no objects.
     """
 
     def collect_names(objects: Iterator[StoredObject]) -> Found:

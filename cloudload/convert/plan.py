@@ -68,7 +68,7 @@ class ConversionPlan:
     """The dataset to append to; see `cloudload.convert.append`."""
 
     digest: str = field(default="", compare=False)
-    """A digest of the stored plan, which the notes of segments contain; "" before it is stored."""
+    """A digest of the stored plan, "" before it is stored. Each segment's note contains it."""
 
     def encode(self) -> bytes:
         """Return the plan as JSON. Equal plans have equal bytes."""
@@ -117,14 +117,14 @@ class ConversionPlan:
         return _PlannedFiles(self.inputs, roots, format)
 
     def segments(self, files: Files) -> Segments:
-        """The segments of the plan's files. The first has the number `first_segment`."""
+        """Cut the plan's files into segments. The first one is segment `first_segment`."""
         if self.base is not None:
             files = _RenamedFiles(files, f"+{self.first_segment}/")
         return Segments(files, self.claim["recipe"]["segment_bytes"])
 
 
 class _PlannedFiles:
-    """The files of planned inputs, each made when it is used."""
+    """Creates the files of planned inputs on access."""
 
     def __init__(self, inputs: Sequence[PlannedInput], roots: Sequence[str], format: str) -> None:
         self._inputs, self._roots, self._format = inputs, roots, format
@@ -150,7 +150,7 @@ class _PlannedFiles:
 
 
 class _RenamedFiles:
-    """Files whose names begin with a prefix."""
+    """Adds a prefix to the names of files."""
 
     def __init__(self, files: Files, prefix: str) -> None:
         self._files, self._prefix = files, prefix

@@ -201,7 +201,7 @@ def _read_lengths(run: Run, plan: ConversionPlan, numbers: Sequence[int]) -> Ite
 def _run_segments(
     run: Run, plan: ConversionPlan, segments: Segments, mine: Sequence[int], finished: set[int]
 ) -> None:
-    """Convert the segments with the numbers `mine` that are not finished."""
+    """Convert the unfinished segments among those numbered `mine`."""
     waiting = [number for number in mine if number not in finished]
     if finished and waiting:
         logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))
@@ -312,7 +312,7 @@ def _finish(
 ) -> ConvertReport:
     """Write the reports and the indexes. Raises `ConvertError` if there are no documents.
 
-    `inputs` are named in the error. `base` is the plan's.
+    The error names `inputs`. `base` is `Plan.base`.
     """
     if report.documents:
         for name in (name for name, split in report.splits.items() if not split["documents"]):
@@ -331,7 +331,7 @@ def _finish(
 
 
 def _describe_names(inputs: Files | Sequence[InputUnit]) -> str:
-    """The name of the first of some files or units, and the number of the others."""
+    """Name the first file or unit, and count the rest."""
     more = f" and {len(inputs) - 1:,} more" if len(inputs) > 1 else ""
     return f"{inputs[0].name}{more}"
 

@@ -25,7 +25,7 @@ class FoundFile(NamedTuple):
 
     url: str
     name: str
-    """Its name below the input."""
+    """The path below the input."""
     bytes: int
     tag: str = ""
 
@@ -38,7 +38,7 @@ def select_saved_files(
     `split` chooses from a `DatasetDict`. Raises `ValueError` if it has no such split, and
     `ConvertError` if a file is missing, or if the saved dataset is deeper in the folder.
     """
-    # a folder may have a million files, but few of these
+    # index only the marker files, because a folder may have a million files but few markers
     by_name = {file.name: file for file in files if file.name.endswith(_MARKS)}
     prefix = ""
     if _SPLITS in by_name:

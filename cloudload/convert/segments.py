@@ -25,7 +25,7 @@ _CUT_FORMATS = ("jsonl", "lines", "parquet")
 
 
 class Files(Protocol):
-    """A sequence of files. It may make a file each time it is asked for it."""
+    """A sequence of files, which may create each file on access."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[InputFile]: ...
@@ -35,15 +35,15 @@ class Files(Protocol):
 class Segments:
     """The segments of files, in order. Only a file that cannot be cut exceeds `segment_bytes`.
 
-    A file of unknown size counts as 0 bytes. There may be a million files, so a segment is made
-    each time it is asked for.
+    A file of unknown size counts as 0 bytes. Segments are created on access, because there may be a
+    million files.
     """
 
     def __init__(self, files: Files, segment_bytes: int) -> None:
         self.sizes = array("Q")
         """The stored bytes of each segment."""
         self._files = files
-        # the index of the first part of each segment and file, and the number of parts at the end
+        # the index of each segment's and each file's first part, then the number of parts
         self._starts, self._files_starts = array("Q"), array("Q")
         number = 0
         for file in files:
@@ -82,7 +82,7 @@ def count_bytes(part: FilePart) -> int:
 
 
 def _cut_file(file: InputFile, segment_bytes: int) -> Iterator[int]:
-    """Yield the sizes of ranges of nearly equal size, or that of the whole file."""
+    """Yield the nearly equal sizes of the file's ranges, or the size of the whole file."""
     size = file.bytes or 0
     can_be_cut = file.format in _CUT_FORMATS and file.compression is None
     number = -(-size // segment_bytes) if can_be_cut and size > segment_bytes else 1
@@ -91,7 +91,7 @@ def _cut_file(file: InputFile, segment_bytes: int) -> Iterator[int]:
 
 
 def _part_of(file: InputFile, place: int, number: int) -> FilePart:
-    """One of `number` parts of a file."""
+    """Return part `place` of a file that has `number` parts."""
     if number == 1:
         return FilePart(file)
     size = file.bytes or 0

@@ -82,7 +82,7 @@ class Description:
 def describe(
     title: str, plan: Plan, world: World, delivered: DeliveryStats, *, is_resumed: bool
 ) -> Description:
-    """Describe a plan, under a title, and the speed of the workers so far.
+    """Describe a plan and the workers' speed so far, under a title.
 
     Builds the orders of the lanes' current epochs.
     """

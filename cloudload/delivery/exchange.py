@@ -81,7 +81,7 @@ class Exchange:
 
 
 class _Messages:
-    """Messages of any length, gathered in buffers of equal size.
+    """Gathers messages of any length, in buffers of equal size.
 
     If a message does not fit, all ranks see this from the sizes, gather the rest, and use larger
     buffers for later messages.
@@ -156,7 +156,7 @@ class DistributedExchange(Exchange):
             return self._wait_for(self._group.start(message))
 
     def start_number(self, number: int) -> Callable[[], list[int]]:
-        with self._explained():  # needs no message buffer
+        with self._explained():  # a number needs no message buffer
             finish = self._wait_for(self._group.gather.start(np.array([number], np.int64)))
         return lambda: [int(numbers[0]) for numbers in finish()]
 

@@ -6,10 +6,10 @@
 
 Arrays are gathered up the levels, and the result is broadcast down. A process connects to at most
 15 others at each level, and a group of 16 is about the size at which a gather costs the least CPU
-time (`benchmarks.exchange`). One group of all processes would need 5·10⁷ connections at 10,000
-processes, where the tree needs 80,000.
+time (`benchmarks.exchange`). For 10,000 processes, the tree needs 80,000 connections. A single
+group would need 5·10⁷.
 
-A thread carries the arrays, so that they move while the model trains.
+A thread gathers in the background, while the model trains.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _name_missing(store: Any, size: int) -> str:
 
 
 def _find_missing(store: Any, start: int, stop: int) -> Iterator[int]:
-    """The processes from `start` to before `stop` that have not arrived, with few requests."""
+    """Yield the processes in [start, stop) that have not arrived, with few requests."""
     if store.check([f"here/{rank}" for rank in range(start, stop)]):
         return
     if stop - start == 1:
@@ -81,12 +81,12 @@ def _find_missing(store: Any, start: int, stop: int) -> Iterator[int]:
 
 
 class Gather:
-    """Gathers arrays of equal size from `size` processes, which call its methods in one order.
+    """Gathers arrays of equal size from `size` processes, which call its methods in the same order.
 
     `store` is a `torch.distributed.Store`, with keys that only this tree uses. The constructor
-    connects the processes. It raises `RuntimeError` if one does not connect within a minute. An
-    array that is not gathered within `timeout_s` is an error, too. After an error, this process
-    closes its connections, so that the processes that wait for it fail, too.
+    connects the processes, and raises `RuntimeError` if one does not connect within a minute. A
+    gather fails if it takes longer than `timeout_s`. After an error, this process closes its
+    connections, so that the processes that wait for it fail, too.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
@@ -102,7 +102,7 @@ class Gather:
         """Start to gather `own` (int64 [n], the same n on all processes).
 
         Returns a function that waits, and returns the arrays of all processes. It raises
-        `RuntimeError` if a process ended, a connection broke, or the time is over.
+        `RuntimeError` if a process ended, a connection broke, or the timeout passed.
         """
         return self._thread.submit(self._gather, own).result
 
@@ -111,7 +111,7 @@ class Gather:
             return self._climb(own)
         except RuntimeError as error:
             text = str(error)
-        # no traceback may refer to the groups, because their connections close when they are freed
+        # a new error, because the old traceback would keep the groups' connections open
         self._levels = []
         raise RuntimeError(text)
 
@@ -142,7 +142,7 @@ def _count_levels(size: int) -> int:
 
 
 class _Level:
-    """One process's group at one level: each member stands for `16**level` processes."""
+    """A process's group at one level. Each member stands for `16**level` processes."""
 
     def __init__(self, store: Any, level: int, rank: int, size: int, timeout_s: float) -> None:
         import torch.distributed as dist

@@ -143,11 +143,11 @@ class Window(NamedTuple):
 
     def _join(self, messages: Sequence[Ints], counts_shape: tuple[int, ...]) -> Joined:
         """Decode and join the messages of all ranks."""
-        # mostly not one by one, because a job may have thousands of ranks
+        # in arrays where possible, because a job may have thousands of ranks
         cursors_at = _HEADER + math.prod(counts_shape)
         heads = np.stack([message[:cursors_at] for message in messages])
         first_rows = self.start + (heads[:, 1] - self.start) % self.world_size
-        # a window that starts between two global batches may have more rows of some ranks
+        # if a window does not start with a global batch, some ranks may have more rows in it
         num_rows = -(-(self.stop - first_rows) // self.world_size)
         stops = (cursors_at + NUM_CURSOR_COLUMNS * num_rows).tolist()
         before = np.cumsum(num_rows) - num_rows

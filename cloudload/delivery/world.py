@@ -140,11 +140,12 @@ def count_cores() -> tuple[int, int]:
 
 
 def default_num_workers(num_ranks: int, own_cores: int, node_cores: int, *, is_fast: bool) -> int:
-    """The number of workers of each rank if the user gives none, which affects only the speed.
+    """Return the default number of workers per rank. It affects only the speed.
 
-    One is enough if `is_fast`: no transform runs, and fastokens tokenizes, or nothing does. A
-    worker then makes tens of millions of tokens per second. Otherwise it is 4, or fewer on few
-    cores. The other arguments are those of `explain_few_cores`.
+    `is_fast` means that no transform runs, and that fastokens encodes the text, or the data is
+    token IDs. One worker is then enough, because it makes tens of millions of tokens per second.
+    Otherwise the default is 4, or fewer on few cores. The other arguments are those of
+    `explain_few_cores`.
     """
     wanted = _FAST_WORKERS if is_fast else _SLOW_WORKERS
     return min(wanted, _most_workers(num_ranks, own_cores, node_cores))

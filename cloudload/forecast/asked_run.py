@@ -20,7 +20,7 @@ from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import count_documents_ahead
 
 _ENOUGH_CORES = 1 << 20
-_MOST_PACKED = 1 << 24  # documents, which are packed in less than a minute
+_MOST_PACKED = 1 << 24  # documents; packing them takes less than a minute
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Case:
     extent: Extent
     uses: FoundUses
     is_packed: bool = False
-    """Whether all documents were packed into rows of `best_fit` to find the length."""
+    """Whether `best_fit` packed all documents to find the length."""
 
     def of_node(self, node: int) -> FoundUses:
         """The uses of one node."""
@@ -119,7 +119,7 @@ class AskedRun:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers of each rank, on nodes that have enough cores."""
+        """Number of workers per rank, if each node has enough cores."""
         plan = self.plan
         number = plan.delivery.num_workers
         if number is None:

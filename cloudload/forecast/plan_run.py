@@ -118,7 +118,7 @@ class _Forecast:
         self._found = asked.follow(cases)
         self._nodes = NodeForecast(asked, cases, self._found)
         self._is_packed = all(case.is_packed for case in self._found)
-        # the length is then exact, whatever is known of the cache
+        # packing all documents gives the exact length, even if other figures are estimates
         self._has_known_rows = asked.has_full_rows or self._is_packed
 
     def summarize(self) -> RunPlan:
@@ -183,7 +183,8 @@ class _Forecast:
             return Figure(1 - fill.value, 1 - fill.high, max(0.0, 1 - fill.low))
         shares = []
         for case in self._found:
-            rows = case.extent.steps * self._plan.global_batch  # those that fill the last step, too
+            # includes the padding rows that complete the last step
+            rows = case.extent.steps * self._plan.global_batch
             tokens = int(case.extent.counts[:, TOKENS].sum())
             shares.append(1 - tokens / max(1, rows * self._plan.recipe.config.seq_len))
         return self._cases.summarize(shares, is_exact=self._has_known_rows)

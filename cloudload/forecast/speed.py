@@ -1,6 +1,6 @@
 """Measure the reader on real shards of the run.
 
-cold      a loader with an empty cache, in its own process, from its creation to its first batch
+cold      a new process with an empty cache ─► seconds from a loader's creation to its first batch
 warm      batches in this process ─► tokens per second of CPU time
 """
 
@@ -42,7 +42,7 @@ class Speed:
 
 
 def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed | None:
-    """Read the first batches of rank 0 of a world of `world_size` ranks. None if it has no batch.
+    """Read the first batches of rank 0 of `world_size` ranks. Returns None if it has no batch.
 
     Keeps shards in a temporary folder, which is removed. Raises the errors of `CloudLoader`.
     """
@@ -65,13 +65,14 @@ def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed | None:
 
 
 def _start_in_process(options: Mapping[str, Any]) -> float | None:
-    """Seconds to the first batch in a new process, as for a run, which has loaded nothing before.
+    """Measure the seconds to the first batch in a new process, with nothing loaded, like a run.
 
-    None if the options cannot be sent to it, such as a transform that is a local function.
+    Returns None if an option cannot be pickled, such as a transform that is a local function, or
+    if the process fails.
     """
     try:
         data = pickle.dumps(dict(options))
-    except Exception:  # a foreign object may raise anything
+    except Exception:  # a user's object may raise any error
         return None
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", _PROGRAM]
@@ -80,7 +81,7 @@ def _start_in_process(options: Mapping[str, Any]) -> float | None:
 
 
 def start(options: Mapping[str, Any]) -> float:
-    """Seconds from the creation of a loader to its first batch; NaN if it has no batch."""
+    """Create a loader, and return the seconds to its first batch; NaN if it has no batch."""
     began = time.monotonic()
     with CloudLoader(**options) as loader:
         batch = next(iter(loader), None)

@@ -50,8 +50,8 @@ class Advanced:
     counts: Ints
     """int64 [streams of the component, counts]: the statistics of the rows in between."""
     is_dry: Flags
-    """bool [lanes]: whether the lane ends before its rows, or has no tokens at all. If any is dry,
-    no cursor is meaningful, and other lanes may not have been looked at."""
+    """bool [lanes]: whether the lane ends before its rows, or has no tokens at all. If any lane is
+    dry, the cursors have no meaning, and other lanes may not have been checked."""
     residues: Residues | None = None
     """Object array of bytes, [lanes]; None if the packing has no residue."""
 
@@ -243,12 +243,12 @@ class Walker:
         """Advance lanes that are between documents by measuring a limited number of documents.
 
         Changes `cursors`, `needed` and `counts`. Returns the lanes that need to advance further,
-        and those found to be dry: endless ones without a token in the documents of an epoch.
+        and those found to be dry: endless lanes without a token in an epoch's documents.
         """
         epoch = int(cursors[lanes, CURSOR_ORDINAL].min()) // self._tables.num_ordinals
         budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT
         each, barren = _LEAST_OF_LANE, np.zeros(len(lanes), np.int64)
-        # as many ordinals, of which at most half are holes, have more documents than an epoch
+        # at most half of the ordinals are holes, so more ordinals than this cover an epoch
         most_barren = 2 * self._sizes.component.lanes.num_positions
         while len(lanes) and (budget := budget - each * len(lanes)) >= 0:
             targets, starts = needed[lanes], cursors[lanes, CURSOR_ORDINAL]

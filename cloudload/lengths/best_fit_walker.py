@@ -51,7 +51,7 @@ class BestFitWalker(Walker):
         return Advanced(after, counts, is_dry, left)
 
     def move(self, cursors: Ints, rows: Ints, residues: Residues) -> tuple[Ints, Residues, Flags]:
-        """As `advance`, without statistics: cursors, residues, and which lanes end before."""
+        """Like `advance`, without statistics. Returns cursors, residues, and which lanes end."""
         moving = np.flatnonzero(rows > 0)
         is_dry = np.zeros(len(cursors), np.bool_)
         is_dry[moving] = self.play(moving, rows[moving], cursors, residues)

@@ -51,7 +51,8 @@ class MixtureEnding:
     tails: tuple[Stages, ...]
     """The stages of each stream's tail at the position; empty before its tail."""
     ended: tuple[LaneArrays | None, ...] = ()
-    """The lanes of each stream where they end, as of one component; None if not found yet."""
+    """Each stream's lanes at the row where its tail starts, as arrays with a single component. None
+    if not computed yet."""
 
     def stages_of(self, component: int) -> Stages:
         """The stages of a stream's tail at the position; empty before its tail."""
@@ -107,7 +108,7 @@ class MixtureTails:
         return Walk(self.ending.mixture, self._recipe.num_lanes, component)
 
     def ended(self, component: int) -> LaneArrays:
-        """The lanes of a stream where they end, as of one component, without statistics."""
+        """A stream's lanes where its tail starts, as arrays of one component without statistics."""
         if component not in self._ended:
             known = self.ending.ended[component] if self.ending.ended else None
             self._ended[component] = known or self._advance_to_end(component)
@@ -147,7 +148,7 @@ class MixtureTails:
 
 
 def arrays_of_stream(cursors: Ints, residues: Residues | None) -> LaneArrays:
-    """The lanes of one stream, without statistics.
+    """Return a stream's lanes as arrays of one component without statistics.
 
     `cursors` is int64 [lanes, 3], and `residues` an object array of bytes, [lanes].
     """
@@ -156,7 +157,7 @@ def arrays_of_stream(cursors: Ints, residues: Residues | None) -> LaneArrays:
 
 
 def pack_stream_tail(recipe: Recipe, walker: Walker, ended: LaneArrays, stages: Stages) -> Tail:
-    """Pack what the lanes of one stream have left. Rows are numbered from 0.
+    """Pack the tokens left in a stream's lanes. The tail's rows are indexed from 0.
 
     Raises `StreamChangedError` if a cursor or a residue does not match the lengths.
     """

@@ -1,12 +1,12 @@
-"""Find the rows at which the streams of a mixture end, from lengths.
+"""Find the rows at which a mixture's streams end, from token lengths.
 
     concat, one_per_row    units left in the lanes ─► rows left ─► ends of the streams
     best_fit               lanes played to their ends ─► the first tail of a stream, packed
                            ─► rows left of that stream ─► its end ─► the next tail, and so on
 
-The number of a stream's rows follows from its tokens alone, unless `best_fit` packs them. Then its
-tail has what its lanes hold at the row with which the tail begins, and that row depends on all
-earlier ends. So the tails are packed in the order in which they begin.
+A stream's number of rows depends only on its tokens, except with `best_fit`. There, it also depends
+on the tokens left in the lanes at the row where the tail begins. That row depends on all earlier
+ends, so the tails are packed in the order in which they begin.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cloudload.run.recipe import Recipe
 def find_mixture_ending(
     recipe: Recipe, walkers: Sequence[Walker], position: Position
 ) -> MixtureEnding:
-    """Find the ends of a mixture's streams from a position on.
+    """Find the ends of a mixture's streams, starting from a position.
 
     Raises `CacheError` if an order or a table cannot be built, `StreamChangedError` if a cursor or
     a residue does not match the lengths, and `DatasetError` if the run has no rows.
@@ -58,15 +58,15 @@ def find_mixture_ending(
 
 
 class _Search:
-    """Finds the ends of streams whose number of rows follows from their tokens."""
+    """Finds the ends of streams whose number of rows depends only on their tokens."""
 
     def __init__(self, recipe: Recipe, walkers: Sequence[Walker], unknown: MixtureEnding) -> None:
         self._recipe, self._walkers, self._unknown = recipe, walkers, unknown
         self._tails = MixtureTails(recipe, walkers, unknown)
         self._lane_rows: list[Ints | None] = []
-        """The rows that the lanes of each stream can fill, int64 [lanes]; None without end."""
+        """By stream, the rows that each lane can fill, int64 [lanes]; None if it is endless."""
         self._left: list[int | None] = []
-        """The rows that each stream has left; None if that is not known, or without end."""
+        """The rows that each stream has left; None if unknown, or if it is endless."""
         for stream, component in enumerate(recipe.components):
             lane_rows, left = None, None
             if unknown.stages_of(stream):
@@ -85,7 +85,7 @@ class _Search:
         return tails.tail(stream).end - tails.number(stream, self._unknown.start)
 
     def _count(self, stream: int) -> tuple[Ints, int | None]:
-        """The rows that a stream's lanes can fill, and those that it has left, if it ends."""
+        """Count the rows that each lane of a stream can fill, and that the stream has left."""
         row_units = self._recipe.packing.row_units
         units = self._walkers[stream].count_units(self._unknown.cursors[stream])
         return units // row_units, -(-int(units.sum()) // row_units)
@@ -104,7 +104,7 @@ class _Search:
         return Walk(mixture, self._recipe.num_lanes, stream)
 
     def _find_lane_end(self, ends: StreamEnds, stream: int) -> int:
-        """The first row of a stream that is in its tail."""
+        """Find the first row of a stream's tail."""
         last, lane_rows = min(ends.ends[stream], ends.end), self._lane_rows[stream]
         if lane_rows is None:
             return NEVER
@@ -128,23 +128,23 @@ class _Search:
 class _PlayedSearch(_Search):
     """Finds the ends of streams that `best_fit` packs.
 
-    While the number of a stream's rows is not known, the stream counts as endless.
+    Until its number of rows is known, a stream counts as endless.
     """
 
     def __init__(self, recipe: Recipe, walkers: Sequence[Walker], unknown: MixtureEnding) -> None:
         self._is_full: dict[int, bool] = {}
-        """Whether the lanes of each stream have no tokens after the rows that they can fill."""
+        """Whether a stream's lanes have no tokens left after the rows that they can fill."""
         super().__init__(recipe, walkers, unknown)
         self._ended: list[LaneArrays | None] = [None] * len(walkers)
         self._begins: dict[int, int] = {}
-        """The rows with which tails begin, as far as they are known."""
+        """The row at which each stream's tail begins, for streams where it is known."""
 
     def find(self) -> MixtureEnding:
         ends = self._end_streams()
         while (first := self._find_first_tail(ends)) is not None:
             self._pack(first, ends.mixture)
             ends = self._end_streams()
-            # the mixture is the same before the row that would be this stream's next
+            # the mixture changes only from this stream's end on, so earlier begins remain valid
             self._begins = {
                 stream: row
                 for stream, row in self._begins.items()
@@ -162,7 +162,7 @@ class _PlayedSearch(_Search):
         return lane_rows, None if lane_rows.any() or num_left else 0
 
     def _find_first_tail(self, ends: StreamEnds) -> int | None:
-        """The stream with the first tail that begins before the run ends, and is not packed yet."""
+        """Find the stream with the first unpacked tail that begins before the run ends."""
         waiting = [
             stream
             for stream, (left, rows) in enumerate(zip(self._left, self._lane_rows, strict=True))
@@ -175,9 +175,9 @@ class _PlayedSearch(_Search):
         return None if first is None or self._begins[first] >= ends.end else first
 
     def _find_begin(self, ends: StreamEnds, stream: int) -> int:
-        """The row with which a stream's tail begins; `NEVER` if no lane is asked for too much.
+        """Find the row at which a stream's tail begins; `NEVER` if each lane can fill all its rows.
 
-        If its lanes can have no tokens left, it is at most the row after their last one.
+        If the lanes end without tokens left, it is at most the row after their last one.
         """
         lane_rows, start = self._lane_rows[stream], self._unknown.start
         assert lane_rows is not None
@@ -187,14 +187,14 @@ class _PlayedSearch(_Search):
         return find_first_dry(walk, start, last, lane_rows)
 
     def _pack(self, stream: int, mixture: Mixture) -> None:
-        """Find the number of rows that a stream has left, by packing its tail."""
+        """Pack a stream's tail, to find the number of rows that the stream has left."""
         start, begin = self._unknown.start, self._begins[stream]
         rows = count_rows(mixture, self._recipe.num_lanes, start, begin)[stream]
         self._ended[stream], num_left = self._pack_rest(stream, rows)
         self._left[stream] = int(rows.sum()) + num_left
 
     def _pack_rest(self, stream: int, rows: Ints) -> tuple[LaneArrays, int]:
-        """A stream's lanes after `rows` of each, and the number of rows in a tail of the rest."""
+        """Return a stream's lanes after `rows` (int64 [lanes]), and how many rows its tail has."""
         walker, unknown = self._walkers[stream], self._unknown
         assert isinstance(walker, BestFitWalker)
         assert unknown.residues is not None
@@ -212,7 +212,7 @@ class _PlayedSearch(_Search):
 
 
 def find_first_dry(walk: Walk, start: int, last: int, lane_rows: Ints) -> int:
-    """The first row of a stream from `start` on that its lane cannot fill, or at most `last`.
+    """Find the first row of a stream, from `start` on, that its lane cannot fill; at most `last`.
 
     `lane_rows` (int64 [lanes]) is the number of rows that each lane can fill.
     """

@@ -118,12 +118,12 @@ class PlayedLanes:
         return self._players[lane].row
 
     def play(self, lanes: Ints, rows: Ints) -> Flags:
-        """Play each lane (int64 [lanes], distinct) up to a row: int64 [lanes].
+        """Play each lane (int64 [lanes], distinct) up to its row in `rows` (int64 [lanes]).
 
-        Returns which lanes end before it, bool [lanes]; these stay at their end. An endless lane
-        ends after more than an epoch of documents without tokens. Then the other lanes may stay
-        behind their rows. Raises `CacheError` if an order
-        cannot be built, and `ValueError` for an invalid residue.
+        Returns which lanes end before their row, bool [lanes], and leaves them at their end. An
+        endless lane ends after more than an epoch of documents without tokens. Other lanes may then
+        not reach their rows. Raises `CacheError` if an order cannot be built, and `ValueError` for
+        an invalid residue.
         """
         is_dry = np.zeros(len(lanes), np.bool_)
         with self._wait, doing(_PLAYING):
@@ -230,7 +230,7 @@ class PlayedLanes:
         return player.next_ordinal >= self._ends[lane] or (is_barren and self._ends[lane] == NEVER)
 
     def _is_barren(self, dry: Ints) -> bool:
-        """Whether one of the lanes that ended is endless, and so has no tokens."""
+        """Whether any of the dry lanes is endless, and so has no tokens."""
         return bool((self._ends[dry] == NEVER).any())
 
     def _pack_more(self, lanes: Ints, stops: Ints) -> None:
@@ -241,7 +241,7 @@ class PlayedLanes:
         number = int(wanted * self._packing.seq_len / self._mean_tokens) + _LEAST_OF_LANE
         most = _DOCUMENTS_AT_ONCE // len(lanes)
         if not self._has_packed or any(player.barren for player in players):
-            # a lane without tokens is known after the documents of an epoch
+            # an epoch's documents show whether a lane has no tokens at all
             most = min(most, 2 * self._sizes.component.lanes.num_positions)
         number = max(_LEAST_OF_LANE, min(number, most))
         self._has_packed = True

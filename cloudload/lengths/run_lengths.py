@@ -174,7 +174,7 @@ class RunLengths:
     def _advance_mixture(self, position: Position, row: int, *, pads: bool) -> Position | None:
         """Like `advance`, for a mixture whose streams end."""
         if row == position.rows:
-            return position  # a tail begins no new stage before its next row
+            return position  # a tail starts a new stage only with its next row
         tails = self.find_tails(position)
         end = tails.ending.end
         if row > end and not pads:

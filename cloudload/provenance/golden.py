@@ -1,15 +1,15 @@
-"""The first rows of a run as a file, to test later that a run still reads them.
+"""Record the first rows of a run in a file, and test later that a run still reads them.
 
     options ─► record_golden ─► Golden ─► golden.json
     golden.json, options ─► compare_golden ─► the first row that differs, and why
 
-A row is recorded as its documents in order: the place, the hash of the text, and the hash of the
-tokens in the row. So a difference tells what changed:
+For each document of a row, the file has its stream, epoch, and sample, a hash of its text, and a
+hash of its tokens in the row. The first document whose tokens differ shows what changed:
 
-    first document with other tokens     text      cause
-    another document                     -         order, or data with other samples
-    the same document                    differs   data
-    the same document                    the same  tokenizer
+    document              text       cause
+    a different document  -          order, or data with different samples
+    the same document     differs    data
+    the same document     the same   tokenizer
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cloudload.run.state import read_state
 
 DATA, TOKENIZER, ORDER = "data", "tokenizer", "order"
 NUM_ROWS = 256
-"""Number of rows that are recorded by default."""
+"""Default number of rows to record."""
 
 _FORMAT = 1
 _KEY = "cloudload_golden"
@@ -68,7 +68,7 @@ class GoldenSpan:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The document: stream, epoch and sample."""
+        """What identifies the document: stream, epoch, and sample."""
         return self.stream, self.epoch, self.sample
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Golden:
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:32]
 
     def to_json(self) -> str:
-        """Return the rows as JSON, with one row a line."""
+        """Return the rows as JSON, with one row per line."""
         rows = [json.dumps([list(asdict(span).values()) for span in row]) for row in self.rows]
         head: dict[str, Any] = {_KEY: _FORMAT, "digest": self.digest, "is_whole": self.is_whole}
         head["state"] = self.state
@@ -172,7 +172,7 @@ def _check_state(state: Any) -> None:
 
 
 def compare_golden(golden: Golden, **options: Any) -> GoldenReport:
-    """Compare the first rows of the run of a `CloudLoader` with those that were recorded.
+    """Compare recorded rows with those that a `CloudLoader` with these options reads.
 
     Stops at the first row that differs. If the recorded run ended, this one must end, too. Raises
     the errors of `CloudLoader`.
@@ -190,7 +190,7 @@ def compare_golden(golden: Golden, **options: Any) -> GoldenReport:
 
 
 def _has_effect(change: Difference) -> bool:
-    """Whether a change may change rows. The names of streams do not."""
+    """Whether a difference may affect the rows. A stream's name does not."""
     if change.name != "mixture":
         return change.name not in _NO_EFFECT
     before, after = (json.loads(each)["schedule"] for each in (change.before, change.after))
@@ -202,7 +202,7 @@ def _open_alone(options: Mapping[str, Any]) -> Iterator[CloudLoader]:
     alone: dict[str, Any] = {"batch_size": 1, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
     alone |= {"num_workers": 0, "stop_every": None}
     if options.get("lengths") == LEARN:
-        alone["lengths"] = AUTO  # who only looks at a run writes no lengths
+        alone["lengths"] = AUTO  # recording and comparing must not write lengths
     with CloudLoader(**{**options, **alone}) as loader:
         yield loader
 
@@ -213,7 +213,7 @@ def _read_rows(loader: CloudLoader) -> Iterator[Row]:
 
 
 def _record(loader: CloudLoader, batch: Batch) -> Iterator[GoldenSpan]:
-    """The documents of the only row of a batch."""
+    """Yield the documents of a batch's only row."""
     tokens, place = batch["input_ids"][0].numpy(), 0
     traced = loader.open_tracer().trace_whole(batch.spans, batch.rows)
     streams = batch.spans[:, SPAN_STREAM].tolist()
@@ -241,7 +241,7 @@ def _tokens_of(row: Row) -> list[tuple[int, str]]:
 
 
 def _explain(before: Row, now: Row, changed: Sequence[Difference]) -> tuple[str, str]:
-    """The cause of the first difference of two rows, and a description."""
+    """Return the cause of the first difference between two rows, and a description."""
     pairs = list(itertools.zip_longest(before, now))
     place, (old, new) = next(
         (place, pair)
@@ -260,7 +260,7 @@ def _explain(before: Row, now: Row, changed: Sequence[Difference]) -> tuple[str,
 
 
 def _blame(changed: Iterable[Difference], otherwise: str) -> str:
-    """The cause of other documents: data with other samples, then options, then the tokenizer."""
+    """Return why documents differ: the data if it changed, else an option, else the tokenizer."""
     causes = {_cause_of(each.name) for each in changed}
     return next((each for each in (DATA, ORDER, TOKENIZER) if each in causes), otherwise)
 

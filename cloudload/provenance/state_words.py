@@ -251,7 +251,7 @@ def compare_with_loader(
 
 
 def compare_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """The fields in which two states differ, without those of the position."""
+    """List the fields in which two states differ, except those of the position."""
     found = compare_states(before, after)
     return [each for each in found if each.name not in {*_POSITION, *_LANES, "global_batch"}]
 

@@ -30,10 +30,10 @@ _LANES_PER_CHUNK = 96
 
 
 class LaneTexts:
-    """The texts of the lanes that were encoded last."""
+    """Encodes lanes, and keeps their texts to reuse those of unchanged lanes."""
 
     def __init__(self) -> None:
-        # replaced, never modified, so that threads can encode at the same time
+        # replaced, not modified, so that threads can encode at the same time
         self._cursors: _Cursors | None = None
         self._residues: tuple[list[bytes], list[str]] = [], []
 
@@ -69,8 +69,8 @@ def _encode_chunk(residues: Sequence[bytes]) -> str:
     """Encode residues as base64 of a zlib stream.
 
     The stream holds little-endian int32 values: the size in bytes of every residue, then the
-    residues. It begins with the low bytes of all values, then has their second bytes, and so on.
-    This layout compresses faster, and to about three quarters of the size.
+    residues. The low bytes of all values come first, then their second bytes, and so on. This
+    layout compresses faster, and to about three quarters of the size.
     """
     numbers = np.array([len(part) for part in residues], "<i4").tobytes() + b"".join(residues)
     planes = np.frombuffer(numbers, np.uint8).reshape(-1, 4).T.tobytes()

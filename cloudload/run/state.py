@@ -34,12 +34,13 @@
     tokens_key              column and dtype of the token IDs of pre-tokenized streams; if all
                             streams are text, there is no such key
     samples                 like data, but without the shards' headers, so that it stays the same if
-                            the samples are written with another compression; "" for a stream or
-                            corpus whose index has no hashes of its samples, and no such key if none
-                            has them
-    stream_shards           number of shards of each stream, so that a resume finds them if others
-                            were appended; only if several streams are read as one corpus, as the
-                            fingerprint of a single stream is enough; older states have no such key
+                            the samples are written with a different compression; "" for a stream or
+                            corpus whose index has no hashes of its samples; if no index has them,
+                            there is no such key
+    stream_shards           number of shards of each stream, so that a resume after an append finds
+                            the original shards; only if several streams are read as one corpus,
+                            because the fingerprint of a single stream is enough; older states have
+                            no such key
     data, bos_eos, …        fingerprints and config that determine the rows; values by stream or
                             component are joined by commas
     sources                 locations of data and tokenizer, for `cloudload.provenance`; may differ

@@ -1,4 +1,4 @@
-"""Encode the lists of a state as text, and decode these and its arrays.
+"""Encode the lists of a state as text, and decode its lists and arrays.
 
     cursors      [[[7, 120], [6, 0], …]]     base64 of int32 or int64
     sizes        [[900, 0, …]]               base64 of uint16, uint32 or uint64
@@ -173,10 +173,10 @@ def damaged(name: str, what: str) -> StreamChangedError:
 
 
 def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
-    """Decode the residues of a state, an object array of bytes [components, lanes].
+    """Decode a state's residues to an object array of bytes, [components, lanes].
 
-    They are in chunks of lanes; older states have a single chunk. Returns None if the packing has
-    no residue. Raises `StreamChangedError` if they are damaged.
+    The residues are in chunks of lanes; older states have a single chunk. Returns None if the
+    packing has no residue. Raises `StreamChangedError` if the residues are damaged.
     """
     if state["packing"] != "best_fit":
         if state["residues"] != "":
@@ -197,7 +197,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 
 
 def _decode_chunk(text: Any, ordinals: Ints) -> list[bytes]:
-    """Decode the residues of some lanes, whose cursors have `ordinals`, int64 [lanes]."""
+    """Decode a chunk of residues. `ordinals` (int64 [lanes]) are those of its lanes' cursors."""
     num_lanes = len(ordinals)
     try:
         planes = _unpack(_decode("residues", text), _most_residue_bytes(ordinals))

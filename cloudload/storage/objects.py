@@ -209,10 +209,10 @@ def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
 def collect_objects(
     url: str, collect: Callable[[Iterator[StoredObject]], Found], retry: Retry | None = None
 ) -> Found:
-    """Return `collect(objects)`, with the objects that `list_objects` lists, in any order.
+    """Call `collect` with the objects that `list_objects` lists, in any order. Returns its result.
 
-    It keeps only the part of a long listing that `collect` returns. A retry calls `collect` again,
-    even while an abandoned attempt still runs, so it must change nothing else.
+    Of a long listing, memory holds only what `collect` keeps. A retry calls `collect` again, even
+    while an abandoned attempt still runs, so `collect` must have no side effects.
     """
     retry, backend = retry or Retry(), backend_of(url)
 

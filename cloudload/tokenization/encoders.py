@@ -5,9 +5,9 @@
 
     documents   "ab" "" "c"    IDs 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
-With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. In one
-worker of each node, because hf needs hundreds of MB of memory, a background thread also encodes a
-sample of the documents with hf, and compares the IDs.
+With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. A
+background thread also encodes a sample of the documents with hf, and compares the IDs. Only one
+worker of each node does this, because hf needs hundreds of MB of memory.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class Plan:
         return order.index(self.world_index)
 
     def compares(self, worker: int) -> bool:
-        """Whether a worker compares some IDs with those of hf: the first worker of each machine."""
+        """Whether a worker compares sample IDs with hf's. Each machine's first worker does."""
         return worker == 0 and self.hosts.index(self.hosts[self.world_index]) == self.world_index
 
     @property

@@ -4,8 +4,8 @@
     not text    token IDs or UTF-16 read as UTF-8, gzip read as Latin-1, U+FFFD, base64,
                 lists of integers
 
-A doubt is only a warning, and does not change the rows. Once a stream was checked, the check costs
-nothing.
+A doubt is only a warning, and does not change the rows. After a stream's first documents, the check
+costs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEAST_CHARACTERS, _MOST_CHARACTERS = 8, 4_096
 _DOUBTFUL_SHARE = 0.05
 _LEAST_CLASS_SHARE, _MOST_SLASHES_SHARE = 0.02, 0.05
 
-# all except white space, backspace, terminal colors, and next line
+# control characters, except white space, backspace, terminal colors, and next line
 _CONTROL = re.compile("[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f]")
 _INTEGERS = re.compile(r"\[?\s*(?:\d{1,7}[\s,]+){31,}\d*\s*\]?\s*")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{60,}={0,2}")

@@ -21,7 +21,7 @@ def send_work(connection: Connection, work: Any) -> None:
     """Send work. Raises `WorkerError` if it cannot be pickled."""
     try:
         connection.send(work)
-    except OSError:  # of the connection
+    except OSError:  # the connection failed, not the pickle
         raise
     except Exception as error:
         raise WorkerError(f"cannot send work to a worker: {error}. {_ADVICE}") from error
@@ -32,7 +32,7 @@ def receive_work(connection: Connection) -> Any:
     cannot import a name."""
     try:
         return connection.recv()
-    except (EOFError, OSError):  # of the connection
+    except (EOFError, OSError):  # the connection failed, not the pickle
         raise
     except Exception as error:
         raise WorkerError(f"a worker cannot load its work: {error}. {_ADVICE}") from error

@@ -1,4 +1,4 @@
-"""Kill conversions at random until they finish, and compare every object with an undisturbed one.
+"""Kill conversions at random until they finish, and compare objects with an undisturbed run's.
 
     python -m stress.conversions --kills 120
 
@@ -7,12 +7,12 @@
     output                                                 first or twice at once, or Ray on 2 nodes
 
 The input is about 60 segments of JSON Lines (plain, gzip and zstd) and Parquet with bad records.
-Each conversion divides them into two splits, and writes rejects. Processes are killed by SIGKILL at
-random moments while they store objects: one that was started here, or one of its workers; in Ray,
-also the raylet of a node, which is then replaced. A process that died is started again, until the
-conversion is finished. Then the SHA-256 of every object, of all splits, and of the rejects must be
-those of a conversion in one process without kills and faults. The exit status is 1 if an object
-differs, is missing, or is left over, or if a process fails that was not killed.
+Each conversion divides its documents into two splits, and writes rejects. SIGKILL hits processes at
+random moments while they store objects. The victim is a process that was started here, one of its
+workers, or in Ray, the raylet of a node, which is then replaced. Dead processes are started again
+until the conversion is finished. Then every object of all splits, and the rejects, must have the
+SHA-256 that a conversion in one process, without kills and faults, gives them. The exit status is 1
+if an object differs, is missing, or is left over, or if a process fails and no kill explains it.
 
 Ray runs only if the package ray is installed. Prints a line for each conversion, and a summary as
 JSON.

@@ -1,4 +1,4 @@
-"""Conversions that are killed and started again until they finish, in every mode."""
+"""Kill conversions, and start them again until they finish, in every mode."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ MODES: dict[str, list[list[str]]] = {
     "twice": [[*_JOB, "twice"]],
     "ray": [[*_CLI, "--engine", "ray", "--address", "{address}"]],
 }
-"""The modules with arguments that run at once in each mode."""
+"""For each mode, the modules that run at the same time, with their arguments."""
 
 
 @dataclass
 class Found(Failures):
-    """Counts over all conversions, and descriptions of failures."""
+    """Adds up counts over all conversions, and collects descriptions of failures."""
 
     conversions: int = 0
     starts: int = 0
@@ -103,7 +103,7 @@ class Campaign:
         }
 
     def _convert_undisturbed(self) -> dict[str, str]:
-        """Store the input, and return the hashes of the objects of an undisturbed conversion."""
+        """Store the input, convert it undisturbed, and return the hashes of the objects."""
         corpus = mixed_corpus(self._folder / "corpus", with_bad=True)
         for path in sorted(corpus.iterdir()):
             write_object(f"{INPUT}/{path.name}", path.read_bytes())
@@ -120,7 +120,7 @@ class Campaign:
         return _hash_objects(str(out), str(rejects))
 
     def _convert(self, mode: str, fails: bool, kills: int, expected: dict[str, str]) -> None:
-        """Convert to a new place with that many kills, and compare the objects."""
+        """Convert to a new location with at most `kills` kills, and compare the objects."""
         found, began, before = self.found, time.monotonic(), self.found.kills.copy()
         place = f"s3://{BUCKET}/{found.conversions}"
         names = {"out": f"{place}/out", "rejects": f"{place}/rejects.jsonl"}
@@ -145,7 +145,7 @@ class Campaign:
             )
             found.fail(f"{place}, {mode}: {len(differ)} objects differ, such as {differ[:5]}")
         requests = self._proxy.requests()
-        self._proxy.set_faults(FAULTS)  # which also forgets the requests
+        self._proxy.set_faults(FAULTS)  # also clears the recorded requests
         found.requests += len(requests)
         found.faults.update(each.action for each in requests if each.action)
         did = ", ".join(f"{number} {name}" for name, number in (found.kills - before).items())
@@ -159,7 +159,7 @@ def _hash_objects(out: str, rejects: str) -> dict[str, str]:
 
 
 class _Jobs:
-    """The processes that convert to one place."""
+    """Runs the processes that convert to one location."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class _Jobs:
         self._draw, self._pause, self._found = owner.draw, owner.args.pause, owner.found
 
     def run(self, kills: int) -> None:
-        """Start all processes again and again until each has succeeded, killing `kills` times."""
+        """Start failed processes again until all have succeeded, while killing `kills` times."""
         end = time.monotonic() + PATIENCE_S
         while self._waiting and time.monotonic() < end:
             running = [self._start(command) for command in self._waiting]
@@ -204,7 +204,7 @@ class _Jobs:
             time.sleep(0.05)
 
     def _wait_for_object(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
-        """Wait until an object was stored or removed, so that kills do not all hit the start."""
+        """Wait until an object is stored or removed, so that not all kills hit the start."""
         before, end = list_sizes_at(self._out), time.monotonic() + PATIENCE_S / 10
         while list_sizes_at(self._out) == before and time.monotonic() < end:
             self._wait(running, 0.3)
@@ -234,7 +234,7 @@ class _Jobs:
         return harmed
 
     def _collect(self, running: Sequence[subprocess.Popen[bytes]], harmed: set[int]) -> None:
-        """Keep the commands that did not succeed. Each of them must have been harmed."""
+        """Keep the failed commands, to start them again. Report failures that no kill explains."""
         left = []
         for command, process in zip(self._waiting, running, strict=True):
             if process.poll() is None:

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes, each a raylet on this machine with two cores."""
+"""Run a Ray cluster of two nodes on this machine, each a raylet with two cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEALTH = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "
 
 
 class Cluster:
-    """Runs while its `with` block runs, with the variables of `environment`."""
+    """A cluster that runs during a `with` block, with the variables of `environment`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = {**environment, **_HEALTH}
@@ -43,7 +43,7 @@ class Cluster:
         self._cluster.shutdown()
 
     def workers(self) -> list[int]:
-        """The processes that run a task."""
+        """Find the processes that run a task."""
         found = []
         for node in (self._cluster.head_node, self._second):
             for pid in children_of(_raylet_of(node)):
@@ -68,7 +68,7 @@ def _raylet_of(node: Any) -> int:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set the environment, from which Ray starts its processes."""
+    """Set the environment variables that Ray's processes inherit."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:

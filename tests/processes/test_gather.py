@@ -59,7 +59,7 @@ def _report(folder: Path, rank: int, size: int, job: Job, sender: Connection) ->
         sender.send(job(store, rank, size))
     except Exception as error:
         sender.send((type(error), str(error)))
-    # no process ends before all have reported, because its end would close its connections
+    # wait until all have reported, because a process that ends closes its connections
     store.wait(["collected"], timedelta(seconds=_PATIENCE_S))
     os._exit(0)  # what the parent would clean up at exit is not this process's
 

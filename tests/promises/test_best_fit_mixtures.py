@@ -29,12 +29,12 @@ class Data:
     cache: Path
     folders: list[str]
     sizes: list[list[int]]
-    """The number of tokens of each document of each folder, with eos."""
+    """For each folder, the sizes of its documents in tokens, with eos."""
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """Streams of different sizes, then streams whose documents each fill a row."""
+    """Write streams of different sizes, then streams whose documents each fill a row."""
     root = tmp_path_factory.mktemp("mixtures")
     made = Data(root / "cache", [], [])
     texts = [random_documents(number, size, max_words=10) for number, size in enumerate(SIZES)]
@@ -61,7 +61,7 @@ STREAMS = st.lists(
 )
 
 
-@example(  # a tail begins at the row that would be the next of a stream that has ended
+@example(  # a tail begins at the row that an ended stream would have filled next
     streams=[(2, 1.5, 2), (4, 0.2, 2), (1, 0.828044739443471, 1), (0, 1.0, 1)],
     num_lanes=6,
     seq_len=32,

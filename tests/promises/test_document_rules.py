@@ -1,4 +1,4 @@
-"""`check_dataset` finds doubtful and repeated documents, names them, and fails as it is told."""
+"""`check_dataset` finds doubtful and repeated documents, names them, and obeys `fail_on`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check(folder: str | Path, **options: Any) -> CheckReport:
 
 
 def write(folder: Path, *texts: str, ids: list[str] | None = None, **options: Any) -> Path:
-    """Write documents after 70 that break no rule, 10 in each shard."""
+    """Write 70 documents that break no rule, then `texts`, with 10 documents per shard."""
     documents = [*PLAIN, *texts]
     if ids is not None:
         options["extra"] = {"id": ("str", [f"plain-{number}" for number in range(70)] + ids)}
@@ -38,7 +38,7 @@ def write(folder: Path, *texts: str, ids: list[str] | None = None, **options: An
 
 
 def wrongly(text: str, encoding: str) -> str:
-    """The text, read with the wrong encoding."""
+    """Decode UTF-8 with the wrong encoding."""
     return text.encode().decode(encoding, "ignore")
 
 
@@ -137,7 +137,7 @@ def test_the_tokenizer_gives_special_tokens_and_the_tokens_around_documents(
 
 @pytest.fixture
 def repeated(tmp_path: Path) -> Path:
-    """Two texts that repeat earlier ones of other shards, and an ID that two documents have."""
+    """Write two texts that repeat one of an earlier shard, and two documents with the same ID."""
     texts = [PLAIN[3], "new", PLAIN[3], "", ""]
     return write(tmp_path / "data", *texts, ids=["a", "b", "a", "c", "d"], compression="zstd")
 
@@ -193,7 +193,7 @@ def test_the_report_of_documents_is_the_same_on_every_engine(
     repeated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = check(repeated)
-    monkeypatch.setattr(groups, "_GROUP_BYTES", 500)  # a group for each shard
+    monkeypatch.setattr(groups, "_GROUP_BYTES", 500)  # one group per shard
     monkeypatch.setattr(duplicates, "_PART_BYTES", 24 * 4)  # 18 parts, all of them on disk
     monkeypatch.setattr(duplicates, "_MEMORY_BYTES", 1)
     with ThreadPoolExecutor(3) as executor:
@@ -214,7 +214,7 @@ def test_repeats_are_those_of_a_dictionary(shards: list[list[int]], parts: int) 
     places = [
         (shard, sample) for shard, values in enumerate(shards) for sample in range(len(values))
     ]
-    for shard in reversed(range(len(shards))):  # groups may end in any order
+    for shard in reversed(range(len(shards))):  # groups may finish in any order
         values = ((sample, bytes([value])) for sample, value in enumerate(shards[shard]))
         finder.add(shard, {"text-repeated": duplicates.encode_records(values)})
     seen: dict[int, tuple[int, int]] = {}
@@ -287,7 +287,7 @@ def test_the_command_takes_rules_from_flags_and_from_a_config(
     assert (list_kinds(first), first["is_sound"]) == (["text-control"], True)
     assert sorted(list_kinds(second)) == ["text-empty", "text-long"]
     assert second["above_limits"] == ["text-long"]
-    assert cli.main([*command, "--fail-on", "text-control"]) == 1  # instead of the config's
+    assert cli.main([*command, "--fail-on", "text-control"]) == 1  # overrides the config's fail_on
     first, second = json.loads(capsys.readouterr().out)["datasets"]
     assert [first["is_sound"], second["is_sound"]] == [False, True]
     config.write_text(json.dumps({**run, "check": {"fail_on": "text-control"}}))
@@ -296,4 +296,4 @@ def test_the_command_takes_rules_from_flags_and_from_a_config(
     capsys.readouterr()
     config.write_text(json.dumps({**run, "check": {"rule": []}}))
     assert cli.main(command) == 1
-    assert "`check` in the config is {'rule': []}. Use any of rules," in capsys.readouterr().err
+    assert "in the config is {'rule': []}. Use a mapping of rules," in capsys.readouterr().err

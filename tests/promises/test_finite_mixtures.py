@@ -120,7 +120,7 @@ class Oracle:
 
 
 def packed(packing: str) -> dict[str, Any]:
-    """The options of a packing; that of `best_fit` ends with the number of open rows."""
+    """Return a packing's options. The name of a `best_fit` packing ends with its open rows."""
     if packing.startswith("best_fit"):
         return {"packing": "best_fit", "open_rows": int(packing.rsplit(maxsplit=1)[-1])}
     return {} if packing == "concat" else {"packing": "one_per_row", "overflow": packing}
@@ -316,7 +316,7 @@ def test_ranks_that_leave_and_join_end_on_one_step(
     first: bool,
     legs: list[Leg],
 ) -> None:
-    """`set_world` before, in and after the tails of streams; the rows are those of one run."""
+    """Call `set_world` before, in, and after streams' tails. The rows must not change."""
     epochs, caps = ends
     legs[-1] = replace(legs[-1], batches=None if epochs or first else 9)
     make = partial(
@@ -361,7 +361,7 @@ def test_rows_by_number_seek_where_and_trace_agree_with_the_loader(
     moves: tuple[int, int],
     chosen: int,
 ) -> None:
-    """Perhaps from the state of a run that had read some batches with another `seq_len`."""
+    """Some examples start at the state of a run that read batches with a different `seq_len`."""
     options = {
         **{"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": SEQ_LEN, "num_lanes": 12},
         **{"local": data.cache, "epochs": ends[0], "stopping": stopping, "schedule": schedule},
@@ -427,7 +427,7 @@ def test_rows_by_number_seek_where_and_trace_agree_with_the_loader(
 
 
 def without_batches(state: State) -> State:
-    """Rows by number have no batches."""
+    """Remove the fields about batches, because rows by number have none."""
     return {name: value for name, value in state.items() if name not in ("batches", "global_batch")}
 
 
@@ -501,7 +501,7 @@ def test_documents_after_the_last_row_of_a_stream_are_counted(tmp_path: Path) ->
 def test_a_stream_that_best_fit_packs_without_a_tail_ends_with_its_last_row(
     tmp_path: Path, ranks: int
 ) -> None:
-    """Each document of the first two streams fills a row, so their lanes leave nothing."""
+    """Each document of the first two streams fills a row, so nothing is left for their tails."""
     streams, sizes = [], [[16] * 12, [16] * 31, [9, 7, 12, 4, 9] * 9]
     for number, of_stream in enumerate(sizes):
         folder = write_mds(tmp_path / str(number), ["x" * (size - 1) for size in of_stream])

@@ -1,4 +1,4 @@
-"""Golden rows: the first rows of a run are compared with a file, which tells what changed."""
+"""Golden rows show whether a run's first rows changed, and why."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def options(data: str, tmp_path: Path) -> Options:
 
 
 def compare(options: Options, changed: Options) -> GoldenReport:
-    """Record rows with some options, and compare them with those of others."""
+    """Record the rows of `options`, and compare them with those of `changed`."""
     return compare_golden(record_golden(ROWS, **options), **changed)
 
 
@@ -84,7 +84,7 @@ def test_other_tokens_of_the_same_text_are_the_tokenizer(options: Options) -> No
     assert report.cause == "tokenizer"
     assert "has the same text, but other tokens" in report.what
     assert {each.name for each in report.changed} == {"tokenizer", "token_ids"}
-    # best_fit puts documents of another length in another row
+    # best_fit moves documents whose length changes to different rows
     packed = {**options, "packing": "best_fit"}
     assert compare(packed, {**packed, "tokenizer": other}).cause == "tokenizer"
     report = compare(options, {**options, "eos": None})
@@ -130,7 +130,7 @@ def test_a_mixture_and_a_run_that_ends_are_recorded_to_their_end(
     all_at_once = record_golden(len(whole.rows), **options, epochs=1)
     assert (all_at_once.rows, all_at_once.is_whole) == (whole.rows, True)
     assert not record_golden(len(whole.rows) - 1, **options, epochs=1).is_whole
-    report = compare_golden(whole, **options)  # without an end
+    report = compare_golden(whole, **options)  # an endless run
     assert (report.cause, report.is_same) == ("order", False)
     with pytest.raises(ValueError, match="number of golden rows is 0"):
         record_golden(0, **options)

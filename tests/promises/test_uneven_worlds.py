@@ -72,7 +72,8 @@ def test_a_chain_of_any_worlds_reads_the_rows_of_one_rank(
         try:
             rows, states = run_leg(lambda **rank: make("require", **rank), leg, state)
         except DatasetError:
-            further = replace(alone, batches=64 + (leg.batches or 0))  # ranks read ahead
+            # ranks read ahead, so they may fail earlier
+            further = replace(alone, batches=64 + (leg.batches or 0))
             with pytest.raises(DatasetError, match="no tokens"):
                 run_leg(lambda **rank: make("off", **rank), further, state)
             return

@@ -271,7 +271,7 @@ def test_no_output_of_the_converter_shows_a_password(
     convert(tmp_path / "a.jsonl", out, status=1, says="already holds a dataset")
     convert(tmp_path / "a.jsonl", f"{place}/foreign", status=1, says="holds shards, but no journal")
     convert(f"{place}/in", f"{place}/in/out", status=1, says="is inside the input")
-    convert(f"{place}/in/*", f"{place}/in", status=1, says="contains inputs")
+    convert(f"{place}/in/*", f"{place}/in", status=1, says="contains input files")
     convert(f"{place}/in", f"{place}/in/c.jsonl", f"{place}/new", status=1, says="in the inputs tw")
     convert(f"{place}/bad", f"{place}/new", status=1, says="invalid JSON")
     convert(f"{place}/none", f"{place}/new", status=1, says="no files in memory://")

@@ -1,4 +1,4 @@
-"""`stress.conversions`, shortened: conversions that are killed end in the same objects."""
+"""A short run of `stress.conversions`: killed conversions end with the same objects."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What `best_fit` makes of a mixture whose streams end, row by row, over sizes alone.
+"""Pack a finite mixture with `best_fit`, row by row, from the sizes of documents alone.
 
     lane     items: documents, and what is left of them ─► open rows ─► the next row
     tail     the items of all lanes of a stream, by ordinal, then lane, as one lane
 
-An item is (ordinal, lane, epoch, sample, start, stop): tokens of a document that no row has.
+An item is (ordinal, lane, epoch, sample, start, stop): tokens of a document that are in no row yet.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Span = tuple[int, int, int, int, int]
 
 @dataclass
 class Lane:
-    """Items that no row has, some of them in open rows."""
+    """Items that are in no complete row yet, some of them in open rows."""
 
     find: Callable[[int], list[Item] | None]
-    """The items of the document with an ordinal, one or none; None after the last one."""
+    """Finds the item of the document with an ordinal: a list of one or none. None after the end."""
     next_ordinal: int = 0
     items: deque[Item] = field(default_factory=deque)
     open: list[tuple[int, list[Item]]] = field(default_factory=list)
-    """(free tokens, items) of each open row, by free tokens and then by the time of its change."""
+    """(free tokens, items) of each open row, sorted by free tokens, then by latest change."""
 
     def copy(self) -> Lane:
         return replace(self, items=self.items.copy(), open=self.open.copy())
@@ -48,7 +48,7 @@ class Lane:
         return not self.open and not self.has_items()
 
     def next_row(self, seq_len: int, most_open: int, *, is_tail: bool = False) -> list[Item] | None:
-        """Pack items until a row is complete; None if they do not suffice."""
+        """Pack items until a row is complete. Returns None if there are not enough."""
         while self.has_items():
             ordinal, lane, epoch, sample, start, stop = self.items.popleft()
             whole = min(stop, start + seq_len)
@@ -70,13 +70,13 @@ class Lane:
         return self.open.pop(0)[1] if len(self.open) > most_open else None
 
     def reopen(self) -> None:
-        """Put the items of open rows, which fit one `seq_len`, before all others."""
+        """Empty the open rows, and put their items before all others."""
         self.items.extendleft([item for _, items in self.open for item in items][::-1])
         self.open = []
 
 
 class _Stream:
-    """One stream: its lanes, and its tail once it has one."""
+    """A stream's lanes, and its tail once it begins."""
 
     def __init__(self, component: Component, repeats: int | None, sizes: Sequence[int]) -> None:
         self.is_endless, division = repeats is None, component.lanes
@@ -135,7 +135,7 @@ class _Stream:
 
 
 class BestFitOracle:
-    """A mixture, from its components, epochs, and the tokens of each document; 0 if filtered."""
+    """Packs a mixture, given its components, epochs, and documents' sizes (0 if filtered)."""
 
     def __init__(
         self,
@@ -148,11 +148,11 @@ class BestFitOracle:
         self._num_lanes, self._most_open = components[0].lanes.num_lanes, most_open
         self._seq_len: int | None = None
         self.rows: list[list[Span]] = []
-        """The spans of each row so far; none for padding."""
+        """The spans of each row so far; empty for padding."""
 
     @property
     def left(self) -> list[int | None]:
-        """0 for a stream that is over; None for one that never is."""
+        """For each stream: 0 if it is over, 1 if it is not, None if it is endless."""
         return [None if each.is_endless else int(not each.is_over()) for each in self._streams]
 
     @property
@@ -161,7 +161,7 @@ class BestFitOracle:
         return [row[0][0] if row else -1 for row in self.rows]
 
     def take(self, number: int, weights: Weights, first: bool, seq_len: int) -> bool:
-        """Walk `number` rows; pad after the end. Returns whether the run has ended."""
+        """Pack `number` rows, and pad after the end. Returns whether the run has ended."""
         if self._seq_len not in (None, seq_len):
             for stream in self._streams:
                 stream.reopen()
@@ -189,7 +189,7 @@ class BestFitOracle:
 
 
 def choose_stream(row: int, num_lanes: int, live: Weights) -> int:
-    """The stream of a row, given the weights of the streams that are not over."""
+    """Choose a row's stream, given the weights of the streams that are not over."""
     shares = [float(Fraction(weight) / sum(map(Fraction, live))) for weight in live]
     sums = list(accumulate(map(Fraction, shares)))
     point = row * find_step(num_lanes) % TURN

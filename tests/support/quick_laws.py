@@ -1,4 +1,4 @@
-"""Compute once for all ranks and examples of a law what each loader would compute again.
+"""Cache what each loader would compute again, for all ranks and examples of a law.
 
     seekable orders of tiny data    a lane of three documents has hundreds of epochs
     versions of packages            read from files for each loader
@@ -27,7 +27,7 @@ _MOST_KEPT, _MOST_POSITIONS = 1 << 14, 1 << 10
 
 
 class _ListedOrder(SeekableOrder):
-    """The same order, which also has the list of its samples."""
+    """A seekable order that looks up its samples in a list."""
 
     def __getitem__(self, positions: Any) -> Any:
         listed = vars(self).get("listed")
@@ -36,7 +36,7 @@ class _ListedOrder(SeekableOrder):
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_laws() -> Iterator[None]:
-    """Keep orders and versions while the tests of a module run."""
+    """Cache orders and versions while the tests of a module run."""
 
     @lru_cache(_MOST_KEPT)
     def find(

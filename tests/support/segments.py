@@ -26,9 +26,9 @@ SETTINGS: dict[str, Any] = {
 
 
 def mixed_corpus(folder: Path, part: int = 1, *, with_bad: bool = False) -> Path:
-    """Lines, compressed lines and Parquet, all large, and many small files.
+    """Write large files of lines, compressed lines, and Parquet, and many small files.
 
-    With `part=4`, a quarter of them: for stores, where each object takes time. With `with_bad`,
+    `part=4` writes a quarter of them, for stores, where each object takes time. With `with_bad`,
     every 23rd record has no text.
     """
     draw = random.Random(3)

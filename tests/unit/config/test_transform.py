@@ -150,7 +150,7 @@ def test_the_name_has_a_hash_of_the_source() -> None:
 
 
 def test_a_lambda_is_known_by_its_own_source_not_by_its_line(tmp_path: Path) -> None:
-    """Several are on one line, one continues on the next line, and other arguments do not count."""
+    """Lambdas may share a line or continue on the next, and other arguments do not count."""
     (tmp_path / "train.py").write_text(
         "from cloudload.config.transform import name_function\n"
         "def show(function, batch_size=0):\n    print(name_function(function))\n"

@@ -1,4 +1,4 @@
-"""A plan gives the files that were listed, and the datasets that are joined from its segments."""
+"""A plan returns the listed files, and its segments join into complete datasets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLAIM = {"recipe": {"segment_bytes": 25}, "inputs": {}}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two folders with files of equal names, and files of other formats."""
+    """Write two folders with files of the same name, and files of different formats."""
     for number, name in enumerate(["x/a.jsonl", "x/b/c.jsonl.gz", "y/a.jsonl", "y/d.txt", "z.csv"]):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def test_segments_can_be_made_in_any_order(folder: Path) -> None:
 
 
 def entry(number: int) -> dict[str, Any]:
-    """An entry of an index, of a stored shard or, if the number is odd, of a raw one."""
+    """Return the index entry of a compressed shard, or of a raw one if `number` is odd."""
     raw = {"basename": f"shard.{number:05}.mds", "bytes": 70, "hashes": {}}
     stored = {"basename": f"shard.{number:05}.mds.zstd", "bytes": number, "hashes": {}}
     return {"samples": 3, "raw_data": raw, "zip_data": None if number % 2 else stored}

@@ -1,4 +1,4 @@
-"""The texts of lanes are those of a fresh encoding, however few lanes moved since the last one."""
+"""Reused texts equal a fresh encoding, however few lanes moved since the last one."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def test_ranks_that_start_together_on_a_node_check_a_tokenizer_once(
 
     def check(text: str) -> None:
         checks.append(text)
-        time.sleep(0.1)  # so that the others come while it is checked
+        time.sleep(0.1)  # so that the other ranks start during the check
 
     monkeypatch.setattr(gate, "_check", check)
     monkeypatch.setattr(gate, "_refusals", {})
