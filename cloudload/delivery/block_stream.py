@@ -1,21 +1,24 @@
 """The blocks of one iteration's workers, batch by batch.
 
 workers ─► one block each, of several batches ─► current blocks, number of the batch in them
+
+The workers live from the first `open` to `close`. Each later `open` starts another phase.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
 from cloudload.cache.counters import WorkerCounts
 from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
 from cloudload.workers.block import Block
-from cloudload.workers.plan import Plan
+from cloudload.workers.plan import NextPhase, Plan
+from cloudload.workers.processes import Blocks
 
-OpenBlocks = Callable[[Plan, WorkerCounts], Iterator[list[Block]]]
+OpenBlocks = Callable[[Plan, WorkerCounts], Blocks]
 """Starts the workers of a plan, and repeatedly yields one block of each worker."""
 
 
@@ -24,24 +27,27 @@ class BlockStream:
 
     def __init__(self, open_blocks: OpenBlocks, log: RunLog, start_log: StartLog) -> None:
         self._open_blocks, self._log, self._start_log = open_blocks, log, start_log
-        self._opened: tuple[Plan, Iterator[list[Block]]] | None = None
+        self._workers: tuple[Plan, Blocks] | None = None
+        self._change: NextPhase | None = None
+        """The phase that workers have not been told to enter yet."""
         self._end_workers: Callable[[], object] = _no_workers
         self.current: list[Block] = []
         """The current block of each worker; empty before the first one."""
         self.number = 0
         """The index of the current batch in the current blocks."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether workers were started and not ended."""
-        return self._opened is not None
+        self.is_open = False
+        """Whether the workers have a phase."""
 
     def open(self, plan: Plan) -> None:
-        """Start the workers of a plan."""
+        """Start the workers of a plan, or let them continue with the phase of the plan."""
+        self.is_open = True
+        if self._workers is not None:
+            self._change = NextPhase(plan.position, plan.phase)
+            return
         counts = WorkerCounts(plan.num_workers)
         self._log.meter.begin_iteration(counts, plan.num_workers * plan.blocks_ahead)
         blocks = self._open_blocks(plan, counts)
-        self._opened = plan, blocks
+        self._workers = plan, blocks
         # `finalize` also runs at interpreter exit, while modules still have their globals
         self._end_workers = weakref.finalize(self, _close_blocks, blocks)
 
@@ -49,9 +55,12 @@ class BlockStream:
         """Make the workers' next batch the current one. Raises the errors of workers."""
         self.number += 1
         if not self.current or self.number >= self.current[0].num_batches:
-            assert self._opened is not None
-            plan, blocks = self._opened
-            self.current, self.number = next(blocks), 0
+            assert self._workers is not None
+            plan, blocks = self._workers
+            if self._change is not None:
+                self._log.meter.num_received = 0
+            change, self._change = self._change, None
+            self.current, self.number = blocks.send(change), 0
             self._log.meter.num_received += len(self.current)
             for block in self.current:
                 self._log.meter.traffic += block.traffic
@@ -59,16 +68,21 @@ class BlockStream:
                     self._log.warn_once(block.doubts)
             self._start_log.log_shard(plan, self.current)
 
+    def discard(self) -> None:
+        """Discard the current blocks. The workers wait for their next phase."""
+        self.current, self.is_open = [], False
+
     def close(self) -> None:
         """End the workers."""
-        self._opened, self.current = None, []
+        self.discard()
+        self._workers = self._change = None
         self._end_workers()
 
 
-def _close_blocks(blocks: Iterator[list[Block]]) -> None:
+def _close_blocks(blocks: Blocks) -> None:
     # raised at exit if a daemon thread is still waiting for a block
     with suppress(ValueError):
-        blocks.close()  # type: ignore[attr-defined]
+        blocks.close()
 
 
 def _no_workers() -> None:

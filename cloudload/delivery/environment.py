@@ -16,9 +16,8 @@ from cloudload.cache.counters import WorkerCounts
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.exchange import DistributedExchange, Exchange
 from cloudload.delivery.world import World, find_world, is_first_process
-from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
-from cloudload.workers.processes import inline_blocks, process_blocks
+from cloudload.workers.processes import Blocks, inline_blocks, process_blocks
 
 
 class Environment:
@@ -53,7 +52,7 @@ class Environment:
             return DistributedExchange(delivery.exchange_timeout_s)
         return Exchange()
 
-    def open_blocks(self, plan: Plan, counts: WorkerCounts) -> Iterator[list[Block]]:
+    def open_blocks(self, plan: Plan, counts: WorkerCounts) -> Blocks:
         """Start the workers of a plan, and repeatedly yield a list with one block of each.
 
         The workers count their retries, blocks and times in `counts`.

@@ -7,9 +7,9 @@ A finite run has three phases, which are classes in `workers.plan`:
 
     Steady       rows are cut from the lanes, until an exchange reports a dry row: one that its lane
                  cannot fill. Its batch is discarded, and so are the batches fetched after it.
-    Measuring    new workers report the sizes of the documents left in their lanes. The ranks
+    Measuring    the workers report the sizes of the documents left in their lanes. The ranks
                  exchange the sizes and pack the same tail (`tail_exchange`).
-    InTail       new workers continue at the first row not handed out: rows before the dry row come
+    InTail       the workers continue at the first row not handed out: rows before the dry row come
                  from the lanes, all others from the tail. The tail ends on the same step on every
                  rank. If its last batch is not full, it is padded, or dropped with tail="drop".
 
@@ -294,7 +294,7 @@ class Iteration(Iterator[Batch]):
             if fetched is not None:
                 fetched.finish()
         self._fetched.clear()
-        self._blocks.close()
+        self._blocks.discard()
         self._reports = []
         arrays = ended.arrays
         position = self._position.with_lanes(cursors=arrays.cursors, residues=arrays.residues)
@@ -310,7 +310,7 @@ class Iteration(Iterator[Batch]):
         messages = self._exchange.start(message)()
         tail = tail_exchange.pack_rest(plan, self._position.tail or (), messages)
         self._lanes_end, self._discarded_tokens = plan.position, tail_exchange.sum_tokens(messages)
-        self._blocks.close()
+        self._blocks.discard()
         phase = InTail(plan.phase.start, tail)
         self._plan = replace(plan, position=self._position, phase=phase)
         self._fetched_rows, self._window_start = self._position.rows, self._plan.window_start

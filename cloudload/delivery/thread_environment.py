@@ -7,7 +7,7 @@ rank 1 ─► post ─┴─► Hub: messages by turn ─► wait: the messages 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from cloudload.arrays import Ints
 from cloudload.cache.counters import WorkerCounts
@@ -16,9 +16,8 @@ from cloudload.delivery.environment import Environment
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
-from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
-from cloudload.workers.processes import inline_blocks
+from cloudload.workers.processes import Blocks, inline_blocks
 
 
 class StoppedError(RanksDisagreeError):
@@ -93,5 +92,5 @@ class ThreadEnvironment(Environment):
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         return HubExchange(self._hub, self.world.rank)
 
-    def open_blocks(self, plan: Plan, counts: WorkerCounts) -> Iterator[list[Block]]:
+    def open_blocks(self, plan: Plan, counts: WorkerCounts) -> Blocks:
         return inline_blocks(plan, counts)

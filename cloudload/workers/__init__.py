@@ -16,6 +16,6 @@ The types that carry rows, from documents to a batch:
     Window, Update  the rows that an exchange covers, and its result        delivery.progress
     Batch           the tensors for the training loop                       batch
 
-Other packages use `block.Block`, `plan.Plan` and its phases, `processes.process_blocks` and
-`inline_blocks`, `trace.Tracer` and `TracedSpan`.
+Other packages use `block.Block`, `plan.Plan` and its phases, `processes.process_blocks`,
+`inline_blocks` and their type `Blocks`, `trace.Tracer` and `TracedSpan`.
 """

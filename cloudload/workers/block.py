@@ -8,7 +8,7 @@ progress             cursors and residues after each row, counts of each batch
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -102,6 +102,16 @@ class Block:
     def is_full(self) -> bool:
         """Whether no row has padding."""
         return bool(self.lengths.min(initial=NEVER) >= self.tokens.shape[1])
+
+
+def add_reports(block: Block, dropped: Sequence[Block]) -> Block:
+    """Add the traffic and the doubts of earlier blocks, which are dropped, to a block."""
+    if not dropped:
+        return block
+    traffic, doubts = block.traffic, dict(block.doubts)
+    for each in dropped:
+        traffic, doubts = traffic + each.traffic, {**doubts, **each.doubts}
+    return replace(block, traffic=traffic, doubts=doubts)
 
 
 class Pieces(NamedTuple):

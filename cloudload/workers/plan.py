@@ -8,12 +8,14 @@ A run is in one of these phases. An endless run without streams that end is alwa
     Steady ── a lane cannot fill row `start` ──► Measuring ── sizes exchanged ──► InTail ──► end
     Foreseen ── token lengths determine the row `start` and the tail in advance ───────────► end
     Mixed ── token lengths determine the ends and tails of a mixture's streams ────────────► end
+
+Workers live through all phases: at the start of the next one, they receive a `NextPhase`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -89,6 +91,15 @@ Phase = Steady | Measuring | InTail | Foreseen | Mixed
 
 
 @dataclass(frozen=True)
+class NextPhase:
+    """The change of a plan with which its workers continue. It can be pickled."""
+
+    position: Position
+    """The position to continue from."""
+    phase: Phase
+
+
+@dataclass(frozen=True)
 class Plan:
     """The input of one rank's workers. It can be pickled if the transform can."""
 
@@ -113,6 +124,10 @@ class Plan:
     """The files for lengths of documents read, if the run learns lengths."""
     has_jumped: bool = False
     """Whether the position was computed from lengths, and this rank checks some of them first."""
+
+    def enter(self, change: NextPhase) -> Plan:
+        """The plan with its next phase."""
+        return replace(self, position=change.position, phase=change.phase, has_jumped=False)
 
     @property
     def num_lanes(self) -> int:

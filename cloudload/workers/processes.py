@@ -1,7 +1,7 @@
 """Worker processes: start them, receive their blocks, and end them.
 
-    trainer ◄── started, the slot of each block, an error ── worker
-            ────────── the plan, a slot is free again ──────►
+    trainer ◄── started, the slot of each block, halted, an error ── worker
+            ─────── the plan, a slot is free again, halt ──────────►
 
 Each worker has its own socket pair, which needs no lock. The trainer notices a worker's death from
 the end of its stream, or by checking the process, so it does not wait for a dead worker. Unless the
@@ -18,66 +18,29 @@ import multiprocessing
 import os
 import signal
 import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cloudload.cache.counters import WorkerCounts
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.stats import IDLE, PACK
-from cloudload.system.activity import doing, published
+from cloudload.stats import PACK
+from cloudload.system.activity import doing
 from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
-from cloudload.system.open_files import raise_open_file_limit
-from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
-from cloudload.system.shared_memory import SharedMemoryRing
-from cloudload.system.stage_times import stage, stopwatch
+from cloudload.system.parent_watch import SIGTERM_STATUS
+from cloudload.system.stage_times import stopwatch
 from cloudload.tokenization.loading import preload
-from cloudload.workers.block import Block
-from cloudload.workers.plan import Plan
-from cloudload.workers.transport import PackedBlock, Slots, slot_bytes, unpack_block
-from cloudload.workers.work_pickles import receive_work, send_work
-from cloudload.workers.worker import read_blocks
+from cloudload.workers.block import Block, add_reports
+from cloudload.workers.plan import NextPhase, Plan
+from cloudload.workers.transport import PackedBlock, unpack_block
+from cloudload.workers.work_pickles import send_work
+from cloudload.workers.worker import Worker
+from cloudload.workers.worker_main import FREE, HALT, HALTED, Failed, Memory, work
 
 logger = logging.getLogger(__name__)
-_ACTIVITY_BYTES = 1 << 11
 # a new interpreter that imports torch takes several seconds
 _START_GRACE_S = 25.0
 _STARTS, _START_S, _END_S, _LOOK_EVERY_S = 3, 60.0, 3.0, 1.0
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """The traceback of an unexpected error in a worker."""
-
-    traceback: str
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The memory that the workers of a rank share with the training process."""
-
-    blocks: SharedMemoryRing
-    """`slots_each` slots for the blocks of each worker."""
-    slots_each: int
-    activities: SharedMemoryRing
-    """A slot for the text of each worker's current activity."""
-    counts: WorkerCounts
-
-    @staticmethod
-    def of(plan: Plan, counts: WorkerCounts) -> Memory:
-        # the extra slot is for the block in use
-        slots_each = 1 + plan.blocks_ahead
-        blocks = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
-        activities = SharedMemoryRing(plan.num_workers, _ACTIVITY_BYTES)
-        return Memory(blocks, slots_each, activities, counts)
-
-    def slots(self, worker: int, await_free: Callable[[], object]) -> Slots:
-        """The slots for the blocks of one worker."""
-        return Slots(self.blocks, worker * self.slots_each, self.slots_each, await_free)
 
 
 class WorkerProcess:
@@ -127,7 +90,7 @@ class WorkerProcess:
         if plan and plan.recipe.has_text:
             preload(plan.recipe.tokenizer.json, plan.backend.name)
         self._process = self._context.Process(
-            target=_work, args=(*self._arguments, theirs, plan), daemon=True
+            target=work, args=(*self._arguments, theirs, plan), daemon=True
         )
         try:
             self._process.start()
@@ -169,26 +132,54 @@ class WorkerProcess:
             "start_method='spawn', or fewer workers"
         )
 
-    def receive(self) -> PackedBlock | None:
-        """Receive the next block, or None after the last. The previous block becomes invalid.
+    def receive(self) -> PackedBlock:
+        """Receive the next block. The previous block becomes invalid.
 
         Raises the `CloudloadError` that the worker raised, or `WorkerError` if it raised any other
         error or died.
         """
         if self._has_block:
-            with contextlib.suppress(OSError):  # the worker may have ended after its last block
-                self._connection.send_bytes(b"free")
+            self._send_bytes(FREE)
+        block = self._receive_block()
+        assert block is not None, "it was not asked to halt"
+        self._has_block = True
+        return block
+
+    def ask_to_halt(self) -> None:
+        """Ask the worker to stop making blocks, and return immediately."""
+        self._send_bytes(HALT)
+
+    def await_halt(self) -> list[PackedBlock]:
+        """Wait until the worker has halted. Returns the blocks that were not received.
+
+        They are valid until `enter`. Raises the errors of `receive`.
+        """
+        self._has_block, dropped = False, []
+        while (block := self._receive_block()) is not None:
+            dropped.append(block)
+        return dropped
+
+    def enter(self, change: NextPhase) -> None:
+        """Let a worker that has halted continue with its next phase."""
+        with contextlib.suppress(ConnectionError):  # it has died, and `receive` explains how
+            send_work(self._connection, change)
+
+    def _send_bytes(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it has ended, and `_receive` explains how
+            self._connection.send_bytes(message)
+
+    def _receive_block(self) -> PackedBlock | None:
+        """Receive the next block, or None if the worker has halted."""
         item = self._receive()
         if isinstance(item, CloudloadError):
             raise item
-        if isinstance(item, _Failed):
+        if isinstance(item, Failed):
             raise WorkerError(
                 "a worker process failed with an unexpected error. Fix its cause, and resume from "
                 f"the last state\n\n{item.traceback}"
             )
-        self._has_block = True
-        assert item is None or isinstance(item, PackedBlock)
-        return item
+        assert item == HALTED or isinstance(item, PackedBlock)
+        return item if isinstance(item, PackedBlock) else None
 
     def _receive(self, advice: str = "Resume from the last state") -> Any:
         with contextlib.suppress(EOFError, OSError), doing(self.describe):
@@ -260,63 +251,33 @@ def _describe_end(code: int | None) -> str:
     return what
 
 
-def _work(number: int, memory: Memory, connection: Connection, plan: Plan | None) -> None:
-    """Make a worker's blocks and send them, as the main function of a worker process.
+Blocks = Generator[list[Block], NextPhase | None, None]
+"""Yields one block of each worker, repeatedly.
 
-    Receives the plan if it is None.
-    """
-    import torch
-
-    exit_with_parent()
-    connection.send("started")
-    # one thread per worker: work is parallel across workers
-    torch.set_num_threads(1)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    raise_open_file_limit()  # lanes keep many shards mapped at once
-
-    def await_free() -> None:
-        with stage(IDLE):
-            connection.recv_bytes()
-
-    slots, counts = memory.slots(number, await_free), memory.counts
-    try:
-        plan = receive_work(connection) if plan is None else plan
-        with (
-            published(partial(memory.activities.write_text, number), "making its next rows"),
-            stopwatch(counts.times(number), PACK),
-        ):
-            blocks = read_blocks(plan, number, counts.of(number), slots.new_tokens)
-            for block in blocks:
-                connection.send(slots.pack(block))
-                counts.blocks(number)[0] += 1
-                counts.tokens(number)[0] += block.num_tokens
-        connection.send(None)
-    except (EOFError, ConnectionError):
-        pass  # the trainer ended
-    except CloudloadError as error:
-        # pickling drops the traceback, whose frames exist only in this worker
-        connection.send(error)
-    except Exception:
-        connection.send(_Failed(traceback.format_exc()))
+A `NextPhase` that is sent ends the current phase. Blocks that were not yielded are dropped, and the
+first blocks of the next phase are yielded."""
 
 
-def inline_blocks(plan: Plan, counts: WorkerCounts) -> Iterator[list[Block]]:
-    """Yield one block from each worker, repeatedly. The workers run in this process."""
+def inline_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
+    """Yield blocks from workers that run in this process."""
     numbers = range(plan.num_workers)
-    workers = [read_blocks(plan, worker, counts.of(worker)) for worker in numbers]
-    try:
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(contextlib.closing(Worker(plan, number, counts.of(number))))
+            for number in numbers
+        ]
         while True:
-            with stopwatch(counts.times(0), PACK):
-                blocks = [next(worker) for worker in workers]
-            counts.tokens(0)[0] += sum(block.num_tokens for block in blocks)
-            yield blocks
-    finally:
-        for worker in workers:
-            worker.close()  # type: ignore[attr-defined]
+            streams, change = [worker.read_blocks(plan) for worker in workers], None
+            while change is None:
+                with stopwatch(counts.times(0), PACK):
+                    blocks = [next(stream) for stream in streams]
+                counts.tokens(0)[0] += sum(block.num_tokens for block in blocks)
+                change = yield blocks
+            plan = plan.enter(change)
 
 
-def process_blocks(plan: Plan, counts: WorkerCounts) -> Iterator[list[Block]]:
-    """Yield one block of each worker, repeatedly, from worker processes that run ahead.
+def process_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
+    """Yield blocks from worker processes that run ahead.
 
         worker 0    [batch 0] [batches 1 and 2] [batches 3 to 6] …
         worker 1    [batch 0] [batches 1 and 2] [batches 3 to 6] …
@@ -331,12 +292,28 @@ def process_blocks(plan: Plan, counts: WorkerCounts) -> Iterator[list[Block]]:
                 workers.append(WorkerProcess(plan, number, memory))
         for worker in workers:
             worker.await_start()
+        dropped: list[list[Block]] = [[] for _ in workers]
         while True:
-            packed = [block for worker in workers if (block := worker.receive()) is not None]
-            if len(packed) < len(workers):
-                return
-            yield [unpack_block(block, memory.blocks) for block in packed]
+            received = [unpack_block(worker.receive(), memory.blocks) for worker in workers]
+            change = yield list(map(add_reports, received, dropped))
+            dropped = [[] for _ in workers]
+            if change is not None:
+                dropped = _enter(workers, change, memory)
     finally:
         # end the workers here, not when they are garbage collected: the next iteration must not
         # fork while they run
         end_workers(workers)
+
+
+def _enter(
+    workers: Sequence[WorkerProcess], change: NextPhase, memory: Memory
+) -> list[list[Block]]:
+    """Let workers continue with the next phase. Returns the dropped blocks of each worker."""
+    for worker in workers:
+        worker.ask_to_halt()
+    dropped = [
+        [unpack_block(block, memory.blocks) for block in worker.await_halt()] for worker in workers
+    ]
+    for worker in workers:
+        worker.enter(change)
+    return dropped

@@ -61,8 +61,13 @@ class Slots:
     def __init__(
         self, ring: SharedMemoryRing, first: int, count: int, await_free: Callable[[], object]
     ) -> None:
-        self._ring, self._slots = ring, itertools.cycle(range(first, first + count))
-        self._number, self._num_free, self._await_free = first, count, await_free
+        self._ring, self._own, self._await_free = ring, range(first, first + count), await_free
+        self.reset()
+
+    def reset(self) -> None:
+        """Start with all slots free."""
+        self._slots, self._num_free = itertools.cycle(self._own), len(self._own)
+        self._number = self._own.start
 
     def new_tokens(self, num_rows: int, seq_len: int) -> Tokens:
         """Allocate the next block's tokens: int32 [rows, seq_len], in its slot if they fit."""

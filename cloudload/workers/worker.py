@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints, Tokens, count_within
-from cloudload.cache.shard_cache import ShardCache
+from cloudload.cache.counters import TrafficCounter
 from cloudload.errors import StreamChangedError
 from cloudload.lengths.mixture_ending import MixtureTails
 from cloudload.lengths.run_lengths import RunLengths
@@ -23,7 +23,7 @@ from cloudload.packing.rows import Framing, fill_rows, list_spans, row_lengths
 from cloudload.packing.tables import PIECE_ROW
 from cloudload.workers.block import Block, BlockBuilder, Pieces
 from cloudload.workers.dealt_rows import DealtRows
-from cloudload.workers.documents import open_cache, open_documents
+from cloudload.workers.documents import LaneDocuments, open_cache, open_documents
 from cloudload.workers.lane_reader import LaneReader
 from cloudload.workers.length_check import check_some_lengths
 from cloudload.workers.plan import Measuring, Mixed, Plan
@@ -33,25 +33,42 @@ NewTokens = Callable[[int, int], Tokens]
 """Allocates an uninitialized array for tokens: int32 [rows, seq_len]."""
 
 
-def read_blocks(
-    plan: Plan, worker: int, retries: Ints, new_tokens: NewTokens | None = None
-) -> Iterator[Block]:
-    """Yield the blocks of one worker. The k-th blocks of all workers cover the same batches.
+class Worker:
+    """One worker of a rank. Its cache, orders and tokenizer stay open from phase to phase.
 
-    The blocks never end, except in the phase `Measuring`, which has one block of sizes. Blocks of
-    replayed rows are first. They have cursors but no tokens. The first block after them has one
-    batch, so that training starts early. Each later block has twice as many batches as the previous
-    one, up to `Plan.batches_at_once`. Retries of requests to the store are counted in `retries`,
-    int64 [1].
-
-    Raises `StreamChangedError` if the plan's position does not match the documents, `DatasetError`
-    if an endless lane finds no tokens, and the errors of `LaneDocuments.find` and `read`.
+    Retries of requests to the store are counted in `retries`, int64 [1].
     """
-    cache = open_cache(plan, retries)
-    try:
-        yield from _Worker(plan, worker, cache, new_tokens or _new_tokens).blocks()
-    finally:
-        cache.close()
+
+    def __init__(
+        self, plan: Plan, number: int, retries: Ints, new_tokens: NewTokens | None = None
+    ) -> None:
+        self._number, self._new_tokens = number, new_tokens or _new_tokens
+        self._cache = open_cache(plan, retries)
+        try:
+            self._documents = open_documents(plan, self._cache, compares=plan.compares(number))
+        except BaseException:
+            self._cache.close()
+            raise
+
+    def read_blocks(self, plan: Plan) -> Iterator[Block]:
+        """Yield this worker's blocks. The k-th blocks of all workers cover the same batches.
+
+        `plan` is the one that the worker was created with, or a later phase of it. The blocks
+        never end, except in the phase `Measuring`, which has one block of sizes. Blocks of
+        replayed rows are first. They have cursors but no tokens. The first block after them has one
+        batch, so that training starts early. Each later block has twice as many batches as the
+        previous one, up to `Plan.batches_at_once`.
+
+        Raises `StreamChangedError` if the plan's position does not match the documents,
+        `DatasetError` if an endless lane finds no tokens, and the errors of `LaneDocuments.find`
+        and `read`.
+        """
+        rows = _Rows(plan, self._number, self._documents, self._cache.traffic, self._new_tokens)
+        return rows.blocks()
+
+    def close(self) -> None:
+        """Close the cache."""
+        self._cache.close()
 
 
 def _open_mixture(plan: Plan) -> MixtureTails | None:
@@ -67,12 +84,20 @@ def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
     return np.empty((num_rows, seq_len), np.int32)
 
 
-class _Worker:
-    def __init__(self, plan: Plan, worker: int, cache: ShardCache, new_tokens: NewTokens) -> None:
-        self._plan, self._worker, self._new_tokens = plan, worker, new_tokens
-        self._packing, self._traffic = plan.recipe.packing, cache.traffic
+class _Rows:
+    """The rows of one worker in one phase."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        worker: int,
+        documents: LaneDocuments,
+        traffic: TrafficCounter,
+        new_tokens: NewTokens,
+    ) -> None:
+        self._plan, self._worker, self._documents = plan, worker, documents
+        self._packing, self._traffic, self._new_tokens = plan.recipe.packing, traffic, new_tokens
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
-        self._documents = open_documents(plan, cache, compares=plan.compares(worker))
         self._tail = TailReader(plan.recipe, self._documents)
         self._dealt = None if plan.is_even else DealtRows(plan, worker, self._documents)
         self._mixture = _open_mixture(plan)

@@ -15,8 +15,9 @@ from cloudload.count import count_tokens
 from cloudload.delivery.thread_environment import HubExchange
 from cloudload.errors import RanksDisagreeError
 from cloudload.testing import Leg, run_leg
-from cloudload.workers import processes, worker
 from cloudload.workers.document_reader import DocumentReader
+from cloudload.workers.plan import Plan
+from cloudload.workers.worker import Worker
 from tests.support.corpora import byte_tokenizer, random_documents, write_mds
 from tests.support.loaders import make_loader
 
@@ -166,20 +167,20 @@ def test_ranks_out_of_step_are_an_error_with_lengths_too(
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The first row of each plan with which workers start in this process."""
+    """The first row of each phase that workers of this process begin."""
     found: list[int] = []
-    original = worker.read_blocks
+    original = Worker.read_blocks
 
-    def note(plan: Any, number: int, *rest: Any) -> Any:
+    def note(self: Worker, plan: Plan) -> Any:
         found.append(plan.position.rows)
-        return original(plan, number, *rest)
+        return original(self, plan)
 
-    monkeypatch.setattr(processes, "read_blocks", note)
+    monkeypatch.setattr(Worker, "read_blocks", note)
     return found
 
 
 @pytest.mark.parametrize("packing", ["concat", "one_per_row", "best_fit"])
-def test_the_tail_needs_no_measuring_and_if_it_is_foreseen_no_restart_of_workers(
+def test_the_tail_needs_no_measuring_and_if_it_is_foreseen_no_other_phase(
     folders: list[str], starts: list[int], monkeypatch: pytest.MonkeyPatch, packing: Any
 ) -> None:
     read: list[int] = []

@@ -1,0 +1,121 @@
+"""The workers of a finite run live to its end, through its tail."""
+
+from __future__ import annotations
+
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import CloudLoader, Stream
+from cloudload.count import count_tokens
+from cloudload.workers.plan import Plan
+from cloudload.workers.worker import Worker
+from tests.support.corpora import byte_tokenizer, write_mds
+from tests.support.loaders import make_loader
+
+MODES: dict[str, dict[str, Any]] = {
+    "concat": {"packing": "concat"},
+    "best_fit": {"packing": "best_fit"},
+    "cut": {"packing": "one_per_row", "overflow": "cut"},
+    "rows": {"packing": "one_per_row", "overflow": "rows"},
+    "replayed": {"packing": "best_fit", "exchange_every": 3},
+    "spawned": {"packing": "concat", "start_method": "spawn"},
+}
+"""All but the last are forked."""
+EVERY_MODE = pytest.mark.parametrize("mode", MODES)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Documents of which every twelfth, all of lane 0, is short: most of the run is its tail."""
+    texts = [f"{number} " * (1 if number % 12 == 0 else 9) for number in range(200)]
+    folder = write_mds(tmp_path_factory.mktemp("end") / "mds", texts, shard_bytes=1_000)
+    count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    return folder
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the processes that this process starts."""
+    found: list[str] = []
+    original = BaseProcess.start
+
+    def note(self: BaseProcess) -> None:
+        found.append(self.name)
+        original(self)
+
+    monkeypatch.setattr(BaseProcess, "start", note)
+    return found
+
+
+def read(loader: CloudLoader) -> list[tuple[list[list[int]], dict[str, Any]]]:
+    """The token IDs of each batch, and the state after it."""
+    with loader:
+        return [(batch["input_ids"].tolist(), loader.state_dict()) for batch in loader]
+
+
+@EVERY_MODE
+@pytest.mark.parametrize("lengths", ["off", "require"])
+def test_a_finite_run_starts_each_of_its_workers_once(
+    folder: str, starts: list[str], mode: str, lengths: str
+) -> None:
+    def make(**more: Any) -> CloudLoader:
+        return make_loader(
+            folder, epochs=2, shuffle=False, lengths=lengths, **{**MODES[mode], **more}
+        )
+
+    expected = read(make(start_method=None))
+    assert starts == []
+    tails = [state["tail"] for _, state in expected]
+    assert not tails[3], "the tail is not the whole run"
+    assert sum(map(bool, tails)) > 1, "several batches are in the tail"
+    found = read(make(num_workers=2))
+    assert len(starts) == 2
+    assert found == expected
+    middle = len(expected) - 2
+    resumed = make(num_workers=2)
+    resumed.load_state_dict(expected[middle][1])
+    assert read(resumed) == expected[middle + 1 :]
+    assert len(starts) == 4, "a resume in the tail measures and reads it with the same workers"
+
+
+def test_a_mixture_whose_streams_end_starts_each_of_its_workers_once(
+    folder: str, starts: list[str]
+) -> None:
+    def make(num_workers: int) -> CloudLoader:
+        data = [Stream(folder, proportion=weight, name=str(weight)) for weight in (0.7, 0.3)]
+        return make_loader(data, epochs=1, num_workers=num_workers)
+
+    expected = read(make(0))
+    assert read(make(2)) == expected
+    assert len(starts) == 2
+
+
+def test_a_worker_halts_between_blocks_and_forgets_what_it_had_read_ahead(
+    folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One worker is far ahead, and the other one finds that its lane has ended."""
+    original, log = Worker.read_blocks, tmp_path / "phases"
+
+    def note(self: Worker, plan: Plan) -> Any:
+        with log.open("a") as file:
+            file.write(f"{self._number} {type(plan.phase).__name__}\n")
+        return original(self, plan)
+
+    monkeypatch.setattr(Worker, "read_blocks", note)
+    loader = make_loader(
+        folder, epochs=1, shuffle=False, lengths="off", num_workers=2, prefetch_batches=64
+    )
+    expected = make_loader(folder, epochs=1, shuffle=False, lengths="off")
+    assert [batch["input_ids"].tolist() for batch in loader] == [
+        batch["input_ids"].tolist() for batch in expected
+    ]
+    phases = log.read_text().split("\n")[:-1]
+    for worker in "01":
+        assert [each[2:] for each in phases if each[0] == worker][:3] == [
+            "Steady",
+            "Measuring",
+            "InTail",
+        ]
