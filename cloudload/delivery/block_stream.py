@@ -15,7 +15,7 @@ from cloudload.cache.counters import WorkerCounts
 from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
 from cloudload.workers.block import Block
-from cloudload.workers.plan import NextPhase, Plan
+from cloudload.workers.plan import NextPhase, Plan, SharedDocuments
 from cloudload.workers.processes import Blocks
 
 OpenBlocks = Callable[[Plan, WorkerCounts], Blocks]
@@ -30,6 +30,7 @@ class BlockStream:
         self._workers: tuple[Plan, Blocks] | None = None
         self._change: NextPhase | None = None
         """The phase that workers have not been told to enter yet."""
+        self._documents: tuple[SharedDocuments, ...] = ()
         self._end_workers: Callable[[], object] = _no_workers
         self.current: list[Block] = []
         """The current block of each worker; empty before the first one."""
@@ -38,11 +39,17 @@ class BlockStream:
         self.is_open = False
         """Whether the workers have a phase."""
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether workers were started and not ended."""
+        return self._workers is not None
+
     def open(self, plan: Plan) -> None:
         """Start the workers of a plan, or let them continue with the phase of the plan."""
         self.is_open = True
-        if self._workers is not None:
-            self._change = NextPhase(plan.position, plan.phase)
+        if self.has_workers:
+            self._change = NextPhase(plan.position, plan.phase, self._documents)
+            self._documents = ()
             return
         counts = WorkerCounts(plan.num_workers)
         self._log.meter.begin_iteration(counts, plan.num_workers * plan.blocks_ahead)
@@ -50,6 +57,10 @@ class BlockStream:
         self._workers = plan, blocks
         # `finalize` also runs at interpreter exit, while modules still have their globals
         self._end_workers = weakref.finalize(self, _close_blocks, blocks)
+
+    def give(self, documents: tuple[SharedDocuments, ...]) -> None:
+        """Give each worker documents at the start of its next phase. Workers must be started."""
+        self._documents = documents
 
     def advance(self) -> None:
         """Make the workers' next batch the current one. Raises the errors of workers."""

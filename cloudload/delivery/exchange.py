@@ -62,9 +62,13 @@ class Exchange:
         """
         return lambda: [message]
 
+    def start_equal(self, message: Ints) -> Callable[[], list[Ints]]:
+        """Start sending a message whose size all ranks know, because it is the same on all."""
+        return self.start(message)
+
     def start_number(self, number: int) -> Callable[[], list[int]]:
         """Start sending one number to all ranks, like a message; returns the numbers of all."""
-        finish = self.start(np.array([number], np.int64))
+        finish = self.start_equal(np.array([number], np.int64))
         return lambda: [int(message[0]) for message in finish()]
 
     def compare(self, facts: dict[str, Any], world: World) -> bool:
@@ -155,10 +159,9 @@ class DistributedExchange(Exchange):
         with self._explained():
             return self._wait_for(self._group.start(message))
 
-    def start_number(self, number: int) -> Callable[[], list[int]]:
-        with self._explained():  # a number needs no message buffer
-            finish = self._wait_for(self._group.gather.start(np.array([number], np.int64)))
-        return lambda: [int(numbers[0]) for numbers in finish()]
+    def start_equal(self, message: Ints) -> Callable[[], list[Ints]]:
+        with self._explained():  # equal sizes need no message buffer
+            return self._wait_for(self._group.gather.start(message))
 
     def _wait_for(self, gathered: Callable[[], list[Ints]]) -> Callable[[], list[Ints]]:
         def finish() -> list[Ints]:

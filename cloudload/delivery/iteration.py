@@ -3,20 +3,23 @@
     workers ─► fetch: join blocks, start the exchange ─► hand out: finish it, move the position
                                                               └─► batch
 
-A finite run has three phases, which are classes in `workers.plan`:
+A finite run has four phases, which are classes in `workers.plan`:
 
     Steady       rows are cut from the lanes, until an exchange reports a dry row: one that its lane
                  cannot fill. Its batch is discarded, and so are the batches fetched after it.
     Measuring    the workers report the sizes of the documents left in their lanes. The ranks
                  exchange the sizes and pack the same tail (`tail_exchange`).
+    Sharing      the workers read documents of their lanes that are in rows of others, and the ranks
+                 exchange them (`tail_sharing`).
     InTail       the workers continue at the first row not handed out: rows before the dry row come
                  from the lanes, all others from the tail. The tail ends on the same step on every
                  rank. If its last batch is not full, it is padded, or dropped with tail="drop".
 
 Token lengths allow these shortcuts:
 
-    Foreseen     instead of all three: the row at which the lanes end is known from the start, and
-                 the workers pack the tail when they reach it.
+    Foreseen     instead of all four: the row at which the lanes end is known from the start, and
+                 the workers pack the tail when they reach it. With ranks on several machines, they
+                 pause there for the phase Sharing.
     Measuring    in runs whose end is too costly to compute, no worker measures documents, because
                  their sizes are known.
     Mixed        the rows at which streams of a mixture end are known from the start, and the
@@ -54,11 +57,12 @@ from cloudload.delivery.progress import (
 )
 from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
+from cloudload.delivery.tail_sharing import share_documents
 from cloudload.errors import WorkerError
 from cloudload.packing.tail import next_stages
 from cloudload.run.position import LaneLog, Position, join_ranges
 from cloudload.stats import TOKENS
-from cloudload.workers.plan import Foreseen, InTail, Measuring, Mixed, Plan
+from cloudload.workers.plan import Foreseen, InTail, Measuring, Mixed, Phase, Plan
 
 
 class _Fetched(NamedTuple):
@@ -179,9 +183,13 @@ class Iteration(Iterator[Batch]):
         while not self.is_over:
             if isinstance(self._plan.phase, Measuring):
                 self._enter_tail()
+            phase, pause = self._plan.phase, self._plan.pause
+            if isinstance(phase, Foreseen) and self._position.rows == pause:
+                self._continue_in(replace(phase, pauses=False))
+                pause = NEVER
             # do not read ahead before the first batch, because the training loop waits for it
             is_ahead = self._has_handed_out and self._exchange.runs_ahead
-            while len(self._fetched) <= is_ahead:
+            while len(self._fetched) <= is_ahead and self._fetched_rows < pause:
                 self._fetched.append(self._fetch())
             fetched = self._fetched.popleft()
             if fetched is None:
@@ -310,9 +318,14 @@ class Iteration(Iterator[Batch]):
         messages = self._exchange.start(message)()
         tail = tail_exchange.pack_rest(plan, self._position.tail or (), messages)
         self._lanes_end, self._discarded_tokens = plan.position, tail_exchange.sum_tokens(messages)
+        self._continue_in(InTail(plan.phase.start, tail))
+
+    def _continue_in(self, phase: Phase) -> None:
+        """Share the tail's documents, and continue at the first row that was not handed out."""
+        self._plan = replace(self._plan, position=self._position, phase=phase)
+        share_documents(self._plan, self._blocks, self._exchange)
         self._blocks.discard()
-        phase = InTail(plan.phase.start, tail)
-        self._plan = replace(plan, position=self._position, phase=phase)
+        self._reports = []
         self._fetched_rows, self._window_start = self._position.rows, self._plan.window_start
 
     def _end(self) -> None:
@@ -321,15 +334,7 @@ class Iteration(Iterator[Batch]):
         if isinstance(plan.phase, Mixed):
             self._end_mixture(plan)
             return
-        tail = plan.tail
-        assert tail is not None
-        dropped = tail.num_tokens(position.rows)
-        uncounted: Ints = np.zeros_like(position.counts)
-        if position.rows < plan.phase.start:
-            dropped += tail_exchange.count_discarded(plan, position, self._discarded_tokens)
-        elif not tail.num_rows:
-            uncounted = tail_exchange.count_remnants(plan, tail.remnants)
-        self._log.record_end(dropped, uncounted)
+        self._log.record_end(*tail_exchange.count_rest(plan, position, self._discarded_tokens))
         self.close()
         if self._on_end is not None:
             self._on_end()

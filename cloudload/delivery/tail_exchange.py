@@ -77,6 +77,22 @@ def find_lanes_end(plan: Plan) -> Position:
     return plan.position.with_lanes(cursors=ended.cursors, residues=ended.residues)
 
 
+def count_rest(plan: Plan, position: Position, discarded: int) -> tuple[int, Ints]:
+    """Count what is left at the end of a run that ends at a position, which may be before its tail.
+
+    Returns the number of tokens, and the statistics of documents that are not counted with any row:
+    int64 [streams, counts]. `discarded` is as for `count_discarded`.
+    """
+    tail = plan.tail
+    assert tail is not None
+    dropped, uncounted = tail.num_tokens(position.rows), np.zeros_like(position.counts)
+    if position.rows < plan.phase.start:
+        dropped += count_discarded(plan, position, discarded)
+    elif not tail.num_rows:
+        uncounted = count_remnants(plan, tail.remnants)
+    return dropped, uncounted
+
+
 def count_discarded(plan: Plan, position: Position, discarded: int) -> int:
     """The number of tokens of all ranks from a position to the row at which the lanes end.
 

@@ -125,7 +125,7 @@ def rank_rows(start: int, stop: int, index: int, world_size: int) -> range:
     return range(start + (index - start) % world_size, stop, world_size)
 
 
-def worker_of_rows(rows: range, num_lanes: int, world_size: int, num_workers: int) -> Ints:
+def worker_of_rows(rows: range | Ints, num_lanes: int, world_size: int, num_workers: int) -> Ints:
     """The index, within its rank, of the worker that computes each row: int64 [rows].
 
     A rank assigns its lanes to its workers round-robin.

@@ -90,7 +90,8 @@ def foresee(run: CurrentRun, plan: Plan, exchange: Exchange) -> Plan:
     is_needed = (exchange.is_alone and plan.world_size > 1) or not plan.is_even
     if not lengths.can_foresee(plan.position, is_needed=is_needed):
         return plan
-    return replace(plan, phase=Foreseen(lengths.find_ending(plan.position)))
+    pauses = len(set(plan.hosts)) > 1 and plan.is_even and not exchange.is_alone
+    return replace(plan, phase=Foreseen(lengths.find_ending(plan.position), pauses))
 
 
 def find_known(run: CurrentRun, plan: Plan, exchange: Exchange) -> KnownLanes | None:

@@ -47,7 +47,7 @@ class Block:
     block."""
     tokens: Tokens
     """int32 [rows, seq_len], by ascending row of the run; [0, seq_len] in a block of replayed
-    rows, and [0, 0] in the phase `Measuring`."""
+    rows, [0, 0] in the phase `Measuring`, and [1, tokens] in the phase `Sharing`."""
     lengths: Ints
     """int64 [rows]: the number of tokens in each row; the rest is padding. In the phase
     `Measuring`, the sizes of documents, int64 [documents]."""

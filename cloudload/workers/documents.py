@@ -131,11 +131,8 @@ class LaneDocuments:
         was accepted now has a different size or is bad, and the errors of `DocumentReader`.
         """
         has_begun = None if begun_sizes is None else begun_sizes >= 0
-        table = np.zeros((len(found), NUM_DOCUMENT_COLUMNS), np.int64)
-        table[:, FLAT_LANE], table[:, ORDINAL] = found.flat_lanes, found.ordinals
-        streams = self._corpus.streams_of(found.samples)
-        table[:, STREAM], table[:, EPOCH] = streams, found.epochs
-        table[:, SAMPLE] = found.samples - self._corpus.stream_starts[streams]
+        table = self.describe(found)
+        streams = table[:, STREAM]
         left_out = np.zeros(len(found), np.int64)
         is_tokenized, text_bytes = self._is_tokenized[streams], np.zeros(len(found), np.int64)
         parts = []
@@ -168,6 +165,18 @@ class LaneDocuments:
         table[:, SIZE] = np.where(is_left_out, 0, sizes)
         table[:, COUNT] = np.where(is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY))
         return Documents(table, ids)
+
+    def describe(self, found: FoundDocuments) -> Ints:
+        """The document table of documents that are not read: int64 [documents, 10].
+
+        All columns after `SAMPLE` are 0.
+        """
+        table = np.zeros((len(found), NUM_DOCUMENT_COLUMNS), np.int64)
+        table[:, FLAT_LANE], table[:, ORDINAL] = found.flat_lanes, found.ordinals
+        streams = self._corpus.streams_of(found.samples)
+        table[:, STREAM], table[:, EPOCH] = streams, found.epochs
+        table[:, SAMPLE] = found.samples - self._corpus.stream_starts[streams]
+        return table
 
     def compare(self, samples: Ints, reader: DocumentReader) -> None:
         """Read samples of the corpus (int64 [samples]), and compare them with their lengths.

@@ -5,8 +5,10 @@
 
 A run is in one of these phases. An endless run without streams that end is always Steady:
 
-    Steady ── a lane cannot fill row `start` ──► Measuring ── sizes exchanged ──► InTail ──► end
+    Steady ── a lane cannot fill row `start` ──► Measuring ── sizes exchanged
+                             end ◄── InTail ◄── documents exchanged ── Sharing ◄──┘
     Foreseen ── token lengths determine the row `start` and the tail in advance ───────────► end
+             └── several machines ──► Sharing ── documents exchanged ──► Foreseen ─────────► end
     Mixed ── token lengths determine the ends and tails of a mixture's streams ────────────► end
 
 Workers live through all phases: at the start of the next one, they receive a `NextPhase`.
@@ -21,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cloudload.arrays import NEVER, Ints
+from cloudload.arrays import NEVER, Ints, Tokens
 from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.lengths.ending import Ending
@@ -59,6 +61,21 @@ class Measuring:
 
 
 @dataclass(frozen=True)
+class Sharing:
+    """The tail is packed, and workers read the documents of their lanes that others need.
+
+    A document is read only by the owner of its lane, whose machine has its shard.
+    """
+
+    start: int
+    """The row at which the lanes ended."""
+    documents: tuple[Ints, ...]
+    """Of each worker: int64 [documents, 3], the lane, ordinal and size of each document."""
+    num_blocks: int
+    """The number of blocks with the tokens of a worker's documents."""
+
+
+@dataclass(frozen=True)
 class InTail:
     """The lanes ended at row `start`. That row and all later ones are in the tail."""
 
@@ -71,6 +88,8 @@ class Foreseen:
     """According to the token lengths, the lanes end at row `start`, and the run at row `end`."""
 
     ending: Ending
+    pauses: bool = False
+    """Whether the workers pause before the tail, to share its documents."""
 
     @property
     def start(self) -> int:
@@ -87,7 +106,21 @@ class Mixed:
     """No row is in a tail of all lanes."""
 
 
-Phase = Steady | Measuring | InTail | Foreseen | Mixed
+Phase = Steady | Measuring | Sharing | InTail | Foreseen | Mixed
+
+
+@dataclass(frozen=True)
+class SharedDocuments:
+    """Documents of a tail that a worker receives from the workers that have read them."""
+
+    lanes: Ints
+    """int64 [documents]."""
+    ordinals: Ints
+    """int64 [documents]."""
+    sizes: Ints
+    """The number of tokens of each document, bos and eos included: int64 [documents]."""
+    tokens: Tokens
+    """int32 [tokens]: the tokens of all documents, bos and eos included."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +130,12 @@ class NextPhase:
     position: Position
     """The position to continue from."""
     phase: Phase
+    documents: tuple[SharedDocuments, ...] = ()
+    """Documents of the tail that each worker's rows need, and that others have read; or empty."""
+
+    def of_worker(self, number: int) -> NextPhase:
+        """The part of one worker."""
+        return replace(self, documents=self.documents[number : number + 1])
 
 
 @dataclass(frozen=True)
@@ -179,6 +218,17 @@ class Plan:
         return self.phase.tail.end if isinstance(self.phase, InTail) else None
 
     @property
+    def pause(self) -> int:
+        """The first row of the batch with which the tail begins, if the workers pause there.
+
+        `NEVER` if they do not.
+        """
+        if not (isinstance(self.phase, Foreseen) and self.phase.pauses):
+            return NEVER
+        left = max(0, self.phase.start - self.position.rows)
+        return self.position.rows + left // self.global_batch * self.global_batch
+
+    @property
     def batches_at_once(self) -> int:
         """Maximum number of batches in a block, the same for every worker."""
         rows_of_worker = -(-self.delivery.batch_size // self.num_workers)
@@ -251,6 +301,13 @@ class Plan:
             assert self._dealing is not None
             workers = self._dealing.workers_of(rows, self.num_workers)
         return [np.flatnonzero(workers == worker) for worker in range(self.num_workers)]
+
+    def worker_of(self, lanes: Ints) -> Ints:
+        """The index of the worker, within its rank, of each lane, or row: int64 [lanes].
+
+        The world must be even, and the lanes are those of ranks that have equally many workers.
+        """
+        return worker_of_rows(lanes, self.num_lanes, self.world_size, self.num_workers)
 
     def worker_rows(self, worker: int, start: int, stop: int) -> Ints:
         """The rows of one worker within [start, stop): int64 [rows], ascending."""

@@ -162,7 +162,7 @@ class WorkerProcess:
     def enter(self, change: NextPhase) -> None:
         """Let a worker that has halted continue with its next phase."""
         with contextlib.suppress(ConnectionError):  # it has died, and `receive` explains how
-            send_work(self._connection, change)
+            send_work(self._connection, change.of_worker(self._number))
 
     def _send_bytes(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended, and `_receive` explains how
@@ -274,6 +274,8 @@ def inline_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
                 counts.tokens(0)[0] += sum(block.num_tokens for block in blocks)
                 change = yield blocks
             plan = plan.enter(change)
+            for number, worker in enumerate(workers):
+                worker.receive(change.of_worker(number))
 
 
 def process_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:

@@ -1,10 +1,12 @@
 """Measure the documents left at the end of a finite run, and cut a worker's rows of the tail.
 
     Measuring    lanes ─► documents left in each ─► their sizes, to be exchanged
-    InTail       tail ─► pieces of this worker's rows ─► documents of any lane, read when needed
+    Sharing      documents of own lanes that are in rows of others ─► their tokens
+    InTail       tail ─► pieces of this worker's rows ─► documents of any lane
 
-A row of the tail may contain documents of any lane. In a mixture whose streams end, each stream has
-its own tail. The rows are divided among workers in the same way as rows of lanes.
+A row of the tail may contain documents of any lane. A document that this worker has not measured,
+and that no other has shared, is read when it is needed. In a mixture whose streams end, each stream
+has its own tail. The rows are divided among workers in the same way as rows of lanes.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from cloudload.packing.tables import (
     BUFFER,
     COUNT,
     PIECE_DOCUMENT,
+    PIECE_STOP,
     REMNANT_LANE,
     REMNANT_ORDINAL,
     REMNANT_SIZE,
@@ -36,44 +39,9 @@ from cloudload.stats import FAILED, FILTERED
 from cloudload.workers.block import BlockBuilder, Pieces
 from cloudload.workers.documents import LaneDocuments
 from cloudload.workers.found_documents import FoundDocuments
+from cloudload.workers.kept_documents import Kept, KeptDocuments, Key
 
 _DOCUMENTS_AT_ONCE = 256
-
-
-def measure_rest(
-    documents: LaneDocuments,
-    own: Ints,
-    heads: Ints,
-    ends: Ints,
-    begun_sizes: Callable[[FoundDocuments], Ints],
-) -> Ints:
-    """Measure the documents left in lanes: their sizes in tokens, int64 [documents], by lane.
-
-    `own`, `heads` and `ends` are int64 [lanes]. Lane `own[i]` has ordinals `heads[i]` to
-    `ends[i] - 1` left. `begun_sizes` is the `LaneReader`'s. The size is `SIZE_ABSENT` for a
-    hole at the end of an epoch, and `SIZE_FILTERED` or `SIZE_FAILED` for a document that is left
-    out.
-
-    Example: own 0 1, heads 3 5 and ends 5 6 give the sizes of documents 3 and 4 of lane 0, and of
-    document 5 of lane 1.
-    """
-    numbers = ends - heads
-    lanes = np.repeat(own, numbers)
-    firsts = np.cumsum(numbers) - numbers
-    ordinals = np.repeat(heads, numbers) + count_within(numbers)
-    sizes = np.full(len(lanes), SIZE_ABSENT, np.int64)
-    canonical = np.lexsort((lanes, ordinals))
-    found = documents.find(lanes[canonical], ordinals[canonical])
-    for first in range(0, len(found), _DOCUMENTS_AT_ONCE):
-        chunk = found[slice(first, first + _DOCUMENTS_AT_ONCE)]
-        documents.prefetch(found.samples[first : first + 2 * _DOCUMENTS_AT_ONCE])
-        index = np.searchsorted(own, chunk.flat_lanes)
-        table = documents.read(chunk, begun_sizes(chunk)).table
-        chunk_sizes = table[:, SIZE].copy()
-        chunk_sizes[table[:, COUNT] == FILTERED] = SIZE_FILTERED
-        chunk_sizes[table[:, COUNT] == FAILED] = SIZE_FAILED
-        sizes[firsts[index] + chunk.ordinals - heads[index]] = chunk_sizes
-    return sizes
 
 
 class RowOfTail(NamedTuple):
@@ -87,11 +55,44 @@ class RowOfTail(NamedTuple):
 
 
 class TailReader:
-    """Cuts a worker's rows of the tail. It keeps only the documents of the latest block."""
+    """Reads the tail for one worker. Besides `kept`, it holds the documents of the latest block."""
 
     def __init__(self, recipe: Recipe, documents: LaneDocuments) -> None:
         self._recipe, self._documents = recipe, documents
-        self._held: dict[tuple[int, int], tuple[Ints, memoryview]] = {}
+        self.kept = KeptDocuments()
+        self._held: dict[Key, Kept] = {}
+
+    def measure(
+        self, own: Ints, heads: Ints, ends: Ints, begun_sizes: Callable[[FoundDocuments], Ints]
+    ) -> Ints:
+        """Measure the documents left in lanes: their sizes in tokens, int64 [documents], by lane.
+
+        Keeps the first ones. `own`, `heads` and `ends` are int64 [lanes]. Lane `own[i]` has
+        ordinals `heads[i]` to `ends[i] - 1` left. `begun_sizes` is the `LaneReader`'s. The size is
+        `SIZE_ABSENT` for a hole at the end of an epoch, and `SIZE_FILTERED` or `SIZE_FAILED` for a
+        document that is left out.
+
+        Example: own 0 1, heads 3 5 and ends 5 6 give the sizes of documents 3 and 4 of lane 0, and
+        of document 5 of lane 1.
+        """
+        numbers, documents = ends - heads, self._documents
+        lanes = np.repeat(own, numbers)
+        firsts = np.cumsum(numbers) - numbers
+        ordinals = np.repeat(heads, numbers) + count_within(numbers)
+        sizes = np.full(len(lanes), SIZE_ABSENT, np.int64)
+        canonical = np.lexsort((lanes, ordinals))
+        found = documents.find(lanes[canonical], ordinals[canonical])
+        for first in range(0, len(found), _DOCUMENTS_AT_ONCE):
+            chunk = found[slice(first, first + _DOCUMENTS_AT_ONCE)]
+            documents.prefetch(found.samples[first : first + 2 * _DOCUMENTS_AT_ONCE])
+            index = np.searchsorted(own, chunk.flat_lanes)
+            read = documents.read(chunk, begun_sizes(chunk))
+            self.kept.keep(read)
+            chunk_sizes = read.table[:, SIZE].copy()
+            chunk_sizes[read.table[:, COUNT] == FILTERED] = SIZE_FILTERED
+            chunk_sizes[read.table[:, COUNT] == FAILED] = SIZE_FAILED
+            sizes[firsts[index] + chunk.ordinals - heads[index]] = chunk_sizes
+        return sizes
 
     def cut(self, block: BlockBuilder, rows: Iterable[RowOfTail]) -> Pieces:
         """Cut rows of the block from tails, in order, and count the documents that end there.
@@ -109,6 +110,22 @@ class TailReader:
             return Pieces.empty()
         return self._join(np.concatenate(remnants), np.concatenate(pieces))
 
+    def read_whole(self, documents: Ints) -> Pieces:
+        """Read documents whole, as the pieces of a single row.
+
+        `documents` is int64 [documents, 3]: the lane, ordinal and size of each. Raises the errors
+        of `LaneDocuments.find` and `read`.
+        """
+        if not len(documents):
+            return Pieces.empty()
+        sizes = {(lane, ordinal): size for lane, ordinal, size in documents.tolist()}
+        self._read(sizes)
+        table = np.stack([self._held[key][0] for key in sizes])
+        table[:, BUFFER] = np.arange(len(table))
+        pieces = np.zeros((len(table), 4), np.int64)
+        pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP] = table[:, BUFFER], table[:, SIZE]
+        return Pieces(table, [self._held[key][1] for key in sizes], pieces)
+
     def _join(self, remnants: Ints, pieces: Ints) -> Pieces:
         keys = list(
             zip(
@@ -124,12 +141,13 @@ class TailReader:
         pieces[:, PIECE_DOCUMENT] = [numbers[key] for key in keys]
         return Pieces(table, [self._held[key][1] for key in numbers], pieces)
 
-    def _read(self, sizes: Mapping[tuple[int, int], int]) -> None:
-        """Read the documents of `sizes` that are not held yet, and release those not in `sizes`.
+    def _read(self, sizes: Mapping[Key, int]) -> None:
+        """Read the documents of `sizes` that are not at hand, and release those not in `sizes`.
 
         A key is (lane, ordinal). A value is the size that the document had when it was measured.
         """
-        held = {key: self._held[key] for key in sizes if key in self._held}
+        at_hand = ((key, self._held.get(key) or self.kept.get(key)) for key in sizes)
+        held = {key: found for key, found in at_hand if found is not None}
         missing = [key for key in sizes if key not in held]
         if missing:
             lanes, ordinals = np.array(missing, np.int64).T

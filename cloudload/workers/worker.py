@@ -15,7 +15,6 @@ from functools import cached_property
 import numpy as np
 
 from cloudload.arrays import NEVER, Ints, Tokens, count_within
-from cloudload.cache.counters import TrafficCounter
 from cloudload.errors import StreamChangedError
 from cloudload.lengths.mixture_ending import MixtureTails
 from cloudload.lengths.run_lengths import RunLengths
@@ -23,11 +22,11 @@ from cloudload.packing.rows import Framing, fill_rows, list_spans, row_lengths
 from cloudload.packing.tables import PIECE_ROW
 from cloudload.workers.block import Block, BlockBuilder, Pieces
 from cloudload.workers.dealt_rows import DealtRows
-from cloudload.workers.documents import LaneDocuments, open_cache, open_documents
+from cloudload.workers.documents import open_cache, open_documents
 from cloudload.workers.lane_reader import LaneReader
 from cloudload.workers.length_check import check_some_lengths
-from cloudload.workers.plan import Measuring, Mixed, Plan
-from cloudload.workers.tail_reader import RowOfTail, TailReader, measure_rest
+from cloudload.workers.plan import Measuring, Mixed, NextPhase, Plan, Sharing
+from cloudload.workers.tail_reader import RowOfTail, TailReader
 
 NewTokens = Callable[[int, int], Tokens]
 """Allocates an uninitialized array for tokens: int32 [rows, seq_len]."""
@@ -42,29 +41,35 @@ class Worker:
     def __init__(
         self, plan: Plan, number: int, retries: Ints, new_tokens: NewTokens | None = None
     ) -> None:
-        self._number, self._new_tokens = number, new_tokens or _new_tokens
+        self.number, self.new_tokens = number, new_tokens or _new_tokens
         self._cache = open_cache(plan, retries)
         try:
-            self._documents = open_documents(plan, self._cache, compares=plan.compares(number))
+            self.documents = open_documents(plan, self._cache, compares=plan.compares(number))
         except BaseException:
             self._cache.close()
             raise
+        self.traffic, self.tail = self._cache.traffic, TailReader(plan.recipe, self.documents)
 
     def read_blocks(self, plan: Plan) -> Iterator[Block]:
         """Yield this worker's blocks. The k-th blocks of all workers cover the same batches.
 
-        `plan` is the one that the worker was created with, or a later phase of it. The blocks
-        never end, except in the phase `Measuring`, which has one block of sizes. Blocks of
-        replayed rows are first. They have cursors but no tokens. The first block after them has one
-        batch, so that training starts early. Each later block has twice as many batches as the
-        previous one, up to `Plan.batches_at_once`.
+        `plan` is the one that the worker was created with, or a later phase of it. The blocks never
+        end, except at a pause, and in the phases `Measuring`, which has one block of sizes, and
+        `Sharing`, which has blocks of one row each, the tokens of documents. Blocks of replayed
+        rows are first. They have cursors but no tokens. The first block after them has one batch,
+        so that training starts early. Each later block has twice as many batches as the previous
+        one, up to `Plan.batches_at_once`.
 
         Raises `StreamChangedError` if the plan's position does not match the documents,
         `DatasetError` if an endless lane finds no tokens, and the errors of `LaneDocuments.find`
         and `read`.
         """
-        rows = _Rows(plan, self._number, self._documents, self._cache.traffic, self._new_tokens)
-        return rows.blocks()
+        return _Rows(self, plan).blocks()
+
+    def receive(self, change: NextPhase) -> None:
+        """Keep the documents that come with this worker's part of a change."""
+        for shared in change.documents:
+            self.tail.kept.receive(shared, self.documents)
 
     def close(self) -> None:
         """Close the cache."""
@@ -87,19 +92,12 @@ def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
 class _Rows:
     """The rows of one worker in one phase."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        worker: int,
-        documents: LaneDocuments,
-        traffic: TrafficCounter,
-        new_tokens: NewTokens,
-    ) -> None:
-        self._plan, self._worker, self._documents = plan, worker, documents
-        self._packing, self._traffic, self._new_tokens = plan.recipe.packing, traffic, new_tokens
+    def __init__(self, worker: Worker, plan: Plan) -> None:
+        self._plan, self._worker, self._documents = plan, worker.number, worker.documents
+        self._tail, self._traffic, self._new_tokens = worker.tail, worker.traffic, worker.new_tokens
+        self._packing = plan.recipe.packing
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
-        self._tail = TailReader(plan.recipe, self._documents)
-        self._dealt = None if plan.is_even else DealtRows(plan, worker, self._documents)
+        self._dealt = None if plan.is_even else DealtRows(plan, worker.number, worker.documents)
         self._mixture = _open_mixture(plan)
         self._first_dry, self._is_awaited = NEVER, True
 
@@ -112,14 +110,18 @@ class _Rows:
         if isinstance(plan.phase, Measuring):
             yield self._measure()
             return
+        if isinstance(plan.phase, Sharing):
+            own = plan.phase.documents[self._worker]
+            yield from map(self._share, np.array_split(own, plan.phase.num_blocks))
+            return
         if plan.has_jumped and self._worker == 0:
             check_some_lengths(plan, self._documents)
         for start, stop in plan.replays():
             yield self._make_block(start, [stop], keeps_tokens=False)
-        step = plan.global_batch
+        step, pause = plan.global_batch, plan.pause
         first, count = plan.position.rows, 1
-        while True:
-            stop = first + count * step
+        while first < pause:
+            stop = first + min(count, (pause - first) // step) * step
             yield self._make_block(first, list(range(first + step, stop + 1, step)))
             self._is_awaited = False
             first, count = stop, min(2 * count, plan.batches_at_once)
@@ -129,10 +131,16 @@ class _Rows:
         lanes = self._lanes
         heads, ends = lanes.next_ordinals[own], lanes.ends[own]
         block = BlockBuilder(own[:0], np.zeros(1, np.int64), self._packing, 0)
-        block.lengths = measure_rest(self._documents, own, heads, ends, lanes.begun_sizes)
-        return block.build(
-            self._new_tokens(0, 0), NEVER, self._traffic, self._documents.take_doubts()
-        )
+        block.lengths = self._tail.measure(own, heads, ends, lanes.begun_sizes)
+        return self._build(block, self._new_tokens(0, 0))
+
+    def _share(self, documents: Ints) -> Block:
+        """Make a block of the tokens of documents: int64 [documents, 3], as in `Sharing`."""
+        pieces, num_tokens = self._tail.read_whole(documents), int(documents[:, -1].sum())
+        tokens = self._new_tokens(1, num_tokens)
+        fill_rows(tokens, *pieces, self._framing)
+        rows = np.empty(0, np.int64)
+        return self._build(BlockBuilder(rows, np.zeros(1, np.int64), self._packing, 0), tokens)
 
     def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
         """Make this worker's part of consecutive batches.
@@ -152,6 +160,9 @@ class _Rows:
             else:
                 lengths = row_lengths(pieces.pieces, len(rows))
             block.count_tokens(pieces, lengths, self._padding_streams(rows), self._first_dry)
+        return self._build(block, tokens)
+
+    def _build(self, block: BlockBuilder, tokens: Tokens) -> Block:
         return block.build(tokens, self._first_dry, self._traffic, self._documents.take_doubts())
 
     def _padding_streams(self, rows: Ints) -> Ints:

@@ -116,7 +116,9 @@ def _make_phases(number: int, memory: Memory, connection: Connection, plan: Plan
             inbox.num_free, counts.blocks(number)[0] = 0, 0
             slots.reset()
             connection.send(HALTED)
-            plan = plan.enter(receive_work(connection))
+            change = receive_work(connection)
+            plan = plan.enter(change)
+            worker.receive(change)
 
 
 class _HaltedError(Exception):

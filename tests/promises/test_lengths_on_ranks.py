@@ -232,7 +232,7 @@ def test_a_run_too_large_to_foresee_ends_alike(
         monkeypatch.setattr(f"cloudload.lengths.run_lengths.{limit}", 100)
     starts.clear()
     assert run_leg(lambda **rank: make("require", **rank), leg) == expected
-    assert len(starts) == 2 * 3, "steady and in the tail, on each rank"
+    assert len(starts) == 3 * 3, "steady, sharing, and in the tail, on each rank"
 
 
 def test_a_state_is_found_after_a_lagging_one(folders: list[str]) -> None:

@@ -22,7 +22,8 @@ _TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two small datasets, and the folder that their shards are cached in."""
+    """Two small datasets, and the folder that their shards are cached in. In a job, `{node}` in its
+    path is the number of the node."""
 
     folder: str
     other_folder: str

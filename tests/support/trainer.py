@@ -97,7 +97,7 @@ def open_loader(options: dict[str, Any], rank: int, out: Path) -> CloudLoader:
         change_data(options, is_due=True)
     loader = CloudLoader(
         streams_of(*options["folders"]) if is_mixed else options["folders"][0],
-        local=options["cache"],
+        local=options["cache"].replace("{node}", os.environ["GROUP_RANK"]),
         tokenizer=byte_tokenizer(),
         eos=EOS,
         seq_len=32,

@@ -1,0 +1,192 @@
+"""Give each worker the documents of its rows of the tail that other workers read.
+
+    tail ─► which rows have tokens of which documents
+    workers: documents of own lanes ─► this rank ─┬──────────────► its other workers
+                                                  └─► exchanged ─► the workers of other ranks
+
+A row of the tail may have documents of any lane. If its worker read them all, each machine would
+download the shards of all lanes, and each document would be tokenized twice: by the owner of its
+lane, to measure it, and for its row. So the owner reads it, and sends its tokens.
+
+All ranks compute the same lists from the tail, so they need not ask for documents. Only the first
+documents of a large tail are sent. The workers of the other rows read the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cloudload.arrays import Flags, Ints, Tokens
+from cloudload.delivery.block_stream import BlockStream
+from cloudload.delivery.exchange import Exchange
+from cloudload.packing.tables import REMNANT_LANE, REMNANT_ORDINAL, REMNANT_STOP, TAIL_REMNANT
+from cloudload.packing.tail import Tail
+from cloudload.workers.plan import Plan, SharedDocuments, Sharing
+
+_MOST_EXCHANGED_TOKENS, _MOST_LOCAL_TOKENS = 1 << 27, 1 << 26
+_TOKENS_OF_BLOCK = 1 << 22
+# of the messages of all ranks together
+_WORDS_OF_ROUND = 1 << 22
+_ORDINAL_BITS = 40
+
+Texts = dict[int, Tokens]
+"""The tokens of documents, bos and eos included, by the documents' indices in `Uses`."""
+
+
+def share_documents(plan: Plan, blocks: BlockStream, exchange: Exchange) -> None:
+    """Read, exchange, and give the workers documents of the tail's rows from the plan's position.
+
+    All ranks must call this together. Raises the errors of the workers and of `Exchange.start`.
+    """
+    assert plan.tail is not None
+    uses = Uses(plan, plan.tail)
+    texts = _read_own(plan, uses, blocks)
+    texts |= _receive(plan, uses, texts, exchange)
+    blocks.give(tuple(uses.join(worker, texts) for worker in range(plan.num_workers)))
+
+
+class Uses:
+    """The documents of the tail's rows from the plan's position, and the rows that use them."""
+
+    def __init__(self, plan: Plan, tail: Tail) -> None:
+        rows = tail.first_row + np.repeat(np.arange(tail.num_rows), np.diff(tail.piece_starts))
+        is_left = rows >= plan.position.rows
+        remnants = tail.remnants[tail.pieces[is_left, TAIL_REMNANT]]
+        keys = remnants[:, REMNANT_LANE] << _ORDINAL_BITS | remnants[:, REMNANT_ORDINAL]
+        _, firsts, places = np.unique(keys, return_index=True, return_inverse=True)
+        self.documents: Ints = remnants[firsts][:, [REMNANT_LANE, REMNANT_ORDINAL, REMNANT_STOP]]
+        """int64 [documents, 3]: the lane, ordinal and size of each document."""
+        self._in_order = np.argsort(firsts)
+        """The documents in the order of the rows: int64 [documents]."""
+        self._plan, self._places, self._rows = plan, places, rows[is_left]
+        lanes = self.documents[:, 0]
+        self.owners: Ints = lanes % plan.world_size
+        """The rank that owns each document's lane, as a virtual index: int64 [documents]."""
+        self._workers: Ints = plan.worker_of(lanes)
+        is_sent = self._used(self._rows % plan.world_size != self.owners[places])
+        self._is_sent = self._limit(is_sent, _MOST_EXCHANGED_TOKENS)
+        self._is_own: Flags = self.owners == plan.world_index
+        is_local = self._used(
+            (self._rows % plan.world_size == plan.world_index)
+            & (plan.worker_of(self._rows) != self._workers[places])
+        )
+        self._is_local = self._limit(is_local & self._is_own, _MOST_LOCAL_TOKENS)
+
+    def _used(self, chosen: Flags) -> Flags:
+        """The documents with a chosen use. `chosen` is bool [uses]. Returns bool [documents]."""
+        is_used = np.zeros(len(self.documents), np.bool_)
+        is_used[self._places[chosen]] = True
+        return is_used
+
+    def _limit(self, chosen: Flags, most_tokens: int) -> Flags:
+        """The first of the chosen documents, in the order of the rows: bool [documents]."""
+        sizes = np.where(chosen, self.documents[:, 2], 0)[self._in_order]
+        fits = np.empty_like(chosen)
+        fits[self._in_order] = np.cumsum(sizes) <= most_tokens
+        return chosen & fits
+
+    def _list(self, chosen: Flags) -> Ints:
+        """The indices of the chosen documents, in the order of the rows: int64 [documents]."""
+        numbers: Ints = self._in_order[chosen[self._in_order]]
+        return numbers
+
+    def read_by(self, worker: int) -> Ints:
+        """The documents that a worker of this rank reads for others: int64 [documents]."""
+        is_read = self._is_own & (self._is_sent | self._is_local)
+        return self._list(is_read & (self._workers == worker))
+
+    def sent_by(self, rank: int) -> Ints:
+        """The documents that a rank, given as a virtual index, sends: int64 [documents]."""
+        return self._list(self._is_sent & (self.owners == rank))
+
+    def received(self) -> Flags:
+        """Whether this rank uses a document that another rank sends: bool [documents]."""
+        is_used = self._used(self._rows % self._plan.world_size == self._plan.world_index)
+        return self._is_sent & ~self._is_own & is_used
+
+    def join(self, worker: int, texts: Texts) -> SharedDocuments:
+        """The documents that a worker of this rank uses, and that others have read."""
+        plan = self._plan
+        is_here = self._rows % plan.world_size == plan.world_index
+        is_used = self._used(is_here & (plan.worker_of(self._rows) == worker))
+        is_local = self._is_local & (self._workers != worker)
+        numbers = self._list(is_used & (is_local | (self._is_sent & ~self._is_own)))
+        lanes, ordinals, sizes = self.documents[numbers].T
+        return SharedDocuments(lanes, ordinals, sizes, _concatenate(texts, numbers))
+
+
+def _concatenate(texts: Texts, numbers: Ints) -> Tokens:
+    nothing = np.empty(0, np.int32)
+    joined: Tokens = np.concatenate([nothing, *(texts[number] for number in numbers.tolist())])
+    return joined
+
+
+def _read_own(plan: Plan, uses: Uses, blocks: BlockStream) -> Texts:
+    """Let the workers of this rank read documents of their lanes for others."""
+    lists = [uses.read_by(worker) for worker in range(plan.num_workers)]
+    sizes = [uses.documents[numbers, 2] for numbers in lists]
+    if blocks.has_workers and not any(map(len, lists)):
+        return {}
+    num_blocks = max(1, *(-(-int(each.sum()) // _TOKENS_OF_BLOCK) for each in sizes))
+    documents = tuple(uses.documents[numbers] for numbers in lists)
+    blocks.discard()
+    blocks.open(replace(plan, phase=Sharing(plan.phase.start, documents, num_blocks)))
+    parts: list[list[Tokens]] = [[] for _ in lists]
+    for _ in range(num_blocks):
+        blocks.advance()
+        for of_worker, block in zip(parts, blocks.current, strict=True):
+            of_worker.append(block.tokens.ravel().copy())
+    texts: Texts = {}
+    for numbers, each, of_worker in zip(lists, sizes, parts, strict=True):
+        texts |= _split(numbers, each, np.concatenate(of_worker))
+    return texts
+
+
+def _split(numbers: Ints, sizes: Ints, tokens: Tokens) -> Texts:
+    stops = np.cumsum(sizes)
+    ends = zip(numbers.tolist(), (stops - sizes).tolist(), stops.tolist(), strict=True)
+    return {number: tokens[start:stop] for number, start, stop in ends}
+
+
+def _receive(plan: Plan, uses: Uses, own: Texts, exchange: Exchange) -> Texts:
+    """Exchange documents between ranks, in rounds. Returns those that this rank receives."""
+    sent = [uses.sent_by(rank) for rank in range(plan.world_size)]
+    stops = [np.cumsum(uses.documents[numbers, 2]) for numbers in sent]
+    num_words = max(-(-int(each.max(initial=0)) // 2) for each in stops)
+    tokens = _concatenate(own, sent[plan.world_index])
+    message = np.zeros(num_words, np.int64)
+    message.view(np.int32)[: len(tokens)] = tokens
+    is_received = uses.received()
+    texts = {
+        number: np.empty(size, np.int32)
+        for number, size in zip(
+            np.flatnonzero(is_received).tolist(),
+            uses.documents[is_received, 2].tolist(),
+            strict=True,
+        )
+    }
+    step = max(1, _WORDS_OF_ROUND // plan.world_size)
+    for first in range(0, num_words, step):
+        words = message[first : first + step]
+        for answer in exchange.start_equal(np.append(plan.world_index, words))():
+            rank, part = int(answer[0]), answer[1:].view(np.int32)
+            _copy(texts, sent[rank], stops[rank], part, 2 * first)
+    return texts
+
+
+def _copy(texts: Texts, numbers: Ints, stops: Ints, part: Tokens, start: int) -> None:
+    """Copy a part of one rank's tokens, which begins at token `start`, into documents.
+
+    `numbers` are the documents that the rank sends, which end at tokens `stops`: int64 [documents].
+    """
+    low = int(np.searchsorted(stops, start, side="right"))
+    begin = int(stops[low - 1]) if low else 0
+    for number, stop in zip(numbers[low:].tolist(), stops[low:].tolist(), strict=True):
+        if begin >= start + len(part):
+            return
+        if (text := texts.get(number)) is not None:
+            since, until = max(begin, start), min(stop, start + len(part))
+            text[since - begin : until - begin] = part[since - start : until - start]
+        begin = stop

@@ -1,0 +1,58 @@
+"""The documents of a tail that a worker has at hand, so that no other worker reads them, too.
+
+measured by this worker ─┐
+read by other workers ───┴─► KeptDocuments ─► rows of the tail, documents for others
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.packing.lane_packer import own_documents
+from cloudload.packing.tables import BASE, FLAT_LANE, ORDINAL, SIZE, Documents
+from cloudload.workers.documents import LaneDocuments
+from cloudload.workers.plan import SharedDocuments
+
+_MOST_KEPT_BYTES = 1 << 28
+# of a document's row of the table and its objects
+_BYTES_OF_DOCUMENT = 400
+
+Key = tuple[int, int]
+"""A document's (lane, ordinal)."""
+Kept = tuple[Ints, memoryview]
+"""A document's row of the document table, int64 [10], and its int32 tokens."""
+
+
+class KeptDocuments:
+    """The documents of the tail that one worker has at hand."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Key, Kept] = {}
+        self._free_bytes = _MOST_KEPT_BYTES
+
+    def get(self, key: Key) -> Kept | None:
+        """A document, or None if it is not at hand."""
+        return self._kept.get(key)
+
+    def keep(self, documents: Documents) -> None:
+        """Keep documents that were measured, unless they would use too much memory."""
+        needed = documents.ids.nbytes + _BYTES_OF_DOCUMENT * len(documents.table)
+        if needed > self._free_bytes:
+            self._free_bytes = 0  # rows need the first documents first
+            return
+        self._free_bytes -= needed
+        for row, tokens in own_documents(documents):
+            if row[SIZE]:
+                self._kept[int(row[FLAT_LANE]), int(row[ORDINAL])] = row, tokens
+
+    def receive(self, shared: SharedDocuments, documents: LaneDocuments) -> None:
+        """Keep documents that other workers have read."""
+        found = documents.find(shared.lanes, shared.ordinals)
+        table = documents.describe(found)
+        table[:, SIZE], table[:, BASE] = shared.sizes, 0
+        stops = np.cumsum(shared.sizes).tolist()
+        tokens = shared.tokens.data
+        for row, stop, size in zip(table, stops, shared.sizes.tolist(), strict=True):
+            key = int(row[FLAT_LANE]), int(row[ORDINAL])
+            self._kept[key] = row, tokens[stop - size : stop]
