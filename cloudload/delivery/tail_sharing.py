@@ -42,6 +42,8 @@ def share_documents(plan: Plan, blocks: BlockStream, exchange: Exchange) -> None
     """
     assert plan.tail is not None
     uses = Uses(plan, plan.tail)
+    if not len(uses.documents):
+        return
     texts = _read_own(plan, uses, blocks)
     texts |= _receive(plan, uses, texts, exchange)
     blocks.give(tuple(uses.join(worker, texts) for worker in range(plan.num_workers)))

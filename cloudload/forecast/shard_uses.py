@@ -159,7 +159,10 @@ def _list_tail(reading: Reading, find: _ShardFinder) -> Iterator[Part]:
     remnants = tail.remnants[tail.pieces[:, TAIL_REMNANT]]
     rows = np.repeat(np.arange(tail.first_row, tail.end), np.diff(tail.piece_starts))
     lanes, ordinals = remnants[:, REMNANT_LANE], remnants[:, REMNANT_ORDINAL]
-    yield find.uses(lanes, ordinals, rows, rows % lengths.recipe.num_lanes)
+    if reading.world.dealing is None:
+        yield find.uses(lanes, ordinals, rows)  # owners of lanes read for all, and send the tokens
+    else:
+        yield find.uses(lanes, ordinals, rows, rows % lengths.recipe.num_lanes)
     left = tail.remnants
     # with token lengths, lanes fetch their remaining documents ahead, or not at all
     row = ending.start if reading.measures_rest else max(reading.num_rows, tail.end)

@@ -25,7 +25,7 @@ from tests.support.warm_start import stand_in
 pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
-COVERED |= {"trace", "losses", "check_rules", "convert_scale", "node", "store_reads"}
+COVERED |= {"trace", "losses", "check_rules", "convert_scale", "node", "store_reads", "epoch_end"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -154,6 +154,13 @@ def test_losses_reports_costs_and_sizes(corpus: Path) -> None:
     training, log = run_json("losses", "--corpus", str(corpus), "--steps=3", "--logged=3").values()
     assert 0 < training[0]["of a step, %"] < 100
     assert 0 < log[0]["bytes per record"] < 100
+
+
+def test_epoch_end_reports_what_the_tail_costs(corpus: Path) -> None:
+    [row] = run_json("epoch_end", "--corpus", str(corpus), "--cases", "2 workers")[
+        "the end of an epoch"
+    ]
+    assert 0 < row["tail, % of tokens"][0] < 100
 
 
 def test_plan_reports_forecasts_beside_real_values(corpus: Path) -> None:

@@ -1,0 +1,95 @@
+"""Nodes share the documents of a tail: each is read once, and the rows are the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload.count import count_tokens
+from cloudload.delivery import tail_sharing
+from cloudload.testing import Leg, assert_same_rows
+from cloudload.workers import kept_documents
+from cloudload.workers.document_reader import DocumentReader
+from tests.support.corpora import byte_tokenizer
+from tests.support.finite_runs import (
+    Corpus,
+    Packing,
+    counts_of,
+    every_packing,
+    leave_out,
+    tokens_in,
+    trimmed,
+    uneven,
+    write_corpus,
+)
+
+NODES = [
+    Leg(6, workers=2, batch_size=1, batches=None, ranks_per_node=3),
+    Leg(3, workers=2, batch_size=4, batches=None, ranks_per_node=1, exchange_every=3),
+    Leg(2, workers=3, batch_size=3, batches=None, ranks_per_node=1),
+]
+EVERY_LENGTHS = pytest.mark.parametrize("lengths", ["off", "require"])
+
+
+def write(folder: Path, packing: Packing, lengths: str, **settings: Any) -> Corpus:
+    """A corpus with token lengths."""
+    options = {"min_tokens": 2, "lengths": lengths, **packing, **settings}
+    corpus = write_corpus(folder, uneven(23, 40), **options)
+    count_tokens(
+        folder / "mds",
+        tokenizer=byte_tokenizer(),
+        transform=options.get("transform"),
+        processes=1,
+        progress=False,
+    )
+    return corpus
+
+
+@every_packing
+@EVERY_LENGTHS
+def test_each_document_is_read_by_one_worker_of_all_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: Packing, lengths: str
+) -> None:
+    corpus = write(tmp_path, packing, lengths)
+    whole, _ = corpus.run(Leg(batches=None))
+    readers: defaultdict[int, set[int]] = defaultdict(set)
+    original = DocumentReader.read_texts
+
+    def note(self: DocumentReader, samples: Any) -> Any:
+        for sample in samples.tolist():
+            readers[sample].add(id(self))
+        return original(self, samples)
+
+    monkeypatch.setattr(DocumentReader, "read_texts", note)
+    for leg in NODES:
+        readers.clear()
+        rows, states = corpus.run(leg)
+        assert_same_rows(trimmed(rows), whole, f"{leg}")
+        assert states[-1]["tail"], "the run has a tail"
+        assert {len(each) for each in readers.values()} == {1}
+        assert {sample for _, sample in corpus.expected} <= readers.keys()
+
+
+@every_packing
+@EVERY_LENGTHS
+def test_a_tail_too_large_to_share_has_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: Packing, lengths: str
+) -> None:
+    """Some documents are exchanged, in many rounds, and others are read where they are needed."""
+    corpus = write(tmp_path, packing, lengths, transform=leave_out)
+    whole, states = corpus.run(Leg(batches=None))
+    monkeypatch.setattr(tail_sharing, "_MOST_EXCHANGED_TOKENS", 60)
+    monkeypatch.setattr(tail_sharing, "_MOST_LOCAL_TOKENS", 30)
+    monkeypatch.setattr(tail_sharing, "_TOKENS_OF_BLOCK", 16)
+    monkeypatch.setattr(tail_sharing, "_WORDS_OF_ROUND", 9)
+    monkeypatch.setattr(kept_documents, "_MOST_KEPT_BYTES", 3_000)
+    first = next(taken for taken, state in enumerate(states) if state["tail"])
+    for number, taken in enumerate(range(first - 2, len(states) - 1)):
+        leg = NODES[number % 3]
+        rest, after = corpus.run(leg, states[taken])
+        assert_same_rows(trimmed(rest), whole[taken:], f"saved after row {taken}, {leg}")
+        assert {**counts_of(after[-1]), "padding": 0} == {**counts_of(states[-1]), "padding": 0}
+    assert tokens_in(whole) == corpus.expected
