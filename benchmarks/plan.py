@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,9 +30,14 @@ from typing import Any
 import numpy as np
 
 from cloudload import CloudLoader, convert_to_mds, count_tokens
+from cloudload.arrays import NEVER
+from cloudload.batch import Batch
+from cloudload.delivery.environment import use_environment
+from cloudload.delivery.thread_environment import Hub, ThreadEnvironment
+from cloudload.delivery.world import World
 from cloudload.forecast import Figure, RunPlan, plan_run
 from cloudload.mds.dataset import Corpus
-from cloudload.packing.tables import SPAN_EPOCH, SPAN_SAMPLE, SPAN_STREAM
+from cloudload.packing.tables import SPAN_EPOCH, SPAN_ROW, SPAN_SAMPLE, SPAN_STREAM
 
 TOKENIZER = Path(__file__).parents[1] / "examples/tokenizer"
 WORLDS = ((1, 2), (4, 2))
@@ -94,33 +100,27 @@ def world_of(nodes: int, ranks_per_node: int) -> Iterator[None]:
 def read_run(
     options: Mapping[str, Any], folder: Path, nodes: int, ranks_per_node: int, steps: int | None
 ) -> RealRun:
-    """Read a run with a loader for each rank and a cache for each node."""
+    """Read a run with a loader for each rank, in a thread, and a cache for each node."""
     size = nodes * ranks_per_node
+    hub, taken = Hub(size), list[tuple[int, Batch]]()
     real = [RealNode() for _ in range(nodes)]
     uses: dict[tuple[int, int, int], list[int]] = {}
     with ExitStack() as stack, world_of(nodes, ranks_per_node):
         loaders = [
-            stack.enter_context(
-                CloudLoader(
-                    **{
-                        **options,
-                        "local": folder / f"node-{rank // ranks_per_node}",
-                        "dp_rank": rank,
-                        "dp_world_size": size,
-                        "num_workers": 0,
-                    }
-                )
-            )
+            stack.enter_context(_open_rank(options, folder, World(rank, size, ranks_per_node), hub))
             for rank in range(size)
         ]
         corpus = loaders[0].recipe.corpus
         iterators = [loader.take(sys.maxsize if steps is None else steps) for loader in loaders]
-        for batches in zip(*iterators, strict=True):
-            for rank, batch in enumerate(batches):
-                _note_uses(uses, rank // ranks_per_node, batch.rows, batch.spans, corpus)
+        for batches in _take_in_step(iterators, hub):
+            taken += enumerate(batches)
             for node, found in enumerate(real):
                 cached = _list_cached(folder / f"node-{node}")
                 found.peak_bytes = max(found.peak_bytes, sum(cached.values()))
+        owners = TailOwners(loaders[0], ranks_per_node)
+        for rank, batch in taken:
+            nodes_of = owners.nodes_of(rank // ranks_per_node, batch)
+            _note_uses(uses, nodes_of, batch.rows, batch.spans, corpus)
         done = [loader.stats() for loader in loaders]
         whole = _sum_counts(loaders)
     for rank, stats in enumerate(done):
@@ -141,24 +141,93 @@ def read_run(
     )
 
 
+def _open_rank(options: Mapping[str, Any], folder: Path, world: World, hub: Hub) -> CloudLoader:
+    node = world.rank // world.ranks_per_node
+    with use_environment(ThreadEnvironment(world, hub)):
+        return CloudLoader(
+            **{
+                **options,
+                "local": folder / f"node-{node}",
+                "dp_rank": world.rank,
+                "dp_world_size": world.size,
+                "num_workers": 0,
+            }
+        )
+
+
+def _take_in_step(iterators: Sequence[Iterator[Batch]], hub: Hub) -> Iterator[list[Batch]]:
+    """Yield the next batch of each rank, until the run ends on all."""
+
+    def take(rank: int) -> Batch | None:
+        batch = None
+        try:
+            batch = next(iterators[rank], None)
+        finally:
+            if batch is None:
+                hub.stop(rank)
+        return batch
+
+    with ThreadPoolExecutor(len(iterators)) as threads:
+        while True:
+            found = list(threads.map(take, range(len(iterators))))
+            batches = [batch for batch in found if batch is not None]
+            if not batches:
+                return
+            assert len(batches) == len(found), "all ranks end on the same step"
+            yield batches
+
+
+class TailOwners:
+    """The nodes that read the documents of a finite run's tail, after the run has ended.
+
+    If ranks own lanes, the owner of a document's lane reads it, even for the rows of other nodes.
+    """
+
+    def __init__(self, loader: CloudLoader, ranks_per_node: int) -> None:
+        state, self._recipe = loader.state_dict(), loader.recipe
+        self._world = World(0, loader.world_size, ranks_per_node)
+        is_even = self._recipe.num_lanes % self._world.size == 0
+        is_shared = bool(state["tail"]) and is_even
+        self._start = state["table_rows"] if is_shared else NEVER
+        self._cache_root = loader.plan().cache_root
+
+    def nodes_of(self, node: int, batch: Batch) -> Any:
+        """The node that reads the document of each span of a batch of `node`: int64 [spans]."""
+        spans = batch.spans
+        nodes = np.full(len(spans), node)
+        in_tail = np.flatnonzero(batch.rows[spans[:, SPAN_ROW]] >= self._start)
+        if not len(in_tail):
+            return nodes
+        [component] = self._recipe.components
+        orders, lanes = component.orders(self._cache_root), component.lanes
+        lane_of = np.argsort(lanes.first_positions % lanes.num_lanes)
+        streams, epochs, samples = spans[in_tail, SPAN_STREAM : SPAN_SAMPLE + 1].T
+        samples = samples + self._recipe.corpus.stream_starts[streams] - component.first_sample
+        for epoch in np.unique(epochs).tolist():
+            order = np.asarray(orders(epoch)[:])
+            own = epochs == epoch
+            position_of = np.zeros(int(order.max()) + 1, np.int64)
+            position_of[order] = np.arange(len(order))
+            ranks = lane_of[position_of[samples[own]] % lanes.num_lanes] % self._world.size
+            nodes[in_tail[own]] = np.array(self._world.hosts)[ranks]
+        return nodes
+
+
 def _sum_counts(loaders: Sequence[CloudLoader]) -> dict[str, int]:
-    """The tokens of each stream. If ranks know only their own rows, their counts are summed."""
-    stats = [loader.stats() for loader in loaders]
-    described = loaders[0].describe()
-    counted = stats[:1] if described["lengths"] is not None else stats
-    return {name: sum(each.streams[name].tokens for each in counted) for name in stats[0].streams}
+    """The tokens of each stream. Every rank knows those of all."""
+    return {name: each.tokens for name, each in loaders[0].stats().streams.items()}
 
 
 def _note_uses(
     uses: dict[tuple[int, int, int], list[int]],
-    node: int,
+    nodes: Any,
     rows: Any,
     spans: Any,
     corpus: Corpus,
 ) -> None:
     samples = spans[:, SPAN_SAMPLE] + corpus.stream_starts[spans[:, SPAN_STREAM]]
-    columns = (corpus.shards_of(samples), spans[:, SPAN_EPOCH], rows[spans[:, 0]])
-    for shard, epoch, row in zip(*(each.tolist() for each in columns), strict=True):
+    columns = (nodes, corpus.shards_of(samples), spans[:, SPAN_EPOCH], rows[spans[:, SPAN_ROW]])
+    for node, shard, epoch, row in zip(*(each.tolist() for each in columns), strict=True):
         use = uses.setdefault((node, epoch, shard), [row, row])
         use[0], use[1] = min(use[0], row), max(use[1], row)
 
@@ -316,13 +385,9 @@ def _compare_run(
         plan_s = round(time.process_time() - began, 2)
         with tempfile.TemporaryDirectory(dir=root) as folder:
             steps = None if options.get("epochs") else int(plan.steps.value)
-            if steps is None and lengths == "off":
-                options["lengths"] = "require"  # ranks without an exchange need them to end
             real = read_run(options, Path(folder), *world, steps)
         case = {"nodes": world[0], "ranks": world[0] * world[1]}
         figures = compare(plan, real)
-        if lengths != options["lengths"]:
-            figures = (each for each in figures if not each[0].startswith("node"))
         for figure in figures:
             line = {**case, "lengths": lengths == "require", "plan_cpu_s": plan_s}
             yield {**line, **describe(*figure)}
