@@ -94,6 +94,31 @@ class Tail:
         return int((pieces[:, TAIL_STOP] - pieces[:, TAIL_START]).sum())
 
 
+def take_rows(tail: Tail, rows: Ints) -> Tail:
+    """Return a tail that has only these rows of the run (int64 [rows]), under the same numbers.
+
+    Its other rows are empty, and may count any of its remnants.
+    """
+    is_taken = np.zeros(tail.num_rows, np.bool_)
+    places = rows - tail.first_row
+    is_taken[places[(places >= 0) & (places < tail.num_rows)]] = True
+    sizes = np.diff(tail.piece_starts)
+    pieces = tail.pieces[np.repeat(is_taken, sizes)]
+    is_needed = np.zeros(len(tail.remnants), np.bool_)
+    is_needed[pieces[:, TAIL_REMNANT]] = True
+    counted = np.repeat(is_taken, np.diff(tail.passed))
+    is_needed[: len(counted)] |= counted
+    before = np.concatenate([[0], np.cumsum(is_needed)])
+    pieces[:, TAIL_REMNANT] = before[pieces[:, TAIL_REMNANT]]
+    return Tail(
+        first_row=tail.first_row,
+        remnants=tail.remnants[is_needed],
+        pieces=pieces,
+        piece_starts=np.concatenate([[0], np.cumsum(np.where(is_taken, sizes, 0))]),
+        passed=before[tail.passed],
+    )
+
+
 def pack_tail(
     packing: Packing,
     *,

@@ -33,7 +33,7 @@ from cloudload.lengths.mixture_ending import MixtureEnding
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.dealing import Dealing, deal_lanes, find_lane_hosts
 from cloudload.order.lanes import rank_rows, worker_of_rows
-from cloudload.packing.tail import Tail
+from cloudload.packing.tail import Tail, take_rows
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.tokenization.backend import Choice
@@ -133,10 +133,6 @@ class NextPhase:
     documents: tuple[SharedDocuments, ...] = ()
     """Documents of the tail that each worker's rows need, and that others have read; or empty."""
 
-    def of_worker(self, number: int) -> NextPhase:
-        """The part of one worker."""
-        return replace(self, documents=self.documents[number : number + 1])
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -167,6 +163,15 @@ class Plan:
     def enter(self, change: NextPhase) -> Plan:
         """The plan with its next phase."""
         return replace(self, position=change.position, phase=change.phase, has_jumped=False)
+
+    def part_of(self, change: NextPhase, worker: int) -> NextPhase:
+        """The part of a change that one worker needs. The plan has entered the phase."""
+        phase, first = change.phase, change.position.rows
+        if isinstance(phase, InTail):
+            batches = max(0, -(-(phase.tail.end - first) // self.global_batch))
+            rows = self.worker_rows(worker, first, first + batches * self.global_batch)
+            phase = InTail(phase.start, take_rows(phase.tail, rows))
+        return replace(change, phase=phase, documents=change.documents[worker : worker + 1])
 
     @property
     def num_lanes(self) -> int:

@@ -160,9 +160,9 @@ class WorkerProcess:
         return dropped
 
     def enter(self, change: NextPhase) -> None:
-        """Let a worker that has halted continue with its next phase."""
+        """Let a worker that has halted continue with its part of the next phase."""
         with contextlib.suppress(ConnectionError):  # it has died, and `receive` explains how
-            send_work(self._connection, change.of_worker(self._number))
+            send_work(self._connection, change)
 
     def _send_bytes(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended, and `_receive` explains how
@@ -275,7 +275,7 @@ def inline_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
                 change = yield blocks
             plan = plan.enter(change)
             for number, worker in enumerate(workers):
-                worker.receive(change.of_worker(number))
+                worker.receive(plan.part_of(change, number))
 
 
 def process_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
@@ -300,22 +300,20 @@ def process_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
             change = yield list(map(add_reports, received, dropped))
             dropped = [[] for _ in workers]
             if change is not None:
-                dropped = _enter(workers, change, memory)
+                plan = plan.enter(change)
+                dropped = _halt(workers, memory)
+                for number, worker in enumerate(workers):
+                    worker.enter(plan.part_of(change, number))
     finally:
         # end the workers here, not when they are garbage collected: the next iteration must not
         # fork while they run
         end_workers(workers)
 
 
-def _enter(
-    workers: Sequence[WorkerProcess], change: NextPhase, memory: Memory
-) -> list[list[Block]]:
-    """Let workers continue with the next phase. Returns the dropped blocks of each worker."""
+def _halt(workers: Sequence[WorkerProcess], memory: Memory) -> list[list[Block]]:
+    """Wait until workers have halted. Returns the dropped blocks of each."""
     for worker in workers:
         worker.ask_to_halt()
-    dropped = [
+    return [
         [unpack_block(block, memory.blocks) for block in worker.await_halt()] for worker in workers
     ]
-    for worker in workers:
-        worker.enter(change)
-    return dropped

@@ -8,7 +8,7 @@ import pytest
 from cloudload.packing.packers import Packing
 from cloudload.packing.residue import EMPTY_GROUP, encode_group
 from cloudload.packing.tables import SIZE_ABSENT, SIZE_FILTERED, TAIL_START, TAIL_STOP
-from cloudload.packing.tail import Stages, Tail, next_stages, pack_tail
+from cloudload.packing.tail import Stages, Tail, next_stages, pack_tail, take_rows
 
 CONCAT = Packing("concat", 5, 0, "cut")
 
@@ -69,6 +69,19 @@ def test_filtered_documents_finish_with_a_row_and_absent_ones_are_nothing() -> N
     tail = tail_of([[5, SIZE_FILTERED, 3], [SIZE_ABSENT, SIZE_FILTERED]])
     assert len(tail.remnants) == 4
     assert [len(tail.row_remnants(row)) for row in (100, 101, 102)] == [1, 3, 0]
+
+
+@pytest.mark.parametrize("taken", [[], [100], [101, 103], [102, 999], [100, 101, 102, 103]])
+def test_some_rows_of_a_tail_are_those_rows(taken: list[int]) -> None:
+    tail = tail_of([[4, 9, SIZE_FILTERED], [0, 3], [1]])
+    assert tail.end == 104
+    part = take_rows(tail, np.array(taken, np.int64))
+    assert (part.first_row, part.end) == (100, 104)
+    for row, whole, found in zip(range(100, 104), rows_of(tail), rows_of(part), strict=True):
+        assert found == (whole if row in taken else [])
+        if row in taken:
+            assert part.row_remnants(row).tolist() == tail.row_remnants(row).tolist()
+    assert (len(part.remnants) < len(tail.remnants)) == (len(taken) < 4)
 
 
 @pytest.mark.parametrize("rows", range(4))
