@@ -14,7 +14,7 @@ from cloudload.packing.tables import BASE, FLAT_LANE, ORDINAL, SIZE, Documents
 from cloudload.workers.documents import LaneDocuments
 from cloudload.workers.plan import SharedDocuments
 
-_MOST_KEPT_BYTES = 1 << 28
+_MOST_KEPT_BYTES = 1 << 26
 # of a document's row of the table and its objects
 _BYTES_OF_DOCUMENT = 400
 
