@@ -5,6 +5,8 @@
                           copies tokens into rows, once: packing.rows.fill_rows  ▼
     trainer ◄── transport.unpack_block ◄── PackedBlock, in shared memory ◄── block.Block
 
+`worker_main` runs a worker in a process, which lives through all phases of a plan.
+
 The types that carry rows, from documents to a batch:
 
     Documents       documents of lanes, and their token IDs                 packing.tables
