@@ -29,8 +29,6 @@ class Case:
 
     extent: Extent
     uses: FoundUses
-    is_packed: bool = False
-    """Whether `best_fit` packed all documents to find the length."""
 
     def of_node(self, node: int) -> FoundUses:
         """The uses of one node."""
@@ -58,7 +56,7 @@ class AskedRun:
     def has_full_rows(self) -> bool:
         """Whether all rows are full, regardless of lengths."""
         recipe = self.plan.recipe
-        return recipe.packing.name == "concat" and recipe.config.epochs is None
+        return recipe.packing.name == "concat" and not recipe.has_tails
 
     @property
     def rows_of_lane(self) -> int | None:
@@ -69,6 +67,16 @@ class AskedRun:
             return self.steps * self.plan.global_batch // self.plan.num_lanes + 1
         return None
 
+    def choose(self, cases: Cases) -> Cases:
+        """The cases, or the run itself if `best_fit` packs few enough documents to play it.
+
+        Raises the errors of `find_extent`.
+        """
+        if cases.packed is None:
+            return cases
+        read = self._find_extent(cases.runs[0]).counts[:, list(READ)].sum()
+        return cases.pack() if read <= _MOST_PACKED else cases
+
     def follow(self, cases: Cases) -> list[Case]:
         """Find the run length and the shard uses in each case.
 
@@ -77,20 +85,17 @@ class AskedRun:
         found = []
         for run in cases.runs:
             extent = self._find_extent(run)
-            read = int(extent.counts[:, list(READ)].sum())
-            is_packed = cases.packed is not None and read <= _MOST_PACKED
-            if cases.packed is not None and is_packed:
-                extent = self._find_extent(cases.packed)
+            is_whole = extent.is_whole and None not in extent.stream_ends
             reading = Reading(
                 lengths=run,
                 num_rows=extent.rows,
-                rows_ahead=0 if extent.is_whole else self.limit_ahead(extent),
+                rows_ahead=0 if is_whole else self.limit_ahead(extent),
                 documents_ahead=self.documents_ahead,
                 world=self.open_world(),
-                is_whole=extent.is_whole,
+                is_whole=is_whole,
                 measures_rest=self.plan.lengths is None,
             )
-            found.append(Case(extent, find_uses(reading), is_packed))
+            found.append(Case(extent, find_uses(reading)))
         return found
 
     def _find_extent(self, run: RunLengths) -> Extent:

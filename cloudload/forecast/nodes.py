@@ -53,7 +53,7 @@ class NodeForecast:
             return replace(found, is_exact=is_sure)
 
         working = [part["working"].value for part in parts]
-        is_known = is_listed and not self._plan.recipe.packing.has_residue
+        is_known = is_listed and self._cases.fill.is_exact
         error = self._cases.error if is_known else math.nan
         peak = Figure.exact(working[0]) if is_exact else Figure.predicted(working, error)
         epochs = [part["by_epoch"] for part in parts]
@@ -71,9 +71,9 @@ class NodeForecast:
         )
 
     def _join(self, figures: list[Figure]) -> Figure:
-        """Combine a node's figure in each case. With `best_fit`, the result is approximate."""
+        """Combine a node's figure in each case. The error of approximate rows is unknown."""
         mean = float(np.mean([each.value for each in figures]))
-        if self._plan.recipe.packing.has_residue:
+        if not self._cases.fill.is_exact:
             return Figure.around(mean, math.nan)
         low, high = min(each.low for each in figures), max(each.high for each in figures)
         if len(figures) > 1:
