@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import divisors
+from cloudload.config.choices import FIRST
 from cloudload.delivery.description import counted
 from cloudload.delivery.world import World
 from cloudload.forecast.asked_run import AskedRun
@@ -154,9 +155,14 @@ class _Forecast:
         config = self._plan.recipe.config
         urls = ", ".join(redact(stream.url) for stream in config.streams)
         ranks = counted(self._asked.world.size, "rank")
+        until = ""
+        if config.has_stream_ends and all(case.extent.is_whole for case in self._found):
+            which = "the first stream ends" if config.stopping == FIRST else "all streams end"
+            until = f", until {which}"
         return (
             f"{urls}: {config.packing} rows of {config.seq_len:,} tokens, {ranks} on "
             f"{counted(self._asked.num_nodes, 'node')}, {self._plan.global_batch:,} rows per step"
+            f"{until}"
         )
 
     def _count(self, values: Sequence[float]) -> Figure:
@@ -191,12 +197,27 @@ class _Forecast:
         own = [int(each[stream, TOKENS]) for each in counts]
         totals = [max(1, int(each[:, TOKENS].sum())) for each in counts]
         shares = [value / total for value, total in zip(own, totals, strict=True)]
+        last_step, tail_rows = self._find_end(stream)
         return StreamPlan(
             name=self._plan.recipe.labels[stream],
             tokens=cases.summarize(own, is_exact=is_exact, error=math.hypot(error, cases.error)),
             epochs=self._count_epochs(range(stream, stream + 1), error),
             share=cases.summarize(shares, is_exact=is_exact, error=math.hypot(error, cases.error)),
             samples=int(np.diff(self._corpus.stream_starts)[stream]),
+            last_step=last_step,
+            tail_rows=tail_rows,
+        )
+
+    def _find_end(self, stream: int) -> tuple[Figure | None, Figure | None]:
+        """The last step of a stream, and the rows of its tail."""
+        extent = self._found[0].extent  # such a mixture has token lengths, and so one case
+        end = extent.stream_ends[stream] if extent.stream_ends else None
+        if end is None:
+            return None, None
+        last_step, error = -(-end.row // self._plan.global_batch), self._cases.error
+        return (
+            self._cases.summarize([last_step], error=error),
+            self._cases.summarize([end.tail_rows], error=error),
         )
 
     def _count_epochs(self, streams: range, error: float) -> Figure:
