@@ -32,6 +32,11 @@ class ReadingWorld:
     batch_size: int
     """Rows per rank and step."""
 
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes that own lanes."""
+        return int(self.node_of_lane.max()) + 1
+
     def nodes_of(self, lanes: Ints, rows: Ints) -> Ints:
         """The node that computes each row, given its lane: int64."""
         found = self.node_of_lane[lanes]

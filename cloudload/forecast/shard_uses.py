@@ -129,15 +129,27 @@ def _list_blocks(reading: Reading, place: int) -> Iterator[Part]:
                 for rounds in (uses.first_rounds, uses.stop_rounds)
             )
             own, begins, ends = (each[ends > begins] for each in (own, begins, ends))
-            started = np.interp(begins, cursors[:, lane], rows).astype(np.int64)
+            firsts, lasts = (np.interp(each, cursors[:, lane], rows) for each in (begins, ends))
             is_read = begins < cursors[-1, lane] + reading.documents_ahead[place]
-            yield Part(
-                np.full(int(is_read.sum()), reading.world.node_of_lane[lane]),
-                np.full(int(is_read.sum()), epoch),
-                uses.shards[own][is_read] + first_shard,
-                started[is_read],
-                np.interp(ends, cursors[:, lane], rows).astype(np.int64)[is_read],
+            part = Part(
+                np.full(len(own), reading.world.node_of_lane[lane]),
+                np.full(len(own), epoch),
+                uses.shards[own] + first_shard,
+                firsts.astype(np.int64),
+                lasts.astype(np.int64),
             )
+            yield _take(part, is_read)
+            if (tail_start := reading.tail_starts[place]) < reading.num_rows:
+                tail = _take(part, is_read & (lasts > tail_start))
+                firsts_of_tail = np.maximum(tail.first_rows, tail_start)
+                # rows of a tail have documents of any lane, so every node reads these
+                for node in range(reading.world.num_nodes):
+                    nodes = np.full_like(tail.nodes, node)
+                    yield tail._replace(nodes=nodes, first_rows=firsts_of_tail)
+
+
+def _take(part: Part, chosen: Flags) -> Part:
+    return part._replace(**{name: getattr(part, name)[chosen] for name in Part._fields[:-1]})
 
 
 def _sample_cursors(reading: Reading, place: int) -> tuple[Ints, Ints]:
