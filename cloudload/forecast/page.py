@@ -89,16 +89,16 @@ def _draw(plan: RunPlan) -> str:
         parts.append(_write(shown, x(step), _HEIGHT - 8, anchor))
     for number, (step, name) in enumerate(list_early_ends(plan)):
         at, is_left = x(step + 1), step < (last + 1) / 4
-        parts.append(f'<line class="end" x1="{at}" x2="{at}" y1="{_TOP}" y2="{y(0)}"/>')
-        place = at + 5 if is_left else at - 5
-        parts.append(_write(name, place, _TOP + 34 + 15 * number, "start" if is_left else "end"))
+        first, place = _TOP + 24, at + 5 if is_left else at - 5  # below the names of the lines
+        parts.append(f'<line class="end" x1="{at}" x2="{at}" y1="{first}" y2="{y(0)}"/>')
+        parts.append(_write(name, place, first + 10 + 15 * number, "start" if is_left else "end"))
     for kind, name, level in lines:
         parts.append(_draw_line(kind, y(level)))
         parts.append(_write(f"{name}: {shorten_bytes(level)}", _WIDTH - 14, y(level) - 5))
     label = "Bytes of shards in use on the busiest node, by step"
     return (
-        f'<h2>{label}</h2><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">'
-        f"{''.join(parts)}</svg>"
+        f'<h2>{label}</h2><div class="table"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}</svg></div>'
     )
 
 
