@@ -16,6 +16,7 @@ from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.dealing import deal_lanes, find_lane_hosts
 from cloudload.session.preparation import is_worker_fast
 from cloudload.stats import READ
+from cloudload.workers.lane_reader import MOST_EAGERNESS
 from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import count_documents_ahead
 
@@ -111,7 +112,8 @@ class AskedRun:
     def rows_ahead(self) -> int:
         """The maximum number of rows that all ranks' workers prepare ahead of the training loop."""
         block, ahead = self.plan.batches_at_once, self.plan.delivery.prefetch_batches
-        rows = (2 + max(2, -(-ahead // block))) * block * self.plan.global_batch
+        eager = min(block, int(MOST_EAGERNESS)) - 1  # blocks that lanes read beyond their own
+        rows = (2 + max(2, -(-ahead // block)) + eager) * block * self.plan.global_batch
         packing = self.plan.recipe.packing
         # best_fit lanes keep rows open, whose documents are read before the rows are emitted
         return rows + packing.has_residue * packing.open_rows * self.plan.num_lanes
