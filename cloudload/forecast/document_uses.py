@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.arrays import NEVER, Ints, count_within
+from cloudload.arrays import NEVER, Flags, Ints, count_within
 from cloudload.forecast.reading import Reading, list_ends
 from cloudload.lengths.best_fit_rows import BestFitRows
 from cloudload.lengths.best_fit_walker import BestFitWalker
@@ -81,13 +81,15 @@ def _list_cut(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part
         starts = ends - units_of(packing, found.sizes)
         before = ends[-1]
         is_read = (ordinals < stops) & (found.kinds != ABSENT)
-        firsts = starts[is_read] // lengths.units_of_row
-        lasts = np.maximum(starts, ends - 1)[is_read] // lengths.units_of_row
-        counts = lasts - firsts + 1
-        own, ordinal = (np.repeat(each[is_read], counts) for each in (lanes, ordinals))
-        in_rows = rows.at(own, np.repeat(firsts, counts) + count_within(counts))
-        is_cut = in_rows < tail_start
-        yield from find.list(own[is_cut], ordinal[is_cut], in_rows[is_cut])
+        firsts = starts // lengths.units_of_row
+        counts = np.maximum(starts, ends - 1) // lengths.units_of_row - firsts + 1
+        for chosen, is_ahead in find.split(is_read, found.sizes):
+            number = counts[chosen]
+            own, ordinal = (np.repeat(each[chosen], number) for each in (lanes, ordinals))
+            in_rows = rows.at(own, np.repeat(firsts[chosen], number) + count_within(number))
+            is_cut = in_rows < tail_start
+            cut = own[is_cut], ordinal[is_cut], in_rows[is_cut]
+            yield from find.list_uses(*cut, is_ahead=is_ahead)
 
 
 def _list_played(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
@@ -101,11 +103,11 @@ def _list_played(reading: Reading, place: int, find: _ShardFinder) -> Iterator[P
     rows = _LaneRows(reading, place, min(reading.num_rows, reading.tail_starts[place]))
     step = max(1, _ROWS_AT_ONCE // len(stops))
     for number in range(0, int(rows.counts.max()), step):
-        lanes, numbers = rows.list(number, number + step)
+        lanes, numbers = rows.list_between(number, number + step)
         pieces = finder.find(lanes, numbers)
         in_rows = rows.at(lanes, numbers)[pieces[:, ROW]]
         np.minimum.at(firsts, (pieces[:, ORDINAL], pieces[:, LANE]), in_rows)
-        yield from find.list(pieces[:, LANE], pieces[:, ORDINAL], in_rows)
+        yield from find.list_uses(pieces[:, LANE], pieces[:, ORDINAL], in_rows)
     yield from _list_others(reading, place, find, firsts)
 
 
@@ -123,11 +125,13 @@ def _list_others(reading: Reading, place: int, find: _ShardFinder, firsts: Ints)
         in_rows = later[ordinals[:, 0]]
         is_there = (ordinals < stops) & (found.kinds != ABSENT) & (firsts[ordinals[:, 0]] == NEVER)
         is_passed = is_there & (found.sizes == 0) & (in_rows < NEVER)
-        yield from find.list(lanes[is_passed], ordinals[is_passed], in_rows[is_passed])
+        for chosen, is_ahead in find.split(is_passed, found.sizes):
+            passed = lanes[chosen], ordinals[chosen], in_rows[chosen]
+            yield from find.list_uses(*passed, is_ahead=is_ahead)
         if not is_over:
             is_left = is_there & ~is_passed
             ahead = np.full(int(is_left.sum()), reading.num_rows)
-            yield from find.list(lanes[is_left], ordinals[is_left], ahead, is_ahead=True)
+            yield from find.list_uses(lanes[is_left], ordinals[is_left], ahead, is_ahead=True)
 
 
 def _list_tail(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
@@ -144,7 +148,9 @@ def _list_tail(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Par
     # with token lengths, lanes fetch their remaining documents ahead, or not at all
     lanes, ordinals = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T
     starts = np.full(len(lanes), reading.tail_starts[place])
-    yield from find.list(lanes % num_lanes, ordinals, starts, is_ahead=not reading.measures_rest)
+    yield from find.list_uses(
+        lanes % num_lanes, ordinals, starts, is_ahead=not reading.measures_rest
+    )
 
 
 class _ShardFinder:
@@ -157,7 +163,7 @@ class _ShardFinder:
         self._world, self._sharers = reading.world, reading.sharers
         self._first = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
 
-    def list(
+    def list_uses(
         self, lanes: Ints, ordinals: Ints, rows: Ints, *, is_ahead: bool = False
     ) -> Iterator[Part]:
         """Yield the shard uses of lanes' documents, given by lane and ordinal, in rows of the run.
@@ -172,6 +178,15 @@ class _ShardFinder:
         places, others = np.nonzero(self._sharers[lanes[uses]])
         uses = uses[places]
         yield Part(others, part.epochs[uses], part.shards[uses], rows[uses], rows[uses], True)
+
+    def split(self, chosen: Flags, sizes: Ints) -> list[tuple[Flags, bool]]:
+        """The parts of chosen documents that rows need, and that are only fetched ahead.
+
+        If several nodes read rows of a lane, they do not read its documents without tokens.
+        """
+        if self._sharers is None:
+            return [(chosen, False)]
+        return [(chosen & (sizes > 0), False), (chosen & (sizes == 0), True)]
 
     def find(self, lanes: Ints, ordinals: Ints, rows: Ints, row_lanes: Ints) -> Part:
         """The shard uses of documents in rows of the run. `row_lanes` are the lanes of the rows."""
@@ -211,7 +226,7 @@ class _LaneRows:
         found[is_there] = self._rows[(self._firsts[lanes] + numbers)[is_there]]
         return found
 
-    def list(self, start: int, stop: int) -> tuple[Ints, Ints]:
+    def list_between(self, start: int, stop: int) -> tuple[Ints, Ints]:
         """The lane and the number of each row with `start ≤ number < stop`: int64 [rows] each."""
         each = np.clip(self.counts - start, 0, stop - start)
         return np.repeat(np.arange(self._num_lanes), each), start + count_within(each)
