@@ -38,6 +38,11 @@ class Part(NamedTuple):
     """Whether no row needs these, and nodes only may fetch them."""
 
 
+def take_uses(part: Part, chosen: Flags) -> Part:
+    """Some of the uses of a part."""
+    return part._replace(**{name: getattr(part, name)[chosen] for name in Part._fields[:-1]})
+
+
 def list_documents(reading: Reading, place: int) -> Iterator[Part]:
     """Yield the uses of a component in chunks of documents.
 
@@ -161,6 +166,7 @@ class _ShardFinder:
         self._orders = reading.lengths.walkers[place].orders
         self._starts = np.cumsum(component.shard_sizes) - component.shard_sizes
         self._world, self._sharers = reading.world, reading.sharers
+        self._num_rows = reading.num_rows
         self._first = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
 
     def list_uses(
@@ -171,13 +177,14 @@ class _ShardFinder:
         If several nodes read rows of a lane, each may fetch all of its documents.
         """
         part = self.find(lanes, ordinals, rows, lanes)
-        yield part._replace(is_ahead=is_ahead)
         if self._sharers is None:
+            yield part._replace(is_ahead=is_ahead)
             return
-        uses = np.flatnonzero(self._sharers.sum(axis=1)[lanes] > 1)
-        places, others = np.nonzero(self._sharers[lanes[uses]])
-        uses = uses[places]
-        yield Part(others, part.epochs[uses], part.shards[uses], rows[uses], rows[uses], True)
+        if not is_ahead:
+            is_dealt = rows < self._num_rows
+            yield take_uses(part, is_dealt)
+        uses, nodes = np.nonzero(self._sharers[lanes])
+        yield Part(nodes, part.epochs[uses], part.shards[uses], rows[uses], rows[uses], True)
 
     def split(self, chosen: Flags, sizes: Ints) -> list[tuple[Flags, bool]]:
         """The parts of chosen documents that rows need, and that are only fetched ahead.

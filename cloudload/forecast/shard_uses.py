@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cloudload.arrays import NEVER, Flags, Ints
-from cloudload.forecast.document_uses import Part, list_documents
+from cloudload.forecast.document_uses import Part, list_documents, take_uses
 from cloudload.forecast.reading import Reading
 from cloudload.order.seekable import SeekableOrder
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
@@ -138,18 +138,14 @@ def _list_blocks(reading: Reading, place: int) -> Iterator[Part]:
                 firsts.astype(np.int64),
                 lasts.astype(np.int64),
             )
-            yield _take(part, is_read)
+            yield take_uses(part, is_read)
             if (tail_start := reading.tail_starts[place]) < reading.num_rows:
-                tail = _take(part, is_read & (lasts > tail_start))
+                tail = take_uses(part, is_read & (lasts > tail_start))
                 firsts_of_tail = np.maximum(tail.first_rows, tail_start)
                 # rows of a tail have documents of any lane, so every node reads these
                 for node in range(reading.world.num_nodes):
                     nodes = np.full_like(tail.nodes, node)
                     yield tail._replace(nodes=nodes, first_rows=firsts_of_tail)
-
-
-def _take(part: Part, chosen: Flags) -> Part:
-    return part._replace(**{name: getattr(part, name)[chosen] for name in Part._fields[:-1]})
 
 
 def _sample_cursors(reading: Reading, place: int) -> tuple[Ints, Ints]:
