@@ -119,10 +119,12 @@ class AskedRun:
         return rows + packing.has_residue * packing.open_rows * self.plan.num_lanes
 
     def limit_ahead(self, extent: Extent) -> int:
-        """Rows read ahead, capped at about one epoch, because no shard is new after that."""
-        read = int(extent.counts[:, list(READ)].sum())
-        positions = sum(each.num_positions for each in self.plan.recipe.components)
-        return min(self.rows_ahead, -(-2 * extent.rows * positions // max(1, read)))
+        """Rows read ahead, capped at an epoch of each component, because no shard is new then."""
+        most = 0
+        for each in self.plan.recipe.components:
+            read = int(extent.counts[each.streams.start : each.streams.stop, list(READ)].sum())
+            most = max(most, -(-2 * extent.rows * each.num_positions // max(1, read)))
+        return min(self.rows_ahead, most)
 
     @property
     def num_workers(self) -> int:

@@ -230,7 +230,13 @@ class _Forecast:
         ]
         is_whole = all(case.extent.is_whole for case in self._found)
         values = [each / max(1, samples) for each in read]
-        return self._cases.summarize(values, is_exact=is_whole, error=error)
+        found = self._cases.summarize(values, is_exact=is_whole, error=error)
+        if self._cases.fill.is_exact or is_whole:
+            return found
+        # lanes of best_fit have also read the documents in their open rows
+        open_rows = self._plan.recipe.packing.open_rows * self._plan.num_lanes
+        rows = min(case.extent.rows for case in self._found)
+        return replace(found, high=found.high * (1 + open_rows / max(1, rows)))
 
     # ------------------------------------------------------------ warnings
 

@@ -17,9 +17,9 @@ from cloudload.run.state import read_state
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.servers import BUCKET, S3Server
 
-SAMPLES = 72
-TEXTS = {"web": (30, 9), "code": (8, 6), "books": (60, 12)}
-"""The most words of a document, and the number of shards, of each stream."""
+TEXTS = {"web": (72, 30, 9), "code": (72, 8, 6), "books": (72, 60, 12), "archive": (300, 60, 100)}
+"""The number of documents, their most words, and the number of shards, of each dataset."""
+WEIGHTS = {"web": 0.5, "code": 0.2, "books": 0.3}
 ONE_NODE, EVEN, UNEVEN = (1, 2), (3, 1), (5, 1)
 """Nodes and ranks per node. 5 ranks do not divide the 12 lanes."""
 
@@ -29,10 +29,10 @@ def urls(s3_server: S3Server) -> dict[str, str]:
     """Compressed datasets with token lengths, on an S3 server."""
     assert s3_server.endpoint
     found = {}
-    for number, (name, (max_words, shards)) in enumerate(TEXTS.items()):
+    for number, (name, (samples, max_words, shards)) in enumerate(TEXTS.items()):
         found[name] = f"s3://{BUCKET}/plan-of-ends/{name}"
-        texts = random_documents(number, SAMPLES, max_words=max_words)
-        sizes = [SAMPLES // shards] * shards
+        texts = random_documents(number, samples, max_words=max_words)
+        sizes = [samples // shards] * shards
         write_mds(found[name], texts, shard_samples=sizes, compression="zstd")
         count_tokens(found[name], tokenizer=byte_tokenizer(), processes=1, progress=False)
     return found
@@ -41,11 +41,10 @@ def urls(s3_server: S3Server) -> dict[str, str]:
 def options_of(
     urls: dict[str, str], caps: dict[str, int] | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """The options of a loader of three streams. `caps` has the `max_epochs` of some of them."""
-    weights = {"web": 0.5, "code": 0.2, "books": 0.3}
+    """The options of a loader of mixed streams. `caps` has the `max_epochs` of some of them."""
     streams = [
         Stream(urls[name], name=name, proportion=weight, max_epochs=(caps or {}).get(name))
-        for name, weight in weights.items()
+        for name, weight in settings.pop("weights", WEIGHTS).items()
     ]
     defaults: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 96}
     defaults |= {"num_lanes": 12, "tokenizer_backend": "hf", "batch_size": 3, "num_workers": 0}
@@ -65,8 +64,10 @@ WHOLE: list[Case] = [
     ({}, {"epochs": 2, "packing": "best_fit"}, {}),
     ({}, {"epochs": 1, "packing": "one_per_row", "overflow": "rows"}, {}),
 ]
+SKEWED = {"code": 0.9, "archive": 0.1}
 CUT: list[Case] = [
     ({}, {"epochs": 1, "stopping": "first"}, {}),
+    ({"code": 12}, {"epochs": 1, "stopping": "first", "weights": SKEWED, "predownload": 12}, {}),
     ({"books": 1}, {"packing": "best_fit", "stopping": "first", "tail": "drop"}, {}),
     ({"web": 1}, {"packing": "one_per_row"}, {"steps": 40}),
     ({"web": 1, "code": 1}, {}, {"tokens": "30k"}),
