@@ -21,7 +21,8 @@ from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import count_documents_ahead
 
 _ENOUGH_CORES = 1 << 20
-_MOST_PACKED = 1 << 24  # documents; packing them takes less than a minute
+_MOST_EPOCHS_AHEAD = 16  # a lane reads other documents of its canonical node in each epoch
+_MOST_PACKED = 1 << 24  # documents; packing them takes about two minutes
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,13 @@ class AskedRun:
         return rows + packing.has_residue * packing.open_rows * self.plan.num_lanes
 
     def limit_ahead(self, extent: Extent) -> int:
-        """Rows read ahead, capped at an epoch of each component, because no shard is new then."""
+        """Rows read ahead, capped where hardly any shard is new to a node."""
         most = 0
         for each in self.plan.recipe.components:
             read = int(extent.counts[each.streams.start : each.streams.stop, list(READ)].sum())
-            most = max(most, -(-2 * extent.rows * each.num_positions // max(1, read)))
+            most = max(
+                most, -(-_MOST_EPOCHS_AHEAD * extent.rows * each.num_positions // max(1, read))
+            )
         return min(self.rows_ahead, most)
 
     @property
