@@ -28,6 +28,8 @@ from cloudload.mds.dataset import Corpus, is_in_place
 from cloudload.stats import READ
 from cloudload.storage.urls import is_local
 
+_MOST_EPOCHS_AGAIN = 2  # after the last one needed; more are read ahead only in tiny datasets
+
 
 class NodeForecast:
     """Computes the parts of a `RunPlan` that concern nodes."""
@@ -121,7 +123,11 @@ class NodeForecast:
         most = int(sizes.cached[np.unique(ahead.shards)].sum())
         if limit is None or limit >= most:
             return low, low, simulate_cache(ahead, sizes, None)
-        return low, simulate_cache(needed, sizes, limit), fetch_again(ahead, sizes)
+        last_epoch = int(needed.epochs.max(initial=0)) + _MOST_EPOCHS_AGAIN
+        again = fetch_again(ahead.take(ahead.epochs <= last_epoch), sizes)
+        once = simulate_cache(ahead, sizes, None)
+        high = replace(again, times=np.maximum(again.times, once.times))
+        return low, simulate_cache(needed, sizes, limit), high
 
     def _rows_of_documents_ahead(self, case: Case) -> int:
         """The approximate number of rows that the documents fetched ahead fill."""
