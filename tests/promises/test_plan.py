@@ -178,7 +178,7 @@ def test_with_lengths_the_length_of_a_best_fit_run_is_exact(
 def test_a_small_cache_downloads_again_within_the_stated_range(
     corpora: list[Path], tmp_path: Path
 ) -> None:
-    options = options_of(corpora[2], download_threads=1)
+    options = options_of(corpora[2], download_threads=1, num_canonical_nodes=4)
     free = plan(tmp_path, options, tokens=120_000)
     [node] = free.node_plans
     limit = (free.least_cache_bytes + int(node.all_bytes.value)) // 2
