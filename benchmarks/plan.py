@@ -41,9 +41,24 @@ from cloudload.packing.tables import SPAN_EPOCH, SPAN_ROW, SPAN_SAMPLE, SPAN_STR
 
 TOKENIZER = Path(__file__).parents[1] / "examples/tokenizer"
 WORLDS = ((1, 2), (4, 2))
-RUNS = ("1 epoch", "2.5 epochs", "2.5 epochs, limited cache", "best_fit", "two streams")
+RUNS = (
+    "1 epoch",
+    "2.5 epochs",
+    "2.5 epochs, limited cache",
+    "best_fit",
+    "two streams",
+    "two streams, 1 epoch",
+    "two streams, first of 2 epochs, best_fit",
+    "two streams, 1 and 3 epochs, one_per_row",
+)
 SHARD_BYTES, NUM_LANES = 1 << 19, 48
 _STARTS = 5
+_ENDS: dict[str, dict[str, Any]] = {
+    "1 epoch": {"epochs": 1},
+    "first of 2 epochs, best_fit": {"epochs": 2, "stopping": "first", "packing": "best_fit"},
+    "1 and 3 epochs, one_per_row": {"epochs": 1, "packing": "one_per_row", "overflow": "rows"},
+}
+"""Options of a run of two streams that end."""
 _START = """
 import json, sys, time
 from cloudload import CloudLoader
@@ -78,6 +93,10 @@ class RealRun:
     steps: int
     tokens: int
     tokens_by_stream: list[int]
+    read_by_stream: list[int]
+    """Number of documents read from each stream."""
+    last_steps: list[int]
+    """The last step with a document of each stream."""
     nodes: list[RealNode]
 
 
@@ -105,6 +124,7 @@ def read_run(
     hub, taken = Hub(size), list[tuple[int, Batch]]()
     real = [RealNode() for _ in range(nodes)]
     uses: dict[tuple[int, int, int], list[int]] = {}
+    last_steps: dict[int, int] = {}
     with ExitStack() as stack, world_of(nodes, ranks_per_node):
         loaders = [
             stack.enter_context(_open_rank(options, folder, World(rank, size, ranks_per_node), hub))
@@ -112,8 +132,10 @@ def read_run(
         ]
         corpus = loaders[0].recipe.corpus
         iterators = [loader.take(sys.maxsize if steps is None else steps) for loader in loaders]
-        for batches in _take_in_step(iterators, hub):
+        for step, batches in enumerate(_take_in_step(iterators, hub), 1):
             taken += enumerate(batches)
+            for batch in batches:
+                last_steps |= dict.fromkeys(batch.spans[:, SPAN_STREAM].tolist(), step)
             for node, found in enumerate(real):
                 cached = _list_cached(folder / f"node-{node}")
                 found.peak_bytes = max(found.peak_bytes, sum(cached.values()))
@@ -122,7 +144,7 @@ def read_run(
             nodes_of = owners.nodes_of(rank // ranks_per_node, batch)
             _note_uses(uses, nodes_of, batch.rows, batch.spans, corpus)
         done = [loader.stats() for loader in loaders]
-        whole = _sum_counts(loaders)
+        tokens, read = _sum_counts(loaders)
     for rank, stats in enumerate(done):
         real[rank // ranks_per_node].bytes_downloaded += stats.delivery.bytes_downloaded
     sizes = np.array([shard.raw.bytes for each in corpus.datasets for shard in each.shards])
@@ -131,12 +153,13 @@ def read_run(
         found.shards, found.all_bytes = len(cached), sum(cached.values())
         found.working_set_bytes = _find_peak(uses, node, sizes, done[0].rows)
     global_batch = size * int(options["batch_size"])
-    rows = int(whole.pop("rows", done[0].rows))
     return RealRun(
-        rows=rows,
-        steps=-(-rows // global_batch),
-        tokens=sum(whole.values()),
-        tokens_by_stream=list(whole.values()),
+        rows=done[0].rows,
+        steps=-(-done[0].rows // global_batch),
+        tokens=sum(tokens),
+        tokens_by_stream=tokens,
+        read_by_stream=read,
+        last_steps=[last_steps.get(stream, 0) for stream in range(len(tokens))],
         nodes=real,
     )
 
@@ -187,7 +210,7 @@ class TailOwners:
         state, self._recipe = loader.state_dict(), loader.recipe
         self._world = World(0, loader.world_size, ranks_per_node)
         is_even = self._recipe.num_lanes % self._world.size == 0
-        is_shared = bool(state["tail"]) and is_even
+        is_shared = bool(state["tail"]) and is_even and len(self._recipe.components) == 1
         self._start = state["table_rows"] if is_shared else NEVER
         self._cache_root = loader.plan().cache_root
 
@@ -213,9 +236,11 @@ class TailOwners:
         return nodes
 
 
-def _sum_counts(loaders: Sequence[CloudLoader]) -> dict[str, int]:
-    """The tokens of each stream. Every rank knows those of all."""
-    return {name: each.tokens for name, each in loaders[0].stats().streams.items()}
+def _sum_counts(loaders: Sequence[CloudLoader]) -> tuple[list[int], list[int]]:
+    """The tokens of each stream, and the documents read. Every rank knows those of all."""
+    streams = loaders[0].stats().streams.values()
+    read = [each.documents + each.filtered + each.empty + each.failed for each in streams]
+    return [each.tokens for each in streams], read
 
 
 def _note_uses(
@@ -267,8 +292,14 @@ def compare(plan: RunPlan, real: RealRun) -> Iterator[tuple[str, Figure, float]]
     yield "rows", plan.rows, real.rows
     yield "steps", plan.steps, real.steps
     yield "tokens", plan.tokens, real.tokens
-    for stream, tokens in zip(plan.streams, real.tokens_by_stream, strict=True):
+    for number, stream in enumerate(plan.streams):
+        tokens = real.tokens_by_stream[number]
         yield f"tokens of {stream.name}", stream.tokens, tokens
+        yield f"share of {stream.name}", stream.share, tokens / max(1, real.tokens)
+        read = real.read_by_stream[number]
+        yield f"epochs of {stream.name}", stream.epochs, read / stream.samples
+        if stream.last_step is not None:
+            yield f"last step of {stream.name}", stream.last_step, real.last_steps[number]
     for forecast, found in zip(plan.node_plans, real.nodes, strict=True):
         node = f"node {forecast.node}: "
         if plan.cache_limit_bytes is None:
@@ -305,11 +336,16 @@ def _options_of(run: str, data: Path, other: Path) -> tuple[dict[str, Any], dict
         return {**options, "epochs": 1}, {}
     if run == "best_fit":
         return {**options, "packing": "best_fit"}, {"steps": 40}
-    if run == "two streams":
+    if run.startswith("two streams"):
         from cloudload import Stream
 
-        streams = [Stream(str(data), proportion=0.7), Stream(str(other), proportion=0.3)]
-        return {**options, "data": streams}, {"tokens": 2_000_000}
+        most = 3 if "1 and 3 epochs" in run else None
+        streams = [
+            Stream(str(data), proportion=0.7),
+            Stream(str(other), proportion=0.3, max_epochs=most),
+        ]
+        options |= {"data": streams, **_ENDS.get(run.partition(", ")[2], {})}
+        return options, {} if "epochs" in options else {"tokens": 2_000_000}
     if run.endswith("limited cache"):
         options["cache_limit"] = None  # set by the caller
     return options, {"tokens": None}
@@ -378,7 +414,10 @@ def _compare_run(
         needed = max(each.needed_bytes.value for each in unlimited.node_plans)
         total = max(each.all_bytes.value for each in unlimited.node_plans)
         options["cache_limit"] = max(int((needed + total) / 2), unlimited.least_cache_bytes)
-    for lengths in ("require", "off"):
+    # streams of a mixture end only with token lengths
+    for lengths in ("require", "off")[
+        : 1 if isinstance(options["data"], list) and "epochs" in options else 2
+    ]:
         options["lengths"] = lengths
         began = time.process_time()
         plan = plan_run(**options, **length, local=root / "plan", **shared)

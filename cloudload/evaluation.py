@@ -25,6 +25,11 @@ class FromStart:
         self._loader, self._start = loader, loader.state_dict()
         self.batch_size = loader.batch_size
 
+    @property
+    def dataset(self) -> object:
+        """Raises the `AttributeError` of `CloudLoader.dataset`."""
+        return self._loader.dataset
+
     def __iter__(self) -> Iterator[Batch]:
         self._loader.load_state_dict(self._start)
         return iter(self._loader)

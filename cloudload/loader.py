@@ -238,6 +238,15 @@ class CloudLoader:
     def __getitem__(self, index: Any) -> NoReturn:
         raise TypeError(_NO_DATASET)
 
+    @property
+    def dataset(self) -> NoReturn:
+        """Raises `AttributeError`, which explains what wrappers of a `DataLoader` should do."""
+        raise AttributeError(
+            "a CloudLoader has no dataset, because it shards and batches by itself. Do not pass it "
+            "to accelerate's prepare_data_loader or another wrapper of a DataLoader: iterate over "
+            "it, and save it with accelerator.register_for_checkpointing(loader)"
+        )
+
     def plan(self) -> Plan:
         """Create the plan for this rank's workers, starting at the current position.
 

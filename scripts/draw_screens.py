@@ -62,6 +62,7 @@ def draw_screens() -> None:
         draw_command(browser, "head", ["head", "code", "--grep", "class \\w+Error", "-n", "1"])
         draw_rows(browser)
         draw_plan(browser)
+        draw_plan_of_ends(browser)
         draw_state(browser)
         draw_fetch(browser)
         draw_notebook(browser)
@@ -178,10 +179,30 @@ def draw_plan(browser: Browser) -> None:
     options += ["--option", "cache_limit=2mb", "--option", "lengths=off"]
     length = ["--tokens", "1M", "--nodes", "2", "--gpu-tokens-per-s", "3_000_000"]
     assert main(["plan", *data, *options, *length, "--quiet", "--html", "plan.html"]) == 0
+    draw_page_of_plan(browser, "plan", 900)
+
+
+def draw_plan_of_ends(browser: Browser) -> None:
+    """Draw the plan page of a run whose two streams end at different steps, in both themes."""
+    tokenizer = ["--tokenizer", str(ROOT / "examples/tokenizer")]
+    data = []
+    for name, _, _ in _DATASETS[:2]:
+        folder = f"compressed/{name}"
+        assert main(["count", folder, *tokenizer, "--processes", "1", "--quiet"]) == 0
+        data += ["--data", folder]
+    options = ["--option", "seq_len=512", "--option", "batch_size=1", "--option", "epochs=2"]
+    options += ["--option", "schedule=[[0, {docs: 0.5, code: 0.5}]]"]
+    arguments = [*data, *tokenizer, *options, "--nodes", "2", "--no-measure", "--quiet"]
+    assert main(["plan", *arguments, "--html", "plan.html"]) == 0
+    draw_page_of_plan(browser, "plan-ends", 760)
+
+
+def draw_page_of_plan(browser: Browser, name: str, height: int) -> None:
+    """Draw `plan.html` in both themes."""
     for theme in ("light", "dark"):
-        browser.show_as(1000, 900, theme)
+        browser.show_as(1000, height, theme)
         browser.open(Path("plan.html"))
-        save_picture(browser, f"plan-{theme}")
+        save_picture(browser, f"{name}-{theme}")
 
 
 def draw_state(browser: Browser) -> None:

@@ -84,7 +84,7 @@ def _show(state: Mapping[str, Any], *, as_json: bool) -> int:
 def list_lines(found: StateDescription) -> Iterator[str]:
     """A state as lines of text."""
     from cloudload.delivery.description import counted
-    from cloudload.provenance.state_words import shorten
+    from cloudload.provenance.state_words import show_field
 
     yield (
         f"after {counted(found.steps, 'step')}: {counted(found.rows, 'row')} of "
@@ -110,21 +110,23 @@ def list_lines(found: StateDescription) -> Iterator[str]:
             f"{each.documents:,} documents, epoch {each.epoch:.3f}"
         )
     yield "lanes"
+    width = max(len(escape(lane.streams[0])) for lane in found.lanes) + 2
     for lane in found.lanes:
+        name = f"{escape(lane.streams[0]):<{width}}" if len(found.lanes) > 1 else ""
         yield (
-            f"  {found.num_lanes:,} lanes from epoch {lane.first_epoch:.3f} to "
+            f"  {name}{found.num_lanes:,} lanes from epoch {lane.first_epoch:.3f} to "
             f"{lane.last_epoch:.3f}, {lane.num_inside:,} of them inside a document"
         )
     yield f"worlds\n  {_describe_worlds(found)}"
     yield "held fixed"
     width = max(map(len, found.held))
     yield from (
-        f"  {escape(name):<{width}}  {escape(shorten(value))}".rstrip()
+        f"  {escape(name):<{width}}  {escape(show_field(name, value))}"
         for name, value in found.held.items()
     )
     yield "read from"
     yield from (f"  {escape(url)}" for url in found.data)
-    yield f"  tokenizer {escape(str(found.tokenizer))}"
+    yield f"  tokenizer {escape(found.tokenizer or 'none, or an object without a name')}"
 
 
 def _describe_worlds(found: StateDescription) -> str:
@@ -173,11 +175,13 @@ def _diff_with_loader(state: Mapping[str, Any], options: argparse.Namespace) -> 
 
 
 def _list_differences(differences: list[Difference]) -> Iterator[str]:
-    from cloudload.provenance.state_words import shorten
+    from cloudload.provenance.state_words import show_field
 
     for each in differences:
         if each.rule == "position of lanes":
             yield f"  {each.name}: differs ({each.rule})"
         else:
-            before, after = (escape(shorten(value)) for value in (each.before, each.after))
+            before, after = (
+                escape(show_field(each.name, value)) for value in (each.before, each.after)
+            )
             yield f"  {escape(each.name)}: {before} → {after} ({each.rule})"

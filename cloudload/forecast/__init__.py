@@ -4,7 +4,8 @@
 
     cases          token lengths, or lengths drawn from a sample
     budget         tokens, steps or epochs ─► rows
-    shard_uses     rows ─► when each node uses each shard
+    document_uses  rows ─► documents, shards, nodes
+    shard_uses     ─► when each node uses each shard
     node_cache     uses ─► bytes in use, downloads
     prices         downloads ─► cost
     speed          the reader, measured on real shards

@@ -16,11 +16,13 @@ from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.dealing import deal_lanes, find_lane_hosts
 from cloudload.session.preparation import is_worker_fast
 from cloudload.stats import READ
+from cloudload.workers.lane_reader import MOST_EAGERNESS
 from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import count_documents_ahead
 
 _ENOUGH_CORES = 1 << 20
-_MOST_PACKED = 1 << 24  # documents; packing them takes less than a minute
+_MOST_EPOCHS_AHEAD = 16  # a lane reads other documents of its canonical node in each epoch
+_MOST_PACKED = 1 << 24  # documents; packing them takes about two minutes
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,6 @@ class Case:
 
     extent: Extent
     uses: FoundUses
-    is_packed: bool = False
-    """Whether `best_fit` packed all documents to find the length."""
 
     def of_node(self, node: int) -> FoundUses:
         """The uses of one node."""
@@ -58,7 +58,7 @@ class AskedRun:
     def has_full_rows(self) -> bool:
         """Whether all rows are full, regardless of lengths."""
         recipe = self.plan.recipe
-        return recipe.packing.name == "concat" and recipe.config.epochs is None
+        return recipe.packing.name == "concat" and not recipe.has_tails
 
     @property
     def rows_of_lane(self) -> int | None:
@@ -69,6 +69,16 @@ class AskedRun:
             return self.steps * self.plan.global_batch // self.plan.num_lanes + 1
         return None
 
+    def choose(self, cases: Cases) -> Cases:
+        """The cases, or the run itself if `best_fit` packs few enough documents to play it.
+
+        Raises the errors of `find_extent`.
+        """
+        if cases.packed is None:
+            return cases
+        read = self._find_extent(cases.runs[0]).counts[:, list(READ)].sum()
+        return cases.pack() if read <= _MOST_PACKED else cases
+
     def follow(self, cases: Cases) -> list[Case]:
         """Find the run length and the shard uses in each case.
 
@@ -77,20 +87,17 @@ class AskedRun:
         found = []
         for run in cases.runs:
             extent = self._find_extent(run)
-            read = int(extent.counts[:, list(READ)].sum())
-            is_packed = cases.packed is not None and read <= _MOST_PACKED
-            if cases.packed is not None and is_packed:
-                extent = self._find_extent(cases.packed)
+            is_whole = extent.is_whole and None not in extent.stream_ends
             reading = Reading(
                 lengths=run,
                 num_rows=extent.rows,
-                rows_ahead=0 if extent.is_whole else self.limit_ahead(extent),
+                rows_ahead=0 if is_whole else self.limit_ahead(extent),
                 documents_ahead=self.documents_ahead,
                 world=self.open_world(),
-                is_whole=extent.is_whole,
+                is_whole=is_whole,
                 measures_rest=self.plan.lengths is None,
             )
-            found.append(Case(extent, find_uses(reading), is_packed))
+            found.append(Case(extent, find_uses(reading)))
         return found
 
     def _find_extent(self, run: RunLengths) -> Extent:
@@ -106,16 +113,21 @@ class AskedRun:
     def rows_ahead(self) -> int:
         """The maximum number of rows that all ranks' workers prepare ahead of the training loop."""
         block, ahead = self.plan.batches_at_once, self.plan.delivery.prefetch_batches
-        rows = (2 + max(2, -(-ahead // block))) * block * self.plan.global_batch
+        eager = min(block, int(MOST_EAGERNESS)) - 1  # blocks that lanes read beyond their own
+        rows = (2 + max(2, -(-ahead // block)) + eager) * block * self.plan.global_batch
         packing = self.plan.recipe.packing
         # best_fit lanes keep rows open, whose documents are read before the rows are emitted
         return rows + packing.has_residue * packing.open_rows * self.plan.num_lanes
 
     def limit_ahead(self, extent: Extent) -> int:
-        """Rows read ahead, capped at about one epoch, because no shard is new after that."""
-        read = int(extent.counts[:, list(READ)].sum())
-        positions = sum(each.num_positions for each in self.plan.recipe.components)
-        return min(self.rows_ahead, -(-2 * extent.rows * positions // max(1, read)))
+        """Rows read ahead, capped where hardly any shard is new to a node."""
+        most = 0
+        for each in self.plan.recipe.components:
+            read = int(extent.counts[each.streams.start : each.streams.stop, list(READ)].sum())
+            most = max(
+                most, -(-_MOST_EPOCHS_AHEAD * extent.rows * each.num_positions // max(1, read))
+            )
+        return min(self.rows_ahead, most)
 
     @property
     def num_workers(self) -> int:

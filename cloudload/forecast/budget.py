@@ -23,6 +23,16 @@ def parse_tokens(text: str | int) -> int:
 
 
 @dataclass(frozen=True)
+class StreamEnd:
+    """The end of a stream of a mixture."""
+
+    row: int
+    """Number of rows of the run up to the stream's last one."""
+    tail_rows: int
+    """Number of rows in the stream's tail, which packs what its lanes have left when one ends."""
+
+
+@dataclass(frozen=True)
 class Extent:
     """The length of a run."""
 
@@ -34,6 +44,8 @@ class Extent:
     """The contents of the rows: int64 [streams, counts], with columns `stats.COUNTS`."""
     is_shortened: bool = False
     """Whether the data ends before the requested tokens or steps."""
+    stream_ends: tuple[StreamEnd | None, ...] = ()
+    """The end of each stream of a mixture with epochs; None if it does not end in the run."""
 
 
 def find_extent(
@@ -49,16 +61,18 @@ def find_extent(
     Raises `ValueError` if nothing limits the run, and the errors of `RunLengths.advance`.
     """
     start = Position.start(lengths.recipe)
-    epochs = lengths.recipe.config.epochs
     if tokens is not None and steps is not None:
         raise ValueError(f"tokens is {tokens:,} and steps is {steps:,}. Set only one of them")
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}. It must be at least 1")
-    all_rows = None if epochs is None else lengths.count_rows(start)
+    all_rows = lengths.count_rows(start) if lengths.recipe.has_tails else None
     if tokens is None and steps is None and all_rows is None:
+        instead = "the loader's epochs"
+        if lengths.recipe.has_stream_ends:
+            instead += ", because some streams have no max_epochs, or use stopping='first'"
         raise ValueError(
             "the run is endless, so its length is unknown. Set tokens (--tokens 300B), steps, or "
-            "the loader's epochs"
+            f"{instead}"
         )
     most = None if all_rows is None else all_rows // global_batch * global_batch
     if all_rows is not None and not drops_tail:
@@ -77,6 +91,20 @@ def find_extent(
         is_whole,
         count_at(lengths, start, rows),
         is_shortened=is_shortened,
+        stream_ends=_list_stream_ends(lengths, start, rows),
+    )
+
+
+def _list_stream_ends(
+    lengths: RunLengths, start: Position, rows: int
+) -> tuple[StreamEnd | None, ...]:
+    """The ends of a mixture's streams in the first `rows` rows; empty if no stream ends."""
+    if not lengths.recipe.has_stream_ends:
+        return ()
+    tails = lengths.find_tails(start)
+    return tuple(
+        StreamEnd(row, tails.tail(stream).num_rows) if row <= rows else None
+        for stream, row in enumerate(tails.ending.stream_ends)
     )
 
 
@@ -95,7 +123,7 @@ def _find_rows(lengths: RunLengths, global_batch: int, tokens: int, most: int | 
     """The rows of the fewest steps that contain `tokens` tokens; above `most` if none do."""
     start, packing = Position.start(lengths.recipe), lengths.recipe.packing
     fewest = -(-tokens // (packing.seq_len * global_batch))
-    if packing.name == "concat" and lengths.recipe.config.epochs is None:
+    if packing.name == "concat" and not lengths.recipe.has_tails:
         return fewest * global_batch
     if most is not None and int(count_at(lengths, start, most)[:, TOKENS].sum()) < tokens:
         return most + 1

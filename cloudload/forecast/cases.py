@@ -2,8 +2,8 @@
 
 token lengths ─► one case, exact
 none          ─► a sample of each stream ─► `_DRAWS` cases, and the sampling error
-best_fit      ─► the same, as a `concat` run with as many tokens per row as best_fit rows have;
-                 with token lengths, also the run itself, for its length
+best_fit      ─► with token lengths, the run itself, unless it has too many documents to pack;
+                 otherwise a `concat` run with as many tokens per row as best_fit rows have
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,8 +29,8 @@ from cloudload.forecast.figure import Figure
 from cloudload.lengths.files import CorpusLengths
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.packing.packers import Packing
-from cloudload.run.recipe import Recipe
-from cloudload.workers.plan import Plan
+from cloudload.run.recipe import Recipe, mixture_of
+from cloudload.workers.plan import Mixed, Plan
 
 _DRAWS = 4
 _MOST_REPEATED = 1 << 22  # beyond this, draws hardly differ, and each takes minutes
@@ -45,11 +45,19 @@ class Cases:
     samples: tuple[StreamSample, ...]
     """The sample of each stream; empty with token lengths."""
     fill: Figure
-    """The share of a row that `best_fit` fills; exactly 1 otherwise."""
+    """The share of a row that `best_fit` fills, which is not exact if the runs are `concat` runs
+    instead; exactly 1 otherwise."""
     basis: str
     """The basis of the figures, in words."""
     packed: RunLengths | None = None
-    """The run itself, if it packs by `best_fit` and has token lengths."""
+    """The run itself, if the only other one is a `concat` run instead."""
+
+    def pack(self) -> Cases:
+        """The run itself as the only case. `packed` must not be None."""
+        assert self.packed is not None
+        return replace(
+            self, runs=(self.packed,), fill=Figure.exact(1), basis="token lengths", packed=None
+        )
 
     @property
     def is_exact(self) -> bool:
@@ -87,7 +95,10 @@ def open_cases(plan: Plan, share: float, rows_of_lane: int | None) -> Iterator[C
     """
     recipe, most = plan.recipe, max(1, rows_of_lane or sys.maxsize)
     if plan.lengths is not None:
-        yield _prepare(recipe, [plan.lengths], plan.cache_root, ((), "token lengths"), most)
+        found = _prepare(recipe, [plan.lengths], plan.cache_root, ((), "token lengths"), most)
+        if isinstance(plan.phase, Mixed):
+            (found.packed or found.runs[0]).use_ending(plan.phase.ending)
+        yield found
         return
     samples = sample_streams(recipe, plan.backend.name, share, plan.delivery.retry)
     read = sum(each.estimate.samples_read for each in samples)
@@ -110,6 +121,7 @@ def _prepare(
 ) -> Cases:
     """Prepare cases. `read` has the samples, and the basis of the figures in words."""
     samples, basis = read
+    recipe = replace(recipe, mixture=mixture_of(recipe.config))  # a packing has its own ends
     fill, packed = Figure.exact(1), None
     if recipe.packing.has_residue:
         fill = _measure_fill(recipe, RunLengths(recipe, root, lengths[0]), rows_of_lane)

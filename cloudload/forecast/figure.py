@@ -71,9 +71,15 @@ class Figure:
         )
 
     def __str__(self) -> str:
+        return self.with_unit("")
+
+    def with_unit(self, unit: str, singular: str | None = None) -> str:
+        """The figure and its range in words, such as `about 5 rows (± 1.2%)`."""
         shown = f"{self.value:,.4g}" if abs(self.value) < 100 else f"{self.value:,.0f}"
         if float(self.value).is_integer():
             shown = f"{self.value:,.0f}"
+        if unit:
+            shown += f" {singular if singular and self.value == 1 else unit}"
         return shown if self.is_exact else f"about {shown} ({self.describe_error()})"
 
     def describe_error(self) -> str:
@@ -86,4 +92,8 @@ class Figure:
         whole = max(1e-300, abs(self.value))
         if abs(above - below) <= 1e-9 * whole:
             return f"± {self.error:.1%}"
+        if not below:
+            return f"up to +{above / whole:.1%}"
+        if not above:
+            return f"down to -{below / whole:.1%}"
         return f"-{below / whole:.1%} to +{above / whole:.1%}"

@@ -28,6 +28,8 @@ from cloudload.mds.dataset import Corpus, is_in_place
 from cloudload.stats import READ
 from cloudload.storage.urls import is_local
 
+_MOST_EPOCHS_AGAIN = 2  # after the last one needed; more are read ahead only in tiny datasets
+
 
 class NodeForecast:
     """Computes the parts of a `RunPlan` that concern nodes."""
@@ -53,7 +55,7 @@ class NodeForecast:
             return replace(found, is_exact=is_sure)
 
         working = [part["working"].value for part in parts]
-        is_known = is_listed and not self._plan.recipe.packing.has_residue
+        is_known = is_listed and self._cases.fill.is_exact
         error = self._cases.error if is_known else math.nan
         peak = Figure.exact(working[0]) if is_exact else Figure.predicted(working, error)
         epochs = [part["by_epoch"] for part in parts]
@@ -71,9 +73,9 @@ class NodeForecast:
         )
 
     def _join(self, figures: list[Figure]) -> Figure:
-        """Combine a node's figure in each case. With `best_fit`, the result is approximate."""
+        """Combine a node's figure in each case. The error of approximate rows is unknown."""
         mean = float(np.mean([each.value for each in figures]))
-        if self._plan.recipe.packing.has_residue:
+        if not self._cases.fill.is_exact:
             return Figure.around(mean, math.nan)
         low, high = min(each.low for each in figures), max(each.high for each in figures)
         if len(figures) > 1:
@@ -121,7 +123,11 @@ class NodeForecast:
         most = int(sizes.cached[np.unique(ahead.shards)].sum())
         if limit is None or limit >= most:
             return low, low, simulate_cache(ahead, sizes, None)
-        return low, simulate_cache(needed, sizes, limit), fetch_again(ahead, sizes)
+        last_epoch = int(needed.epochs.max(initial=0)) + _MOST_EPOCHS_AGAIN
+        again = fetch_again(ahead.take(ahead.epochs <= last_epoch), sizes)
+        once = simulate_cache(ahead, sizes, None)
+        high = replace(again, times=np.maximum(again.times, once.times))
+        return low, simulate_cache(needed, sizes, limit), high
 
     def _rows_of_documents_ahead(self, case: Case) -> int:
         """The approximate number of rows that the documents fetched ahead fill."""

@@ -13,6 +13,8 @@ from cloudload.forecast.words import (
     describe_bytes,
     describe_epochs,
     describe_share,
+    has_stream_ends,
+    list_early_ends,
     list_sections,
     shorten_bytes,
 )
@@ -85,13 +87,18 @@ def _draw(plan: RunPlan) -> str:
         anchor = "end" if share == 1 else "middle" if share else "start"
         shown = f"{min(step, last - 1):,.0f}"  # the axis ends with the last step
         parts.append(_write(shown, x(step), _HEIGHT - 8, anchor))
+    for number, (step, name) in enumerate(list_early_ends(plan)):
+        at, is_left = x(step + 1), step < (last + 1) / 4
+        first, place = _TOP + 24, at + 5 if is_left else at - 5  # below the names of the lines
+        parts.append(f'<line class="end" x1="{at}" x2="{at}" y1="{first}" y2="{y(0)}"/>')
+        parts.append(_write(name, place, first + 10 + 15 * number, "start" if is_left else "end"))
     for kind, name, level in lines:
         parts.append(_draw_line(kind, y(level)))
         parts.append(_write(f"{name}: {shorten_bytes(level)}", _WIDTH - 14, y(level) - 5))
     label = "Bytes of shards in use on the busiest node, by step"
     return (
-        f'<h2>{label}</h2><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">'
-        f"{''.join(parts)}</svg>"
+        f'<h2>{label}</h2><div class="table"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{label}">{"".join(parts)}</svg></div>'
     )
 
 
@@ -113,17 +120,22 @@ def _render_sections(plan: RunPlan) -> Iterator[str]:
 
 
 def _render_streams(plan: RunPlan) -> str:
+    heads = ["stream", "samples", "tokens", "share", "epochs"]
     rows = [
-        (
+        [
             each.name,
             f"{each.samples:,}",
             str(each.tokens),
             describe_share(each.share),
             str(each.epochs),
-        )
+        ]
         for each in plan.streams
     ]
-    return _render_table("Streams", ("stream", "samples", "tokens", "share", "epochs"), rows)
+    if has_stream_ends(plan):
+        heads += ["last step", "rows of tail"]
+        for row, each in zip(rows, plan.streams, strict=True):
+            row += ["none" if end is None else str(end) for end in (each.last_step, each.tail_rows)]
+    return _render_table("Streams", heads, rows)
 
 
 def _render_nodes(nodes: Sequence[NodePlan]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cloudload.count.picture import check_picture
 from cloudload.forecast.run_plan import RunPlan
-from cloudload.forecast.words import BYTE_UNITS, shorten_bytes
+from cloudload.forecast.words import BYTE_UNITS, list_early_ends, shorten_bytes
 
 _BLUE, _RED, _GRAY = "#2a6fbb", "#c0392b", "#666666"
 
@@ -41,6 +41,19 @@ def draw_plan(plan: RunPlan, path: Path) -> None:
             xycoords=("axes fraction", "data"),
             ha="right",
             va="bottom",
+        )
+    for place, (step, what) in enumerate(list_early_ends(plan)):
+        axes.axvline(step + 1, color=_GRAY, linestyle=":", linewidth=1)
+        is_left = step < edges[-1] / 4
+        axes.annotate(
+            what,
+            (step + 1, 0.8 - 0.06 * place),
+            (4 if is_left else -4, 0),
+            color=_GRAY,
+            fontsize=9,
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="left" if is_left else "right",
         )
     axes.set_ylabel(name)
     axes.set_ylim(0, 1.12 * top / unit)

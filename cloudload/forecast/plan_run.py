@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import divisors
+from cloudload.config.choices import FIRST
 from cloudload.delivery.description import counted
 from cloudload.delivery.world import World
 from cloudload.forecast.asked_run import AskedRun
@@ -80,11 +81,6 @@ def plan_run(
     options = {**options, "data": data, "device_mesh": None}
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
     with CloudLoader(**alone) as loader:
-        if loader.recipe.has_stream_ends:
-            raise ValueError(
-                "the streams of a mixture have epochs or max_epochs, so they end at different "
-                "rows, which a plan does not support. Omit both, and set tokens or steps"
-            )
         plan = loader.plan()
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
     limit = delivery.cache_limit_bytes()
@@ -114,12 +110,9 @@ class _Forecast:
 
     def __init__(self, asked: AskedRun, cases: Cases) -> None:
         self._asked, self._plan, self._limit = asked, asked.plan, asked.limit
-        self._cases, self._corpus = cases, asked.plan.recipe.corpus
-        self._found = asked.follow(cases)
-        self._nodes = NodeForecast(asked, cases, self._found)
-        self._is_packed = all(case.is_packed for case in self._found)
-        # packing all documents gives the exact length, even if other figures are estimates
-        self._has_known_rows = asked.has_full_rows or self._is_packed
+        self._cases, self._corpus = asked.choose(cases), asked.plan.recipe.corpus
+        self._found = asked.follow(self._cases)
+        self._nodes = NodeForecast(asked, self._cases, self._found)
 
     def summarize(self) -> RunPlan:
         """Everything except the measured speed."""
@@ -131,7 +124,7 @@ class _Forecast:
         rows = self._count([case.extent.steps * plan.global_batch for case in self._found])
         found = RunPlan(
             description=self._describe(),
-            basis="token lengths" if self._is_packed else self._cases.basis,
+            basis=self._cases.basis,
             seq_len=config.seq_len,
             global_batch=plan.global_batch,
             world_size=self._asked.world.size,
@@ -162,24 +155,31 @@ class _Forecast:
         config = self._plan.recipe.config
         urls = ", ".join(redact(stream.url) for stream in config.streams)
         ranks = counted(self._asked.world.size, "rank")
+        until = ""
+        if config.has_stream_ends and all(case.extent.is_whole for case in self._found):
+            which = "the first stream ends" if config.stopping == FIRST else "all streams end"
+            until = f", until {which}"
         return (
             f"{urls}: {config.packing} rows of {config.seq_len:,} tokens, {ranks} on "
             f"{counted(self._asked.num_nodes, 'node')}, {self._plan.global_batch:,} rows per step"
+            f"{until}"
         )
 
     def _count(self, values: Sequence[float]) -> Figure:
         """Rows or steps. They are exact if they do not depend on lengths."""
-        is_endless = self._plan.recipe.config.epochs is None
-        is_exact = self._has_known_rows or (is_endless and self._asked.steps is not None)
+        is_endless = not self._plan.recipe.has_tails
+        is_exact = self._asked.has_full_rows or (is_endless and self._asked.steps is not None)
         return self._cases.summarize(values, is_exact=is_exact, error=self._cases.error)
 
     def _count_tokens(self) -> Figure:
         values = [int(case.extent.counts[:, TOKENS].sum()) for case in self._found]
-        return self._cases.summarize(values, is_exact=self._has_known_rows, error=self._cases.error)
+        return self._cases.summarize(
+            values, is_exact=self._asked.has_full_rows, error=self._cases.error
+        )
 
     def _find_padding(self) -> Figure:
-        if self._plan.recipe.packing.has_residue and not self._is_packed:
-            fill = self._cases.fill
+        fill = self._cases.fill
+        if not fill.is_exact:
             return Figure(1 - fill.value, 1 - fill.high, max(0.0, 1 - fill.low))
         shares = []
         for case in self._found:
@@ -187,23 +187,37 @@ class _Forecast:
             rows = case.extent.steps * self._plan.global_batch
             tokens = int(case.extent.counts[:, TOKENS].sum())
             shares.append(1 - tokens / max(1, rows * self._plan.recipe.config.seq_len))
-        return self._cases.summarize(shares, is_exact=self._has_known_rows)
+        return self._cases.summarize(shares, is_exact=self._asked.has_full_rows)
 
     def _plan_stream(self, stream: int) -> StreamPlan:
         counts = [case.extent.counts for case in self._found]
         cases, is_mixed = self._cases, self._plan.recipe.config.is_mixed
         number, error = len(self._corpus.datasets), self._cases.error_of(stream)
         is_exact = self._asked.has_full_rows and (is_mixed or number == 1)
-        is_exact |= self._is_packed
         own = [int(each[stream, TOKENS]) for each in counts]
         totals = [max(1, int(each[:, TOKENS].sum())) for each in counts]
         shares = [value / total for value, total in zip(own, totals, strict=True)]
+        last_step, tail_rows = self._find_end(stream)
         return StreamPlan(
             name=self._plan.recipe.labels[stream],
             tokens=cases.summarize(own, is_exact=is_exact, error=math.hypot(error, cases.error)),
             epochs=self._count_epochs(range(stream, stream + 1), error),
             share=cases.summarize(shares, is_exact=is_exact, error=math.hypot(error, cases.error)),
             samples=int(np.diff(self._corpus.stream_starts)[stream]),
+            last_step=last_step,
+            tail_rows=tail_rows,
+        )
+
+    def _find_end(self, stream: int) -> tuple[Figure | None, Figure | None]:
+        """The last step of a stream, and the rows of its tail."""
+        extent = self._found[0].extent  # such a mixture has token lengths, and so one case
+        end = extent.stream_ends[stream] if extent.stream_ends else None
+        if end is None:
+            return None, None
+        last_step, error = -(-end.row // self._plan.global_batch), self._cases.error
+        return (
+            self._cases.summarize([last_step], error=error),
+            self._cases.summarize([end.tail_rows], error=error),
         )
 
     def _count_epochs(self, streams: range, error: float) -> Figure:
@@ -214,9 +228,17 @@ class _Forecast:
             int(case.extent.counts[streams.start : streams.stop, list(READ)].sum())
             for case in self._found
         ]
-        is_whole = all(case.extent.is_whole for case in self._found)
+        # with tail="drop", the documents of the last rows are not read, and these depend on lengths
+        drops = self._plan.delivery.tail == "drop"
+        is_whole = not drops and all(case.extent.is_whole for case in self._found)
         values = [each / max(1, samples) for each in read]
-        return self._cases.summarize(values, is_exact=is_whole or self._is_packed, error=error)
+        found = self._cases.summarize(values, is_exact=is_whole, error=error)
+        if self._cases.fill.is_exact or is_whole:
+            return found
+        # lanes of best_fit have also read the documents in their open rows
+        open_rows = self._plan.recipe.packing.open_rows * self._plan.num_lanes
+        rows = min(case.extent.rows for case in self._found)
+        return replace(found, high=found.high * (1 + open_rows / max(1, rows)))
 
     # ------------------------------------------------------------ warnings
 

@@ -7,13 +7,18 @@ from functools import cached_property
 
 import numpy as np
 
-from cloudload.arrays import NEVER, Ints
+from cloudload.arrays import NEVER, Flags, Ints
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.mds.dataset import Corpus
 from cloudload.order.dealing import Dealing
+from cloudload.order.mixture_counts import count_rows
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
+from cloudload.packing.tail import Tail
 from cloudload.run.components import Component
 from cloudload.run.position import Position
+from cloudload.run.recipe import Recipe
+
+_ROWS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,11 @@ class ReadingWorld:
     """How rows are dealt if the world size does not divide the number of lanes; otherwise None."""
     batch_size: int
     """Rows per rank and step."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes that own lanes."""
+        return int(self.node_of_lane.max()) + 1
 
     def nodes_of(self, lanes: Ints, rows: Ints) -> Ints:
         """The node that computes each row, given its lane: int64."""
@@ -43,6 +53,21 @@ class ReadingWorld:
         ]
         return dealt
 
+    def find_sharers(self, num_rows: int) -> Flags | None:
+        """Which nodes read each lane in the first `num_rows` rows: bool [lanes, nodes].
+
+        A node may fetch the next documents of these lanes ahead. None if a lane has only one node.
+        """
+        if self.dealing is None:
+            return None
+        num_lanes = len(self.node_of_lane)
+        found = np.zeros((num_lanes, int(self.dealing.hosts.max()) + 1), np.bool_)
+        found[np.arange(num_lanes), self.node_of_lane] = True
+        for start in range(0, num_rows, _ROWS_AT_ONCE):
+            rows = np.arange(start, min(num_rows, start + _ROWS_AT_ONCE))
+            found[rows % num_lanes, self.nodes_of(rows % num_lanes, rows)] = True
+        return found
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -57,7 +82,7 @@ class Reading:
     """For each component, the documents per lane whose shards are fetched after those rows."""
     world: ReadingWorld
     is_whole: bool
-    """Whether these are all rows of a finite run, so that nothing is read ahead."""
+    """Whether the run reads all documents of all epochs, so that nothing is read ahead."""
     measures_rest: bool = False
     """Whether, at the end of a finite run, ranks read the documents left in their lanes to learn
     their sizes, because there are no token lengths."""
@@ -66,6 +91,11 @@ class Reading:
     def corpus(self) -> Corpus:
         """The corpus of the run."""
         return self.lengths.recipe.corpus
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe of the run. Its mixture has the ends of the streams."""
+        return self.lengths.settle(self.start)
 
     @cached_property
     def start(self) -> Position:
@@ -77,10 +107,43 @@ class Reading:
         """Documents of rows before this one may be read."""
         return self.num_rows + self.rows_ahead
 
+    @cached_property
+    def sharers(self) -> Flags | None:
+        """Which nodes read each lane: bool [lanes, nodes]; None if each has only one node."""
+        return self.world.find_sharers(self.last_row)
+
     def find(self, row: int) -> Ints | None:
         """The cursors at a row: int64 [components, lanes, 3]; None past the end of the lanes."""
         found = self.lengths.advance(self.start, row)
         return None if found is None or found.tail is not None else found.cursors
+
+    @cached_property
+    def tail_starts(self) -> tuple[int, ...]:
+        """The first row of each component's tail; `NEVER` if its lanes do not end in the run."""
+        if self.recipe.has_stream_ends:
+            ending = self.lengths.find_tails(self.start).ending
+            ends = zip(ending.lane_ends, ending.stream_ends, strict=True)
+            return tuple(
+                first if first < ending.end or end <= ending.end else NEVER for first, end in ends
+            )
+        if self.recipe.has_tails:
+            return (self.lengths.find_ending(self.start).start,)
+        return (NEVER,) * len(self.recipe.components)
+
+    def find_tail(self, place: int) -> tuple[Tail, Ints] | None:
+        """The tail of a component, and its rows in the run, int64 [rows]; None if none are read.
+
+        Its remnants have flat lanes. In a mixture, omits rows after those that workers read ahead.
+        """
+        start = self.tail_starts[place]
+        if start > self.last_row or (start == self.last_row and not self.is_whole):
+            return None
+        if not self.recipe.has_stream_ends:
+            tail = self.lengths.pack_tail(self.lengths.find_ending(self.start))
+            return tail, np.arange(tail.first_row, tail.end)
+        tail = self.lengths.find_tails(self.start).tail(place)
+        rows = np.arange(start, self.last_row)
+        return tail, rows[self.recipe.components_of(rows) == place][: tail.num_rows]
 
     @cached_property
     def stops(self) -> Ints:
@@ -88,11 +151,21 @@ class Reading:
 
         Documents that are only fetched ahead do not count as read.
         """
-        found = None if self.is_whole else self.find(self.last_row)
-        if found is None:
-            ends = [list_ends(each) for each in self.lengths.recipe.components]
-            return np.stack(ends)
-        stops: Ints = found[..., CURSOR_ORDINAL] + (found[..., CURSOR_OFFSET] > 0)
+        recipe = self.recipe
+        rows = count_rows(recipe.mixture, recipe.num_lanes, 0, self.last_row)
+        return np.stack([self._find_stops(place, own) for place, own in enumerate(rows)])
+
+    def _find_stops(self, place: int, rows: Ints) -> Ints:
+        """The stops of a component whose lanes make `rows` rows, int64 [lanes], if they can."""
+        ends = list_ends(self.recipe.components[place])
+        if self.is_whole or self.tail_starts[place] < self.last_row:
+            return ends
+        start, walker = self.start, self.lengths.walkers[place]
+        residues = None if start.residues is None else start.residues[place]
+        found = walker.advance(start.cursors[place], rows, residues)
+        if found.is_dry.any():
+            return ends
+        stops: Ints = found.cursors[:, CURSOR_ORDINAL] + (found.cursors[:, CURSOR_OFFSET] > 0)
         return stops
 
 

@@ -1,8 +1,8 @@
 """Find when each node uses each shard: the first and last rows that read one of its documents.
 
-    lanes, ordinals ─► documents ─► shards                      by `order`
-                   └─► rows of the run, including lane drift    by token lengths
-                                             └─► (node, epoch, shard): first row, last row
+    documents, one by one ─► rows, shards, nodes     `document_uses`
+    shuffle blocks        ─► rows, shards, nodes
+                               └─► (node, epoch, shard): first row, last row
 
 Up to 2^24 documents are listed one by one, and the result is exact. Beyond that, the order gives
 the shuffle blocks in which a node reads a shard, and sampled cursors give the rows at which lanes
@@ -17,20 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cloudload.arrays import NEVER, Flags, Ints, count_within
-from cloudload.forecast.reading import Reading, list_ends
-from cloudload.lengths.sizes import ABSENT, units_of
+from cloudload.arrays import NEVER, Flags, Ints
+from cloudload.forecast.document_uses import Part, list_documents, take_uses
+from cloudload.forecast.reading import Reading
 from cloudload.order.seekable import SeekableOrder
-from cloudload.packing.tables import (
-    CURSOR_OFFSET,
-    CURSOR_ORDINAL,
-    REMNANT_LANE,
-    REMNANT_ORDINAL,
-    TAIL_REMNANT,
-)
+from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 
 _MOST_LISTED = 1 << 24
-_DOCUMENTS_AT_ONCE = 1 << 20
 _MOST_CURSORS = 48
 
 
@@ -75,27 +68,24 @@ class FoundUses(NamedTuple):
 
 def find_uses(reading: Reading) -> FoundUses:
     """Find all uses of a run. Raises `CacheError` if an order or a table cannot be built."""
-    recipe = reading.lengths.recipe
+    recipe = reading.recipe
     is_listed = int(reading.stops.sum()) <= _MOST_LISTED
     number = len(recipe.corpus.shard_sizes)
     needed: list[ShardUses] = []
     fetched: list[ShardUses] = []
     for place in range(len(recipe.components)):
         is_seekable = isinstance(reading.lengths.walkers[place].orders(0), SeekableOrder)
-        list_uses = _list_documents if is_listed or not is_seekable else _list_blocks
-        is_listed &= list_uses is _list_documents
+        list_uses = list_documents if is_listed or not is_seekable else _list_blocks
+        is_listed &= list_uses is list_documents
         for part in list_uses(reading, place):
-            uses = ShardUses(*part, is_listed)
-            own = uses.take(uses.first_rows < reading.num_rows)
+            uses = ShardUses(*part[:-1], is_listed)
+            is_needed = (uses.first_rows < reading.num_rows) & (not part.is_ahead)
+            own = uses.take(is_needed)
             own = replace(own, last_rows=np.minimum(own.last_rows, reading.num_rows - 1))
             # parts have one use per document and row, so join them as they arrive
             needed.append(_join([own], number))
             fetched.append(_join([uses], number))
     return FoundUses(_join(needed, number), _join(fetched, number))
-
-
-Part = tuple[Ints, Ints, Ints, Ints, Ints]
-"""The columns of `ShardUses`."""
 
 
 def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
@@ -116,126 +106,18 @@ def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
     return ShardUses(nodes, epochs, shards, first, last, all(part.is_listed for part in parts))
 
 
-# ---------------------------------------------------------------- documents, one by one
-
-
-def _list_documents(reading: Reading, place: int) -> Iterator[Part]:
-    """Yield the uses of a component in chunks of documents."""
-    lengths, component = reading.lengths, reading.lengths.recipe.components[place]
-    num_lanes, packing = component.lanes.num_lanes, reading.lengths.recipe.packing
-    stops = np.minimum(reading.stops[place] + reading.documents_ahead[place], list_ends(component))
-    before = np.zeros(num_lanes, np.int64)
-    step = max(1, _DOCUMENTS_AT_ONCE // num_lanes)
-    rows, find = _LaneRows(reading, place), _ShardFinder(reading, place)
-    end = int(stops.max(initial=0))
-    for start in range(0, end, step):
-        ordinals = np.arange(start, min(end, start + step))[:, None] + np.zeros(num_lanes, np.int64)
-        numbers = np.broadcast_to(np.arange(num_lanes), ordinals.shape)
-        found = lengths.walkers[place].measure(numbers, ordinals)
-        ends = before + np.cumsum(units_of(packing, found.sizes), axis=0)
-        starts = ends - units_of(packing, found.sizes)
-        before = ends[-1]
-        is_read = (ordinals < stops) & (found.kinds != ABSENT)
-        firsts = starts[is_read] // lengths.units_of_row
-        lasts = np.maximum(starts, ends - 1)[is_read] // lengths.units_of_row
-        counts = lasts - firsts + 1
-        own, ordinal = (np.repeat(each[is_read], counts) for each in (numbers, ordinals))
-        number = np.repeat(firsts, counts) + count_within(counts)
-        in_rows = rows.at(own, number)
-        is_cut = in_rows < rows.tail_start
-        yield find.uses(own[is_cut], ordinal[is_cut], in_rows[is_cut])
-    yield from _list_tail(reading, find)
-
-
-def _list_tail(reading: Reading, find: _ShardFinder) -> Iterator[Part]:
-    """Yield the uses in a finite run's tail, whose rows may have documents of any lane."""
-    lengths = reading.lengths
-    if lengths.recipe.config.epochs is None:
-        return
-    ending = lengths.find_ending(reading.start)
-    if reading.last_row <= ending.start and not reading.is_whole:
-        return
-    tail = lengths.pack_tail(ending)
-    remnants = tail.remnants[tail.pieces[:, TAIL_REMNANT]]
-    rows = np.repeat(np.arange(tail.first_row, tail.end), np.diff(tail.piece_starts))
-    lanes, ordinals = remnants[:, REMNANT_LANE], remnants[:, REMNANT_ORDINAL]
-    if reading.world.dealing is None:
-        yield find.uses(lanes, ordinals, rows)  # owners of lanes read for all, and send the tokens
-    else:
-        yield find.uses(lanes, ordinals, rows, rows % lengths.recipe.num_lanes)
-    left = tail.remnants
-    # with token lengths, lanes fetch their remaining documents ahead, or not at all
-    row = ending.start if reading.measures_rest else max(reading.num_rows, tail.end)
-    starts = np.full(len(left), row)
-    yield find.uses(left[:, REMNANT_LANE], left[:, REMNANT_ORDINAL], starts)
-
-
-class _ShardFinder:
-    """Finds the shards of a component's documents."""
-
-    def __init__(self, reading: Reading, place: int) -> None:
-        self._component = component = reading.lengths.recipe.components[place]
-        self._orders = reading.lengths.walkers[place].orders
-        self._starts = np.cumsum(component.shard_sizes) - component.shard_sizes
-        self._world = reading.world
-        self._first = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
-
-    def uses(self, lanes: Ints, ordinals: Ints, rows: Ints, row_lanes: Ints | None = None) -> Part:
-        """The shard uses of documents, given by lane and ordinal, in rows of the run.
-
-        `row_lanes` are the lanes of the rows, by default those of the documents.
-        """
-        epochs, positions = self._component.lanes.epoch_positions(lanes, ordinals)
-        samples = self._orders.samples_at(epochs, positions)
-        shards = np.searchsorted(self._starts, samples, side="right") - 1 + self._first
-        nodes = self._world.nodes_of(lanes if row_lanes is None else row_lanes, rows)
-        return nodes, epochs, shards, rows, rows
-
-
-class _LaneRows:
-    """The rows of the run that a component's lanes make."""
-
-    def __init__(self, reading: Reading, place: int) -> None:
-        recipe = reading.lengths.recipe
-        self._num_lanes, self._most = recipe.num_lanes, reading.last_row
-        self.tail_start = NEVER
-        """The first row of the tail; `NEVER` in an endless run."""
-        if recipe.config.epochs is not None:
-            self.tail_start = reading.lengths.find_ending(reading.start).start
-            self._most = max(self._most, self.tail_start)
-        self._rows: Ints | None = None
-        if len(recipe.components) > 1:
-            rows = np.arange(reading.last_row)
-            rows = rows[recipe.components_of(rows) == place]
-            lanes = rows % self._num_lanes
-            self._rows = rows[np.argsort(lanes, kind="stable")]
-            self._counts = np.bincount(lanes, minlength=self._num_lanes)
-            self._firsts = np.cumsum(self._counts) - self._counts
-
-    def at(self, lanes: Ints, numbers: Ints) -> Ints:
-        """The row of the run that is row `numbers` of a lane, within the component: int64.
-
-        The result is at most the last row, or the start of the tail.
-        """
-        if self._rows is None:
-            return np.minimum(numbers * self._num_lanes + lanes, self._most)
-        found = np.full(len(lanes), self._most)
-        is_there = numbers < self._counts[lanes]
-        found[is_there] = self._rows[(self._firsts[lanes] + numbers)[is_there]]
-        return found
-
-
 # ---------------------------------------------------------------- shuffle blocks
 
 
 def _list_blocks(reading: Reading, place: int) -> Iterator[Part]:
     """Yield the uses of a component, epoch by epoch, by its order's shuffle blocks."""
-    lengths, component = reading.lengths, reading.lengths.recipe.components[place]
+    lengths, component = reading.lengths, reading.recipe.components[place]
     lanes, num_nodes = component.lanes, component.lanes.num_nodes
     rows, cursors = _sample_cursors(reading, place)
     first_shard = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
     last_epoch = int(lanes.epoch_positions(np.arange(lanes.num_lanes), cursors[-1])[0].max())
-    for epoch in range(last_epoch + 1):
+    num_epochs = min(last_epoch + 1, NEVER if lanes.epochs is None else lanes.epochs)
+    for epoch in range(num_epochs):
         order = lengths.walkers[place].orders(epoch)
         assert isinstance(order, SeekableOrder)
         uses = order.uses()
@@ -247,28 +129,40 @@ def _list_blocks(reading: Reading, place: int) -> Iterator[Part]:
                 for rounds in (uses.first_rounds, uses.stop_rounds)
             )
             own, begins, ends = (each[ends > begins] for each in (own, begins, ends))
-            started = np.interp(begins, cursors[:, lane], rows).astype(np.int64)
+            firsts, lasts = (np.interp(each, cursors[:, lane], rows) for each in (begins, ends))
             is_read = begins < cursors[-1, lane] + reading.documents_ahead[place]
-            yield (
-                np.full(int(is_read.sum()), reading.world.node_of_lane[lane]),
-                np.full(int(is_read.sum()), epoch),
-                uses.shards[own][is_read] + first_shard,
-                started[is_read],
-                np.interp(ends, cursors[:, lane], rows).astype(np.int64)[is_read],
+            part = Part(
+                np.full(len(own), reading.world.node_of_lane[lane]),
+                np.full(len(own), epoch),
+                uses.shards[own] + first_shard,
+                firsts.astype(np.int64),
+                lasts.astype(np.int64),
             )
+            yield take_uses(part, is_read)
+            if (tail_start := reading.tail_starts[place]) < reading.num_rows:
+                tail = take_uses(part, is_read & (lasts > tail_start))
+                firsts_of_tail = np.maximum(tail.first_rows, tail_start)
+                # rows of a tail have documents of any lane, so every node reads these
+                for node in range(reading.world.num_nodes):
+                    nodes = np.full_like(tail.nodes, node)
+                    yield tail._replace(nodes=nodes, first_rows=firsts_of_tail)
 
 
 def _sample_cursors(reading: Reading, place: int) -> tuple[Ints, Ints]:
     """Rows of the run, int64 [rows], and the documents started before them: int64 [rows, lanes]."""
+    tail_start, end = min(reading.tail_starts[place], reading.last_row), reading.last_row
+    if reading.recipe.has_stream_ends:
+        end = min(end, reading.lengths.find_tails(reading.start).ending.stream_ends[place])
     wanted = np.concatenate(
         [
             np.linspace(0, reading.num_rows, _MOST_CURSORS),
             np.linspace(reading.num_rows, reading.last_row, _MOST_CURSORS),
+            [tail_start],
         ]
-    )
+    ).astype(np.int64)
     known: dict[int, Ints] = {}
-    for row in np.unique(wanted.astype(np.int64)).tolist():
+    for row in np.unique(wanted[wanted <= tail_start]).tolist():
         if (cursors := reading.find(row)) is not None:
             known[row] = cursors[place, :, CURSOR_ORDINAL] + (cursors[place, :, CURSOR_OFFSET] > 0)
-    known.setdefault(reading.last_row, reading.stops[place])
+    known.setdefault(end, reading.stops[place])
     return np.array(list(known)), np.stack(list(known.values()))

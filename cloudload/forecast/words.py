@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from cloudload.forecast.figure import Figure
 from cloudload.forecast.run_plan import NodePlan, RunPlan, StreamPlan
 
@@ -11,6 +13,12 @@ Section = tuple[str, list[tuple[str, str]]]
 """A title, and (name, text) of each line."""
 
 _MOST_WORLDS, _MOST_NODES, _MOST_EPOCHS = 40, 16, 6
+_MOST_ENDS, _MOST_OF_NAME = 8, 24
+_CACHES = {
+    "all shards": "all_bytes",
+    "working set": "working_set_bytes",
+    "with read-ahead": "needed_bytes",
+}
 BYTE_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 """Sizes and names of units, the largest first."""
 
@@ -19,7 +27,7 @@ def list_sections(plan: RunPlan) -> Iterator[Section]:
     """Yield the sections of a plan."""
     yield plan.description, [("based on", plan.basis)]
     yield "length", _list_length(plan)
-    yield "streams", [(each.name, line) for each in plan.streams for line in [_stream(each)]]
+    yield "streams", [(each.name, _stream(each, plan)) for each in plan.streams]
     yield "worlds", [("ranks", describe_worlds(plan))]
     yield "shard cache of a node", list(_list_cache(plan))
     yield "downloads", list(_list_downloads(plan))
@@ -37,8 +45,36 @@ def _list_length(plan: RunPlan) -> list[tuple[str, str]]:
     ]
 
 
-def _stream(each: StreamPlan) -> str:
-    return f"{describe_share(each.share)} of tokens; {each.tokens} tokens; {each.epochs} epochs"
+def _stream(each: StreamPlan, plan: RunPlan) -> str:
+    tokens, epochs = (
+        each.tokens.with_unit("tokens", "token"),
+        each.epochs.with_unit("epochs", "epoch"),
+    )
+    text = f"{describe_share(each.share)} of tokens; {tokens}; {epochs}"
+    if not has_stream_ends(plan):
+        return text
+    if each.last_step is None or each.tail_rows is None:
+        return f"{text}; does not end"
+    tail = each.tail_rows.with_unit("rows", "row")
+    return f"{text}; ends in step {each.last_step}, with a tail of {tail}"
+
+
+def has_stream_ends(plan: RunPlan) -> bool:
+    """Whether a stream ends in the run."""
+    return any(each.last_step is not None for each in plan.streams)
+
+
+def list_early_ends(plan: RunPlan) -> list[tuple[int, str]]:
+    """The last step of each stream that ends before the run does, and a label, by step."""
+    ends = [
+        (round(each.last_step.value), each.name)
+        for each in plan.streams
+        if each.last_step is not None and each.last_step.value < plan.steps.value
+    ]
+    return [
+        (step, f"end of {name if len(name) <= _MOST_OF_NAME else name[: _MOST_OF_NAME - 1] + '…'}")
+        for step, name in sorted(ends)[:_MOST_ENDS]
+    ]
 
 
 def describe_share(figure: Figure) -> str:
@@ -79,18 +115,18 @@ def shorten_bytes(value: float) -> str:
 
 
 def _list_cache(plan: RunPlan) -> Iterator[tuple[str, str]]:
-    node = max(plan.node_plans, key=lambda each: each.needed_bytes.value)
-    of_node = f", on node {node.node}" if plan.nodes > 1 else ""
-    yield "all shards", describe_bytes(node.all_bytes) + of_node
-    yield "working set", describe_bytes(node.working_set_bytes)
-    yield "with read-ahead", describe_bytes(node.needed_bytes)
+    for name, field in _CACHES.items():
+        sizes = [(getattr(each, field), each.node) for each in plan.node_plans]
+        size, node = max(sizes, key=lambda each: each[0].value)
+        yield name, describe_bytes(size) + (f", on node {node}" if plan.nodes > 1 else "")
     yield "least cache_limit", f"{plan.least_cache_bytes:,} bytes, or the loader refuses to start"
     limit = plan.cache_limit_bytes
     yield "cache_limit", "none" if limit is None else f"{limit:,} bytes"
 
 
 def _list_downloads(plan: RunPlan) -> Iterator[tuple[str, str]]:
-    yield "all nodes", f"{describe_bytes(plan.bytes_downloaded)}; {plan.requests} requests"
+    requests = plan.requests.with_unit("requests", "request")
+    yield "all nodes", f"{describe_bytes(plan.bytes_downloaded)}; {requests}"
     for node in plan.node_plans[:_MOST_NODES] if plan.nodes > 1 else ():
         yield f"node {node.node}", describe_bytes(node.bytes_downloaded)
     if plan.nodes > _MOST_NODES:
@@ -106,17 +142,21 @@ def _list_downloads(plan: RunPlan) -> Iterator[tuple[str, str]]:
 
 def describe_epochs(node: NodePlan) -> str:
     """The bytes that a node downloads in each epoch."""
-    shown = [shorten_bytes(each) for each in node.bytes_by_epoch[:_MOST_EPOCHS]]
-    if len(node.bytes_by_epoch) > _MOST_EPOCHS:
+    sizes = np.array(node.bytes_by_epoch)
+    used = int(np.flatnonzero(sizes).max(initial=-1)) + 1
+    shown = [shorten_bytes(each) for each in node.bytes_by_epoch[: min(used, _MOST_EPOCHS)]]
+    if used > _MOST_EPOCHS:
         shown.append("…")
+    elif used < len(sizes):
+        shown.append("then none" if used else "none")
     return f"{', '.join(shown)} on node {node.node}"
 
 
 def _list_speed(plan: RunPlan) -> Iterator[tuple[str, str]]:
     assert plan.first_batch_s is not None
     assert plan.tokens_per_worker_s is not None
-    yield "first batch", f"{plan.first_batch_s} s, from an empty cache"
-    yield "a worker", f"{plan.tokens_per_worker_s} tokens/s"
+    yield "first batch", f"{plan.first_batch_s.with_unit('s')}, from an empty cache"
+    yield "a worker", plan.tokens_per_worker_s.with_unit("tokens/s")
     if plan.workers is not None:
         low, high = f"{plan.workers.low:,.0f}", f"{plan.workers.high:,.0f}"
         ends = "" if low == high else f" ({low} to {high})"

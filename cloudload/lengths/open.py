@@ -138,12 +138,12 @@ def _missing(recipe: Recipe, missing: list[int], places: list[str]) -> DatasetEr
     if len(places) > 1:
         verb = "has" if len(missing) == 1 else "have"
         who = f"{len(missing):,} of {len(places):,} streams {verb}"
-    why, instead = "lengths are required", "use lengths='auto'"
+    why, instead = "lengths are required", "with lengths='auto'"
     if recipe.has_stream_ends:
         why = "a mixture with epochs or max_epochs needs token lengths"
-        instead = "omit epochs and max_epochs, and use take(n)"
+        instead = "without epochs and max_epochs, and with take(n)"
     return DatasetError(
         f"{why}, but {who} none for this tokenizer, text column and transform "
         f"(looked in {redact(places[missing[0]])}). Run: cloudload count {redact(dataset.url)} "
-        f"--tokenizer NAME, or {instead}"
+        f"--tokenizer NAME. A CloudLoader can also read the data {instead}; Rows needs the lengths"
     )

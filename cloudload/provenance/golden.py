@@ -30,7 +30,7 @@ from cloudload.config.choices import AUTO, LEARN
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.packing.tables import SPAN_STREAM
-from cloudload.provenance.state_words import Difference, compare_options, shorten
+from cloudload.provenance.state_words import Difference, compare_options, shorten, show_field
 from cloudload.run.state import read_state
 
 DATA, TOKENIZER, ORDER = "data", "tokenizer", "order"
@@ -281,5 +281,5 @@ def describe_report(report: GoldenReport) -> Iterator[str]:
         yield f"golden: row {report.first_row:,} differs, because of the {report.cause}"
         yield f"  {report.what}"
     for each in report.changed:
-        before, after = shorten(each.before), shorten(each.after)
+        before, after = (show_field(each.name, value) for value in (each.before, each.after))
         yield f"  {each.name} ({_cause_of(each.name)}): {before} → {after}"

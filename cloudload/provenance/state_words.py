@@ -19,7 +19,12 @@ from cloudload.errors import CloudloadError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.changes import ACCEPTABLE_FIELDS
-from cloudload.run.recipe import SAMPLES_FIELD, STREAM_SHARDS_FIELD
+from cloudload.run.recipe import (
+    MAX_EPOCHS_FIELD,
+    SAMPLES_FIELD,
+    STREAM_SHARDS_FIELD,
+    TOKENS_FIELD,
+)
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved, read_state
 from cloudload.stats import DOCUMENTS, FAILED, PADDING, READ, TOKENS
@@ -37,6 +42,8 @@ _FREE = {
     STREAM_SHARDS_FIELD: "may change: a resume reads the shards that the run began with",
     SAMPLES_FIELD: "compared only if data differs",
 }
+_BY_STREAM = (TOKENS_FIELD, MAX_EPOCHS_FIELD)
+"""The fields with a value for each stream, separated by commas, which may be empty."""
 _HELD = "held: a resume refuses another value"
 _ACCEPTABLE = "held, unless you accept another value with on_change={{{name!r}: 'accept'}}"
 _MOST_SHOWN = 120
@@ -264,6 +271,14 @@ def _rule_of(name: str) -> str:
     if name in _FREE:
         return _FREE[name]
     return _ACCEPTABLE.format(name=name) if name in ACCEPTABLE_FIELDS else _HELD
+
+
+def show_field(name: str, value: Any) -> str:
+    """Format a field of a state as text of limited length. Empty values become `none`."""
+    if name in _BY_STREAM and value is not None:
+        parts = str(value).split(",")
+        value = ", ".join(part or "none" for part in parts) if any(parts) else None
+    return shorten(None if value == "" else value)
 
 
 def shorten(value: Any) -> str:

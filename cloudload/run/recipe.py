@@ -95,6 +95,11 @@ class Recipe:
         return self.config.has_stream_ends
 
     @property
+    def has_tails(self) -> bool:
+        """Whether the run, or streams of it, end, so that rows of their tails may not be full."""
+        return self.config.epochs is not None or self.has_stream_ends
+
+    @property
     def has_text(self) -> bool:
         """Whether the documents of any stream are text, which must be tokenized."""
         return self.config.has_text

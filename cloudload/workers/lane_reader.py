@@ -43,7 +43,7 @@ _GUESS_WEIGHT_DOCUMENTS = 64
 _MOST_DOCUMENTS_OF_LANE = 64
 # a call first reads up to 8 times the missing tokens, to amortize its fixed cost, or fewer if the
 # documents that wait in the packers would then use more than about `_WAITING_BYTES`
-_MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
+MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
 _MOST_EAGERNESS_OF_FILL = 2.0**40
 # with token IDs, this many documents amortize a call's overhead; more would only add copying
 _ENOUGH_DOCUMENTS = 2_048
@@ -96,7 +96,7 @@ class LaneReader:
         )
         num_own = len(plan.own_lanes(worker)) * len(self._components)
         waiting_bytes = max(1.0, 4 * self._mean_tokens.max() * num_own)
-        self._most_eagerness = float(np.clip(_WAITING_BYTES / waiting_bytes, 1, _MOST_EAGERNESS))
+        self._most_eagerness = float(np.clip(_WAITING_BYTES / waiting_bytes, 1, MOST_EAGERNESS))
         self._enough_documents = math.inf if plan.recipe.has_text else _ENOUGH_DOCUMENTS
         self._prefetch = Prefetcher(plan, worker, documents, self.next_ordinals, self.ends)
 

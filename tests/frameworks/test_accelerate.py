@@ -123,3 +123,11 @@ def test_a_loader_wrapped_in_a_dataloader_is_refused(folder: str) -> None:
     )
     with pytest.raises(TypeError, match="do not wrap it in a DataLoader"):
         next(iter(wrapped))
+
+
+def test_preparing_a_loader_as_a_dataloader_is_refused(folder: str) -> None:
+    accelerator, loader = Accelerator(cpu=True), make_loader(folder, epochs=1)
+    for each in (loader, FromStart(loader)):
+        with pytest.raises(AttributeError, match=r"save it with accelerator\.register_for_checkp"):
+            accelerator.prepare_data_loader(cast(Any, each))
+        assert not hasattr(each, "dataset")

@@ -89,6 +89,19 @@ def test_the_command_reads_a_state_however_it_was_saved(
     assert json.loads(capsys.readouterr().out) == describe_state(state).as_dict()
 
 
+def test_fields_that_streams_do_not_have_are_shown_as_none(
+    streams: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state, _ = save_run(streams, {"mixed": True})
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps({**state, "max_epochs": ",3"}))
+    assert main(["state", "show", str(path)]) == 0
+    shown = {line.strip() for line in capsys.readouterr().out.splitlines()}
+    assert {"tokens_key           none", "max_epochs           none, 3"} <= shown
+    assert any(line.startswith("web   12 lanes from epoch") for line in shown)
+    assert "tokenizer none, or an object without a name" in shown
+
+
 def test_a_difference_says_what_a_resume_does_about_it(
     streams: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
