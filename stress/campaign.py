@@ -29,18 +29,23 @@ class Failures:
         print(f"FAILED: {what}", flush=True)
 
 
-def run_on_s3(name: str, run: Run) -> int:
-    """Run a campaign on an S3 server behind a fault proxy, print its summary, and return the exit
-    status."""
-    with (
-        # processes that are about to end may still write into the folder
-        tempfile.TemporaryDirectory(
-            prefix=f"cloudload-{name}-", ignore_cleanup_errors=True
-        ) as folder,
-        start_s3() as server,
-        start_fault_proxy(server.endpoint) as proxy,
-    ):
-        os.environ.update(server.environment())
-        summary = run(Path(folder), server, proxy)
+def run_in_folder(name: str, run: Callable[[Path], dict[str, Any]]) -> int:
+    """Run a campaign in a temporary folder, print its summary, and return the exit status."""
+    # processes that are about to end may still write into the folder
+    with tempfile.TemporaryDirectory(
+        prefix=f"cloudload-{name}-", ignore_cleanup_errors=True
+    ) as folder:
+        summary = run(Path(folder))
     print(json.dumps(summary, indent=2))
     return 1 if summary["failures"] else 0
+
+
+def run_on_s3(name: str, run: Run) -> int:
+    """Run a campaign on an S3 server behind a fault proxy, like `run_in_folder`."""
+
+    def run_there(folder: Path) -> dict[str, Any]:
+        with start_s3() as server, start_fault_proxy(server.endpoint) as proxy:
+            os.environ.update(server.environment())
+            return run(folder, server, proxy)
+
+    return run_in_folder(name, run_there)

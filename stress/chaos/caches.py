@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from cloudload.system.temp_files import TAG
-from stress.chaos.rank import Campaign
+from stress.chaos.rank import Campaign, Job
 
 
 def damage_caches(campaign: Campaign, draw: random.Random, wipe: float) -> None:
@@ -16,7 +16,7 @@ def damage_caches(campaign: Campaign, draw: random.Random, wipe: float) -> None:
     for cache in campaign.folder.glob("cache-*"):
         choice = draw.random()
         if choice < wipe:
-            shutil.rmtree(cache)
+            _empty(cache)
         elif choice < wipe + 0.4:
             own = sorted(tag.parent for tag in cache.rglob(TAG))
             files = sorted(
@@ -29,6 +29,14 @@ def damage_caches(campaign: Campaign, draw: random.Random, wipe: float) -> None:
                 _damage(path, draw)
 
 
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():  # the folder itself may be a mount point
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
 def _damage(path: Path, draw: random.Random) -> None:
     data, kind = path.read_bytes(), draw.randrange(6)
     at = draw.randrange(max(1, len(data)))
@@ -36,7 +44,7 @@ def _damage(path: Path, draw: random.Random) -> None:
         path.unlink()
     elif kind == 1:
         path.write_bytes(data[:at])
-    elif kind == 2:
+    elif kind == 2 and path.suffix != ".learned":  # it has no hash, because it is always written
         path.write_bytes(data[:at] + bytes([data[at] ^ 255] if data else []) + data[at + 1 :])
     elif kind == 3:
         path.write_bytes(data + b"more")
@@ -46,11 +54,11 @@ def _damage(path: Path, draw: random.Random) -> None:
         path.with_name(f"{path.name}.lock").touch()
 
 
-def left_overs(campaign: Campaign, nodes: int) -> set[tuple[str, int]]:
-    """The lock and part files in the caches of `nodes` nodes, as (path, inode)."""
+def left_overs(campaign: Campaign, job: Job) -> set[tuple[str, int]]:
+    """The lock and part files in the caches of a job's nodes, as (path, inode)."""
     found = set()
-    for node in range(nodes):
-        for path in (campaign.folder / f"cache-{node}").rglob("*"):
+    for node in range(job.nodes):
+        for path in job.cache(campaign, node).rglob("*"):
             with contextlib.suppress(FileNotFoundError):
                 if path.suffix in (".lock", ".part"):
                     found.add((str(path), path.stat().st_ino))

@@ -8,102 +8,156 @@ import json
 import random
 import shutil
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stress.chaos.caches import damage_caches, left_overs
-from stress.chaos.corpus import make_tokenizer, write_dataset
-from stress.chaos.findings import Findings
-from stress.chaos.jobs import Jobs
-from stress.chaos.rank import Campaign, Job, hash_rows
-from tests.support.fault_proxy import FaultProxy
-from tests.support.servers import BUCKET, S3Server
-
-NUM_LANES = 24
-CAMPAIGNS: tuple[tuple[str, dict[str, Any], tuple[float, ...] | None], ...] = (
-    ("concat", {}, None),
-    ("best_fit, mixed", {"packing": "best_fit", "open_rows": 4}, (0.7, 0.3)),
-    ("finite, to its end", {"epochs": 1, "packing": "best_fit"}, None),
-    (
-        "one_per_row, seekable",
-        {"packing": "one_per_row", "overflow": "rows", "shuffle_algo": "seekable"},
-        None,
-    ),
-    ("concat, mixed, py1br", {"shuffle_algo": "py1br"}, (0.5, 0.5)),
+from stress.chaos.caches import damage_caches
+from stress.chaos.corpus import (
+    differing_lengths,
+    has_lengths,
+    make_tokenizer,
+    write_dataset,
+    write_lengths,
 )
+from stress.chaos.disks import can_mount, unmount
+from stress.chaos.drama import draw_drama
+from stress.chaos.family import Family
+from stress.chaos.findings import Findings
+from stress.chaos.jobs import MOST_ROWS, NUM_LANES, draw_job
+from stress.chaos.kinds import COUNTED, KINDS, LEARNED
+from stress.chaos.rank import Campaign, Job, hash_rows
+from stress.chaos.run import JobRun, Stage
+from stress.chaos.stores import Store
 
 
 class Campaigns:
     """Runs all campaigns, and collects their findings."""
 
-    def __init__(
-        self, args: argparse.Namespace, folder: Path, server: S3Server, proxy: FaultProxy
-    ) -> None:
-        self._args, self._folder = args, folder
-        self._draw, self._found = random.Random(args.seed), Findings()
-        self._jobs = Jobs(args, self._draw, server, proxy, self._found)
+    def __init__(self, args: argparse.Namespace, folder: Path, stores: Sequence[Store]) -> None:
+        self._args, self._folder, self._stores = args, folder, stores
+        self._draw, self._found, self._family = random.Random(args.seed), Findings(), Family()
+        self._stage = Stage(self._family, self._found, self._draw, args.pause)
         self._tokenizer = make_tokenizer(folder)
+        self._has_disks = can_mount(folder)
+        self._deadline = time.monotonic() + 60.0 * args.minutes
+        self._variables = {
+            name: value for store in stores for name, value in store.environment.items()
+        }
 
     def run(self) -> dict[str, Any]:
         """Run campaigns until there are enough jobs and faults, and return a summary."""
-        started, number, found = time.monotonic(), 0, self._found
-        with self._jobs.family_started():
-            while found.jobs < self._args.restarts or found.faults.total() < self._args.faults:
-                self._run_campaign(self._make_campaign(number))
+        started, number = time.monotonic(), self._args.seed
+        with self._family.started():
+            while not self._is_over():
+                self._run_campaign(number)
                 number += 1
         minutes = round((time.monotonic() - started) / 60, 1)
-        return {"campaigns": number, **found.summary(), "minutes": minutes}
+        campaigns = number - self._args.seed
+        return {"campaigns": campaigns, **self._found.summary(), "minutes": minutes}
 
-    def _make_campaign(self, number: int) -> Campaign:
-        name, settings, proportions = CAMPAIGNS[number % len(CAMPAIGNS)]
+    def _is_over(self) -> bool:
+        found, args = self._found, self._args
+        is_enough: bool = found.jobs >= args.restarts and found.faults.total() >= args.faults
+        return is_enough or time.monotonic() > self._deadline
+
+    def _make_campaign(self, number: int, store: Store) -> Campaign:
+        kind, draw = KINDS[number % len(KINDS)], self._draw
         folder = self._folder / f"campaign-{number}"
         folder.mkdir()
+        lengths = draw.choice(kind.lengths)
         urls = tuple(
-            f"s3://{BUCKET}/{number}/{stream}" for stream in range(len(proportions or "x"))
+            store.url(f"{number}/{stream}") for stream in range(len(kind.proportions or "x"))
         )
         for stream, url in enumerate(urls):
-            write_dataset(folder, url, self._args.documents // (stream + 1), self._draw.random())
-        settings = {"num_lanes": NUM_LANES, "seed": number, "eos": "<|endoftext|>", **settings}
-        return Campaign(name, folder, urls, self._tokenizer, settings, proportions)
+            write_dataset(folder, url, self._args.documents // (stream + 1), draw.random())
+            if lengths == COUNTED:
+                write_lengths(url, self._tokenizer)
+        return Campaign(
+            name=kind.name,
+            folder=folder,
+            urls=urls,
+            tokenizer=self._tokenizer,
+            settings={
+                "num_lanes": NUM_LANES,
+                "seed": number,
+                "eos": "<|endoftext|>",
+                **kind.settings,
+            },
+            proportions=kind.proportions,
+            lengths=lengths,
+            has_disks=self._has_disks and draw.random() < 0.5,
+        )
 
-    def _run_campaign(self, campaign: Campaign) -> None:
+    def _run_campaign(self, number: int) -> None:
+        store = self._draw.choice(self._stores)
+        campaign = self._make_campaign(number, store)
+        has_learned = campaign.lengths == LEARNED
+        try:
+            trained, stop = self._run_jobs(campaign, store)
+            self._found.rows += compare(campaign, trained, stop, self._found)
+            if has_learned:
+                self._check_learned(campaign)
+        finally:
+            for cache in campaign.folder.glob("cache-*"):
+                if cache.is_mount():
+                    unmount(cache)
+            shutil.rmtree(campaign.folder, ignore_errors=True)
+
+    def _run_jobs(self, campaign: Campaign, store: Store) -> tuple[dict[int, str], int]:
+        """Run a campaign's jobs; return the hashes of the rows up to the last checkpoint, and the
+        number of these rows."""
         trained: dict[int, str] = {}
         seen: dict[int, str] = {}
         start = 0
         for _ in range(self._args.jobs):
-            damage_caches(campaign, self._draw, self._args.wipe)
-            job = self._jobs.make()
-            before = left_overs(campaign, job.nodes)
-            did = self._jobs.run(campaign, job, before)
+            if campaign.lengths == LEARNED and all(map(has_lengths, campaign.urls)):
+                campaign = replace(campaign, lengths=COUNTED)
+            job, did = self._run_job(campaign, store)
             stop = (
                 json.loads(campaign.state_file.read_text())["rows"]
                 if campaign.state_file.exists()
                 else 0
             )
             found = _rows_of(campaign, job)
-            for row, row_hash in found.items():
-                if seen.setdefault(row, row_hash) != row_hash:
-                    self._found.fail(
-                        f"{campaign.name}, job {job.number}: row {row} is not "
-                        "what it was in an earlier job"
-                    )
-            if missing := [row for row in range(start, stop) if row not in found]:
-                self._found.fail(
-                    f"{campaign.name}, job {job.number}: rows {missing[:5]} up to its last "
-                    "checkpoint are not there"
-                )
+            self._check_rows(f"{campaign.name}, job {job.number}", found, seen, range(start, stop))
             trained.update({row: found[row] for row in range(start, stop) if row in found})
             self._found.replayed += sum(row >= stop for row in found)
-            what = (
-                f"{job.ranks} ranks, {job.nodes} nodes, {job.workers} workers: rows {start:,} "
-                f"to {stop:,}, {did}"
+            print(
+                f"{campaign.name} on {store.scheme}, job {job.number}: rows {start:,} to "
+                f"{stop:,}, {did}, {self._found.faults.total():,} faults so far",
+                flush=True,
             )
-            print(f"{campaign.name}, job {job.number}: {what}", flush=True)
             start = stop
-            if (campaign.folder / "ended").exists():
+            if (campaign.folder / "ended").exists() or self._is_over():
                 break
-        self._found.rows += compare(campaign, trained, start, self._found)
-        shutil.rmtree(campaign.folder)
+        return trained, start
+
+    def _run_job(self, campaign: Campaign, store: Store) -> tuple[Job, str]:
+        damage_caches(campaign, self._draw, self._args.wipe)
+        store.set_faults(self._draw, self._args.share)
+        self._found.jobs += 1
+        drama = draw_drama(self._draw, has_disks=campaign.has_disks)
+        job = draw_job(self._draw, self._found.jobs, campaign, drama, self._variables)
+        return job, JobRun(campaign, job, drama, store, self._stage).run()
+
+    def _check_rows(
+        self, what: str, found: dict[int, str], seen: dict[int, str], saved: range
+    ) -> None:
+        """Check a job's rows: those up to its last checkpoint are there, and none has changed."""
+        for row, row_hash in found.items():
+            if seen.setdefault(row, row_hash) != row_hash:
+                self._found.fail(f"{what}: row {row} is not what it was in an earlier job")
+        if missing := [row for row in saved if row not in found]:
+            self._found.fail(f"{what}: rows {missing[:5]} up to its last checkpoint are not there")
+
+    def _check_learned(self, campaign: Campaign) -> None:
+        for stream, url in enumerate(campaign.urls):
+            folder = campaign.folder / f"counted-{stream}"
+            if wrong := differing_lengths(url, campaign.tokenizer, folder):
+                self._found.fail(f"{campaign.name}: {wrong} are not what cloudload count writes")
+            self._found.drawn["learned lengths"]["complete" if has_lengths(url) else "partial"] += 1
 
 
 def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findings) -> int:
@@ -114,10 +168,11 @@ def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findi
     expected: dict[int, str] = {}
     # at least the global batch of any job, because a job may pad the end
     with campaign.make_loader(
-        batch_size=48,
+        batch_size=MOST_ROWS,
         num_workers=0,
         local=campaign.folder / "undisturbed",
         tokenizer_backend="hf",
+        lengths="require" if campaign.needs_lengths else "off",
     ) as loader:
         for batch in loader:
             expected.update(hash_rows(batch))
@@ -125,7 +180,7 @@ def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findi
                 break
     if (campaign.folder / "ended").exists():
         stop = min(stop, len(expected))
-        if len(trained) < len(expected) - 48:
+        if len(trained) < len(expected) - MOST_ROWS:
             found.fail(f"{campaign.name}: ended after {len(trained)} of {len(expected)} rows")
     different = [row for row in range(stop) if trained.get(row) != expected.get(row)]
     if different:

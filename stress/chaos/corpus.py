@@ -1,4 +1,4 @@
-"""Create the campaigns' input: a small tokenizer, and datasets of small shards."""
+"""The campaigns' input: a small tokenizer, and datasets of small shards with token lengths."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import random
 from pathlib import Path
 
-from cloudload import convert_to_mds
+from cloudload import convert_to_mds, count_tokens
+from cloudload.storage.objects import list_objects, read_object
 from scripts.train_tokenizer import save_tokenizer, standard_library_texts, train_tokenizer
 
 
@@ -34,3 +35,33 @@ def write_dataset(folder: Path, url: str, num_documents: int, seed: float) -> No
                 + "\n"
             )
     convert_to_mds([str(source)], url, shard_bytes=1_500, processes=1, progress=False)
+
+
+def write_lengths(url: str, tokenizer: str, out: Path | None = None) -> None:
+    """Count the tokens of a dataset; the lengths go into its folder, or into `out`."""
+    count_tokens(
+        url, tokenizer=tokenizer, tokenizer_backend="hf", out=out, processes=1, progress=False
+    )
+
+
+def has_lengths(url: str) -> bool:
+    """Whether a dataset has the lengths of all documents."""
+    return any("/index-" in item.url for item in list_objects(f"{url}/lengths"))
+
+
+def differing_lengths(url: str, tokenizer: str, folder: Path) -> list[str]:
+    """The URLs of finished files of learned lengths whose bytes are not those of a count."""
+    write_lengths(url, tokenizer, folder)
+    counted = {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+    learned = [item.url for item in list_objects(f"{url}/lengths")]
+    return [
+        each
+        for each in learned
+        # nodes keep parts of a group until it is complete
+        if not each.endswith(".part")
+        and read_object(each) != counted.get(each.removeprefix(f"{url}/lengths/"))
+    ]

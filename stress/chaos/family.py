@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.support import ROOT
 
 MARK = "CLOUDLOAD_CHAOS"
+_PRELOADED = ("boto3", "google.cloud.storage", "tokenizers")
 
 
 class Family:
@@ -31,7 +32,7 @@ class Family:
         os.environ[MARK] = self._mark
         # a fork server does not inherit sys.path (python/cpython#117378)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        self.context.set_forkserver_preload(["stress.chaos.rank", "boto3", "tokenizers"])
+        self.context.set_forkserver_preload(["stress.chaos.rank", *_PRELOADED])
         try:
             warm = self.context.Process(target=int)
             warm.start()

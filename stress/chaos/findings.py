@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import subprocess
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
 from stress.campaign import Failures
+from tests.support import ROOT
 
 
 @dataclass
@@ -16,21 +18,37 @@ class Findings(Failures):
     jobs: int = 0
     rows: int = 0
     replayed: int = 0
-    slowest_end_s: float = 0.0
+    slowest_end_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Most seconds from the end of a job to that of its last process, by the kind of end."""
     faults: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
-    done: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    stops: Counter[str] = field(default_factory=Counter)
+    disks: Counter[str] = field(default_factory=Counter)
+    drawn: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """How many jobs had each value of an option, by the option's name."""
 
     def summary(self) -> dict[str, Any]:
         """The counts and failures as JSON values."""
         return {
+            "commit": find_commit(),
             "restarts": self.jobs,
             "faults": self.faults.total(),
             "rows": self.rows,
             "rows read again": self.replayed,
-            "seconds from an end to the last process's": round(self.slowest_end_s, 1),
-            "done": dict(self.done),
+            "most seconds from an end to the last process's": dict(self.slowest_end_s),
+            "ends": dict(self.ends),
+            "stops": dict(self.stops),
+            "disks": dict(self.disks),
             "injected": dict(self.faults),
             "errors": dict(self.errors),
+            "jobs": {name: dict(counts) for name, counts in self.drawn.items()},
             "failures": self.failures,
         }
+
+
+def find_commit() -> str:
+    """The commit of this checkout, with `-dirty` if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"

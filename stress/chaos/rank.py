@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -18,10 +19,8 @@ import torch
 import torch.distributed as dist
 
 from cloudload import CloudLoader, Retry, Stream
-
-RETRY = Retry(timeout_s=1.0, deadline_s=30.0, pause_s=0.02)
-# a job without progress hangs after this time, which is longer than the retries of a request
-PATIENCE_S = 60.0
+from cloudload.delivery import exchange, gather
+from stress.chaos.kinds import NONE
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,20 @@ class Campaign:
     tokenizer: str
     settings: dict[str, Any] = field(default_factory=dict)
     proportions: tuple[float, ...] | None = None
+    lengths: str = NONE
+    """One of the values of `Kind.lengths`."""
+    has_disks: bool = False
+    """Whether each of its caches is a file system, which jobs may fill."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the run ends."""
+        return "epochs" in self.settings
+
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether it is a finite mixture, which does not run without lengths."""
+        return self.is_finite and self.proportions is not None
 
     @property
     def state_file(self) -> Path:
@@ -57,7 +70,7 @@ class Job:
 
     number: int
     ranks: int
-    nodes: int
+    ranks_per_node: int
     workers: int
     batch_size: int
     steps: int
@@ -66,7 +79,22 @@ class Job:
     verify: str
     start_method: str
     tokenizer_backend: str
+    lengths: str
+    exchange_every: int
+    patience_s: float
+    """Seconds that a rank waits for others. Requests are retried for half as long."""
+    dies: tuple[int, float] | None
+    """A rank that dies while it connects to the others, and the seconds from its first attempt."""
     environment: dict[str, str]
+
+    @property
+    def nodes(self) -> int:
+        """The number of nodes. The last one may have fewer ranks than the others."""
+        return -(-self.ranks // self.ranks_per_node)
+
+    def cache(self, campaign: Campaign, node: int) -> Path:
+        """The cache folder of a node."""
+        return campaign.folder / f"cache-{node}"
 
     def rows_file(self, campaign: Campaign, rank: int) -> Path:
         """The file of a rank's rows: one JSON line per batch, which maps row indices to hashes."""
@@ -85,39 +113,20 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
     # to show where the process hangs
     faulthandler.register(signal.SIGUSR1)
     os.environ.update(
-        job.environment
-        | {"LOCAL_WORLD_SIZE": str(job.ranks // job.nodes), "GLOO_SOCKET_IFNAME": "lo"}
+        job.environment | {"LOCAL_WORLD_SIZE": str(job.ranks_per_node), "GLOO_SOCKET_IFNAME": "lo"}
     )
     torch.set_num_threads(1)
     store = campaign.folder / f"job-{job.number}.store"
-    timeout = timedelta(seconds=PATIENCE_S)
+    timeout = timedelta(seconds=job.patience_s)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=job.ranks, timeout=timeout
     )
-    loader = campaign.make_loader(
-        batch_size=job.batch_size,
-        num_workers=job.workers,
-        local=campaign.folder / f"cache-{rank * job.nodes // job.ranks}",
-        cache_limit=job.cache_limit,
-        verify=job.verify,
-        start_method=job.start_method,
-        tokenizer_backend=job.tokenizer_backend,
-        exchange_timeout_s=PATIENCE_S,
-        retry=RETRY,
-    )
+    if job.dies is not None and job.dies[0] == rank:
+        _die_while_connecting(job.dies[1])
+    loader = _make_loader(campaign, job, rank)
     if campaign.state_file.exists():
         loader.load_state_dict(json.loads(campaign.state_file.read_text()))
-    has_ended = True
-    with job.rows_file(campaign, rank).open("w") as rows:
-        for step, batch in enumerate(loader, 1):
-            rows.write(json.dumps(hash_rows(batch)) + "\n")
-            rows.flush()
-            dist.barrier()
-            if step % job.save_every == 0 and rank == 0:
-                _save(campaign, loader)
-            if step == job.steps:
-                has_ended = False
-                break
+    has_ended = _train(campaign, job, rank, loader)
     dist.barrier()
     if rank == 0:
         _save(campaign, loader, has_ended=has_ended)
@@ -126,16 +135,55 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
     dist.destroy_process_group()
 
 
+def _die_while_connecting(delay_s: float) -> None:
+    connect = gather.Gather
+
+    def die(*arguments: Any) -> gather.Gather:
+        threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return connect(*arguments)
+
+    vars(exchange)["Gather"] = die
+
+
+def _make_loader(campaign: Campaign, job: Job, rank: int) -> CloudLoader:
+    return campaign.make_loader(
+        batch_size=job.batch_size,
+        num_workers=job.workers,
+        local=job.cache(campaign, rank // job.ranks_per_node),
+        cache_limit=job.cache_limit,
+        verify=job.verify,
+        start_method=job.start_method,
+        tokenizer_backend=job.tokenizer_backend,
+        lengths=job.lengths,
+        exchange_every=job.exchange_every,
+        exchange_timeout_s=job.patience_s,
+        retry=Retry(timeout_s=1.0, deadline_s=job.patience_s / 2, pause_s=0.02),
+    )
+
+
+def _train(campaign: Campaign, job: Job, rank: int, loader: CloudLoader) -> bool:
+    """Write the rows of each batch. Returns whether the data has ended."""
+    with job.rows_file(campaign, rank).open("w") as rows:
+        for step, batch in enumerate(loader, 1):
+            rows.write(json.dumps(hash_rows(batch)) + "\n")
+            rows.flush()
+            dist.barrier()
+            if step % job.save_every == 0 and rank == 0:
+                _save(campaign, loader)
+            if step == job.steps:
+                return False
+    return True
+
+
 def hash_rows(batch: Any) -> dict[int, str]:
     """Map the index in the run of each row to a hash of its IDs and labels."""
-    hashes = {}
-    for place, (ids, labels) in enumerate(
-        zip(batch["input_ids"].numpy(), batch["labels"].numpy(), strict=True)
-    ):
-        hashes[batch.first_row + place * batch.row_step] = hashlib.sha256(
-            ids.tobytes() + labels.tobytes()
-        ).hexdigest()[:24]
-    return hashes
+    rows = zip(
+        batch.rows.tolist(), batch["input_ids"].numpy(), batch["labels"].numpy(), strict=True
+    )
+    return {
+        row: hashlib.sha256(ids.tobytes() + labels.tobytes()).hexdigest()[:24]
+        for row, ids, labels in rows
+    }
 
 
 def _save(campaign: Campaign, loader: CloudLoader, *, has_ended: bool = False) -> None:

@@ -4,6 +4,7 @@ undisturbed run reads."""
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,16 @@ from pathlib import Path
 import pytest
 
 from stress.chaos.campaigns import compare
+from stress.chaos.drama import CONNECTING, ENDS, STOPPED, draw_drama
 from stress.chaos.findings import Findings
-from stress.chaos.rank import Campaign, hash_rows
+from stress.chaos.jobs import MOST_ROWS, NUM_LANES, START_METHODS, draw_job
+from stress.chaos.kinds import COUNTED, KINDS
+from stress.chaos.rank import Campaign, Job, hash_rows
+from stress.chaos.together import add
 from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
 
-COMMAND = "--restarts 16 --faults 200 --documents 1500 --jobs 8"
+COMMAND = "--restarts 16 --faults 200 --documents 1500 --jobs 8 --minutes 10 --together 2"
 
 
 @pytest.mark.long
@@ -33,6 +38,55 @@ def test_a_job_in_a_hostile_world_loses_repeats_and_changes_nothing() -> None:
     assert summary["restarts"] >= 10
     assert summary["faults"] >= 200
     assert summary["rows"] > 0
+
+
+def test_jobs_have_every_option_and_ranks_that_can_share_the_lanes(tmp_path: Path) -> None:
+    draw, jobs, happens = random.Random(1), list[tuple[Campaign, Job]](), set[str]()
+    for number in range(1_500):
+        kind = KINDS[number % len(KINDS)]
+        lengths = draw.choice(kind.lengths)
+        settings, shares = dict(kind.settings), kind.proportions
+        campaign = Campaign(kind.name, tmp_path, (), "", settings, shares, lengths)
+        drama = draw_drama(draw, has_disks=True)
+        jobs.append((campaign, draw_job(draw, number, campaign, drama, {})))
+        happens |= {drama.end, str(drama.disk)}
+        happens |= {drama.stop.of} if drama.stop else set()
+        assert (jobs[-1][1].dies is not None) == (drama.end == CONNECTING)
+    assert happens == {*ENDS, *STOPPED, "small", "fills", "None"}
+    assert {job.start_method for _, job in jobs} == START_METHODS.keys()
+    assert {job.lengths for _, job in jobs} == {"auto", "require", "learn", "off"}
+    assert {job.nodes for _, job in jobs} >= {1, 2, 3}
+    uneven = [(campaign, job) for campaign, job in jobs if NUM_LANES % job.ranks]
+    assert {job.ranks for _, job in uneven} == {5, 7, 9}
+    assert all(campaign.lengths == COUNTED and job.lengths != "off" for campaign, job in uneven)
+    assert all(job.ranks * job.batch_size <= MOST_ROWS for _, job in jobs)
+
+
+def test_summaries_of_several_campaigns_are_added_up() -> None:
+    first = {
+        "restarts": 2,
+        "ends": {"none": 1, "SIGKILL all": 1},
+        "most seconds": {"none": 3.5},
+        "jobs": {"store": {"s3": 2}},
+        "failures": ["a"],
+        "minutes": 2.0,
+    }
+    second = {
+        "restarts": 3,
+        "ends": {"none": 3},
+        "most seconds": {"none": 2.0, "SIGKILL all": 1.0},
+        "jobs": {"store": {"gs": 3}, "nodes": {"1": 3}},
+        "failures": ["b"],
+        "minutes": 1.0,
+    }
+    assert add([first, second]) == {
+        "restarts": 5,
+        "ends": {"none": 4, "SIGKILL all": 1},
+        "most seconds": {"none": 3.5, "SIGKILL all": 1.0},
+        "jobs": {"store": {"s3": 2, "gs": 3}, "nodes": {"1": 3}},
+        "failures": ["a", "b"],
+        "minutes": 2.0,
+    }
 
 
 def test_a_row_that_differs_from_the_undisturbed_run_is_a_failure(

@@ -1,0 +1,71 @@
+"""What happens to the processes and disks of a job while it runs, drawn at random."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+CONNECTING = "SIGKILL a rank that connects"
+ENDS = {
+    "none": 3,
+    "SIGKILL a worker": 3,
+    "SIGKILL a rank": 3,
+    "SIGKILL all": 2,
+    "SIGTERM a rank": 1,
+    "SIGKILL ranks": 1,
+    CONNECTING: 1,
+}
+STOPPED = {"a rank": 3, "a worker": 3, "all ranks": 1, "all processes": 1, "the store": 3}
+# seconds, and how often
+STOPS_S = {(0.5, 6.0): 14, (10.0, 35.0): 4, (65.0, 110.0): 1}
+LONG_S = 60.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Processes that are stopped (SIGSTOP) and continued (SIGCONT)."""
+
+    of: str
+    """One of `STOPPED`."""
+    seconds: float
+    is_at_end: bool
+    """Whether the job's end comes while they are stopped."""
+
+    def describe(self) -> str:
+        """The stop's kind, for counts."""
+        length = "a minute or more" if self.seconds >= LONG_S else "seconds"
+        return f"SIGSTOP of {self.of} for {length}"
+
+
+@dataclass(frozen=True)
+class Drama:
+    """What happens to a job."""
+
+    end: str
+    """One of `ENDS`."""
+    is_early: bool
+    """Whether the end comes before the first step."""
+    stop: Stop | None
+    disk: str | None
+    """`small` from the start, or `fills` while the job runs; None for an ample disk."""
+    patience_s: float
+    """Seconds that ranks wait for others: less than some stops last."""
+
+
+def draw_drama(draw: random.Random, *, has_disks: bool) -> Drama:
+    """Draw what happens to a job."""
+    end = _choose(draw, ENDS)
+    is_early = end not in ("none", CONNECTING) and draw.random() < 0.15
+    stop = None
+    if not is_early and end != CONNECTING and draw.random() < 0.45:
+        stop = Stop(
+            _choose(draw, STOPPED), draw.uniform(*_choose(draw, STOPS_S)), draw.random() < 0.3
+        )
+    disk = draw.choice(["small", "fills", None]) if has_disks else None
+    is_long = stop is not None and stop.seconds > LONG_S
+    return Drama(end, is_early, stop, disk, draw.choice([60.0, 150.0]) if is_long else 60.0)
+
+
+def _choose(draw: random.Random, weights: dict[Any, int]) -> Any:
+    return draw.choices(list(weights), list(weights.values()))[0]

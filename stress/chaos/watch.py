@@ -1,0 +1,98 @@
+"""Watch the ranks of a job, which write a line for each batch."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from stress.chaos.family import Family, kill
+from stress.chaos.rank import Campaign, Job, run_rank
+
+_CONNECTS = "_create_gloo_process_group"
+_LOOK_EVERY_S, _STACKS_S = 0.02, 1.0
+
+
+class Watch:
+    """The processes of a job, and their progress."""
+
+    def __init__(self, campaign: Campaign, job: Job, family: Family) -> None:
+        self._campaign, self._job, self._family = campaign, job, family
+        self.ranks: list[ForkServerProcess] = [
+            family.context.Process(target=run_rank, args=(campaign, job, rank))
+            for rank in range(job.ranks)
+        ]
+        for rank in self.ranks:
+            rank.start()
+
+    def heads(self) -> set[int]:
+        """The PIDs of the living ranks."""
+        return {rank.pid for rank in self.ranks if rank.pid and rank.is_alive()}
+
+    def others(self) -> set[int]:
+        """The PIDs of the living processes that the ranks started."""
+        return self._family.members() - self.heads()
+
+    def has_ended(self) -> bool:
+        """Whether all ranks have ended."""
+        return not self.heads()
+
+    def has_lost_a_rank(self) -> bool:
+        """Whether a rank has ended."""
+        return len(self.heads()) < len(self.ranks)
+
+    def written(self) -> int:
+        """The bytes that all ranks have written."""
+        return sum(file.stat().st_size for file in self._rows_files() if file.exists())
+
+    def has_stepped(self) -> bool:
+        """Whether all ranks have taken a step."""
+        return all(file.exists() and file.stat().st_size for file in self._rows_files())
+
+    def wait_until(self, condition: Callable[[], bool], quiet_s: float) -> bool:
+        """Wait until a condition is true, and return True.
+
+        Returns False after `quiet_s` seconds in which the ranks wrote nothing.
+        """
+        written, deadline = self.written(), time.monotonic() + quiet_s
+        while not condition():
+            if time.monotonic() > deadline:
+                return condition()
+            if (now := self.written()) > written:
+                written, deadline = now, time.monotonic() + quiet_s
+            time.sleep(_LOOK_EVERY_S)
+        return True
+
+    def stacks(self) -> dict[int, str]:
+        """The stacks of the living ranks, which they add to their logs, by rank."""
+        logs = {
+            number: self._job.log_file(self._campaign, number)
+            for number, rank in enumerate(self.ranks)
+            if rank.is_alive()
+        }
+        sizes = {number: log.stat().st_size for number, log in logs.items() if log.exists()}
+        for number in sizes:
+            kill(self.ranks[number].pid, signal.SIGUSR1)
+        time.sleep(_STACKS_S)
+        return {
+            number: logs[number].read_bytes()[size:].decode(errors="replace")
+            for number, size in sizes.items()
+        }
+
+    def waits_for_torch(self) -> bool:
+        """Whether all living ranks wait for torch's own process group to connect.
+
+        torch lets them wait for a rank that was killed until a launcher ends them.
+        """
+        stacks = self.stacks()
+        return bool(stacks) and all(_CONNECTS in stack for stack in stacks.values())
+
+    def log(self, rank: int) -> str:
+        """What a rank and its workers have printed."""
+        log = self._job.log_file(self._campaign, rank)
+        return log.read_text(errors="replace") if log.exists() else ""
+
+    def _rows_files(self) -> Iterator[Path]:
+        return (self._job.rows_file(self._campaign, rank) for rank in range(self._job.ranks))
