@@ -11,6 +11,7 @@ of the samples, so `count.learn` joins the facts of all nodes.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,7 @@ from cloudload.system.temp_files import lock_path, make_folder, partial_file
 _FIRST_CODE = 1 - FAILED  # makes the code of every length positive
 _MOST = (1 << 32) - 1
 _BYTES_SHIFT = 32
+_NODE = re.compile("[0-9a-f]{12}")
 
 
 def encode_facts(lengths: Ints, text_bytes: Ints) -> Words:
@@ -120,16 +122,18 @@ def _create(path: Path, size: int) -> None:
 def find_node(root: Path) -> str:
     """The name of this node, 12 hex digits, which is saved in the cache folder `root`.
 
-    Raises `CacheError` if the folder cannot be used.
+    A damaged name is replaced. Raises `CacheError` if the folder cannot be used.
     """
     path = root / LENGTHS_FOLDER / "node"
     try:
         make_folder(path.parent)
         with locked(lock_path(path)):
-            if not path.exists():
+            found = path.read_bytes()[:12].decode(errors="replace") if path.exists() else ""
+            if not _NODE.fullmatch(found):
+                found = uuid.uuid4().hex[:12]
                 with partial_file(path) as part:
-                    part.write_text(uuid.uuid4().hex[:12])
+                    part.write_text(found)
                     part.replace(path)
-            return path.read_text()[:12]
+            return found
     except OSError as error:
         raise CacheError(f"cannot save the name of this node in {path}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from cloudload.count import count_tokens
 from cloudload.count import learn as learn_module
 from cloudload.count.group import write_group
 from cloudload.lengths import index as lengths_index
+from cloudload.lengths.learned import find_node
 from cloudload.testing import Leg, _run_members, run_leg
 from tests.promises.test_counting import word_tokenizer
 from tests.promises.test_lengths import fail_on_some, keep_most
@@ -192,6 +194,16 @@ def test_a_damaged_part_of_another_node_is_not_used(tmp_path: Path) -> None:
     )
     # the nodes wrote their parts again, or read the documents again in the second epoch
     assert files_of(data) == count_apart(data, tmp_path)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"0123", b"\xff" * 12, b"../../../../x"])
+def test_a_damaged_name_of_a_node_is_replaced(tmp_path: Path, damaged: bytes) -> None:
+    name = find_node(tmp_path)
+    assert find_node(tmp_path) == name
+    (tmp_path / "lengths" / "node").write_bytes(damaged)
+    replaced = find_node(tmp_path)
+    assert re.fullmatch("[0-9a-f]{12}", replaced)
+    assert find_node(tmp_path) == replaced
 
 
 def test_lengths_are_written_while_the_run_goes_on(
