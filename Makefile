@@ -38,7 +38,7 @@ test-frameworks: .venv/.installed-dev  ## train, kill and resume in every framew
 test-wheel:  ## build the wheel, install it without extras into a clean environment, and run that
 	scripts/test-wheel
 
-chaos: .venv/.installed-dev  ## kill a job on a failing store again and again, and compare every row; half an hour (ARGS=--restarts 20)
+chaos: .venv/.installed-dev  ## kill and stop jobs on failing stores and full disks, and compare every row; an hour (ARGS=--restarts 20)
 	.venv/bin/python -m stress.chaos $(ARGS)
 
 fuzz: .venv/.installed-dev  ## hostile indexes, shards, states and texts; a minute each (ARGS="state --seconds 600")
