@@ -27,7 +27,7 @@ from stress.chaos.family import Family
 from stress.chaos.findings import Findings
 from stress.chaos.jobs import MOST_ROWS, NUM_LANES, draw_job
 from stress.chaos.kinds import COUNTED, KINDS, LEARNED
-from stress.chaos.rank import Campaign, Job, hash_rows
+from stress.chaos.rank import Campaign, Job, hash_rows, make_lengths_small
 from stress.chaos.run import JobRun, Stage
 from stress.chaos.stores import Store
 
@@ -39,6 +39,7 @@ class Campaigns:
         self._args, self._folder, self._stores = args, folder, stores
         self._draw, self._found, self._family = random.Random(args.seed), Findings(), Family()
         self._stage = Stage(self._family, self._found, self._draw, args.pause)
+        make_lengths_small()
         self._tokenizer = make_tokenizer(folder)
         self._has_disks = can_mount(folder)
         self._deadline = time.monotonic() + 60.0 * args.minutes

@@ -19,7 +19,9 @@ import torch
 import torch.distributed as dist
 
 from cloudload import CloudLoader, Retry, Stream
+from cloudload.count import learn
 from cloudload.delivery import exchange, gather
+from cloudload.lengths import index
 from stress.chaos.kinds import NONE
 
 
@@ -121,6 +123,7 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=job.ranks, timeout=timeout
     )
+    make_lengths_small()
     if job.dies is not None and job.dies[0] == rank:
         _die_while_connecting(job.dies[1])
     loader = _make_loader(campaign, job, rank)
@@ -133,6 +136,12 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
     loader.close()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def make_lengths_small() -> None:
+    """Let this process write learned lengths every two seconds, in groups of few shards."""
+    vars(learn)["_EVERY_S"] = 2.0
+    vars(index)["_GROUP_BYTES"] = 100_000
 
 
 def _die_while_connecting(delay_s: float) -> None:

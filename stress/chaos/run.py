@@ -28,8 +28,10 @@ MARGIN_S = 30.0
 """A job hangs if it writes nothing for its patience and this time."""
 _UNDER_TORCH_S = 12.0
 _OF_CLOUDLOAD = "cloudload.errors."
-# errors that no drama explains
-_NEVER = ("StreamChangedError", "TokenizerError", "ConvertError")
+_EXPLAINED = ("StoreError", "DatasetError", "RanksDisagreeError")
+"""Errors that faults of the store, or the end of another rank, explain."""
+_OF_OTHERS = {"RanksDisagreeError", "RuntimeError"}
+"""Errors of ranks whose connection to another rank broke."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class JobRun:
         errors = {name.rpartition(".")[2] for name in self._errors().values()}
         is_short = stop.seconds < self._job.patience_s / 2 - 5 and stop.of != "the store"
         # any other error is the cause
-        if is_short and errors and errors <= {"RanksDisagreeError", "RuntimeError"}:
+        if is_short and errors and errors <= _OF_OTHERS:
             self._found.fail(
                 f"job {self._job.number} failed because of a {stop.describe()} "
                 f"({stop.seconds:.1f} s)\n{self._last_lines()}"
@@ -243,15 +245,28 @@ class JobRun:
             is_of_ranks = error == "RuntimeError" and re.search(
                 r"gloo|Connection|peer|store|socket", log
             )
-            is_ours = error.startswith(_OF_CLOUDLOAD) and not error.endswith(_NEVER)
-            if not (is_ours or is_of_ranks or error.startswith("torch.distributed.")):
+            if not (self._explains(error) or is_of_ranks or error.startswith("torch.distributed.")):
                 self._found.fail(
                     f"job {self._job.number}, rank {number}: {error} after {self._drama}\n"
                     f"{log[-3000:]}"
                 )
             found[error.removeprefix(_OF_CLOUDLOAD)] += 1
+        is_undisturbed = self._drama.end == "none" and self._drama.stop is None
+        if is_undisturbed and found and set(found) <= _OF_OTHERS:
+            self._found.fail(f"job {self._job.number}: no rank failed first\n{self._last_lines()}")
         self._found.errors.update(found)
         return ", ".join(f"{times} {error}" for error, times in found.items()) or "no error"
+
+    def _explains(self, error: str) -> bool:
+        """Whether what happened to the job explains an error of cloudload."""
+        if not error.startswith(_OF_CLOUDLOAD):
+            return False
+        name = error.removeprefix(_OF_CLOUDLOAD)
+        return (
+            name in _EXPLAINED
+            or (name == "CacheError" and self._drama.disk is not None)
+            or (name == "WorkerError" and self._drama.end == "SIGKILL a worker")
+        )
 
     def _fail_hung(self, what: str) -> None:
         stacks = "\n".join(f"rank {rank}:\n{text}" for rank, text in self._watch.stacks().items())
