@@ -182,11 +182,16 @@ class JobRun:
     def _await_end(self) -> None:
         """Wait until all processes have ended, and kill those that hang."""
         watch = self._watch
-        if not watch.wait_until(watch.has_ended, _UNDER_TORCH_S) and watch.waits_for_torch():
-            self._found.errors["waits for torch's process group"] += 1
-        elif not watch.wait_until(watch.has_ended, self._quiet_s):
+        if not (
+            watch.wait_until(watch.has_ended, _UNDER_TORCH_S)
+            or watch.waits_for_torch()
+            or watch.wait_until(watch.has_ended, self._quiet_s)
+            or watch.waits_for_torch()
+        ):
             self._fail_hung(f"did not end after {self._drama.end}")
-        elif not soon(lambda: not self._family.members()):
+        elif not watch.has_ended():
+            self._found.errors["waits for torch's process group"] += 1
+        if watch.has_ended() and not soon(lambda: not self._family.members()):
             left = [command_of(pid) for pid in self._family.members()]
             self._found.fail(
                 f"job {self._job.number} left processes after {self._drama.end}: {left}"
