@@ -2,10 +2,10 @@
 
     python -m stress.chaos --restarts 200 --faults 10000
 
-    SeaweedFS, fake-gcs ◄── fault proxy: a fault for a ◄── 1 to 9 real ranks on 1 to 3 nodes,
-                            fifth of the requests for      0 to 3 workers each, by fork, spawn,
-                            shards, and for a tenth        or forkserver
-                            of the others
+    SeaweedFS, fake-gcs ◄── fault proxy: a fault for two ◄── 1 to 9 real ranks on 1 to 3 nodes,
+                            of five requests for shards,     0 to 3 workers each, by fork, spawn,
+                            and for a quarter of the         or forkserver
+                            others
     processes    SIGKILL of a worker, a rank, all ranks or all processes, or of a rank that connects
                  to the others; SIGTERM of a rank; SIGSTOP of a rank, a worker, all of them or the
                  store, and SIGCONT after seconds or minutes, before or after the end
@@ -49,13 +49,13 @@ def main() -> int:
         "--faults", type=int, default=10_000, help="minimum number of injected faults"
     )
     parser.add_argument(
-        "--share", type=float, default=0.2, help="share of shard requests with a fault"
+        "--share", type=float, default=0.4, help="share of shard requests with a fault"
     )
     parser.add_argument(
         "--documents", type=int, default=6_000, help="documents in a stream, at most"
     )
     parser.add_argument(
-        "--wipe", type=float, default=0.4, help="share of caches that are wiped before a job"
+        "--wipe", type=float, default=0.5, help="share of caches that are wiped before a job"
     )
     parser.add_argument(
         "--pause",

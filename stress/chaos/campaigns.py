@@ -21,7 +21,7 @@ from stress.chaos.corpus import (
     write_dataset,
     write_lengths,
 )
-from stress.chaos.disks import can_mount, unmount
+from stress.chaos.disks import can_mount, give_room, unmount
 from stress.chaos.drama import draw_drama
 from stress.chaos.family import Family
 from stress.chaos.findings import Findings
@@ -136,6 +136,9 @@ class Campaigns:
         return trained, start
 
     def _run_job(self, campaign: Campaign, store: Store) -> tuple[Job, str]:
+        for cache in campaign.folder.glob("cache-*"):
+            if cache.is_mount():
+                give_room(cache, None)
         damage_caches(campaign, self._draw, self._args.wipe)
         store.set_faults(self._draw, self._args.share)
         self._found.jobs += 1

@@ -11,7 +11,7 @@ from stress.chaos.rank import Campaign, Job
 NUM_LANES = 24
 MOST_ROWS = 48
 """More than the global batch of any job."""
-START_METHODS = {"fork": 6, "spawn": 1, "forkserver": 1}
+START_METHODS = {"fork": 8, "spawn": 1, "forkserver": 1}
 _MOST_CONNECT_S = 0.2
 
 
@@ -22,7 +22,7 @@ def draw_job(
     start_method = draw.choices(list(START_METHODS), list(START_METHODS.values()))[0]
     lengths = _draw_lengths(draw, campaign)
     is_uneven = campaign.lengths == COUNTED and lengths != "off" and draw.random() < 0.6
-    ranks = draw.choice([5, 7, 5, 7, 9] if is_uneven else [1, 2, 2, 3, 3, 4, 6])
+    ranks = draw.choice([5, 5, 5, 7, 7, 9] if is_uneven else [1, 2, 2, 3, 3, 4, 6])
     if start_method != "fork":  # each of its processes imports torch again
         ranks = min(ranks, 5 if is_uneven else 2)
     if drama.end == CONNECTING:
@@ -32,20 +32,26 @@ def draw_job(
         number=number,
         ranks=ranks,
         ranks_per_node=-(-ranks // nodes),
-        workers=draw.choice([0, 1, 1, 2, 3] if ranks <= 3 else [0, 1, 1]),
+        workers=_draw_workers(draw, ranks, start_method),
         batch_size=draw.choice([1, 2, 4, 6] if ranks <= 6 else [1, 2, 4]),
         steps=draw.choice([10, 40, 150]),
         save_every=draw.choice([1, 3, 7]),
         cache_limit=draw.choice([None, None, 3_000_000]),
         verify=draw.choice(["once", "once", "always"]),
         start_method=start_method,
-        tokenizer_backend=draw.choice(["hf", "hf", "auto"]),
+        tokenizer_backend=draw.choice(["hf", "hf", "hf", "hf", "hf", "auto"]),
         lengths=lengths,
         exchange_every=1 if campaign.is_finite else draw.choice([1, 1, 3]),
         patience_s=drama.patience_s,
         dies=_draw_death(draw, ranks) if drama.end == CONNECTING else None,
         environment=environment,
     )
+
+
+def _draw_workers(draw: random.Random, ranks: int, start_method: str) -> int:
+    if start_method != "fork":
+        return draw.choice([1, 1, 2])
+    return draw.choice([0, 1, 1, 2, 3] if ranks <= 3 else [0, 1, 1])
 
 
 def _draw_lengths(draw: random.Random, campaign: Campaign) -> str:

@@ -175,7 +175,7 @@ def _make_loader(campaign: Campaign, job: Job, rank: int) -> CloudLoader:
         lengths=job.lengths,
         exchange_every=job.exchange_every,
         exchange_timeout_s=job.patience_s,
-        retry=Retry(timeout_s=1.0, deadline_s=job.patience_s / 2, pause_s=0.02),
+        retry=Retry(timeout_s=2.0, deadline_s=job.patience_s / 2, pause_s=0.02),
     )
 
 

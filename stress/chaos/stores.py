@@ -45,17 +45,18 @@ class Store:
         return self.server.environment(self.proxy.endpoint)
 
     def set_faults(self, draw: random.Random, share: float) -> None:
-        """Inject faults into a random `share` of requests for shards, and half of it of others."""
+        """Inject faults into a random `share` of requests for shards, and fewer others."""
         is_gcs, at = self.scheme == "gs", draw.randrange(600)
         status, code = draw.choice(GCS_ERRORS if is_gcs else S3_ERRORS)
         of_shards = [
             Fault("GET .*shard", "truncate", share=share / 4, at=at),
-            Fault("GET .*shard", "corrupt", share=share / 4, at=at),
+            # rare, because a shard that is corrupt twice ends the job
+            Fault("GET .*shard", "corrupt", share=share / 10, at=at),
             Fault("GET .*shard", "stall", share=share / 20, at=at, seconds=5),
         ]
         of_all = [
             Fault(".", "status", share=share / 4, status=status, code=code, as_json=is_gcs),
-            Fault(".", "reset", share=share / 6),
+            Fault(".", "reset", share=share / 4),
             Fault(".", "delay", share=share / 8, seconds=0.3),
             Fault(".", "drop", share=share / 40, seconds=5),
         ]
