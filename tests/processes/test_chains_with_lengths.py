@@ -27,6 +27,13 @@ PACKINGS: dict[str, dict[str, Any]] = {
         "overflow": "rows",
     },
     "best_fit": {"packing": "best_fit", "open_rows": 4},
+    "mixed best_fit": {"mixed": True, "packing": "best_fit", "open_rows": 4},
+    "mixed best_fit, first": {
+        "mixed": True,
+        "stopping": "first",
+        "packing": "best_fit",
+        "open_rows": 4,
+    },
 }
 TO_THE_END = 10_000
 
@@ -110,6 +117,16 @@ CHAINS = {
     "a mixture to its first end": Chain(
         [part(3, 4, 9), part(7, 2, 8, alone=True), part(2, 5, 7), part(5, 3, TO_THE_END)],
         "mixed rows, first",
+        2,
+    ),
+    "a mixture of best_fit to its end": Chain(
+        [part(3, 4, 12), part(7, 2, 8), part(5, 3, 7), part(4, 5, TO_THE_END)],
+        "mixed best_fit",
+        1,
+    ),
+    "a mixture of best_fit to its first end": Chain(
+        [part(5, 3, 9), part(2, 4, 7, alone=True), part(7, 2, 8), part(3, 5, TO_THE_END)],
+        "mixed best_fit, first",
         2,
     ),
     "cut rows": Chain([part(3, 4, 30, alone=True), part(2, 2, TO_THE_END, OFF)], "cut", 1),
