@@ -20,6 +20,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -39,6 +40,10 @@ _registered: dict[Path, int | None] = {}
 
 # contains this process's ID once the process is exiting
 _exiting: set[int] = set()
+
+# contains this process's ID once `multiprocessing` removes its files at its end, because forked
+# children may skip the functions of `atexit`
+_finalizing: set[int] = set()
 
 # held from the creation of a lock file to its registration; reentrant, because a signal handler
 # may need it in the thread that holds it
@@ -128,6 +133,9 @@ def creation() -> Iterator[None]:
 
 def register(path: Path, descriptor: int | None = None) -> None:
     """Register `path` for removal at exit. For a lock, pass the descriptor that holds it."""
+    if os.getpid() not in _finalizing:
+        _finalizing.add(os.getpid())
+        Finalize(None, remove_all, exitpriority=-1)
     _registered[path] = descriptor
 
 

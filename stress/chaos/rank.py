@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import hashlib
@@ -110,14 +109,6 @@ class Job:
 
 def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
     """Train from the last checkpoint, for `job.steps` steps or to the end of the data."""
-    try:
-        _run_rank(campaign, job, rank)
-    finally:
-        # as in a program, but some versions of multiprocessing leave it out
-        atexit._run_exitfuncs()
-
-
-def _run_rank(campaign: Campaign, job: Job, rank: int) -> None:
     with job.log_file(campaign, rank).open("w") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())

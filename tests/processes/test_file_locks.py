@@ -9,10 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from cloudload.system import temp_files
 from cloudload.system.file_locks import locked
-from cloudload.system.temp_files import remove_all_and_stop
+from cloudload.system.temp_files import partial_file, remove_all_and_stop
 from tests.support import ROOT
 
 
@@ -35,6 +40,35 @@ for _ in range(200):
     assert [process.wait(60) for process in processes] == [0] * 4
     assert (tmp_path / "counter").read_text() == "800"
     assert not path.exists()
+
+
+def end_while_threads_hold_files(folder: Path) -> None:
+    """Threads hold a lock and a partial file when the main function returns."""
+    holds = threading.Barrier(3)
+
+    def hold(file: AbstractContextManager[object]) -> None:
+        with file:
+            holds.wait()
+            time.sleep(60)
+
+    for file in (locked(folder / "x.lock"), partial_file(folder / "x")):
+        threading.Thread(target=hold, args=(file,), daemon=True).start()
+    (folder / "x.0123456789ab.part").touch()
+    holds.wait()
+    [part] = temp_files._registered.keys() - {folder / "x.lock"}
+    part.touch()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_child_of_multiprocessing_that_ends_removes_its_files(
+    tmp_path: Path, method: str
+) -> None:
+    context: Any = multiprocessing.get_context(method)
+    child = context.Process(target=end_while_threads_hold_files, args=(tmp_path,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["x.0123456789ab.part"], "not its own"
 
 
 def take_locks_until_told_to_end(folder: Path, seconds: float) -> None:
