@@ -17,11 +17,16 @@ AMPLE = "size=1g,nr_inodes=1000000"
 def enter_namespace(module: str) -> None:
     """Run this program again in a mount namespace, so that its mounts end with it.
 
-    Returns if it already does, or if the system does not permit it.
+    It then has its own /dev/shm, where no other program leaves anything. Returns if it already runs
+    there, or if the system does not permit it.
     """
     flags = ["--mount", "--propagation", "private"]
     flags += [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    if _NAMESPACE in os.environ or shutil.which("unshare") is None:
+    if _NAMESPACE in os.environ:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            _run("mount", "-t", "tmpfs", "none", "/dev/shm")
+        return
+    if shutil.which("unshare") is None:
         return
     if subprocess.run(["unshare", *flags, "true"], capture_output=True, check=False).returncode:
         return

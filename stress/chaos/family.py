@@ -32,7 +32,7 @@ class Family:
         os.environ[MARK] = self._mark
         # a fork server does not inherit sys.path (python/cpython#117378)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        self.context.set_forkserver_preload(["stress.chaos.rank", *_PRELOADED])
+        self.context.set_forkserver_preload(["stress.chaos.campaigns", *_PRELOADED])
         try:
             warm = self.context.Process(target=int)
             warm.start()

@@ -11,7 +11,7 @@ from stress.chaos.rank import Campaign, Job
 NUM_LANES = 24
 MOST_ROWS = 48
 """More than the global batch of any job."""
-START_METHODS = {"fork": 8, "spawn": 1, "forkserver": 1}
+START_METHODS = {"fork": 10, "spawn": 1, "forkserver": 1}
 _MOST_CONNECT_S = 0.2
 
 
@@ -22,7 +22,7 @@ def draw_job(
     start_method = draw.choices(list(START_METHODS), list(START_METHODS.values()))[0]
     lengths = _draw_lengths(draw, campaign)
     is_uneven = campaign.lengths == COUNTED and lengths != "off" and draw.random() < 0.6
-    ranks = draw.choice([5, 5, 5, 7, 7, 9] if is_uneven else [1, 2, 2, 3, 3, 4, 6])
+    ranks = draw.choice([5, 5, 5, 5, 5, 7, 7, 9] if is_uneven else [1, 1, 2, 2, 2, 3, 3, 4, 6])
     if start_method != "fork":  # each of its processes imports torch again
         ranks = min(ranks, 5 if is_uneven else 2)
     if drama.end == CONNECTING:
@@ -51,7 +51,7 @@ def draw_job(
 def _draw_workers(draw: random.Random, ranks: int, start_method: str) -> int:
     if start_method != "fork":
         return draw.choice([1, 1, 2])
-    return draw.choice([0, 1, 1, 2, 3] if ranks <= 3 else [0, 1, 1])
+    return draw.choice([0, 1, 1, 1, 2, 3] if ranks <= 3 else [0, 1, 1])
 
 
 def _draw_lengths(draw: random.Random, campaign: Campaign) -> str:
