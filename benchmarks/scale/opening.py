@@ -43,9 +43,9 @@ def count_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
             proxy.set_faults([])
             state = work / "state" if start == "resume" else None
             _start_ranks(work / "cache", ranks, environment, state)
-            yield {"start": start, "ranks": ranks, **_sum(proxy), "nodes": nodes} | {
-                f"{name}, all nodes": number * nodes for name, number in _sum(proxy).items()
-            }
+            found = _sum(proxy)
+            everywhere = {f"{name}, {nodes:,} nodes": nodes * found[name] for name in _KINDS}
+            yield {"start": start, "ranks": ranks, **found, **everywhere}
 
 
 def _sum(proxy: FaultProxy) -> dict[str, int]:

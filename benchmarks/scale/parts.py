@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,17 @@ from benchmarks.length_tables import measure as measure_tables
 from benchmarks.order.scale import build_ours
 from benchmarks.scale.ranks import loader_options
 from benchmarks.scale.simulated import URL, use_store
-from cloudload.cache.folder import reserve
+from cloudload.cache.space import reserve
 from cloudload.order.spec import OrderConfig
 from cloudload.system.temp_files import make_folder
 
 NODES, SHARDS_OF_BLOCK, SEED = 64, 4, 17
+LANES_OF_RANK = 2
 _LOOKUPS = 20
 
 
-def in_process(part: str, **arguments: Any) -> Row:
-    """The figures of a part, measured in its own process, with its CPU time and peak memory."""
+def in_process(part: str, **arguments: Any) -> dict[str, Any]:
+    """The figures of a part, measured in its own process."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.scale.parts", part, json.dumps(arguments)],
         cwd=ROOT,
@@ -42,8 +43,8 @@ def in_process(part: str, **arguments: Any) -> Row:
         stdout=subprocess.PIPE,
         check=True,
     )
-    row: Row = json.loads(done.stdout)
-    return row
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def measure_orders(shards: int, documents: int) -> Iterator[Row]:
@@ -60,7 +61,7 @@ def measure_orders(shards: int, documents: int) -> Iterator[Row]:
         "documents": documents,
         "shards": shards,
         "how": "predicted",
-        **{name: float(small[name]) * factor for name in grows},  # type: ignore[arg-type]
+        **{name: small[name] * factor for name in grows},
         "with 10,000 read, s": None,
         "of it not the file, MB": None,
         "ns per document, in thousands": None,
@@ -70,24 +71,16 @@ def measure_orders(shards: int, documents: int) -> Iterator[Row]:
 def measure_lengths(documents: int, fits: int) -> Iterator[Row]:
     """Yield the cost of token lengths at a size that fits, and predicted."""
     found = in_process("lengths", documents=fits)
-    columns = {
-        "documents": fits,
-        "how": "measured",
-        "GB of lengths": found["length_bytes_per_document"] * fits / 1e9,  # type: ignore[operator]
-        "GB of a table": found["table_bytes_per_document"] * fits / 1e9,  # type: ignore[operator]
-        "CPU s of a table": found["table_cpu_s"],
-        "µs to find a row of a lane": found["us_per_row_at_50%"],
-        "peak RSS, MB": found["peak_rss_mb"],
-    }
-    yield columns
-    factor = documents / fits
-    grows = ("GB of lengths", "GB of a table", "CPU s of a table")
-    yield columns | {
-        "documents": documents,
-        "how": "predicted",
-        **{name: columns[name] * factor for name in grows},  # type: ignore[operator]
-        "peak RSS, MB": None,
-    }
+    for number, how in ((fits, "measured"), (documents, "predicted")):
+        yield {
+            "documents": number,
+            "how": how,
+            "GB of lengths": found["length_bytes_per_document"] * number / 1e9,
+            "GB of a table": found["table_bytes_per_document"] * number / 1e9,
+            "CPU s of a table": found["table_cpu_s"] * number / fits,
+            "µs to find a row of a lane": found["us_per_row_at_50%"],
+            "peak RSS, MB": found["peak_rss_mb"] if number == fits else None,
+        }
 
 
 def measure_cache(most: int) -> Iterator[Row]:
@@ -98,10 +91,11 @@ def measure_cache(most: int) -> Iterator[Row]:
         files *= 10
 
 
-def measure_plans(folder: Path) -> Iterator[Row]:
-    """Yield the cost of `cloudload plan`, and of planning `cloudload count`."""
-    for part in ("count", "pickle", "plan"):
+def measure_plans(folder: Path, nodes: int, ranks: int, steps: int) -> Iterator[Row]:
+    """Yield the cost of planning `cloudload count`, of a plan for a worker, and of a forecast."""
+    for part in ("count", "pickle"):
         yield in_process(part, folder=str(folder))
+    yield in_process("plan", folder=str(folder), nodes=nodes, ranks=ranks, steps=steps)
 
 
 # ---------------------------------------------------------------- one part
@@ -111,8 +105,13 @@ def order(algorithm: str, shards: int, documents: int) -> Row:
     sizes = np.full(shards, documents // shards)
     block = SHARDS_OF_BLOCK * documents // shards
     found = build_ours(sizes, OrderConfig(True, algorithm, block, NODES, SEED))
-    start: Row = {"order": algorithm, "documents": documents, "shards": shards, "how": "measured"}
-    return start | found
+    return {
+        "order": algorithm,
+        "documents": documents,
+        "shards": shards,
+        "how": "measured",
+        **found,
+    }
 
 
 def lengths(documents: int) -> Row:
@@ -149,17 +148,19 @@ def cache(files: int) -> Row:
         }
 
 
-def plan(folder: str) -> Row:
-    from cloudload import plan_run
+def plan(folder: str, nodes: int, ranks: int, steps: int) -> Row:
+    from cloudload.forecast import plan_run
 
     use_store(Path(folder))
     cpu, wall = time.process_time(), time.perf_counter()
     plan_run(
         URL,
         **loader_options(Path(folder)),
-        steps=1_000_000,
-        nodes=1_250,
-        ranks_per_node=8,
+        steps=steps,
+        nodes=nodes,
+        ranks_per_node=ranks,
+        num_lanes=LANES_OF_RANK * nodes * ranks,
+        num_canonical_nodes=nodes,
         measure=False,
         sample=1e-6,
     )
@@ -208,7 +209,7 @@ def _figures(what: str, cpu: float, wall: float) -> Row:
     }
 
 
-PARTS = {
+PARTS: dict[str, Callable[..., Row]] = {
     "order": order,
     "lengths": lengths,
     "cache": cache,

@@ -25,7 +25,7 @@ from tests.support.warm_start import stand_in
 pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
-COVERED |= {"trace", "losses", "check_rules", "convert_scale", "node", "store_reads"}
+COVERED |= {"trace", "losses", "check_rules", "convert_scale", "node", "scale", "store_reads"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -136,6 +136,36 @@ def test_convert_scale_reports_each_process() -> None:
     [rows] = run_json("convert_scale").values()
     assert [row["step"] for row in rows] == ["plan", "worker", "finish"]
     assert all(row["CPU s"] > 0 for row in rows)
+
+
+def test_scale_reports_the_requests_of_a_node() -> None:
+    [starts] = run_json("scale", "--only", "opening").values()
+    assert [row["start"] for row in starts] == ["first", "later", "resume"]
+    for row in starts:
+        assert (row["of the index"], row["of lengths"], row["others"]) == (1, 1, 0)
+        assert row["of the index, 1,250 nodes"] == 1_250
+    assert starts[0]["of shards"] > 0 == starts[1]["of shards"]
+
+
+def test_scale_reports_each_part() -> None:
+    parts = ("index", "order", "lengths", "cache", "plans")
+    index, order, lengths, cache, plans = run_json("scale", "--only", *parts).values()
+    assert [(row["start"], row["reads of the index"]) for row in index] == [
+        ("first", 1),
+        ("later", 1),
+    ]
+    assert all(row["PSS of a rank and its workers, MB"] > 10 for row in index)
+    assert index[1]["CPU ms per step"] > 0
+    assert [(row["order"], row["how"]) for row in order] == [
+        ("seekable", "measured"),
+        ("py1e", "measured"),
+        ("py1e", "predicted"),
+    ]
+    assert [row["how"] for row in lengths] == ["measured", "predicted"]
+    assert all(row["GB of lengths"] > 0 for row in lengths)
+    assert [row["shards in the cache"] for row in cache] == [1_000]
+    assert len(plans) == 3
+    assert all(row["CPU s"] > 0 for row in plans)
 
 
 def test_exchange_reports_its_cost_for_thousands_of_ranks() -> None:

@@ -16,6 +16,7 @@ import pytest
 from cloudload import CloudloadError, Retry
 from cloudload.mds.open_index import INDEXES_FOLDER
 from cloudload.storage import node_reads
+from cloudload.storage.objects import read_object_version
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.loaders import make_loader
@@ -113,7 +114,7 @@ def test_an_unchanged_index_is_not_transferred_again(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_mds(s3_url, DOCUMENTS, shard_bytes=2_000)
-    read: Callable[..., Any] = node_reads.read_object_version
+    read: Callable[..., Any] = read_object_version
     sizes: list[int] = []
 
     def note_size(url: str, *arguments: Any) -> Any:

@@ -42,7 +42,9 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> ShardTable:
     return mapped if request.param == "mapped" else sent
 
 
-@pytest.mark.parametrize("cut", [slice(None), slice(1, 3), slice(2, 2), slice(3, 9), slice(0, 4, 2)])
+@pytest.mark.parametrize(
+    "cut", [slice(None), slice(1, 3), slice(2, 2), slice(3, 9), slice(0, 4, 2)]
+)
 def test_a_table_and_every_part_of_it_is_the_list(table: ShardTable, cut: slice) -> None:
     part, wanted = table[cut], SHARDS[cut]
     for found in (part, pickle.loads(pickle.dumps(part))):
