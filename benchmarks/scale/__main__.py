@@ -39,7 +39,7 @@ def main() -> None:
     options.add_amount("ranks", 8, 2, "ranks of the node")
     options.add_amount("nodes", 1_250, 1_250, "nodes of the job")
     options.add_amount("steps", 20, 2, "steps of each rank")
-    options.add_amount("planned", 100_000, 5, "steps of the planned run")
+    options.add_amount("planned", 10_000, 5, "steps of the planned run")
     options.add_amount("fits", 100_000_000, 100_000, "documents with lengths to measure")
     options.add_amount("cached", 1_000_000, 1_000, "shards in the largest cache")
     args = options.parse()
@@ -56,7 +56,7 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
         "order": lambda: measure_orders(args.shards, args.documents),
         "lengths": lambda: measure_lengths(args.documents, args.fits),
         "cache": lambda: measure_cache(args.cached),
-        "plans": lambda: measure_plans(work / "many", args.nodes, args.ranks, args.planned),
+        "plans": lambda: measure_plans(work / "many", args.ranks, args.planned),
     }
     chosen = args.only or PARTS
     if {"index", "plans"} & set(chosen):

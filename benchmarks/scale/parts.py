@@ -30,8 +30,9 @@ from cloudload.order.spec import OrderConfig
 from cloudload.system.temp_files import make_folder
 
 NODES, SHARDS_OF_BLOCK, SEED = 64, 4, 17
-LANES_OF_RANK = 2
+LANES = 3_840
 _LOOKUPS = 20
+_NODES_OF_PLANS = 1, 4
 
 
 def in_process(part: str, **arguments: Any) -> dict[str, Any]:
@@ -91,11 +92,12 @@ def measure_cache(most: int) -> Iterator[Row]:
         files *= 10
 
 
-def measure_plans(folder: Path, nodes: int, ranks: int, steps: int) -> Iterator[Row]:
+def measure_plans(folder: Path, ranks: int, steps: int) -> Iterator[Row]:
     """Yield the cost of planning `cloudload count`, of a plan for a worker, and of a forecast."""
     for part in ("count", "pickle"):
         yield in_process(part, folder=str(folder))
-    yield in_process("plan", folder=str(folder), nodes=nodes, ranks=ranks, steps=steps)
+    for nodes in _NODES_OF_PLANS:
+        yield in_process("plan", folder=str(folder), nodes=nodes, ranks=ranks, steps=steps)
 
 
 # ---------------------------------------------------------------- one part
@@ -159,12 +161,11 @@ def plan(folder: str, nodes: int, ranks: int, steps: int) -> Row:
         steps=steps,
         nodes=nodes,
         ranks_per_node=ranks,
-        num_lanes=LANES_OF_RANK * nodes * ranks,
-        num_canonical_nodes=nodes,
+        num_lanes=LANES,
         measure=False,
         sample=1e-6,
     )
-    return _figures("cloudload plan", cpu, wall)
+    return _figures(f"cloudload plan, {nodes} nodes", cpu, wall)
 
 
 def count(folder: str) -> Row:

@@ -120,6 +120,7 @@ def loader_options(folder: Path) -> dict[str, Any]:
         "local": str(folder / "cache"),
         "num_workers": 1,
         "shuffle_algo": "seekable",
+        "tokenizer_backend": "hf",
     }
 
 

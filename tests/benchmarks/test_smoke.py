@@ -164,7 +164,7 @@ def test_scale_reports_each_part() -> None:
     assert [row["how"] for row in lengths] == ["measured", "predicted"]
     assert all(row["GB of lengths"] > 0 for row in lengths)
     assert [row["shards in the cache"] for row in cache] == [1_000]
-    assert len(plans) == 3
+    assert len(plans) == 4
     assert all(row["CPU s"] > 0 for row in plans)
 
 
