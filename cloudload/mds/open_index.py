@@ -25,7 +25,7 @@ from cloudload.mds.not_a_dataset import explain_hub_name, explain_not_a_dataset
 from cloudload.mds.shard_table import ShardTable, map_table
 from cloudload.storage.base import Retry
 from cloudload.storage.nearby import raise_if_nothing
-from cloudload.storage.node_reads import MISSING, Kept, is_verified, read_for_node
+from cloudload.storage.node_reads import MISSING, Kept, is_verified, read_for_node, read_version_of
 from cloudload.storage.objects import read_object_version
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
@@ -85,7 +85,7 @@ def _open_for_node(stream: Stream, retry: Retry, folder: Path) -> OpenedIndex | 
 
     kept = Kept(lambda digest: folder / f"{digest}.shards", is_verified, write)
     url = join_url(stream.url, INDEX_NAME)
-    found = read_for_node(url, folder, retry, MOST_INDEX_BYTES, kept)
+    found = read_for_node(url, folder, kept, read_version_of(url, retry, MOST_INDEX_BYTES))
     if found.digest == MISSING:
         return None
     shards = map_table(kept.path_of(found.digest))

@@ -32,6 +32,9 @@ from cloudload.system.file_locks import locked, remove_orphans
 from cloudload.system.temp_files import lock_path, partial_file
 from cloudload.system.verified_files import is_unmodified, mark_verified
 
+Read = Callable[[Version | None], tuple[bytes, Version]]
+"""Reads an object, and returns its bytes and version; any bytes if it still has the given one."""
+
 MISSING = ""
 """The digest of an object that does not exist."""
 
@@ -110,26 +113,26 @@ class _Opening:
         )
 
 
-def read_for_node(url: str, folder: Path, retry: Retry, most_bytes: int, kept: Kept) -> NodeRead:
+def read_for_node(name: str, folder: Path, kept: Kept, read: Read) -> NodeRead:
     """Read an object, unless a process of the node has just read it; its bytes are in `kept`.
 
-    `folder` has the notes. Processes that wait for a read that fails get its error. Raises
-    `StoreError` if the object cannot be read, `OSError` if the folder cannot be used, and the
-    errors of `kept.write`.
+    `name` is its URL, or describes it. `folder` has the notes. Processes that wait for a read that
+    fails get its error. Raises the errors of `read` and `kept.write`, and `OSError` if the folder
+    cannot be used.
     """
-    digest = hashlib.sha256(redact(url).encode()).hexdigest()
+    digest = hashlib.sha256(redact(name).encode()).hexdigest()
     path = folder / f"{digest[:32]}.note"
     opening = _begin(path)
     if (found := _find(path, opening, kept)) is not None:
         return found
     folder.mkdir(parents=True, exist_ok=True)
     remove_orphans(folder)
-    with locked(lock_path(path), what=f"read {redact(url)}"):
+    with locked(lock_path(path), what=f"read {redact(name)}"):
         if (found := _find(path, opening, kept)) is not None:
             return found
         last, note = _load(path), _Note(_boot_id(), _clock(), opening.number)
         try:
-            note = _read(url, retry, most_bytes, kept, (note, last))
+            note = _read(name, kept, read, (note, last))
         except StoreError as error:
             failed = replace(last or note, boot=note.boot, began=_clock(), opening=0)
             _save(path, replace(failed, failure=str(error), kind=error.kind.name))
@@ -138,13 +141,18 @@ def read_for_node(url: str, folder: Path, retry: Retry, most_bytes: int, kept: K
     return NodeRead(note.digest, note.version, note.read_s)
 
 
+def read_version_of(url: str, retry: Retry, most_bytes: int) -> Read:
+    """Read an object of a store unless its version is known."""
+    return lambda known: read_object_version(url, retry, most_bytes, known)
+
+
 def read_bytes_for_node(url: str, folder: Path, retry: Retry, most_bytes: int) -> bytes | None:
     """The bytes of an object, read once for the node; None if it does not exist.
 
     Raises the errors of `read_for_node`.
     """
-    kept = Kept(lambda digest: folder / f"{digest}.bytes", is_verified, _write_bytes)
-    found = read_for_node(url, folder, retry, most_bytes, kept)
+    kept = Kept(lambda digest: folder / f"{digest}.bytes", is_verified, write_bytes)
+    found = read_for_node(url, folder, kept, read_version_of(url, retry, most_bytes))
     return None if found.digest == MISSING else kept.path_of(found.digest).read_bytes()
 
 
@@ -155,7 +163,8 @@ def is_verified(path: Path) -> bool:
     return False
 
 
-def _write_bytes(data: bytes, path: Path) -> None:
+def write_bytes(data: bytes, path: Path) -> None:
+    """Write a file atomically, and mark it as verified."""
     with partial_file(path) as part:
         part.write_bytes(data)
         mark_verified(part)
@@ -184,15 +193,13 @@ def _find(path: Path, opening: _Opening, kept: Kept) -> NodeRead | None:
     return NodeRead(note.digest, note.version, note.read_s)
 
 
-def _read(
-    url: str, retry: Retry, most_bytes: int, kept: Kept, notes: tuple[_Note, _Note | None]
-) -> _Note:
+def _read(name: str, kept: Kept, read: Read, notes: tuple[_Note, _Note | None]) -> _Note:
     """Read an object and keep it; returns the completed note. `notes` are the new and last one."""
     note, last = notes
     before_s = time.time()
-    known = _find_known(url, last, kept)
+    known = _find_known(name, last, kept)
     try:
-        data, version = read_object_version(url, retry, most_bytes, known)
+        data, version = read(known)
     except StoreError as error:
         if error.kind is not FailureKind.MISSING_OBJECT:
             raise
@@ -212,9 +219,9 @@ def _read(
     )
 
 
-def _find_known(url: str, last: _Note | None, kept: Kept) -> Version | None:
+def _find_known(name: str, last: _Note | None, kept: Kept) -> Version | None:
     """The version of the last read, if its file is kept and a later write would change it."""
-    if last is None or last.digest == MISSING or not last.tag or is_local(url):
+    if last is None or last.digest == MISSING or not last.tag or is_local(name):
         return None
     if last.written_s is not None and last.read_s - last.written_s < _SETTLED_S:
         return None

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from cloudload import CloudloadError, Retry
 from cloudload.mds.open_index import INDEXES_FOLDER
 from cloudload.storage import node_reads
 from cloudload.storage.objects import read_object_version
-from tests.support.corpora import random_documents, write_mds
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.loaders import make_loader
 
@@ -89,6 +90,25 @@ def test_lengths_are_read_once_a_node(
     assert open_in_ranks(s3_url, tmp_path, monkeypatch, **settings) == [80] * RANKS
     [lengths] = s3_proxy.requests("GET .*/lengths/")
     assert lengths.status == 200
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_a_tokenizer_by_name_is_asked_for_once_a_node(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_file: bool
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_str())
+    found = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token=EOS)
+
+    def ask(name: str) -> tuple[Any, Path | None]:
+        with (tmp_path / "asked").open("a") as log:
+            log.write(f"{name}\n")
+        return found, tmp_path if is_file else None
+
+    monkeypatch.setattr("cloudload.tokenization.sources.load_by_name", ask)
+    for job in (1, 2):
+        settings = {"tokenizer": "some/name", "eos": EOS}
+        assert open_in_ranks(folder, tmp_path / "cache", monkeypatch, **settings) == [60] * RANKS
+        assert (tmp_path / "asked").read_text().splitlines() == ["some/name"] * job
 
 
 @pytest.mark.parametrize("size", ["small", "large"])
