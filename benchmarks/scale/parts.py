@@ -52,21 +52,23 @@ def measure_orders(shards: int, documents: int) -> Iterator[Row]:
     """Yield the cost of the seekable order, and of py1e at a size that fits, and predicted."""
     yield in_process("order", algorithm="seekable", shards=shards, documents=documents)
     fits = min(documents, 100_000_000)
-    small = in_process(
-        "order", algorithm="py1e", shards=max(1, shards * fits // documents), documents=fits
-    )
+    fewer = max(1, shards * fits // documents)
+    small = in_process("order", algorithm="py1e", shards=fewer, documents=fits)
     yield small
-    factor = documents / fits
-    grows = ("build, s", "CPU, s", "peak RSS, MB")
-    yield small | {
+    yield {
+        **dict.fromkeys(small),
+        "order": "py1e",
         "documents": documents,
         "shards": shards,
         "how": "predicted",
-        **{name: small[name] * factor for name in grows},
-        "with 10,000 read, s": None,
-        "of it not the file, MB": None,
-        "ns per document, in thousands": None,
+        "GB of its file": _gigabytes(documents),
+        "CPU, s": small["CPU, s"] * documents / fits,
     }
+
+
+def _gigabytes(documents: int) -> float:
+    """The size of the file of an order."""
+    return documents * (4 if documents < 1 << 32 else 8) / 1e9
 
 
 def measure_lengths(documents: int, fits: int) -> Iterator[Row]:
@@ -112,6 +114,7 @@ def order(algorithm: str, shards: int, documents: int) -> Row:
         "documents": documents,
         "shards": shards,
         "how": "measured",
+        "GB of its file": 0.0 if algorithm == "seekable" else _gigabytes(documents),
         **found,
     }
 
