@@ -60,7 +60,7 @@ _CACHE_SUFFIXES = (PART_SUFFIX, LOCK_SUFFIX)
 
 # fast path for the names that MDS writers produce, because an index may list a million of them
 _PLAIN_NAME = re.compile(
-    r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)"
+    r"([A-Za-z0-9_-]{1,100}/)?[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)"
 )
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from cloudload.config.stream import Stream
 from cloudload.errors import DatasetError, StoreError
-from cloudload.mds.fingerprints import KINDS, fingerprint
+from cloudload.mds.fingerprints import DATA, fingerprint
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES
 from cloudload.mds.index_parser import parse_index
 from cloudload.mds.not_a_dataset import explain_hub_name, explain_not_a_dataset
@@ -79,8 +79,7 @@ def _open_for_node(stream: Stream, retry: Retry, folder: Path) -> OpenedIndex | 
 
     def write(data: bytes, path: Path) -> None:
         table = parse_index(data, redact(stream.url))
-        for kind in KINDS:
-            fingerprint([table], kind)  # the table keeps it
+        fingerprint([table], DATA)  # the table keeps it
         table.write(path)
 
     kept = Kept(lambda digest: folder / f"{digest}.shards", is_verified, write)

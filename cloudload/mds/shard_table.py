@@ -29,6 +29,7 @@ from cloudload.system.verified_files import mark_verified
 _VERSION = 1
 _SAMPLES, _RAW_BYTES, _STORED_BYTES, _FORM = range(4)
 _AT_ONCE = 1 << 12
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class Form(NamedTuple):
@@ -213,6 +214,9 @@ class TableBuilder:
 
     def __init__(self) -> None:
         self._forms: dict[Form, int] = {}
+        self._known: dict[tuple[int, tuple[Any, ...]], int] = {}
+        """The number of each form, by the ID of its columns and its other fields."""
+        self._columns: list[tuple[Column, ...]] = []
         self._numbers, self._starts, self._texts = array("q"), array("q", [0]), bytearray()
         self.names: list[str] = []
         """The names of all files."""
@@ -223,22 +227,24 @@ class TableBuilder:
     def add(self, shard: ShardInfo) -> None:
         """Add a shard to the end."""
         raw, zipped = shard.raw, shard.zipped
-        form = Form(
-            shard.columns,
-            shard.compression,
-            tuple(raw.hashes),
-            None if zipped is None else tuple(zipped.hashes),
-            shard.samples_hash is not None,
-        )
-        files = [raw] if zipped is None else [raw, zipped]
-        words = [word for file in files for word in (file.name, *file.hashes.values())]
+        zipped_hashes = None if zipped is None else tuple(zipped.hashes)
+        words = [raw.name, *raw.hashes.values()]
+        if zipped is not None:
+            words += [zipped.name, *zipped.hashes.values()]
         if shard.samples_hash is not None:
             words.append(shard.samples_hash)
-        number = self._forms.setdefault(form, len(self._forms))
+        rest = shard.compression, tuple(raw.hashes), zipped_hashes, shard.samples_hash is not None
+        # most shards share one object, whose ID is found faster than an equal one
+        if (number := self._known.get((id(shard.columns), rest))) is None:
+            number = self._forms.setdefault(Form(shard.columns, *rest), len(self._forms))
+            self._known[id(shard.columns), rest] = number
+            self._columns.append(shard.columns)  # so that its ID is not used again
         self._numbers.extend((shard.samples, raw.bytes, shard.stored.bytes, number))
-        self._texts += json.dumps(words, separators=(",", ":")).encode() + b","
+        self._texts += _ENCODER.encode(words).encode() + b","
         self._starts.append(len(self._texts))
-        self.names.extend(file.name for file in files)
+        self.names.append(raw.name)
+        if zipped is not None:
+            self.names.append(zipped.name)
 
     def build(self) -> ShardTable:
         """The table of all shards added."""
