@@ -148,6 +148,7 @@ def cache(files: int) -> Row:
         return {
             "shards in the cache": files,
             "CPU ms to reserve, no limit": time_ms(None, _LOOKUPS),
+            "CPU ms, the first with a limit": time_ms(2 * size * (files + 1_000) + 1, 1),
             "CPU ms, below the limit": time_ms(2 * size * (files + 1_000), _LOOKUPS),
             "CPU ms, at the limit": time_ms(size * files, _LOOKUPS),
         }
