@@ -18,6 +18,7 @@ a process without a limit, or one that starts, removes the first, so that the ne
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -46,7 +47,7 @@ class _Space:
     used: int
     """Bytes of all shards and partial files, or more if some were removed by others."""
     pending: dict[str, int]
-    """The reserved bytes of each partial file, by path, that may still be in progress."""
+    """The reserved bytes of each partial file, by path in the cache, that may be in progress."""
     place: int
     """The byte of the queue at which its next shard is."""
 
@@ -68,7 +69,7 @@ def reserve(
             else:
                 space = _make_room(root, size, limit_bytes)
                 space.used += size
-                space.pending[str(part)] = size
+                space.pending[_name(root, part)] = size
                 _save(root, space)
             file = part.open("w+b")
             if size:
@@ -84,7 +85,7 @@ def _make_room(root: Path, size: int, limit_bytes: int) -> _Space:
     if space is None:
         space = _list_all(root)
     if space.used + size > limit_bytes or len(space.pending) > _MOST_PENDING:
-        _settle(space)
+        _settle(root, space)
     while space.used + size > limit_bytes:
         if _evict(root, space, size, limit_bytes):
             continue
@@ -107,19 +108,20 @@ def _evict(root: Path, space: _Space, size: int, limit_bytes: int) -> bool:
                 return False
             space.place = queue.tell()
             used_ns, own_bytes, name = json.loads(line)
-            found = _stat(Path(name))
+            path = root / name
+            found = _stat(path)
             if found is None:
                 space.used -= own_bytes
             elif (found.st_atime_ns, found.st_size) == (used_ns, own_bytes):
-                Path(name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
                 space.used -= own_bytes
     return True
 
 
-def _settle(space: _Space) -> None:
+def _settle(root: Path, space: _Space) -> None:
     """Forget the partial files that became shards, and free the bytes of those that are gone."""
     for name, size in list(space.pending.items()):
-        part = Path(name)
+        part = root / name
         if part.exists() and not remove_if_orphaned(part):
             continue
         del space.pending[name]
@@ -132,18 +134,30 @@ def _list_all(root: Path) -> _Space:
     """List all files of a cache, and write its queue."""
     files = [(path, found) for path in shard_files(root) if (found := _stat(path))]
     pending = {
-        str(path): found.st_size
+        _name(root, path): found.st_size
         for path, found in files
         if path.suffix == PART_SUFFIX and not remove_if_orphaned(path)
     }
     shards = sorted(
-        (found.st_atime_ns, found.st_size, str(path))
+        (found.st_atime_ns, found.st_size, _name(root, path))
         for path, found in files
         if not is_temporary(path)
     )
-    _queue(root).write_text("".join(f"{json.dumps(each)}\n" for each in shards))
+    _write_queue(root, shards)
     used = sum(size for _, size, _ in shards) + sum(pending.values())
     return _Space(used, pending, 0)
+
+
+def _write_queue(root: Path, shards: list[tuple[int, int, str]]) -> None:
+    """Write the queue. If the disk is full, evict the least recently used shard first."""
+    try:
+        _queue(root).write_text("".join(f"{json.dumps(each)}\n" for each in shards))
+    except OSError as error:
+        if error.errno != errno.ENOSPC or not shards:
+            raise
+        _, _, oldest = shards.pop(0)
+        (root / oldest).unlink(missing_ok=True)
+        _queue(root).write_text("".join(f"{json.dumps(each)}\n" for each in shards))
 
 
 def _load(root: Path) -> _Space | None:
@@ -157,6 +171,11 @@ def _load(root: Path) -> _Space | None:
 
 def _save(root: Path, space: _Space) -> None:
     _path(root).write_text(json.dumps(asdict(space)))
+
+
+def _name(root: Path, path: Path) -> str:
+    """The path of a file within the cache, which other processes may see at another place."""
+    return str(path.relative_to(root))
 
 
 def _path(root: Path) -> Path:

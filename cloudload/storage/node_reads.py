@@ -201,7 +201,7 @@ def _read(name: str, kept: Kept, read: Read, notes: tuple[_Note, _Note | None]) 
     try:
         data, version = read(known)
     except StoreError as error:
-        if error.kind is not FailureKind.MISSING_OBJECT:
+        if not error.is_missing:
             raise
         return replace(note, read_s=before_s)
     is_known = known is not None and version.key == known.key
