@@ -203,11 +203,13 @@ def _read(name: str, kept: Kept, read: Read, notes: tuple[_Note, _Note | None]) 
     except StoreError as error:
         if not error.is_missing:
             raise
-        return replace(note, read_s=before_s)
+        return replace(note, read_s=before_s, older=_drop_oldest(last, MISSING, kept))
     is_known = known is not None and version.key == known.key
     digest = last.digest if is_known and last is not None else hashlib.sha256(data).hexdigest()
-    if not kept.is_whole(kept.path_of(digest)):
-        kept.write(data, kept.path_of(digest))
+    path = kept.path_of(digest)
+    if not kept.is_whole(path):
+        with locked(lock_path(path)):  # so that no other process takes its partial file for left
+            kept.write(data, path)
     return replace(
         note,
         digest=digest,
@@ -232,7 +234,9 @@ def _drop_oldest(last: _Note | None, digest: str, kept: Kept) -> tuple[str, ...]
     """The older digests besides `digest`. Removes the files of all but the latest ones."""
     if last is None:
         return ()
-    older = [each for each in dict.fromkeys((last.digest, *last.older)) if each not in (digest, "")]
+    older = [
+        each for each in dict.fromkeys((last.digest, *last.older)) if each not in (digest, MISSING)
+    ]
     for old in older[_MOST_KEPT:]:
         kept.path_of(old).unlink(missing_ok=True)
     return tuple(older[:_MOST_KEPT])

@@ -18,6 +18,8 @@ from cloudload import CloudloadError, Retry
 from cloudload.mds.open_index import INDEXES_FOLDER
 from cloudload.storage import node_reads
 from cloudload.storage.objects import read_object_version
+from cloudload.system.file_locks import remove_orphans
+from cloudload.system.verified_files import mark_verified
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
 from tests.support.loaders import make_loader
@@ -169,6 +171,23 @@ def test_a_rank_that_is_killed_while_it_reads_the_index_holds_up_nobody(
     rank.join()
     s3_proxy.set_faults([])
     assert open_samples(s3_url, tmp_path) == 80
+    assert {path.suffix for path in (tmp_path / INDEXES_FOLDER).iterdir()} == {".note", ".shards"}
+
+
+def test_ranks_that_start_meanwhile_leave_a_table_that_is_being_written(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_mds(s3_url, DOCUMENTS, shard_bytes=2_000)
+    parts: list[Path] = []
+
+    def sweep_then_mark(part: Path) -> None:
+        parts.append(part)
+        remove_orphans(part.parent)  # as another rank does
+        mark_verified(part)
+
+    monkeypatch.setattr("cloudload.mds.shard_table.mark_verified", sweep_then_mark)
+    assert open_samples(s3_url, tmp_path) == 80
+    assert len(parts) == 1
     assert {path.suffix for path in (tmp_path / INDEXES_FOLDER).iterdir()} == {".note", ".shards"}
 
 
