@@ -61,11 +61,11 @@ def find_tokenizer(source: Any, cache_root: Path | None = None) -> FoundTokenize
             f"no tokenizer at {path}. Pass a name on the Hugging Face Hub, a folder, or a "
             "tokenizer.json"
         )
-    if file.is_file():
-        return FoundTokenizer(_read(file), read_named_tokens(file.parent), file)
-    if path.exists() or cache_root is None:
-        return _find_by_name(str(path if path.exists() else source))
-    return _find_once(str(source), cache_root / FOLDER)
+    if not path.exists():
+        name = str(source)
+        return _find_by_name(name) if cache_root is None else _find_once(name, cache_root / FOLDER)
+    named = read_named_tokens(file.parent)  # first, so that an error names a broken file
+    return FoundTokenizer(_read(file), named, file) if file.is_file() else _find_by_name(str(path))
 
 
 def _find_once(name: str, folder: Path) -> FoundTokenizer:
