@@ -4,7 +4,8 @@
                               │ no
                          fetch         cached and valid? ─────► map it
                               │ no       under the shard's lock: reserve ─► download ─► rename
-                         folder        names, free space, eviction, sweeping
+                         space         free space, eviction
+                         folder        names, sweeping
                          download      store ─► raw shard, size and hash checked
                          counters      hits, misses, bytes
 
@@ -12,5 +13,6 @@
     memory_shards     shards that are read once, one after another, without a file
 
 Workers use `ShardCache`. The loader uses `default_cache` and `open_cache_folder`. The cache has no
-daemon and no index, because the files and their locks are its only state.
+daemon, because the files and their locks are its only state: what is used is listed again whenever
+it is not known.
 """
