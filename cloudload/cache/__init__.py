@@ -4,8 +4,7 @@
                               │ no
                          fetch         cached and valid? ─────► map it
                               │ no       under the shard's lock: reserve ─► download ─► rename
-                         space         free space, eviction
-                         folder        names, sweeping
+                         folder        names, free space, eviction, sweeping
                          download      store ─► raw shard, size and hash checked
                          counters      hits, misses, bytes
 
@@ -13,6 +12,5 @@
     memory_shards     shards that are read once, one after another, without a file
 
 Workers use `ShardCache`. The loader uses `default_cache` and `open_cache_folder`. The cache has no
-daemon, because the files and their locks are its only state: what is used is listed again whenever
-it is not known.
+daemon and no index, because the files and their locks are its only state.
 """

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import logging
 import os
 import stat
@@ -26,9 +25,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cloudload.cache.counters import TrafficCounter
-from cloudload.cache.folder import dataset_folder, shard_path
+from cloudload.cache.folder import dataset_folder, reserve, shard_path
 from cloudload.cache.republished import check_fetched
-from cloudload.cache.space import reserve
 from cloudload.config.choices import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Dataset
@@ -107,13 +105,9 @@ class Fetcher:
                 )
             url = join_url(dataset.url, info.stored.name)
             what = partial(self._describe_lock, url)
-            lock = lock_path(path)
-            may_have_parts = lock.exists()  # a killed process leaves its lock, too
-            with locked(lock, wait=wait, what=what) as is_held:
+            with locked(lock_path(path), wait=wait, what=what) as is_held:
                 if not is_held:
                     return None
-                if may_have_parts:
-                    _remove_parts(path)
                 if not self._is_valid(path, info):
                     self._fetch_locked(folder, dataset, info)
         except OSError as error:
@@ -173,6 +167,8 @@ class Fetcher:
     def _fetch_locked(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
         path, url = shard_path(folder, info), join_url(dataset.url, info.stored.name)
         path.unlink(missing_ok=True)
+        for part in path.parent.glob(f"{path.name}.*{PART_SUFFIX}"):
+            part.unlink(missing_ok=True)
         try:
             self._download(folder, dataset, info)
         finally:
@@ -233,9 +229,3 @@ class Fetcher:
             f"cannot write {what} to the cache {self.root}: {error}. Correct the cause, or set "
             "`local` to a different folder"
         )
-
-
-def _remove_parts(path: Path) -> None:
-    """Remove the partial files of a shard. Lists its folder, which may hold very many."""
-    for part in path.parent.glob(f"{glob.escape(path.name)}.*{PART_SUFFIX}"):
-        part.unlink(missing_ok=True)

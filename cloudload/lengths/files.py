@@ -8,7 +8,6 @@ The file in the cache is written once per node, under a lock, and holds 2 bytes 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
@@ -26,10 +25,9 @@ from cloudload.lengths.group_file import LISTED, GroupLengths, decode_group, wid
 from cloudload.lengths.index import PLACE, Group, LengthsIndex, LengthsKey, cut_groups, index_name
 from cloudload.mds.dataset import Dataset
 from cloudload.storage.base import Retry
-from cloudload.storage.node_reads import read_bytes_for_node
 from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import is_local, join_url
+from cloudload.storage.urls import join_url
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, make_folder, partial_file
 from cloudload.system.verified_files import is_unmodified, mark_verified
@@ -43,17 +41,19 @@ def place_of(dataset: Dataset, place: str | None) -> str:
     return place or join_url(dataset.url, PLACE)
 
 
-def find_index(
-    place: str, key: LengthsKey, data: str, retry: Retry, root: Path | None = None
-) -> LengthsIndex | None:
+def find_index(place: str, key: LengthsKey, data: str, retry: Retry) -> LengthsIndex | None:
     """Read the index of the data with the fingerprint `data`; None if there is none.
 
-    With a cache folder `root`, it is read once for the node. Raises `StoreError` if the store
-    cannot be read, and `DatasetError` if the index is damaged or belongs to other lengths.
+    Raises `StoreError` if the store cannot be read, and `DatasetError` if the index is damaged or
+    belongs to other lengths.
     """
     url = join_url(place, f"{key.digest}/{index_name(data)}")
-    if (content := _read_index(url, retry, root)) is None:
-        return None
+    try:
+        content = read_object(url, retry, _MOST_INDEX_BYTES)
+    except StoreError as error:
+        if error.is_missing:
+            return None
+        raise
     try:
         index = LengthsIndex.decode(content)
         if index.key != asdict(key) or index.data != data:
@@ -61,19 +61,6 @@ def find_index(
     except ValueError as error:
         raise _damaged(url, error) from error
     return index
-
-
-def _read_index(url: str, retry: Retry, root: Path | None) -> bytes | None:
-    if root is not None and not is_local(url):
-        folder = root / LENGTHS_FOLDER
-        with contextlib.suppress(OSError):
-            return read_bytes_for_node(url, folder, retry, _MOST_INDEX_BYTES)
-    try:
-        return read_object(url, retry, _MOST_INDEX_BYTES)
-    except StoreError as error:
-        if error.is_missing:
-            return None
-        raise
 
 
 def _damaged(url: str, error: Exception) -> DatasetError:
@@ -201,7 +188,7 @@ def _map_file(path: Path) -> DatasetLengths:
 
 def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths]:
     """Read and verify the groups, several at a time, in order."""
-    expected = list(cut_groups(counted.dataset.table, counted.key))
+    expected = list(cut_groups(counted.dataset.shards, counted.key))
     groups = counted.index.groups
     folder = join_url(counted.place, counted.key.digest)
 
@@ -217,7 +204,7 @@ def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths
 
 def _compare_groups(counted: CountedDataset) -> None:
     """Raise `DatasetError` unless the index lists the groups of the dataset."""
-    expected = {group.name: group for group in cut_groups(counted.dataset.table, counted.key)}
+    expected = {group.name: group for group in cut_groups(counted.dataset.shards, counted.key)}
     listed = [group.name for group in counted.index.groups]
     if listed != list(expected):
         missing = [name for name in expected if name not in set(listed)]

@@ -14,7 +14,6 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from cloudload.config.choices import AUTO, LEARN, OFF, REQUIRE
@@ -49,19 +48,16 @@ def open_lengths(
     return CorpusLengths(datasets, corpus.stream_starts, digest.hexdigest()[:16], places)
 
 
-def find_lengths(
-    recipe: Recipe, asked: str, retry: Retry, root: Path | None = None
-) -> list[CountedDataset] | None:
+def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset] | None:
     """Find the lengths of all streams, or return None if they are off, or optional and not found.
 
-    Makes one request per stream; with a cache folder `root`, once for the node. Raises
-    `DatasetError` for damaged lengths, and for missing lengths that the user requested or that a
-    mixture whose streams end needs; `StoreError` if a requested store cannot be read; and
-    `ValueError` if lengths are needed but off.
+    Makes one request per stream. Raises `DatasetError` for damaged lengths, and for missing lengths
+    that the user requested or that a mixture whose streams end needs; `StoreError` if a requested
+    store cannot be read; and `ValueError` if lengths are needed but off.
     """
     if recipe.has_stream_ends:
         asked = _ask_for_needed(asked)
-    if asked == OFF or (found := _search(recipe, asked, retry, root)) is None:
+    if asked == OFF or (found := _search(recipe, asked, retry)) is None:
         return None
     datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
     missing = [stream for stream, counted in enumerate(found) if counted is None]
@@ -113,9 +109,7 @@ def _list_places(recipe: Recipe, asked: str) -> list[str]:
     return [place_of(dataset, place) for dataset in recipe.corpus.datasets]
 
 
-def _search(
-    recipe: Recipe, asked: str, retry: Retry, root: Path | None = None
-) -> list[CountedDataset | None] | None:
+def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | None] | None:
     """Look for the lengths of each stream.
 
     If a store cannot be read, returns None if `asked` is "auto" or "learn", and otherwise raises
@@ -126,8 +120,7 @@ def _search(
     data = [recipe.corpus.fingerprint(range(stream, stream + 1)) for stream in range(len(datasets))]
     try:
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            find = partial(find_index, retry=retry, root=root)
-            found = list(threads.map(find, places, keys, data))
+            found = list(threads.map(find_index, places, keys, data, [retry] * len(datasets)))
     except StoreError as error:
         if asked not in (AUTO, LEARN):
             raise

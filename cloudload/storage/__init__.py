@@ -1,7 +1,6 @@
 """Access to objects by URL: S3, GCS, fsspec, StreamingDataset's downloaders, or a local path.
 
     read_object("s3://bucket/key")
-      node_reads objects that one process of a node reads for all
       objects    functions
         retries    retries, deadline, log, advice          ─► StoreError, redacted, with a kind
         registry   scheme ─► its backend, one per process
@@ -9,7 +8,7 @@
             s3  gcs  local  fsspec  streaming              ─► clients: timeouts, length checks
       urls  redaction                                         schemes, paths; removes secrets
 
-Other packages use `objects`, `node_reads`, `urls`, `globs`, `redaction`, `nearby` (what is near a
-location where nothing is), `hub` (whether Hugging Face can be reached), and `Retry` and
-`StoredObject` from `base`. `docs/contributing/architecture.md` explains how to add a store.
+Other packages use `objects`, `urls`, `globs`, `redaction`, `nearby` (what is near a location where
+nothing is), `hub` (whether Hugging Face can be reached), and `Retry` and `StoredObject` from
+`base`. `docs/contributing/architecture.md` explains how to add a store.
 """

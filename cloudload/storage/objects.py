@@ -46,17 +46,11 @@ def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = N
 
 
 def read_object_version(
-    url: str,
-    retry: Retry | None = None,
-    most_bytes: int | None = None,
-    known: Version | None = None,
+    url: str, retry: Retry | None = None, most_bytes: int | None = None
 ) -> tuple[bytes, Version]:
-    """Read an object as `read_object` does, and also return its version.
-
-    If the version is `known`, the bytes are not transferred, and b"" is returned.
-    """
+    """Read an object as `read_object` does, and also return its version."""
     buffer = io.BytesIO()
-    version = download_object_version(url, buffer, retry, most_bytes, known=known)
+    version = download_object_version(url, buffer, retry, most_bytes)
     return buffer.getvalue(), version
 
 
@@ -91,11 +85,10 @@ def download_object_version(
     *,
     start: int = 0,
     tag: str = "",
-    known: Version | None = None,
 ) -> Version:
     """Download an object as `download_object` does, but return its version.
 
-    Leaves `target` at the end of the object. Writes nothing if the version is `known`.
+    Leaves `target` at the end of the object.
     """
     retry, backend = retry or Retry(), backend_of(url)
     place = target.tell()
@@ -106,8 +99,6 @@ def download_object_version(
         target.seek(place)
         left = sys.maxsize if most_bytes is None else most_bytes + 1
         with contextlib.closing(backend.open(url, retry, start, tag)) as source:
-            if known is not None and source.version.key == known.key:
-                return source.version
             while chunk := source.read(min(left, CHUNK_BYTES)):
                 with writing:
                     if is_over:

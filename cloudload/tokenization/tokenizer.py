@@ -29,16 +29,19 @@ from cloudload.config.transform import Text
 from cloudload.errors import TokenizerError
 from cloudload.tokenization.encoders import Encoder, HFEncoder, open_encoder
 from cloudload.tokenization.framing import (
+    CONFIG_NAME,
     MOST_IDS,
     NamedTokens,
     TokenName,
     choose_bos,
     choose_eos,
+    list_named_tokens,
+    read_named_tokens,
 )
+from cloudload.tokenization.hub import load_by_name
 from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
 from cloudload.tokenization.loading import load_hf, shorten_merges
 from cloudload.tokenization.probes import FIXED_TEXTS
-from cloudload.tokenization.sources import explain_file, find_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -101,7 +104,7 @@ def load_tokenizer(
     Raises `TokenizerError` if `source` is not a tokenizer, cannot be loaded, or has no fast
     version, if "auto" finds no eos, or if a bos or eos is not one of its tokens.
     """
-    text, named, file = find_tokenizer(source, cache_root)
+    text, named, file = _find(source)
     where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
     if cache_root is None:
         return _describe(text, named, frames, file, where)
@@ -207,6 +210,44 @@ def _describe_id(token: TokenName, kind: str) -> str:
     return f"no {kind}" if token is None else f"{kind} {token}"
 
 
+def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
+    """Find the text of a tokenizer.json, the bos and eos that it names, and its file, if any."""
+    from tokenizers import Tokenizer
+
+    if isinstance(source, Tokenizer):
+        return source.to_str(), NamedTokens(), None
+    if not isinstance(source, str | os.PathLike):
+        return *_from_transformers(source), None
+    path = Path(source).expanduser()
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists() and not (path / CONFIG_NAME).exists():
+        raise TokenizerError(
+            f"no tokenizer.json in {path}. Pass the folder of a fast tokenizer, or its "
+            "tokenizer.json"
+        )
+    if path.is_absolute() and not path.exists():
+        raise TokenizerError(
+            f"no tokenizer at {path}. Pass a name on the Hugging Face Hub, a folder, or a "
+            "tokenizer.json"
+        )
+    named = read_named_tokens(file.parent) if path.exists() else NamedTokens()
+    if file.is_file():
+        return _read(file), named, file
+    tokenizer, folder = load_by_name(str(path if path.exists() else source))
+    if folder is None:
+        return *_from_transformers(tokenizer), None
+    # use the published file: transformers 5 converts some tokenizers, which changes their IDs
+    file = folder / "tokenizer.json"
+    return _read(file), read_named_tokens(folder), file
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _explain_file(file, error) from error
+
+
 def _parse(text: str, file: Path | None) -> Tokenizer:
     from tokenizers import Tokenizer
 
@@ -215,7 +256,28 @@ def _parse(text: str, file: Path | None) -> Tokenizer:
     except Exception as error:
         if file is None:
             raise
-        raise explain_file(file, error) from error
+        raise _explain_file(file, error) from error
+
+
+def _explain_file(file: Path, error: Exception) -> TokenizerError:
+    return TokenizerError(
+        f"{file} is not a tokenizer.json: {error}. Pass the tokenizer.json of a fast tokenizer"
+    )
+
+
+def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
+    if not hasattr(tokenizer, "is_fast"):
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} is not a tokenizer. Pass a name on the Hugging Face Hub, "
+            "a folder, a tokenizer.json, a PreTrainedTokenizerFast, or a tokenizers.Tokenizer"
+        )
+    if not tokenizer.is_fast:
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} is a slow tokenizer. Use its fast version if it has one "
+            "(AutoTokenizer with use_fast=True), or convert it with "
+            "transformers.convert_slow_tokenizer and pass the resulting tokenizers.Tokenizer"
+        )
+    return tokenizer.backend_tokenizer.to_str(), list_named_tokens(tokenizer)
 
 
 class DocumentTokenizer:

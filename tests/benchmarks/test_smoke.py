@@ -25,8 +25,7 @@ from tests.support.warm_start import stand_in
 pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
-COVERED |= {"trace", "losses", "check_rules", "convert_scale", "node", "scale", "store_reads"}
-COVERED |= {"epoch_end"}
+COVERED |= {"trace", "losses", "check_rules", "convert_scale", "node", "store_reads", "epoch_end"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -137,36 +136,6 @@ def test_convert_scale_reports_each_process() -> None:
     [rows] = run_json("convert_scale").values()
     assert [row["step"] for row in rows] == ["plan", "worker", "finish"]
     assert all(row["CPU s"] > 0 for row in rows)
-
-
-def test_scale_reports_the_cost_of_orders_lengths_and_caches() -> None:
-    order, lengths, cache = run_json("scale", "--only", "order", "lengths", "cache").values()
-    assert [(row["order"], row["how"]) for row in order] == [
-        ("seekable", "measured"),
-        ("py1e", "measured"),
-        ("py1e", "predicted"),
-    ]
-    assert [row["how"] for row in lengths] == ["measured", "predicted"]
-    assert all(row["GB of lengths"] > 0 for row in lengths)
-    [row] = cache
-    assert row["shards in the cache"] == 1_000
-    assert all(value > 0 for value in row.values())
-
-
-@pytest.mark.long
-def test_scale_reports_the_requests_and_memory_of_a_node() -> None:
-    starts, index, plans = run_json("scale", "--only", "opening", "index", "plans").values()
-    assert [row["start"] for row in starts] == ["first", "later", "resume"]
-    for row in starts:
-        assert (row["of the index"], row["of lengths"], row["others"]) == (1, 1, 0)
-        assert row["of the index, 1,250 nodes"] == 1_250
-    assert starts[0]["of shards"] > 0 == starts[1]["of shards"]
-    assert [row["start"] for row in index] == ["first", "later"]
-    assert [row["reads of the index"] for row in index] == [1, 1]
-    assert all(row["PSS of a rank and its workers, MB"] > 10 for row in index)
-    assert index[1]["CPU ms per step"] > 0
-    assert len(plans) == 4
-    assert all(row["CPU s"] > 0 for row in plans)
 
 
 def test_exchange_reports_its_cost_for_thousands_of_ranks() -> None:

@@ -30,8 +30,7 @@ from tests.support.shard_caches import DOCUMENTS, RETRY, flip, loader_of, texts_
 
 def cached_files(root: Path) -> list[str]:
     """The names of cached files, in order, without the hashes of shards."""
-    others = (TAG, "space.json", "space.queue")
-    found = (path.name for path in root.rglob("*") if path.is_file() and path.name not in others)
+    found = (path.name for path in root.rglob("*") if path.is_file() and path.name != TAG)
     return sorted(re.sub(r"-[0-9a-f]{12}(?=\.mds)", "", name) for name in found)
 
 

@@ -1,1 +1,0 @@
-"""The cost of very large datasets and worlds; see `__main__`."""
