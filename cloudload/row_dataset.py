@@ -24,7 +24,7 @@ from cloudload.config.checks import check_positive
 from cloudload.config.choices import OFF, REQUIRE
 from cloudload.config.stream import Stream
 from cloudload.delivery.collate import compute_fields, mask_after
-from cloudload.errors import DatasetError
+from cloudload.errors import CloudloadError, DatasetError
 from cloudload.lengths.row_finder import RowFinder
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.loader import CloudLoader
@@ -287,7 +287,13 @@ class _Reader:
         self._follow(rows)
         if not all(row in self._places for row in rows.tolist()):
             wanted = self._add_steps(rows, self._steps_ahead, end)
-            self.arrays = self._make_arrays(wanted)
+            try:
+                self.arrays = self._make_arrays(wanted)
+            except CloudloadError:
+                if np.isin(wanted, rows).all():
+                    raise
+                wanted = rows  # the error may be in a row that is only read ahead
+                self.arrays = self._make_arrays(wanted)
             self._places = {row: place for place, row in enumerate(wanted.tolist())}
             self._look_ahead(rows, end)
         return [self._places[row] for row in rows.tolist()]
@@ -327,9 +333,13 @@ class _Reader:
         first = rows + (self._steps_ahead + 1) * self._step
         self._steps_ahead = min(2 * self._steps_ahead + 1, max(1, self._most_rows // len(rows)) - 1)
         wanted = self._add_steps(first, self._steps_ahead, end)
-        if len(wanted):
+        if not len(wanted):
+            return
+        try:
             self._pieces_ahead = wanted, self._finder.find(wanted)
-            self._reader.prefetch(self._pieces_ahead[1])
+        except CloudloadError:
+            return  # raised again if one of these rows is requested
+        self._reader.prefetch(self._pieces_ahead[1])
 
     def _make_arrays(self, numbers: Ints) -> dict[str, Array]:
         """Make the tensors of rows, by name: [rows, …]."""

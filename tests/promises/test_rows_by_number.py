@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,24 @@ def test_any_access_gives_the_rows_that_a_loader_hands_out(
         else:
             found = rows.__getitems__(access)
         assert [plain(item) for item in found] == [expected[row] for row in access]
+
+
+def test_a_row_that_is_only_read_ahead_raises_no_error(
+    corpora: list[Path],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(corpora[2], broken)
+    (broken / "shard.00003.mds").unlink()
+    options: dict[str, Any] = {"packing": "one_per_row", "num_lanes": 1, "shuffle": False}
+    rows = Rows(str(broken), seq_len=50, **{**SETTINGS, **options})
+    given_out = 0
+    with pytest.raises(CloudloadError, match=r"shard\.00003\.mds"):
+        for given_out in range(150):
+            _ = rows[given_out]
+    shards = json.loads((broken / "index.json").read_text())["shards"]
+    before = sum(shard["samples"] for shard in shards[:3])
+    assert before - 5 <= given_out <= before  # documents without tokens have no row
 
 
 @pytest.fixture
