@@ -54,7 +54,7 @@ class Uses:
 
     def __init__(self, plan: Plan, tail: Tail) -> None:
         rows = tail.first_row + np.repeat(np.arange(tail.num_rows), np.diff(tail.piece_starts))
-        is_left = rows >= plan.position.rows
+        is_left = (rows >= plan.position.rows) & (rows < _find_end(plan, tail))
         remnants = tail.remnants[tail.pieces[is_left, TAIL_REMNANT]]
         keys = remnants[:, REMNANT_LANE] << _ORDINAL_BITS | remnants[:, REMNANT_ORDINAL]
         _, firsts, places = np.unique(keys, return_index=True, return_inverse=True)
@@ -68,13 +68,15 @@ class Uses:
         """The rank that owns each document's lane, as a virtual index: int64 [documents]."""
         self._workers: Ints = plan.worker_of(lanes)
         is_sent = self._used(self._rows % plan.world_size != self.owners[places])
-        self._is_sent = self._limit(is_sent, _MOST_EXCHANGED_TOKENS)
+        # a share for each rank, because all ranks' messages are as long as the longest
+        self._is_sent = self._limit(is_sent, _MOST_EXCHANGED_TOKENS // plan.world_size, self.owners)
         self._is_own: Flags = self.owners == plan.world_index
         is_local = self._used(
             (self._rows % plan.world_size == plan.world_index)
             & (plan.worker_of(self._rows) != self._workers[places])
         )
-        self._is_local = self._limit(is_local & self._is_own, _MOST_LOCAL_TOKENS)
+        is_local &= self._is_own
+        self._is_local = self._limit(is_local, _MOST_LOCAL_TOKENS, np.zeros_like(lanes))
 
     def _used(self, chosen: Flags) -> Flags:
         """The documents with a chosen use. `chosen` is bool [uses]. Returns bool [documents]."""
@@ -82,11 +84,17 @@ class Uses:
         is_used[self._places[chosen]] = True
         return is_used
 
-    def _limit(self, chosen: Flags, most_tokens: int) -> Flags:
-        """The first of the chosen documents, in the order of the rows: bool [documents]."""
-        sizes = np.where(chosen, self.documents[:, 2], 0)[self._in_order]
+    def _limit(self, chosen: Flags, most_tokens: int, groups: Ints) -> Flags:
+        """The first chosen documents of each group, in the order of the rows: bool [documents].
+
+        `groups` has the group of each document, from 0: int64 [documents].
+        """
+        order = self._in_order[np.argsort(groups[self._in_order], kind="stable")]
+        sums = np.cumsum(np.where(chosen, self.documents[:, 2], 0)[order])
+        firsts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        before = np.append(0, sums)[firsts]
         fits = np.empty_like(chosen)
-        fits[self._in_order] = np.cumsum(sizes) <= most_tokens
+        fits[order] = sums - np.repeat(before, np.diff(firsts, append=len(order))) <= most_tokens
         return chosen & fits
 
     def _list(self, chosen: Flags) -> Ints:
@@ -117,6 +125,14 @@ class Uses:
         numbers = self._list(is_used & (is_local | (self._is_sent & ~self._is_own)))
         lanes, ordinals, sizes = self.documents[numbers].T
         return SharedDocuments(lanes, ordinals, sizes, _concatenate(texts, numbers))
+
+
+def _find_end(plan: Plan, tail: Tail) -> int:
+    """The end of the rows that are handed out."""
+    start, step = plan.position.rows, plan.global_batch
+    if plan.delivery.tail == "pad":
+        return tail.end
+    return start + (tail.end - start) // step * step
 
 
 def _concatenate(texts: Texts, numbers: Ints) -> Tokens:

@@ -17,6 +17,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -160,9 +161,28 @@ class WorkerProcess:
         return dropped
 
     def enter(self, change: NextPhase) -> None:
-        """Let a worker that has halted continue with its part of the next phase."""
-        with contextlib.suppress(ConnectionError):  # it has died, and `receive` explains how
-            send_work(self._connection, change)
+        """Let a worker that has halted continue with its part of the next phase.
+
+        Raises the errors of `send_work`. If the worker dies, `receive` raises why.
+        """
+        errors: list[BaseException] = []
+
+        def send() -> None:
+            try:
+                send_work(self._connection, change)
+            except ConnectionError:
+                pass
+            except BaseException as error:
+                errors.append(error)
+
+        # a thread, because a child of a dead worker may keep the stream open, but reads nothing
+        thread = threading.Thread(target=send, name="cloudload-send", daemon=True)
+        with doing(self.describe):
+            thread.start()
+            while thread.is_alive() and self._process.is_alive():
+                thread.join(_LOOK_EVERY_S)
+        if errors:
+            raise errors[0]
 
     def _send_bytes(self, message: bytes) -> None:
         with contextlib.suppress(OSError):  # it has ended, and `_receive` explains how

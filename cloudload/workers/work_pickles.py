@@ -8,7 +8,7 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from typing import Any
 
-from cloudload.errors import WorkerError
+from cloudload.errors import CloudloadError, WorkerError
 
 _ADVICE = (
     "Workers that are not forked import the transform by its name. Define it at the top level of a "
@@ -18,10 +18,11 @@ _ADVICE = (
 
 
 def send_work(connection: Connection, work: Any) -> None:
-    """Send work. Raises `WorkerError` if it cannot be pickled."""
+    """Send work. Raises `WorkerError` if it cannot be pickled, and the `CloudloadError` of a part
+    that is computed only then, such as the position of lanes."""
     try:
         connection.send(work)
-    except OSError:  # the connection failed, not the pickle
+    except (OSError, CloudloadError):  # not because of the pickle
         raise
     except Exception as error:
         raise WorkerError(f"cannot send work to a worker: {error}. {_ADVICE}") from error

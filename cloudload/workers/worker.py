@@ -107,6 +107,8 @@ class _Rows:
 
     def blocks(self) -> Iterator[Block]:
         plan = self._plan
+        if plan.has_jumped and self._worker == 0:
+            check_some_lengths(plan, self._documents)
         if isinstance(plan.phase, Measuring):
             yield self._measure()
             return
@@ -114,8 +116,6 @@ class _Rows:
             own = plan.phase.documents[self._worker]
             yield from map(self._share, np.array_split(own, plan.phase.num_blocks))
             return
-        if plan.has_jumped and self._worker == 0:
-            check_some_lengths(plan, self._documents)
         for start, stop in plan.replays():
             yield self._make_block(start, [stop], keeps_tokens=False)
         step, pause = plan.global_batch, plan.pause

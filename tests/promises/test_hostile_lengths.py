@@ -14,12 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloudload import CloudLoader
 from cloudload.count import count_tokens
 from cloudload.errors import DatasetError
 from cloudload.lengths.files import CountedDataset, find_index, open_dataset_lengths, place_of
 from cloudload.lengths.group_file import decode_group
 from cloudload.lengths.key import make_key
 from cloudload.storage.base import Retry
+from cloudload.testing import Leg, run_leg
 from cloudload.workers import worker
 from cloudload.workers.length_check import choose_samples
 from tests.support.corpora import byte_tokenizer, random_documents, write_mds
@@ -180,6 +182,31 @@ def test_a_wrong_length_that_a_seek_jumps_over_is_found_before_a_row_is_handed_o
         except DatasetError:
             pass
     assert number, "only the check finds it"
+
+
+def test_a_wrong_length_that_a_seek_into_the_tail_jumps_over_is_found_on_two_nodes(
+    folder: Path, tmp_path: Path
+) -> None:
+    corpus = make_loader(str(folder), lengths="off").recipe.corpus
+    [(_, samples)] = list(choose_samples(corpus))
+    settings: dict[str, Any] = {"lengths": str(tmp_path / "lengths"), "epochs": 1}
+    settings |= {"transform": lambda sample: str(sample["text"]), "transform_id": "mine"}
+    count(folder, transform=settings["transform"], transform_id="mine", out=settings["lengths"])
+    settings |= {"batch_size": 1}
+    [end] = {batch.rows[-1] for batch in list(make_loader(str(folder), **settings))[-1:]}
+    wrong = f"{samples[2]}:"
+
+    def change(sample: Any) -> str:
+        text = str(sample["text"])
+        return text + "!" if text.startswith(wrong) else text
+
+    def seek(**changes: Any) -> CloudLoader:
+        loader = make_loader(str(folder), **{**settings, **changes, "transform": change})
+        loader.seek(int(end) - 1)
+        return loader
+
+    with pytest.raises(DatasetError, match=r"sample \d+ .* but now has .* tokens"):
+        run_leg(seek, Leg(2, batches=None, ranks_per_node=1))
 
 
 def test_the_choice_of_samples_depends_on_the_data_alone(folder: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from cloudload.count import count_tokens
 from cloudload.delivery import tail_sharing
+from cloudload.delivery.exchange import Exchange
 from cloudload.testing import Leg, assert_same_rows
 from cloudload.workers import kept_documents
 from cloudload.workers.document_reader import DocumentReader
@@ -48,13 +49,8 @@ def write(folder: Path, packing: Packing, lengths: str, **settings: Any) -> Corp
     return corpus
 
 
-@every_packing
-@EVERY_LENGTHS
-def test_each_document_is_read_by_one_worker_of_all_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: Packing, lengths: str
-) -> None:
-    corpus = write(tmp_path, packing, lengths)
-    whole, _ = corpus.run(Leg(batches=None))
+def note_readers(monkeypatch: pytest.MonkeyPatch) -> defaultdict[int, set[int]]:
+    """The readers of each sample that is read from now on."""
     readers: defaultdict[int, set[int]] = defaultdict(set)
     original = DocumentReader.read_texts
 
@@ -64,6 +60,17 @@ def test_each_document_is_read_by_one_worker_of_all_nodes(
         return original(self, samples)
 
     monkeypatch.setattr(DocumentReader, "read_texts", note)
+    return readers
+
+
+@every_packing
+@EVERY_LENGTHS
+def test_each_document_is_read_by_one_worker_of_all_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: Packing, lengths: str
+) -> None:
+    corpus = write(tmp_path, packing, lengths)
+    whole, _ = corpus.run(Leg(batches=None))
+    readers = note_readers(monkeypatch)
     for leg in NODES:
         readers.clear()
         rows, states = corpus.run(leg)
@@ -93,3 +100,40 @@ def test_a_tail_too_large_to_share_has_the_same_rows(
         assert_same_rows(trimmed(rest), whole[taken:], f"saved after row {taken}, {leg}")
         assert {**counts_of(after[-1]), "padding": 0} == {**counts_of(states[-1]), "padding": 0}
     assert tokens_in(whole) == corpus.expected
+
+
+@every_packing
+def test_rows_that_are_dropped_share_no_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: Packing
+) -> None:
+    corpus = write(tmp_path, packing, "require", tail="drop")
+    readers = note_readers(monkeypatch)
+    for leg in NODES:
+        rows, states = corpus.run(leg)
+        assert states[-1]["tail"]
+        assert len(rows) % (leg.ranks * leg.batch_size) == 0
+        readers.clear()
+        assert corpus.run(leg, states[-1])[0] == []
+        assert not readers
+
+
+def test_a_long_document_is_not_padded_for_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The messages of all ranks are as long as the longest, so each rank has a share of the cap."""
+    corpus = write_corpus(tmp_path, [*uneven(23, 40), "b" * 299, *uneven(5, 40)])
+    whole, _ = corpus.run(Leg(batches=None))
+    most_words: list[int] = []
+    original = Exchange.start_equal
+
+    def note(self: Exchange, message: Any) -> Any:
+        most_words.append(len(message) - 1)
+        return original(self, message)
+
+    monkeypatch.setattr(Exchange, "start_equal", note)
+    monkeypatch.setattr(tail_sharing, "_MOST_EXCHANGED_TOKENS", 600)
+    for leg in NODES:
+        most_words.clear()
+        rows, _ = corpus.run(leg)
+        assert_same_rows(trimmed(rows), whole, f"{leg}")
+        assert 0 < 2 * sum(most_words) <= 600 + 2 * len(most_words)
