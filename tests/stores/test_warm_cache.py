@@ -39,7 +39,7 @@ def test_a_resumed_run_downloads_nothing_for_the_shards_of_its_node(
 ) -> None:
     nodes, packing = case
     write(s3_url)
-    options: dict[str, Any] = {"packing": packing, "epochs": None}
+    options: dict[str, Any] = {"packing": packing, "epochs": None, "num_canonical_nodes": 4}
     with loader_of(s3_url, tmp_path / "first", tokenizer_folder, **options) as loader:
         for _ in loader.take(5):
             pass
@@ -53,18 +53,14 @@ def test_a_resumed_run_downloads_nothing_for_the_shards_of_its_node(
         assert 0 < fetched - before <= SHARDS
         assert main(["fetch", str(tmp_path / "state.json"), *world, "--quiet"]) == 0
         rank = {"dp_rank": node, "dp_world_size": nodes}
-        environment = pytest.MonkeyPatch()
-        environment.setenv("WORLD_SIZE", str(nodes))
-        environment.setenv("LOCAL_WORLD_SIZE", "1")
-        with (
-            environment.context(),
-            loader_of(s3_url, cache, tokenizer_folder, **options, **rank) as loader,
-        ):
-            loader.load_state_dict(state)
-            for _ in loader.take(30 // nodes):
-                pass
-            assert loader.stats().delivery.bytes_downloaded == 0
-        environment.undo()
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("WORLD_SIZE", str(nodes))
+            environment.setenv("LOCAL_WORLD_SIZE", "1")
+            with loader_of(s3_url, cache, tokenizer_folder, **options, **rank) as loader:
+                loader.load_state_dict(state)
+                for _ in loader.take(30 // nodes):
+                    pass
+                assert loader.stats().delivery.bytes_downloaded == 0
         assert count_requests(s3_proxy) == fetched
 
 
