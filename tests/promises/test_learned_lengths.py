@@ -181,14 +181,15 @@ def test_ranks_that_leave_and_join_write_what_all_have_read(
 def test_a_damaged_part_of_another_node_is_not_used(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data")
     leg = Leg(ranks=2, ranks_per_node=1, batch_size=2, batches=25)
-    _, states = run_leg(leg_maker(data, tmp_path, leg), leg)
+    options = {"num_canonical_nodes": 4}  # each node writes later parts of its own groups
+    _, states = run_leg(leg_maker(data, tmp_path, leg, **options), leg)
     parts = sorted(Path(data).glob("lengths/*/*.part"))
     assert parts
     for place, part in enumerate(parts):
         content = part.read_bytes()
         part.write_bytes(content[:40] if place % 2 else content[:-1] + bytes([content[-1] ^ 1]))
     run_leg(
-        leg_maker(data, tmp_path, leg),
+        leg_maker(data, tmp_path, leg, **options),
         Leg(2, batch_size=2, batches=None, ranks_per_node=1),
         states[-1],
     )
