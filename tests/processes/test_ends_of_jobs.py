@@ -103,6 +103,7 @@ def check_rows(job: Job, cache: Path) -> None:
             eos=EOS,
             seq_len=32,
             num_lanes=12,
+            num_canonical_nodes=4,
             local=cache,
             **rank,
         )

@@ -96,6 +96,7 @@ def train(options: dict[str, Any]) -> None:
         eos=EOS,
         seq_len=32,
         num_lanes=12,
+        num_canonical_nodes=4,
         batch_size=2,
         local=options["cache"],
         num_workers=options["workers"],
