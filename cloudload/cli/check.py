@@ -167,7 +167,7 @@ def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_streams(data: Any, split: str | None) -> list[Stream]:
-    """Return the streams of a run. `split` applies to those without a split of their own."""
+    """Return the streams of a run. `split` applies to streams that name none."""
     from cloudload.config.options import as_streams
 
     return [replace(each, split=each.split or split) for each in as_streams(data)]

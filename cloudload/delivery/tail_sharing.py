@@ -63,18 +63,19 @@ class Uses:
         self._in_order = np.argsort(firsts)
         """The documents in the order of the rows: int64 [documents]."""
         self._plan, self._places, self._rows = plan, places, rows[is_left]
+        readers = self._rows % plan.world_size
+        self._is_here: Flags = readers == plan.world_index
+        """Whether this rank has the row of each use: bool [uses]."""
         lanes = self.documents[:, 0]
         self.owners: Ints = lanes % plan.world_size
         """The rank that owns each document's lane, as a virtual index: int64 [documents]."""
         self._workers: Ints = plan.worker_of(lanes)
-        is_sent = self._used(self._rows % plan.world_size != self.owners[places])
+        is_sent = self._used(readers != self.owners[places])
         # a share for each rank, because all ranks' messages are as long as the longest
         self._is_sent = self._limit(is_sent, _MOST_EXCHANGED_TOKENS // plan.world_size, self.owners)
         self._is_own: Flags = self.owners == plan.world_index
-        is_local = self._used(
-            (self._rows % plan.world_size == plan.world_index)
-            & (plan.worker_of(self._rows) != self._workers[places])
-        )
+        is_elsewhere = plan.worker_of(self._rows) != self._workers[places]
+        is_local = self._used(self._is_here & is_elsewhere)
         is_local &= self._is_own
         self._is_local = self._limit(is_local, _MOST_LOCAL_TOKENS, np.zeros_like(lanes))
 
@@ -113,14 +114,11 @@ class Uses:
 
     def received(self) -> Flags:
         """Whether this rank uses a document that another rank sends: bool [documents]."""
-        is_used = self._used(self._rows % self._plan.world_size == self._plan.world_index)
-        return self._is_sent & ~self._is_own & is_used
+        return self._is_sent & ~self._is_own & self._used(self._is_here)
 
     def join(self, worker: int, texts: Texts) -> SharedDocuments:
         """The documents that a worker of this rank uses, and that others have read."""
-        plan = self._plan
-        is_here = self._rows % plan.world_size == plan.world_index
-        is_used = self._used(is_here & (plan.worker_of(self._rows) == worker))
+        is_used = self._used(self._is_here & (self._plan.worker_of(self._rows) == worker))
         is_local = self._is_local & (self._workers != worker)
         numbers = self._list(is_used & (is_local | (self._is_sent & ~self._is_own)))
         lanes, ordinals, sizes = self.documents[numbers].T
@@ -129,10 +127,7 @@ class Uses:
 
 def _find_end(plan: Plan, tail: Tail) -> int:
     """The end of the rows that are handed out."""
-    start, step = plan.position.rows, plan.global_batch
-    if plan.delivery.tail == "pad":
-        return tail.end
-    return start + (tail.end - start) // step * step
+    return tail.end if plan.delivery.tail == "pad" else plan.end_whole_batches(tail.end)
 
 
 def _concatenate(texts: Texts, numbers: Ints) -> Tokens:

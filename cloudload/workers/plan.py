@@ -230,7 +230,11 @@ class Plan:
         """
         if not (isinstance(self.phase, Foreseen) and self.phase.pauses):
             return NEVER
-        left = max(0, self.phase.start - self.position.rows)
+        return self.end_whole_batches(self.phase.start)
+
+    def end_whole_batches(self, row: int) -> int:
+        """The end of the last global batch from the position on that ends at or before a row."""
+        left = max(0, row - self.position.rows)
         return self.position.rows + left // self.global_batch * self.global_batch
 
     @property

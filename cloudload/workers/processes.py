@@ -113,8 +113,7 @@ class WorkerProcess:
 
     def _await_start(self) -> None:
         if not self._is_forked:
-            with contextlib.suppress(ConnectionError):  # it has died, and `_receive` explains how
-                send_work(self._connection, self._plan)
+            self._send_work(self._plan)
             self._receive(GUARD_ADVICE)
             return
         for _ in range(_STARTS):
@@ -165,11 +164,16 @@ class WorkerProcess:
 
         Raises the errors of `send_work`. If the worker dies, `receive` raises why.
         """
+        with doing(self.describe):
+            self._send_work(change)
+
+    def _send_work(self, work: Any) -> None:
+        """Send work, unless the worker dies. Raises the errors of `send_work`."""
         errors: list[BaseException] = []
 
         def send() -> None:
             try:
-                send_work(self._connection, change)
+                send_work(self._connection, work)
             except ConnectionError:
                 pass
             except BaseException as error:
@@ -177,10 +181,9 @@ class WorkerProcess:
 
         # a thread, because a child of a dead worker may keep the stream open, but reads nothing
         thread = threading.Thread(target=send, name="cloudload-send", daemon=True)
-        with doing(self.describe):
-            thread.start()
-            while thread.is_alive() and self._process.is_alive():
-                thread.join(_LOOK_EVERY_S)
+        thread.start()
+        while thread.is_alive() and self._process.is_alive():
+            thread.join(_LOOK_EVERY_S)
         if errors:
             raise errors[0]
 

@@ -3,7 +3,7 @@
     trainer    plan          free  free  halt                next phase        free …
     worker        block  block  block  block     halted                   block  block …
 
-A worker that is asked to halt drops what it has made, and keeps its shards, orders and tokenizer.
+To halt, a worker discards the rows it has made, but keeps its shards, orders, and tokenizer open.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def enter_namespace(module: str) -> None:
 
 
 def can_mount(folder: Path) -> bool:
-    """Whether this process may mount file systems, in a namespace of its own."""
+    """Whether this process may mount file systems in a separate namespace."""
     if _NAMESPACE not in os.environ:
         return False
     place = folder / "trial"

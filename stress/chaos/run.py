@@ -135,7 +135,7 @@ class JobRun:
         }[stopped]
 
     def _check_progress(self, stop: Stop) -> None:
-        """Check that the job goes on after a stop; it may fail if the stop was long."""
+        """Check that the job continues after a short stop. After a long one, it may fail."""
         watch, written = self._watch, self._watch.written()
         if not watch.wait_until(
             lambda: watch.written() > written or watch.has_lost_a_rank(), self._quiet_s

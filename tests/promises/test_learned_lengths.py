@@ -181,7 +181,7 @@ def test_ranks_that_leave_and_join_write_what_all_have_read(
 def test_a_damaged_part_of_another_node_is_not_used(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data")
     leg = Leg(ranks=2, ranks_per_node=1, batch_size=2, batches=25)
-    options = {"num_canonical_nodes": 4}  # each node writes later parts of its own groups
+    options = {"num_canonical_nodes": 4}  # so each node reads some groups alone
     _, states = run_leg(leg_maker(data, tmp_path, leg, **options), leg)
     parts = sorted(Path(data).glob("lengths/*/*.part"))
     assert parts
