@@ -1,8 +1,6 @@
 """The rows of a run by number: a map-style dataset for samplers, trainers and index loops.
 
-    rows[17] ─► its pieces, from token lengths ─► documents ─► {"input_ids": …, "labels": …}
-                          ▲
-    regular steps ─► rows of the next steps, read together
+    rows[17] ─► reader of this process ─► {"input_ids": …, "labels": …}
 
 Row `g` is the row that `CloudLoader` hands out as row `g` of the run. Every process that reads
 rows, such as a worker of a `DataLoader`, has its own reader.
@@ -23,19 +21,13 @@ from cloudload.arrays import Ints
 from cloudload.config.checks import check_positive
 from cloudload.config.choices import OFF, REQUIRE
 from cloudload.config.stream import Stream
-from cloudload.delivery.collate import compute_fields, mask_after
-from cloudload.errors import CloudloadError, DatasetError
-from cloudload.lengths.row_finder import RowFinder
-from cloudload.lengths.run_lengths import RunLengths
+from cloudload.delivery.regular_reader import RegularReader, open_run
+from cloudload.errors import DatasetError
 from cloudload.loader import CloudLoader
-from cloudload.packing.rows import Framing, fill_rows, list_spans
 from cloudload.run.state import State, build_state
-from cloudload.segments import BATCH_ARRAYS, Array
+from cloudload.segments import BATCH_ARRAYS
 from cloudload.storage.redaction import redact
-from cloudload.workers.block import Pieces
-from cloudload.workers.documents import open_cache, open_documents
 from cloudload.workers.plan import Plan
-from cloudload.workers.row_reader import RowReader
 from cloudload.workers.trace import TracedSpan, Tracer
 
 Item = dict[str, torch.Tensor]
@@ -111,7 +103,7 @@ class Rows(torch.utils.data.Dataset[Item]):
                     "num_rows counts from the start of the run, so use more than that"
                 )
         self._plan, self._num_rows = plan, own if num_rows is None else num_rows
-        self._reader: _Reader | None = None
+        self._reader: RegularReader | None = None
 
     @property
     def first_row(self) -> int:
@@ -202,9 +194,9 @@ class Rows(torch.utils.data.Dataset[Item]):
             )
         return numbers
 
-    def _open_reader(self) -> _Reader:
+    def _open_reader(self) -> RegularReader:
         if self._reader is None or self._reader.process != os.getpid():
-            self._reader = _Reader(self._plan)  # threads and files do not survive a fork
+            self._reader = RegularReader(self._plan)  # threads and files do not survive a fork
         return self._reader
 
     def __getstate__(self) -> Mapping[str, Any]:
@@ -251,106 +243,4 @@ def _find_end(loader: CloudLoader, plan: Plan) -> int:
     """The row at which a finite run ends, also after changes of `seq_len`."""
     if len(plan.recipe.components) > 1:
         return len(loader)
-    return _open_run(plan).find_ending(plan.position).end
-
-
-def _open_run(plan: Plan) -> RunLengths:
-    assert plan.lengths is not None
-    return RunLengths(plan.recipe, plan.cache_root, plan.lengths)
-
-
-class _Reader:
-    """Reads rows for one process, and reads ahead if rows are requested in regular steps."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.process = os.getpid()
-        self._cache = open_cache(plan)
-        self._reader = RowReader(
-            open_documents(plan, self._cache), plan.position, cuts=plan.recipe.packing.cuts
-        )
-        self.lengths = _open_run(plan)
-        self._finder = RowFinder(self.lengths, plan.position)
-        self._delivery, self._most_rows = plan.delivery, plan.batches_at_once
-        self._seq_len = plan.recipe.packing.seq_len
-        self._framing = Framing.of(plan.recipe.tokenizer.frames)
-        self.arrays: dict[str, Array] = {}
-        """The tensors of the loaded rows, by name: [rows, …]."""
-        self._places: dict[int, int] = {}
-        """The index in `arrays` of each loaded row."""
-        self._last: Ints = np.empty(0, np.int64)
-        self._step, self._steps_ahead = 0, 0
-        self._pieces_ahead: tuple[Ints, Ints] | None = None
-        """The rows of the next read if the steps stay regular, and their pieces."""
-
-    def read(self, rows: Ints, end: int | None) -> list[int]:
-        """Load rows, and return the index in `arrays` of each one. The run ends at row `end`."""
-        self._follow(rows)
-        if not all(row in self._places for row in rows.tolist()):
-            wanted = self._add_steps(rows, self._steps_ahead, end)
-            try:
-                self.arrays = self._make_arrays(wanted)
-            except CloudloadError:
-                if np.isin(wanted, rows).all():
-                    raise
-                wanted = rows  # the error may be in a row that is only read ahead
-                self.arrays = self._make_arrays(wanted)
-            self._places = {row: place for place, row in enumerate(wanted.tolist())}
-            self._look_ahead(rows, end)
-        return [self._places[row] for row in rows.tolist()]
-
-    def read_spans(self, rows: Ints) -> Ints:
-        """The spans of rows: int64 [spans, 6] with columns `tables.SPAN_COLUMNS`."""
-        pieces = self._read(rows)
-        return list_spans(pieces.table, pieces.pieces)
-
-    def _read(self, rows: Ints) -> Pieces:
-        ahead = self._pieces_ahead
-        if ahead is not None and np.array_equal(ahead[0], rows):
-            return self._reader.read(ahead[1])
-        return self._reader.read(self._finder.find(rows))
-
-    def _follow(self, rows: Ints) -> None:
-        """Record whether the step between rows is the same as between the last two calls."""
-        last, self._last = self._last, rows
-        steps = rows - last if len(rows) == len(last) else np.empty(0, np.int64)
-        step = int(steps[0]) if len(steps) and (steps == steps[0]).all() else 0
-        if step <= 0 or step != self._step:
-            self._steps_ahead = 0
-        elif not self._steps_ahead:
-            self._steps_ahead = 1
-        self._step = step
-
-    def _add_steps(self, rows: Ints, number: int, end: int | None) -> Ints:
-        """The rows of this step and of the next `number`, without repeats or rows past the end."""
-        steps = np.arange(number + 1)[:, None] * self._step
-        wanted = np.unique((rows + steps).ravel()) if number else rows
-        return wanted if end is None else wanted[wanted < end]
-
-    def _look_ahead(self, rows: Ints, end: int | None) -> None:
-        """Find the rows of the next read, twice as many as before, and fetch their shards."""
-        if not self._steps_ahead:
-            return
-        first = rows + (self._steps_ahead + 1) * self._step
-        self._steps_ahead = min(2 * self._steps_ahead + 1, max(1, self._most_rows // len(rows)) - 1)
-        wanted = self._add_steps(first, self._steps_ahead, end)
-        if not len(wanted):
-            return
-        try:
-            self._pieces_ahead = wanted, self._finder.find(wanted)
-        except CloudloadError:
-            return  # raised again if one of these rows is requested
-        self._reader.prefetch(self._pieces_ahead[1])
-
-    def _make_arrays(self, numbers: Ints) -> dict[str, Array]:
-        """Make the tensors of rows, by name: [rows, …]."""
-        pieces, tokens = self._read(numbers), np.empty((len(numbers), self._seq_len), np.int32)
-        num_tokens = fill_rows(tokens, *pieces, self._framing)
-        spans, ids = list_spans(pieces.table, pieces.pieces), tokens.astype(np.int64)
-        labels = ids.copy()
-        mask_after(labels, num_tokens)
-        fields = compute_fields(labels, spans, self._delivery)
-        return {"input_ids": ids, "labels": labels, **fields}
-
-    def close(self) -> None:
-        """Stop fetching and unmap the shards."""
-        self._cache.close()
+    return open_run(plan).find_ending(plan.position).end

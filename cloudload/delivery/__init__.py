@@ -7,6 +7,7 @@
 
     block_stream   the blocks of an iteration's workers, batch by batch
     tail_sharing   documents of a finite run's tail, read by the owners of lanes for all workers
+    regular_reader rows by number, read ahead, for `row_dataset`
     known_lanes    cursors of all lanes from token lengths, instead of exchanged
     passes         iterations over the loader, which `stop_every` ends
     world          the ranks, and this process's place among them
