@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import hashlib
 import logging
+import platform
 import queue
 import re
 import threading
@@ -96,6 +97,16 @@ class LengthsLearner:
                 each.publish()
         except Exception as error:
             self._is_publisher = False
+            if "interpreter shutdown" in str(
+                error
+            ):  # Python 3.12.0 to 3.12.2 start no threads then
+                logger.warning(
+                    "Python %s cannot start threads while it exits, so the next run writes the "
+                    "token lengths that this run learned. To write them in each run, close the "
+                    "loader, or use Python 3.12.3 or later",
+                    platform.python_version(),
+                )
+                return
             logger.warning(
                 "cannot write the token lengths that this run learns: %s. The run continues. "
                 "To get lengths, run cloudload count --out URL",

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -31,6 +33,7 @@ from cloudload.system.daemon_threads import DaemonThreadPool
 _MOST_MEMBERS = 16
 _CONNECT_S = 60.0
 _CLOSE_S = 1.0
+_POLL_S = 0.2
 _NAMED_PROCESSES = 8
 _LOOK_EVERY_S = 5.0
 
@@ -97,6 +100,8 @@ class Gather:
             if rank % _MOST_MEMBERS**level == 0
         ]
         self._thread = DaemonThreadPool(1, "cloudload-exchange")
+        self._is_closing = threading.Event()
+        self._end = weakref.finalize(self, _end_thread, self._is_closing, self._thread)
 
     def start(self, own: Ints) -> Callable[[], list[Ints]]:
         """Start to gather `own` (int64 [n], the same n on all processes).
@@ -120,18 +125,38 @@ class Gather:
             raise RuntimeError("the connections are closed")
         gathered = own[None]
         for level in levels:
-            gathered = level.gather(gathered)
+            gathered = level.gather(gathered, self._is_closing)
         for level in reversed(levels):
             if level.covers < self.size:
                 if len(gathered) < self.size:
                     gathered = np.empty((self.size, len(own)), np.int64)
-                level.broadcast(gathered)
+                level.broadcast(gathered, self._is_closing)
         return list(gathered)
 
     def close(self) -> None:
         """Close the connections, or let a gather that is waiting close them when it ends."""
         self._levels = []
-        self._thread.close(_CLOSE_S)
+        self._end()
+
+
+def _end_thread(is_closing: threading.Event, thread: DaemonThreadPool) -> None:
+    is_closing.set()
+    thread.close(_CLOSE_S)
+
+
+def _wait_for(work: Any, is_closing: threading.Event) -> None:
+    """Wait for an operation of gloo. Raises `RuntimeError` if it fails.
+
+    Once `is_closing` is set, the thread sleeps between checks. If the interpreter exits while a
+    thread is inside gloo, the process aborts when gloo returns.
+    """
+    while not work.is_completed():
+        if is_closing.is_set():
+            time.sleep(_POLL_S)
+            continue
+        with contextlib.suppress(RuntimeError):  # a timeout; the last wait raises any error
+            work.wait(timedelta(seconds=_POLL_S))
+    work.wait()
 
 
 def _count_levels(size: int) -> int:
@@ -163,7 +188,7 @@ class _Level:
         )
         self._group._set_default_timeout(timedelta(seconds=timeout_s))
 
-    def gather(self, own: Ints) -> Ints:
+    def gather(self, own: Ints, is_closing: threading.Event) -> Ints:
         """Gather `own` (int64 [processes below this member, n]).
 
         Returns int64 [processes below the group, n].
@@ -175,13 +200,14 @@ class _Level:
         padded = np.zeros((self._rows, own.shape[1]), np.int64)
         padded[: len(own)] = own
         gathered = torch.empty((self._members, *padded.shape), dtype=torch.int64)
-        self._group.allgather([gathered.unbind(0)], [torch.from_numpy(padded)]).wait()
+        work = self._group.allgather([gathered.unbind(0)], [torch.from_numpy(padded)])
+        _wait_for(work, is_closing)
         rows: Ints = gathered.numpy().reshape(-1, own.shape[1])
         return rows[: self._below]
 
-    def broadcast(self, values: Ints) -> None:
+    def broadcast(self, values: Ints, is_closing: threading.Event) -> None:
         """Overwrite `values` (int64 [processes, n]) with those of the group's first member."""
         import torch
 
         if self._members > 1:
-            self._group.broadcast([torch.from_numpy(values)]).wait()
+            _wait_for(self._group.broadcast([torch.from_numpy(values)]), is_closing)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -180,3 +182,45 @@ def test_a_process_that_arrives_late_is_waited_for(tmp_path: Path) -> None:
     assert [[array.tolist() for array in results[rank]] for rank in range(3)] == 3 * [
         [[0], [10], [20]]
     ]
+
+
+EXIT_IN_A_GATHER = """
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import torch.distributed as dist
+
+from cloudload.delivery.gather import Gather
+
+
+class KillsThePeer:
+    # its finalizer runs late in the exit, when a thread that returns from gloo would abort
+    def __init__(self, process, time):
+        self.process, self.kill, self.time = process, os.kill, time
+
+    def __del__(self):
+        self.kill(self.process, 9)
+        self.time.sleep(1)
+
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+store = dist.FileStore(f"{folder}/store", 2)
+store.set(str(rank), str(os.getpid()))
+gather = Gather(store, rank, 2, 600)
+if rank == 0:
+    signal.pause()
+gather.start(np.zeros(1, np.int64))
+time.sleep(0.5)
+last = KillsThePeer(int(store.get("0")), time)
+"""
+
+
+def test_a_process_that_exits_during_a_gather_does_not_abort(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", EXIT_IN_A_GATHER, str(tmp_path)]
+    with subprocess.Popen([*command, "0"]) as peer:
+        done = subprocess.run([*command, "1"], check=False, timeout=_PATIENCE_S)
+        assert peer.wait(_PATIENCE_S) == -signal.SIGKILL
+    assert done.returncode == 0
