@@ -41,7 +41,7 @@ from cloudload.workers.worker_main import FREE, HALT, HALTED, Failed, Memory, wo
 logger = logging.getLogger(__name__)
 # a new interpreter that imports torch takes several seconds
 _START_GRACE_S = 25.0
-_STARTS, _START_S, _END_S, _LOOK_EVERY_S = 3, 60.0, 3.0, 1.0
+_STARTS, _START_S, _END_S, _LOOK_EVERY_S = 3, 60.0, 8.0, 1.0
 
 
 class WorkerProcess:
