@@ -72,6 +72,7 @@ def test_every_benchmark_is_here() -> None:
     assert found == COVERED
 
 
+@pytest.mark.long
 def test_packing_reports_fill(corpus: Path) -> None:
     drawn, of_corpus = run_json("packing", "--only", "fill", "--corpus", str(corpus)).values()
     for rows in (drawn, of_corpus):
@@ -98,6 +99,7 @@ def test_packing_reports_speed(corpus: Path) -> None:
     assert all(row["rows/s, wall"][0] > 0 and row["worker µs/row"][0] > 0 for row in speed)
 
 
+@pytest.mark.long
 def test_loader_reports_resumes_and_states(corpus: Path) -> None:
     resumes, states = run_json("loader", "--corpus", str(corpus)).values()
     assert [(row["resumed at"], row["cache"]) for row in resumes] == [
@@ -132,12 +134,14 @@ def test_uneven_worlds_reports_what_is_read_twice() -> None:
     assert 0.9 < even["tokenized"] < uneven["tokenized"] < 1.2
 
 
+@pytest.mark.long
 def test_convert_scale_reports_each_process() -> None:
     [rows] = run_json("convert_scale").values()
     assert [row["step"] for row in rows] == ["plan", "worker", "finish"]
     assert all(row["CPU s"] > 0 for row in rows)
 
 
+@pytest.mark.long
 def test_exchange_reports_its_cost_for_thousands_of_ranks() -> None:
     *_, predicted = run("exchange", "--processes", "2", "3", "--rounds", "3").splitlines()
     assert re.search(r"^10,000 processes, +320 bytes each: +[-\d.]+ ms", predicted)
@@ -150,12 +154,14 @@ def test_trace_finds_what_the_run_read(corpus: Path) -> None:
     assert row["s to trace 10 steps"] > 0
 
 
+@pytest.mark.long
 def test_losses_reports_costs_and_sizes(corpus: Path) -> None:
     training, log = run_json("losses", "--corpus", str(corpus), "--steps=3", "--logged=3").values()
     assert 0 < training[0]["of a step, %"] < 100
     assert 0 < log[0]["bytes per record"] < 100
 
 
+@pytest.mark.long
 def test_epoch_end_reports_what_the_tail_costs(corpus: Path) -> None:
     [row] = run_json("epoch_end", "--corpus", str(corpus), "--cases", "2 workers")[
         "the end of an epoch"
@@ -163,6 +169,7 @@ def test_epoch_end_reports_what_the_tail_costs(corpus: Path) -> None:
     assert 0 < row["tail, % of tokens"][0] < 100
 
 
+@pytest.mark.long
 def test_plan_reports_forecasts_beside_real_values(corpus: Path) -> None:
     lines = [json.loads(line) for line in run("plan", str(corpus / "part.jsonl.gz")).splitlines()]
     assert {line["figure"] for line in lines} >= {"s to the first batch", "rows", "tokens"}
@@ -172,12 +179,14 @@ def test_plan_reports_forecasts_beside_real_values(corpus: Path) -> None:
     assert lines[0]["value"] > 0 < lines[0]["real"]
 
 
+@pytest.mark.long
 def test_check_rules_reports_each_rule(corpus: Path) -> None:
     [rows] = run_json("check_rules", "--corpus", str(corpus), "--rounds=2").values()
     assert [row["rule"] for row in rows] == ["none", *DOCUMENT_RULES, "all"]
     assert all(row["MB per CPU s"] > 0 for row in rows)
 
 
+@pytest.mark.long
 def test_convert_reports_each_way_and_hashes(corpus: Path) -> None:
     tables = run_json(
         "convert", "--corpus", str(corpus), "--megabytes", "0.8", "--forms", "parquet"
@@ -193,6 +202,7 @@ def test_convert_reports_each_way_and_hashes(corpus: Path) -> None:
     assert len({row["SHA-256"] for row in hashes}) == 1
 
 
+@pytest.mark.long
 def test_memory_reports_both_processes(corpus: Path, tmp_path: Path) -> None:
     where = ("--corpus", str(corpus), "--output", str(tmp_path), *TOKENIZERS)
     run("memory", *where, "--name", "tokenizer")
@@ -204,6 +214,7 @@ def test_memory_reports_both_processes(corpus: Path, tmp_path: Path) -> None:
     assert trainers > 10
 
 
+@pytest.mark.long
 def test_node_reports_each_rank_and_the_node(corpus: Path) -> None:
     where = ("--corpus", str(corpus), *TOKENIZERS, "--name", "tokenizer")
     ranks, [node] = run_json("node", *where, "--tokens-per-s", "20000").values()
@@ -214,6 +225,7 @@ def test_node_reports_each_rank_and_the_node(corpus: Path) -> None:
     assert all(row["tokens per s"] > 0 < row["workers' CPU s per million tokens"] for row in ranks)
 
 
+@pytest.mark.long
 def test_store_reads_reports_the_clients_that_are_installed() -> None:
     tables = run_json("store_reads", "--rounds", "1", "--megabytes", "2")
     assert list(tables) == ["s3", "gcs"]
@@ -255,6 +267,7 @@ def test_shard_sizes_reports_first_batches_and_epochs(corpus: Path) -> None:
         assert row["raw bytes per stored byte"] > 1
 
 
+@pytest.mark.long
 def test_the_race_reports_every_side_of_this_environment(corpus: Path, tmp_path: Path) -> None:
     sides = ("HF tokenizers, bare", "cloudload, HF", "Streaming, documents in groups")
     on_ids = ("cloudload, documents, no worker", "Streaming, rows of int64 bytes")

@@ -104,7 +104,11 @@ MODES: dict[str, list[tuple[str, ...]]] = {
     ("commands", "out"),
     [
         (MODES["2 processes"], "s3"),
-        ([("--processes", "1", "--worker", f"{number}/3") for number in range(3)], "failing s3"),
+        pytest.param(
+            [("--processes", "1", "--worker", f"{number}/3") for number in range(3)],
+            "failing s3",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["2 processes-s3", "array-failing s3"],
     indirect=["out"],

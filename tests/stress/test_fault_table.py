@@ -33,6 +33,7 @@ SECTIONS: dict[str, dict[str, Rows]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_fault_shows_as_its_own_row(section: str) -> None:
     faults = SECTIONS[section]

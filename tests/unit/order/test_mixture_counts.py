@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload.order.mixture import Mixture
 from cloudload.order.mixture_counts import count_rows, number_rows
+from tests.support.examples import EXAMPLES
 
 WEIGHTS = st.tuples(*[st.sampled_from([0.0, 0.1, 1.0, 3.0])] * 3).filter(any)
 
@@ -35,6 +36,7 @@ def test_the_number_of_a_row_in_its_lane_is_that_of_the_rows_before_it(
         assert number == is_same.sum()
 
 
+@settings(max_examples=EXAMPLES)
 @given(mixture=mixtures(), num_lanes=st.sampled_from([3, 12]), start=st.integers(0, 10**7))
 def test_far_apart_rows_are_counted_as_listed_ones(
     mixture: Mixture, num_lanes: int, start: int
