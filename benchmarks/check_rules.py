@@ -2,8 +2,8 @@
 
     python -m benchmarks.check_rules --corpus FOLDER
 
-Each round checks all shards with each rule, and once without rules, in one process. A rule's time
-is the median CPU time of its checks, less that of the checks without rules. The dataset is not
+Each round checks all shards once with each rule and once without rules, in one process. A rule's
+time is the median CPU time of its checks minus that of the checks without rules. The dataset is not
 compressed.
 """
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.convert_scale --files 1_000_000
 
-A simulated store lists the files, ten for each segment, and has the notes of finished segments.
-No file is converted. Each row is a process:
+A simulated store lists the files, ten per segment, and returns the notes of finished segments. No
+file is converted. Each row of the result describes one process:
 
 plan      lists the files, and makes and stores the plan
 worker    reads the plan, as one job of an array
@@ -46,7 +46,7 @@ SHARD_BYTES = 20_000_000
 
 
 class SimulatedStore:
-    """Lists made-up objects. Keeps only the plan, in a folder."""
+    """A store that lists made-up objects, and saves only the plan, in a folder."""
 
     def __init__(self, folder: Path, files: int, shards: int, digest: str) -> None:
         self._folder, self._files, self._shards, self._digest = folder, files, shards, digest
@@ -153,7 +153,7 @@ def _entry(segment: int, shard: int) -> dict[str, object]:
 
 
 class _Stopping(Executor):
-    """Raises an error at the first unit, so that nothing is converted."""
+    """An executor that raises an error at the first unit, so that nothing is converted."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         raise RuntimeError("stop")

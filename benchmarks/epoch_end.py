@@ -1,16 +1,16 @@
-"""Measure the time that a finite run loses at its tail, compared with its steady state.
+"""Measure how much slower a finite run is in its tail than in its steady state.
 
     python -m benchmarks.epoch_end --versions FOLDER OTHER
 
-A run of one epoch is read as fast as possible, in a new process each time, from local shards.
-The versions, folders of this repository at different commits, take turns. The tail begins with the
-first batch that has a row of it.
+Each version of cloudload reads a run of one epoch from local shards, as fast as possible, in a new
+process. The versions are folders of this repository at different commits, and take turns. The tail
+begins with the first batch that has a row of the tail.
 
-    lost          seconds from there to the end, less those that as many tokens take in the steady
-                  state of the same run: the batches of its second and third quarters
-    longest wait  for one batch, from there to the end
+    lost          seconds from that batch to the end, minus the seconds that as many tokens take in
+                  the second and third quarters of the run's batches (its steady state)
+    longest wait  maximum seconds that a batch takes, from that batch to the end
 
-CPU seconds are those of the training process and its workers.
+CPU seconds include the training process and its workers.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
 def measure_case(
     case: str, request: dict[str, Any], versions: list[Path], repeats: int
 ) -> list[Row]:
-    """Run each version in turn. Returns a row for each."""
+    """Run each version in turn. Return a row for each version."""
     found: dict[Path, list[dict[str, float]]] = {version: [] for version in versions}
     for repeat in range(repeats):
         for version, figures in found.items():
@@ -76,7 +76,7 @@ def measure_case(
 
 
 def run(request: dict[str, Any], version: Path) -> dict[str, float]:
-    """Read one run with a version of cloudload, and return the figures of its tail."""
+    """Read one run with a version of cloudload, and return the measurements of its tail."""
     side = Path(__file__).with_name("epoch_end_side.py")
     done = subprocess.run(
         [sys.executable, str(side), json.dumps(request)],

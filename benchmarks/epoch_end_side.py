@@ -25,7 +25,7 @@ def main() -> None:
                 tokens += batch.num_tokens
                 times.append((time.perf_counter() - began, family_cpu(), tokens))
             state = loader.state_dict()
-            # in the tail, the table of cursors is that of the row at which the lanes ended
+            # in the tail, the state keeps the cursors of the row where the lanes ended
             first_of_tail = state["table_rows"] // request["batch_size"]
     print(json.dumps({"times": times, "tail": first_of_tail}))
 

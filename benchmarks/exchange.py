@@ -7,7 +7,7 @@ or is a single number if token lengths are known. Groups have at most 64, 16 (th
 processes. CPU time includes the gloo threads of the process. Other work on the machine hardly
 changes it. The model is
 
-    CPU seconds of a gather = a + b · (messages that the process sends) + c · (bytes that it gets)
+    CPU seconds of a gather = a + b · (messages that the process sends) + c · (bytes it receives)
 
 The time to decode N messages is measured in one process, for any N.
 """

@@ -61,7 +61,7 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
         "seconds": args.seconds,
         "size": args.ranks,
     }
-    # fill the cache with the data and the tokenizer's checks, as if the node had run before
+    # fill the cache with shards and the tokenizer's checks, as an earlier run on the node would
     start({**request, "rank": 0, "size": 1, "seconds": 0.0}).communicate()
     ranks = [start({**request, "rank": rank}) for rank in range(args.ranks)]
     found = []
@@ -87,7 +87,7 @@ def start(request: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def summarize(ranks: list[dict[str, Any]]) -> Row:
-    """Add up the ranks' CPU time and memory, and find the largest wait."""
+    """Add up the ranks' CPU time and memory, and find the longest wait."""
     workers = sum(rank["workers"] for rank in ranks)
     return {
         "processes per rank": 1 + workers / len(ranks),

@@ -4,7 +4,7 @@
     python -m benchmarks.plan CORPUS.jsonl.gz --only-first-batch
     python -m benchmarks.plan CORPUS.jsonl.gz --quick                 one run, and one start
 
-Converts each corpus, then plans and reads some epochs of it on two worlds, with and without token
+Converts each corpus, then plans and reads some epochs of it in two worlds, with and without token
 lengths. Prints one line of JSON per figure: the forecast, its range, and the actual value. The
 actual time to the first batch is the median of 5 processes, each with an empty cache.
 """
@@ -58,7 +58,7 @@ _ENDS: dict[str, dict[str, Any]] = {
     "first of 2 epochs, best_fit": {"epochs": 2, "stopping": "first", "packing": "best_fit"},
     "1 and 3 epochs, one_per_row": {"epochs": 1, "packing": "one_per_row", "overflow": "rows"},
 }
-"""Options of a run of two streams that end."""
+"""Options of a mixture of two streams that end."""
 _START = """
 import json, sys, time
 from cloudload import CloudLoader
@@ -96,7 +96,7 @@ class RealRun:
     read_by_stream: list[int]
     """Number of documents read from each stream."""
     last_steps: list[int]
-    """The last step with a document of each stream."""
+    """For each stream, the last step that reads one of its documents."""
     nodes: list[RealNode]
 
 
@@ -119,7 +119,7 @@ def world_of(nodes: int, ranks_per_node: int) -> Iterator[None]:
 def read_run(
     options: Mapping[str, Any], folder: Path, nodes: int, ranks_per_node: int, steps: int | None
 ) -> RealRun:
-    """Read a run with a loader for each rank, in a thread, and a cache for each node."""
+    """Read a run with one loader per rank and one cache per node, all in this process."""
     size = nodes * ranks_per_node
     hub, taken = Hub(size), list[tuple[int, Batch]]()
     real = [RealNode() for _ in range(nodes)]
@@ -201,9 +201,10 @@ def _take_in_step(iterators: Sequence[Iterator[Batch]], hub: Hub) -> Iterator[li
 
 
 class TailOwners:
-    """The nodes that read the documents of a finite run's tail, after the run has ended.
+    """Finds the nodes that read the documents of a finite run's tail, once the run has ended.
 
-    If ranks own lanes, the owner of a document's lane reads it, even for the rows of other nodes.
+    If ranks own lanes, the owner of a document's lane reads the document, even if its tokens are in
+    a row of another node.
     """
 
     def __init__(self, loader: CloudLoader, ranks_per_node: int) -> None:
@@ -215,7 +216,7 @@ class TailOwners:
         self._cache_root = loader.plan().cache_root
 
     def nodes_of(self, node: int, batch: Batch) -> Any:
-        """The node that reads the document of each span of a batch of `node`: int64 [spans]."""
+        """For each span of a batch of `node`, the node that reads its document: int64 [spans]."""
         spans = batch.spans
         nodes = np.full(len(spans), node)
         in_tail = np.flatnonzero(batch.rows[spans[:, SPAN_ROW]] >= self._start)
@@ -237,7 +238,7 @@ class TailOwners:
 
 
 def _sum_counts(loaders: Sequence[CloudLoader]) -> tuple[list[int], list[int]]:
-    """The tokens of each stream, and the documents read. Every rank knows those of all."""
+    """The tokens and the documents read of each stream. Each rank's statistics cover all ranks."""
     streams = loaders[0].stats().streams.values()
     read = [each.documents + each.filtered + each.empty + each.failed for each in streams]
     return [each.tokens for each in streams], read
@@ -352,9 +353,9 @@ def _options_of(run: str, data: Path, other: Path) -> tuple[dict[str, Any], dict
 
 
 def measure_first_batch(data: Path, root: Path, starts: int) -> dict[str, Any]:
-    """Compare the planned time to the first batch with that of real starts with an empty cache."""
+    """Compare the predicted time to the first batch with real starts that have an empty cache."""
     options, _ = _options_of("first batch", data, data)
-    # plan with workers, because real starts have them by default
+    # plan with worker processes, because real starts use them by default
     plan = plan_run(**options, steps=1, local=root / "plan")
     assert plan.first_batch_s is not None
     real = []
@@ -414,7 +415,7 @@ def _compare_run(
         needed = max(each.needed_bytes.value for each in unlimited.node_plans)
         total = max(each.all_bytes.value for each in unlimited.node_plans)
         options["cache_limit"] = max(int((needed + total) / 2), unlimited.least_cache_bytes)
-    # streams of a mixture end only with token lengths
+    # a mixture with `epochs` needs token lengths
     for lengths in ("require", "off")[
         : 1 if isinstance(options["data"], list) and "epochs" in options else 2
     ]:

@@ -1,4 +1,4 @@
-"""Download objects to files with one client, as a side of `benchmarks.store_reads`.
+"""Download objects to files with one client, for `benchmarks.store_reads`.
 
     request     {"client": "boto3", "bucket": "cloudload", "folder": ...}
     question    {"keys": [...], "at_once": 4}

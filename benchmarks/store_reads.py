@@ -3,9 +3,9 @@
     python -m benchmarks.store_reads --python .bench/stores/bin/python
 
 The servers are SeaweedFS and fake-gcs-server on this machine. cloudload's environment has no s3fs
-or obstore, so they run with --python, and are left out if that interpreter lacks them, too. CPU
-time is that of the client's process. The clients take turns, so other work on the machine slows
-them all alike.
+or obstore, so the benchmark runs them with the interpreter --python, and skips them if it does not
+have them either. CPU time covers the client's process. The clients take turns, so other work on the
+machine slows all of them equally.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def measure(store: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Ro
 
 
 def write_objects(scheme: str, size: int, most: int) -> list[str]:
-    """Store half a turn's objects of `size` MB, but at most 16, and return their keys."""
+    """Store at most 16 objects of `size` MB, `most` / 2 MB in total. Return their keys."""
     data = os.urandom(size * 10**6)
     keys = [f"{size}-{number}" for number in range(min(16, max(1, most // size // 2)))]
     for key in keys:
@@ -88,7 +88,7 @@ def write_objects(scheme: str, size: int, most: int) -> list[str]:
 def race(
     sides: dict[str, Side], keys: list[str], size: int, at_once: int, args: argparse.Namespace
 ) -> Iterator[Row]:
-    """Download the same objects with each client, in turns."""
+    """Download the same objects with each client, taking turns."""
     number = max(at_once, -(-args.megabytes // size))
     question = {"keys": [keys[job % len(keys)] for job in range(number)], "at_once": at_once}
     turns: dict[str, list[dict[str, float]]] = {client: [] for client in sides}

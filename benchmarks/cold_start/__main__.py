@@ -2,21 +2,21 @@
 
     python -m benchmarks.cold_start --corpus FOLDER --tokenizers FOLDER
 
-cloudload and MosaicML Streaming (a StreamingDataset with default settings, whose documents a
-dataset around it tokenizes and concatenates) read the same zstd shards with one worker. They read
-from an S3 server on this machine, through a proxy that delays every request by --latency-ms and
-counts the bytes of every response.
+cloudload and MosaicML Streaming read the same zstd shards with one worker each. Streaming uses a
+StreamingDataset with default settings, and a wrapper dataset that tokenizes and concatenates its
+documents. Both read from an S3 server on this machine, through a proxy that delays every request by
+--latency-ms and counts the bytes of every response.
 
     first batch   --shards shards of --shard-mb MB of text. Seconds from the construction of the
                   loader, after its imports, to its first batch, and seconds of the whole process
                   until then. The loaders take turns, each in a new process: with an empty cache,
-                  with no shards but with a tokenizer that was compared with fastokens before, and
-                  with the cache of the run before.
+                  with one that has only the checked tokenizer (cloudload), and with the cache of
+                  the previous run.
     epoch         --shards shards of --epoch-shard-mb MB of short documents. The bytes that each
                   node downloads for one epoch, as a share of the dataset, with one node and with
                   two that share the data. A node is a process with its own cache. Two nodes run one
-                  after the other, because Streaming's would share memory on one machine. With
-                  epochs=1, they run together, because cloudload's ranks must communicate.
+                  after the other, because two Streaming processes on one machine would share
+                  memory. With epochs=1, they run together, because cloudload's ranks communicate.
 
 Writes COLD_START.md and cold_start.json to --output.
 """
@@ -167,7 +167,7 @@ def repeat(pool: Sequence[str], num_bytes: int) -> Iterator[dict[str, str]]:
 
 
 def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list[dict[str, float]]]:
-    """Measure the seconds and bytes to the first batch, by a label of `STARTS`."""
+    """Measure the seconds and bytes to the first batch, for each label in `STARTS`."""
     times: dict[str, list[dict[str, float]]] = {label: [] for label in STARTS.values()}
     for repeat_ in range(repeats):
         with contextlib.ExitStack() as caches:
@@ -178,7 +178,7 @@ def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list
                     remove_shards(cache)
                 process = store.child("first_batch", loader, 0, cache)
                 result = read_result(process)
-                # count now, because the loader reads on until it is closed
+                # count now, because the loader keeps reading until it is closed
                 times[label].append(result | {"bytes": store.downloaded(0)})
                 finish(process)
                 note(f"first batch {repeat_ + 1} of {repeats}, {label}: {times[label][-1]}")
@@ -186,7 +186,7 @@ def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list
 
 
 def remove_shards(cache: Path) -> None:
-    """Remove all of cloudload's cache but the tokenizers."""
+    """Remove everything from cloudload's cache except the tokenizers."""
     for folder in cache.iterdir():
         if folder.name != "tokenizers":
             shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
