@@ -3,7 +3,7 @@
     python -m benchmarks.uneven_worlds
 
 Prints one line of JSON per world and `seq_len`. `tokenized` is the number of tokens tokenized over
-the number handed out, after the first row of each lane. `nodes_read` is the number of canonical
+the number delivered, after the first row of each lane. `nodes_read` is the number of canonical
 nodes that each machine reads, summed, over the number of nodes: about the bytes downloaded in an
 epoch over those of the dataset.
 """
@@ -107,7 +107,7 @@ class Documents:
             self._find = RowPieces(walker, self._sizes, packing, starts).find
 
     def count_tokens(self, rows: Ints, is_own: Flags) -> tuple[int, int]:
-        """Count the tokens that a rank tokenizes and hands out, after each lane's first row.
+        """Count the tokens that a rank tokenizes and delivers, after each lane's first row.
 
         A document is tokenized for each row, unless the rank owns the lane (bool [lanes]) and has
         read the document for an earlier row.

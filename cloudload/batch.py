@@ -105,7 +105,7 @@ class Batch(dict[str, torch.Tensor]):
 def _copied(what: str) -> ValueError:
     return ValueError(
         f"this is a copy of a batch's tensors, which has no {what}. Use the batch that the loader "
-        "handed out"
+        "delivered"
     )
 
 

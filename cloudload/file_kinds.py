@@ -56,7 +56,7 @@ _KINDS_BY_CONTENT = {
     b"\x7fELF": "a program",
     b"SQLite format 3": "an SQLite database. Convert it to JSON Lines or Parquet",
 }
-"""Maps the first bytes of files that are not UTF-8 to their kind, with advice."""
+"""Maps the first bytes of formats that are not UTF-8 to the format's name and advice."""
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -75,6 +75,6 @@ def reason_to_refuse(name: str) -> str | None:
 
 
 def recognize(content: bytes) -> str | None:
-    """Name the kind of file that starts like `content`, and say what to do; None if unknown."""
+    """Name the format of a file that starts with `content`, with advice; None if unknown."""
     kinds = (kind for start, kind in _KINDS_BY_CONTENT.items() if content.startswith(start))
     return next(kinds, None)

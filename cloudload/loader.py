@@ -65,7 +65,7 @@ class CloudLoader:
     """Batches of packed token rows, straight from MDS shards of raw text or of token IDs.
 
     Restarts and the world size do not affect the rows. Iterating starts at the loader's position:
-    the start of the run, the end of the last batch handed out or skipped, or where
+    the start of the run, the end of the last batch delivered or skipped, or where
     `load_state_dict` or `seek` put it. It continues to the end of the run, or until `stop_every`
     ends the pass. A loader has one live iterator: the first batch of a new one ends the old one,
     which then raises `WorkerError`. Dropping an iterator before its end also ends its workers. Once
@@ -178,7 +178,7 @@ class CloudLoader:
 
     @property
     def is_at_stop(self) -> bool:
-        """Whether the last batch handed out or skipped completed a pass of `stop_every`."""
+        """Whether the last batch delivered or skipped completed a pass of `stop_every`."""
         before, after = self._run.log.last_step
         return self._reader.count_passes(after) > self._reader.count_passes(before)
 
@@ -260,7 +260,7 @@ class CloudLoader:
     # ------------------------------------------------------------ saving and resuming
 
     def state_dict(self, lag: int = 0) -> State:
-        """Return the state after the last batch handed out, or `lag` batches (0 to 3) earlier.
+        """Return the state after the last batch delivered, or `lag` batches (0 to 3) earlier.
 
         It is the same on every rank after the same batch, and requires no communication. `lag` is
         for loops that fetch batches ahead. Raises `RanksDisagreeError` if ranks that cannot
@@ -374,7 +374,7 @@ class CloudLoader:
                 divide `num_lanes`.
             rows: the first row of the next batch, which is the value of `rows` after the last step
                 that all ranks agree on. It may be up to 3 batches back, or ahead, as for `seek`. By
-                default, the row after the last batch handed out.
+                default, the row after the last batch delivered.
             batch_size: a new number of rows per rank and step.
             ranks_per_node: the number of ranks per node, which affects only which node downloads
                 which shards. By default, as for a new loader in this process.
@@ -440,7 +440,7 @@ class CloudLoader:
 
     @property
     def rows(self) -> int:
-        """Number of rows that all ranks together have handed out, skipped, or passed by `seek`."""
+        """Number of rows that all ranks together have delivered, skipped, or passed by `seek`."""
         return self._run.log.position.rows
 
     @property
@@ -449,7 +449,7 @@ class CloudLoader:
         return self.recipe.corpus.num_samples
 
     def stats(self) -> Stats:
-        """Return the statistics of the run up to the last batch handed out or skipped.
+        """Return the statistics of the run up to the last batch delivered or skipped.
 
         With `exchange_every` above 1, the counts of tokens and documents cover the run only up to
         the last exchange. Ranks that cannot communicate add only their own rows to these counts,
@@ -510,6 +510,6 @@ class CloudLoader:
     def __repr__(self) -> str:
         streams, data = ", ".join(self.recipe.labels), self.recipe.fields["data"][:12]
         return (
-            f"CloudLoader({streams}, {self.num_lanes} lanes, {self.rows} rows handed out, "
+            f"CloudLoader({streams}, {self.num_lanes} lanes, {self.rows} rows delivered, "
             f"data {data})"
         )

@@ -2,7 +2,7 @@
 
     rows[17] ─► reader of this process ─► {"input_ids": …, "labels": …}
 
-Row `g` is the row that `CloudLoader` hands out as row `g` of the run. Every process that reads
+Row `g` is the row that `CloudLoader` delivers as row `g` of the run. Every process that reads
 rows, such as a worker of a `DataLoader`, has its own reader.
 """
 

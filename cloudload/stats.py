@@ -115,7 +115,7 @@ class DeliveryStats:
     queue: float = 0.0
     """How full the workers' queues are now, from 0 to 1; 0 without workers."""
     tokens_made: int = 0
-    """Number of tokens in all rows that workers have made, including rows not handed out yet."""
+    """Number of tokens in all rows that workers have made, including rows not delivered yet."""
 
     def tokens_per_s(self, num_workers: int) -> float | None:
         """The tokens per second that `num_workers` workers can make, as measured so far.
@@ -230,14 +230,14 @@ class DeliveryMeter:
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of a run, up to the last batch handed out or skipped.
+    """Statistics of a run, up to the last batch delivered or skipped.
 
     With `exchange_every` above 1, the counts of tokens and documents are those of the last
     exchange. Fields without a description are sums over the streams; see `StreamStats`.
     """
 
     rows: int
-    """Number of rows that all ranks together have handed out, skipped, or passed by `seek`."""
+    """Number of rows that all ranks together have delivered, skipped, or passed by `seek`."""
     tokens: int
     documents: int
     """Number of finished documents with tokens, summed over the streams."""

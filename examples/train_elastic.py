@@ -182,7 +182,7 @@ class Rank:
         dist.all_gather_object(steps, self.progress.step)
         source, is_behind = steps.index(max(steps)), self.progress.step < max(steps)
         if not is_behind:
-            # back to the row after the last step, even if more batches were handed out
+            # back to the row after the last step, even if more batches were delivered
             self.loader.set_world(rank, size, rows=self.progress.rows)
         if min(steps) < max(steps):
             states: list[Any] = [self.state_dict() if rank == source else None]

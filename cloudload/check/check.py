@@ -67,29 +67,29 @@ def check_dataset(
     at a time, or 8 if it is the only one. A shard is in memory while it is decompressed, and a
     temporary file while it is checked.
 
-    The rules for documents compare texts and IDs by 128-bit hashes in temporary files of 24 bytes a
-    document for each rule. Memory does not grow with datasets of up to 1.4 billion documents. Each
-    rule keeps up to 256 files open. They find repeats only among the shards that this call reads.
+    Two rules find repeated texts and IDs. They compare 128-bit hashes, which each rule keeps in
+    temporary files of 24 bytes per document. For up to 1.4 billion documents, memory does not grow
+    with the dataset. Each of the two rules keeps up to 256 files open, and finds repeats only among
+    the shards that this call reads.
 
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to check, such as `train`.
         text_key: the column that holds the document.
-        tokens_key: the column that holds the document as token IDs, if the run reads them. No
-            text is then tested, and no rule that begins with `text-` applies.
+        tokens_key: the column that holds the document as token IDs, if the run reads token IDs. The
+            check then tests no text, and no rule that begins with `text-` applies.
         rules: the rules to test documents with: names of kinds of findings such as
-            `text-repeated`, `all`, or `none`. `all` leaves out `text-framed` if there is no
-            tokenizer.
+            `text-repeated`, `all`, or `none`. `all` omits `text-framed` if there is no tokenizer.
         max_bytes: size in UTF-8 above which a text breaks the rule `text-long`.
-        tokenizer: the run's tokenizer, as for `CloudLoader`. Its special tokens are those of the
-            rule `text-special`. By default, anything like `<|name|>` is a special token.
+        tokenizer: the run's tokenizer, as for `CloudLoader`. The rule `text-special` looks for its
+            special tokens. Without a tokenizer, it looks for anything like `<|name|>`.
         bos: the loader's `bos`.
         eos: the loader's `eos`.
         expect_bos: the token that documents should get as bos from the tokenizer, or `none`.
         expect_eos: the token that documents should get as eos, or `none`.
         fail_on: rules that make the dataset unsound, or a mapping of rules to the share of
             documents that may break each, such as 0.001 or `0.1%`. `all` stands for every rule in
-            `rules`. Others are refused.
+            `rules`. Any other rule is refused.
         sample: number of shards to read, spread evenly over the dataset. By default all. 0
             checks only the index, and the names and sizes of the objects.
         processes: number of worker processes, one per available core by default, and at most one
@@ -178,7 +178,7 @@ def _choose_rules(
     """Return the rules for documents, and findings about the tokens around documents."""
     if tokenizer is None:
         if any(expected.values()):
-            raise ValueError("expect_bos and expect_eos need a tokenizer. Pass it")
+            raise ValueError("expect_bos and expect_eos need a tokenizer. Pass one")
         return choose_rules(names, max_bytes), []
     from cloudload.tokenization.tokenizer import load_tokenizer
 

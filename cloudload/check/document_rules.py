@@ -48,11 +48,11 @@ class DocumentRules:
 
     names: frozenset[str]
     max_bytes: int
-    """Maximum size of a text in UTF-8."""
+    """Maximum size of a text, in bytes of UTF-8."""
     special_tokens: tuple[str, ...] = ()
     """The tokenizer's special tokens. If empty, anything like `<|name|>` counts as one."""
     bos: str = ""
-    """The token that the tokenizer puts before each document; empty for none."""
+    """The token that the tokenizer puts before each document; "" if it puts none."""
     eos: str = ""
 
     @property
@@ -66,7 +66,7 @@ def choose_rules(
 ) -> DocumentRules:
     """Choose rules by name, `all` or `none`. Raises `ValueError` for an unknown name or size.
 
-    `all` leaves `text-framed` out if there is no tokenizer.
+    `all` omits `text-framed` if there is no tokenizer.
     """
     asked = [names] if isinstance(names, str) else list(names)
     if unknown := [each for each in asked if each not in (*DOCUMENT_RULES, ALL, NONE)]:
@@ -76,7 +76,7 @@ def choose_rules(
     if ALL in asked:
         asked = [each for each in DOCUMENT_RULES if tokenizer or each != FRAMED_TEXT]
     if FRAMED_TEXT in asked and tokenizer is None:
-        raise ValueError(f"the rule {FRAMED_TEXT} needs a tokenizer. Pass it")
+        raise ValueError(f"the rule {FRAMED_TEXT} needs a tokenizer. Pass one")
     chosen = frozenset(asked) - {NONE}
     if tokenizer is None:
         return DocumentRules(chosen, parse_bytes(max_bytes))
@@ -87,7 +87,7 @@ def choose_rules(
 
 
 def _name_frame(tokenizer: TokenizerSpec) -> tuple[str, str]:
-    """The texts of the bos and eos of documents; empty for none."""
+    """The texts of the bos and eos that the tokenizer adds to documents; "" if it adds none."""
     from cloudload.tokenization.loading import load_hf
 
     hf = load_hf(tokenizer.json)
@@ -96,10 +96,10 @@ def _name_frame(tokenizer: TokenizerSpec) -> tuple[str, str]:
 
 
 def check_frame(rules: DocumentRules, origin: str, **expected: str | None) -> Iterator[Finding]:
-    """Compare the tokens that the tokenizer puts around documents with those that are expected.
+    """Compare the tokens that the tokenizer puts around documents with the expected ones.
 
-    `expected` maps bos and eos to a token, to `none`, or to None if any is fine. `origin` names
-    the files that set the tokenizer's bos and eos.
+    `expected` maps bos and eos to a token, to `none`, or to None to accept any. `origin` names the
+    files that set the tokenizer's bos and eos.
     """
     for name, token in expected.items():
         found = getattr(rules, name)
@@ -110,7 +110,7 @@ def check_frame(rules: DocumentRules, origin: str, **expected: str | None) -> It
 
 
 def list_tests(rules: DocumentRules) -> list[tuple[str, Test]]:
-    """The tests of single documents, in order."""
+    """List the tests that each document must pass, in order."""
     tests: dict[str, Test] = {
         EMPTY_TEXT: _find_empty,
         LONG_TEXT: _LongText(rules.max_bytes),
@@ -188,18 +188,18 @@ class _FramedText:
 def parse_limits(limits: Any, chosen: Collection[str]) -> dict[str, float]:
     """Return the share of documents (0 to 1) above which each rule makes a dataset unsound.
 
-    `limits` are a name, names, or a mapping of names to shares such as 0.001 or `0.1%`; `all`
-    stands for every chosen rule that is not named. Raises `ValueError`, also for a rule that is
-    not chosen, because it could never fail.
+    `limits` is a name, several names, or a mapping of names to shares such as 0.001 or `0.1%`.
+    `all` stands for every chosen rule that is not named. Raises `ValueError` for an unknown rule,
+    an invalid share, or a rule that is not chosen, because that rule could never fail.
     """
     names = [limits] if isinstance(limits, str) else limits
     given = names if isinstance(names, Mapping) else dict.fromkeys(names, 0)
     shares = {name: _parse_share(name, share) for name, share in given.items()}
     if unknown := [name for name in shares if name not in (*DOCUMENT_RULES, ALL)]:
         known = ", ".join(DOCUMENT_RULES)
-        raise ValueError(f"fail_on has no rule {unknown[0]!r}. Use all, or any of {known}")
+        raise ValueError(f"fail_on has an unknown rule, {unknown[0]!r}. Use all, or any of {known}")
     if shares and not chosen:
-        raise ValueError(f"fail_on has {next(iter(shares))!r}, but rules chooses none. Choose some")
+        raise ValueError(f"fail_on has {next(iter(shares))!r}, but rules is empty. Add rules to it")
     if idle := [name for name in shares if name not in (*chosen, ALL)]:
         needed = "Pass a tokenizer" if idle[0] == FRAMED_TEXT else "Add it to rules"
         raise ValueError(f"fail_on has {idle[0]!r}, but this rule does not apply. {needed}")

@@ -1,4 +1,4 @@
-"""Test the documents of shards, and hash them so that repeated ones are found.
+"""Test the documents of shards, and hash them to find repeated ones.
 
 shard ─► text of each document ─► tests ─► findings, with examples
                       └─► hash ─┐
@@ -40,7 +40,7 @@ class DocumentCheck:
     def look(self, shard: Shard) -> tuple[Findings, dict[str, bytes]]:
         """Return the findings about a shard's documents, and their hashes as records by rule.
 
-        The shard's samples must be whole. Blank texts and empty IDs are not hashed.
+        The shard's samples must be intact. Blank texts and empty IDs are not hashed.
         """
         findings = Findings()
         hashes = dict.fromkeys(self._rules.hashed, b"")

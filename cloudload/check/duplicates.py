@@ -3,8 +3,8 @@
     hashes of each group ─► parts by hash, in temporary files ─► each part: sort, equal neighbors
 
 A record has 24 bytes: a 128-bit hash, and the document's shard and sample. Parts are read one at a
-time, so up to 1.4 * 10^9 documents, only the temporary files grow with the dataset, not the memory.
-At 10^9 documents, the probability that any two different ones share a hash is below 10^-20.
+time, so memory does not grow with the dataset up to 1.4 * 10^9 documents; only the temporary files
+do. With 10^9 documents, the probability that two different ones have the same hash is below 10^-20.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _NOUNS = {REPEATED_TEXT: "text", REPEATED_ID: "ID"}
 _COLUMNS = 3
 _RECORD_BYTES = 8 * _COLUMNS
 _PART_BYTES = 128 << 20
-_MOST_PARTS = 256  # per rule, because each part is an open file
-_MEMORY_BYTES = 1 << 18  # a larger part moves to a file
+_MOST_PARTS = 256 # limited because each part of each rule is an open file
+_MEMORY_BYTES = 1 << 18 # a larger part is stored in a file
 
 
 class Repeat(NamedTuple):
-    """A document that repeats an earlier one. Shards are indexed among those that are read."""
+    """A document that repeats an earlier one. `shard` counts only the shards that the check
+    reads."""
 
     shard: int
     sample: int
@@ -54,7 +55,7 @@ class DuplicateFinder:
 
     @property
     def rules(self) -> Collection[str]:
-        """The rules whose hashes are collected."""
+        """The rules for which hashes are collected."""
         return self._parts.keys()
 
     def add(self, shard: int, hashes: Mapping[str, bytes]) -> None:
@@ -69,7 +70,8 @@ class DuplicateFinder:
                 part.write(own.tobytes())
 
     def find(self, name: str, most: int) -> tuple[int, list[Repeat]]:
-        """Return the number of documents that repeat an earlier one, and the first `most`."""
+        """Count the documents that repeat an earlier one. Return the count, and the first
+        `most`."""
         count, first = 0, list[Repeat]()
         for part in self._parts[name]:
             part.seek(0)
@@ -88,7 +90,7 @@ class DuplicateFinder:
 
 
 def encode_records(values: Iterable[tuple[int, bytes]]) -> bytes:
-    """Hash a shard's (sample, value) pairs. The records have 0 as the shard."""
+    """Hash a shard's (sample, value) pairs. The shard in the records is 0 until `add` sets it."""
     digests = [(xxhash.xxh3_128_digest(value), sample) for sample, value in values]
     records = np.empty((len(digests), _COLUMNS), "<u8")
     joined = b"".join(digest for digest, _ in digests)
@@ -106,9 +108,10 @@ def _describe(place: int, first: int) -> Repeat:
 
 
 def _find_repeats(records: Records) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Find documents that repeat an earlier one. Returns their places and the earlier ones'.
+    """Find documents that repeat an earlier one. Return their places, and the earlier ones' places.
 
-    A place is shard · 2^32 + sample. Example: hashes A B A A at places 5 6 7 8 give 7 8, and 5 5.
+    A place is shard · 2^32 + sample. For example, hashes A B A A at places 5 6 7 8 return 7 8 and 5
+    5.
     """
     if not len(records):
         return records[:, 2], records[:, 2]
@@ -116,7 +119,7 @@ def _find_repeats(records: Records) -> tuple[NDArray[np.uint64], NDArray[np.uint
     halves = records[order, 0]
     is_equal = halves[1:] == halves[:-1]
     is_near = np.append(is_equal, False) | np.append(False, is_equal)
-    near = records[order[is_near]]  # few, so sorting them by the whole hash is cheap
+    near = records[order[is_near]]  # usually few, so sorting is cheap
     near = near[np.lexsort((near[:, 2], near[:, 1], near[:, 0]))]
     is_repeat = (near[1:, :2] == near[:-1, :2]).all(axis=1)
     starts = np.flatnonzero(np.append(True, ~is_repeat))[: len(near)]

@@ -78,8 +78,9 @@ def check_shards(
     """Yield the findings of groups of shards, in the order of the shards.
 
     `duplicates` receives the hashes of documents, by the index of their shard in `shards`. The
-    groups run on the executor if there is one, or else on `processes` processes. `on_bytes`
-    receives stored bytes. Raises `WorkerError` if a process or the executor fails.
+    groups run on the executor if there is one, otherwise on `processes` processes. `on_bytes`
+    receives the number of stored bytes read. Raises `WorkerError` if a process or the executor
+    fails.
     """
     groups = cut_groups(shards, _GROUP_BYTES)
     is_alone = executor is None and min(processes, len(groups)) <= 1
@@ -99,7 +100,7 @@ def check_shards(
 def _take_hashes(
     results: Iterable[tuple[int, GroupResult]], firsts: Sequence[int], duplicates: DuplicateFinder
 ) -> Iterator[tuple[int, Findings]]:
-    """Move each group's hashes to `duplicates` as they arrive, and yield its findings."""
+    """Yield each group's findings, and add its hashes to `duplicates`, as results arrive."""
     for place, result in results:
         for shard, hashes in enumerate(result.hashes, firsts[place]):
             duplicates.add(shard, hashes)
@@ -109,7 +110,7 @@ def _take_hashes(
 def check_group(
     work: CheckWork, shards: Sequence[ShardInfo], on_bytes: Callable[[int], object]
 ) -> GroupResult:
-    """Check shards in threads. `on_bytes` receives stored bytes."""
+    """Check shards in threads. `on_bytes` receives the number of stored bytes read."""
     findings, hashes = Findings(), list[Mapping[str, bytes]]()
     documents = DocumentCheck(work.rules, work.text_key)
     check = partial(_check_shard, work, documents)

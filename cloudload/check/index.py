@@ -40,9 +40,10 @@ _REFUSED = object()
 def check_index(
     data: bytes, text_key: str | None, tokens_key: str | None, findings: Findings
 ) -> tuple[list[ShardInfo], bool]:
-    """Add the findings of an index whose documents are texts, or token IDs if `text_key` is None.
+    """Check an index, and add what it finds to `findings`.
 
-    Returns the shards that cloudload accepts, in order, and whether it accepts all shards.
+    If `text_key` is None, the documents are token IDs. Returns the shards that cloudload accepts,
+    in order, and whether it accepts all shards.
     """
     num_entries = 0
 

@@ -3,11 +3,12 @@
     é is c3 a9       read as Latin-1 or Windows-1252    Ã©     c3 83 c2 a9
     “ is e2 80 9c    read as Windows-1252               â€œ   c3 a2 e2 82 ac c5 93
 
-Read this way, each lead byte of UTF-8 becomes one of a few letters, and each continuation byte
-becomes a symbol or an unusual letter. So the text has one of these letters, followed by as many of
-these characters as the lead byte announces. Correct text hardly ever has such a sequence. Two
-exceptions do not count: punctuation after a capital letter, such as `É»`, and characters that may
-end a word before punctuation, such as `íš“` or `é®”`.
+The wrong encoding turns each UTF-8 lead byte into one of a few letters, and each continuation byte
+into a symbol or an unusual letter. So mojibake contains one of those letters, followed by as many
+of those characters as the lead byte has continuation bytes. Correct text rarely contains such a
+sequence. Two kinds of sequences are allowed because correct text contains them: punctuation after a
+capital letter, such as `É»`, and characters that may end a word before punctuation, such as `íš“`
+or `é®”`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _read_rest(*encodings: str) -> set[str]:
 
 
 def _compile() -> tuple[re.Pattern[bytes], ...]:
-    """Compile one pattern for each first byte, because a search for a fixed first byte is fast."""
+    """Compile one pattern per first byte, because searching for a fixed first byte is fast."""
     western = _read_rest("latin-1", "cp1252")
     any_, symbol = _alternatives(western), _alternatives(western - set(_PUNCTUATION))
     ending = _alternatives(set(_ENDING))
@@ -53,7 +54,7 @@ _REPLACEMENT = "\ufffd".encode()
 
 
 def find_mojibake(text: bytes) -> str | None:
-    """Describe the first sequence of UTF-8 `text` that was decoded wrongly, or return None."""
+    """Describe the first wrongly decoded sequence in UTF-8 `text`. Return None if there is none."""
     if text.isascii():
         return None
     if (place := text.find(_REPLACEMENT)) >= 0:

@@ -49,9 +49,9 @@ def check_shard(
 ) -> list[Finding]:
     """Read a shard of the dataset at `url`, and return its findings.
 
-    `look` receives the shard if its samples are whole. At most one value is reported for each
-    column. For encodings other than text, only the sizes of values are checked. If the shard's
-    codec is not installed here, the only finding says so.
+    If the shard's samples are intact, it is passed to `look`. At most one value is reported for
+    each column. For encodings other than text, only the sizes of values are checked. If the shard's
+    codec is not installed here, this is the only finding.
     """
     if found := check_codecs([info.compression], info.stored.name):
         return found

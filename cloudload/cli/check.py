@@ -156,18 +156,19 @@ def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Merge the `check` section of a config with the flags, which override it."""
     if not isinstance(config, Mapping) or set(config) - set(_CHECK_OPTIONS):
         known = ", ".join(_CHECK_OPTIONS)
-        raise ValueError(f"`check` in the config is {config!r}. Use a mapping of {known}")
+        raise ValueError(f"`check` in the config is {config!r}. Use a mapping with the keys
+        {known}")
     flags = {name: getattr(options, name) for name in _CHECK_OPTIONS}
     given = {**config, **{name: value for name, value in flags.items() if value is not None}}
     if given.get("sample") == "all":
         del given["sample"]
     if options.sample == 0 and options.fail_on is None:
-        given.pop("fail_on", None)  # without documents, the config's limits cannot apply
+        given.pop("fail_on", None)  # without documents, the limits in the config cannot apply
     return given
 
 
 def _read_streams(data: Any, split: str | None) -> list[Stream]:
-    """Return the streams of a run. `split` applies to streams that name none."""
+    """Return the streams of a run. `split` applies to streams that do not name one."""
     from cloudload.config.options import as_streams
 
     return [replace(each, split=each.split or split) for each in as_streams(data)]
@@ -180,7 +181,7 @@ def _check_datasets(
     from cloudload.config.options import read_rows
     from cloudload.run.recipe import frame_of
 
-    rows = read_rows({"seq_len": 1, **run})  # required, but no check depends on it
+    rows = read_rows({"seq_len": 1, **run})  # `seq_len` is required, but no check uses it
     of_run = {"tokenizer": run.get("tokenizer"), "text_key": rows.text_key}
     for stream in rows.streams:
         bos, eos = frame_of(rows, stream)
@@ -289,7 +290,7 @@ def _summary(report: CheckReport) -> str:
 
 
 def _shorten(found: list[Finding]) -> list[Finding]:
-    """List every damaged shard, but only a few documents, because there may be many."""
+    """Keep all findings about shards, but only a few about documents, because there may be many."""
     from cloudload.check.document_rules import DOCUMENT_RULES
 
     return found[:_MOST_SHOWN] if found[0].kind in DOCUMENT_RULES else found

@@ -89,7 +89,8 @@ def add_command(
 
 
 def check_output(flag: str, path: Path | None) -> None:
-    """Raise `ValueError` before any work starts if a flag's file cannot be created at its path."""
+    """Raise `ValueError`, before any work starts, if the file that a flag names cannot be
+    created."""
     if path is None:
         return
     folder = path.absolute().parent

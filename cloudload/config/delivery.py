@@ -58,10 +58,11 @@ class DeliveryConfig:
     checks compare its token IDs with hf's. If a check fails, `fastokens` raises an error, and
     `auto` uses hf, which is many times slower, and logs a warning."""
     num_workers: int | None = None
-    """Number of worker processes of each loader. At most one is used for each lane of its rank.
-    With 0, the training process does the work. The default is 1 with fastokens or token IDs and no
-    transform, because one worker then makes tens of millions of tokens per second. Otherwise, it is
-    4, or the node's number of cores per rank if there are fewer."""
+    """Number of worker processes per loader. A loader uses at most one for each lane of its rank.
+    With 0, the training process does the work. The default is 1 if there is no transform and the
+    data is token IDs or fastokens encodes it, because one worker then produces tens of millions of
+    tokens per second. Otherwise, the default is 4, or the number of cores per rank if that is
+    lower."""
     prefetch_batches: int = 4
     """Number of batches that worker processes read ahead of the training loop. They may read more,
     because they read whole blocks of batches, and at least two blocks."""
@@ -170,9 +171,9 @@ class DeliveryConfig:
 
     @property
     def shares_tokenizer(self) -> bool:
-        """Whether the tokenizer that this process loads makes the rows: there are no workers, or
-        they are forked."""
-        # not `get_start_method`, which would set the method for the user's program
+        """Whether workers use the tokenizer that this process loads, because they are forked or
+        there are none."""
+        # a plain `get_start_method()` would fix the start method of the user's program
         method = multiprocessing.get_start_method(allow_none=True)
         default = method or multiprocessing.get_all_start_methods()[0]
         return self.num_workers == 0 or (self.start_method or default) == "fork"

@@ -14,7 +14,7 @@ _Place = tuple[int, int]
 
 
 def find_lambda(function: FunctionType) -> str | None:
-    """Return a lambda's source; None if it is unreadable or cannot be told from its neighbors."""
+    """Return a lambda's source; None if it cannot be read, or matches several lambdas."""
     try:
         source = "".join(inspect.findsource(function)[0])
         nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Lambda)]
@@ -28,7 +28,7 @@ def find_lambda(function: FunctionType) -> str | None:
 
 
 def _pick(nodes: list[ast.Lambda], code: CodeType) -> list[ast.Lambda]:
-    """Pick the innermost lambda whose body has all instructions of `code`; empty if unknown."""
+    """Return the innermost lambda that contains all instructions of `code`; empty if unknown."""
     places = [place for each in _instruction_places(code) for place in each]
     if not places:
         return []
@@ -37,7 +37,7 @@ def _pick(nodes: list[ast.Lambda], code: CodeType) -> list[ast.Lambda]:
 
 
 def _instruction_places(code: CodeType) -> list[tuple[_Place, _Place]]:
-    """List the (line, column) where each instruction of an expression starts and stops."""
+    """List the (line, column) at which each instruction of an expression starts and ends."""
     positions = code.co_positions() if hasattr(code, "co_positions") else ()  # Python 3.11 or later
     return [
         ((line, column), (last_line, last_column))

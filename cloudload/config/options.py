@@ -22,7 +22,7 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
     """Create a loader's two configs from its options, which are `CloudLoader`'s arguments by name.
 
     `exchange_every` becomes 1 if a pass can end with the data or an epoch, because the ranks must
-    then agree on the last batch before they hand it out. Raises `ValueError` if an option is
+    then agree on the last batch before they deliver it. Raises `ValueError` if an option is
     invalid.
     """
     rows = read_rows(options)

@@ -90,9 +90,10 @@ class RowsConfig:
     num_canonical_nodes: int | None = None
     """Number of parts into which the shuffled epoch is divided. If the number of machines divides
     it, each machine reads whole parts, so only shards at the borders of parts are downloaded more
-    than once. This does not hold for the naive shuffle, or if an epoch repeats samples. By default,
-    1 to 64, and with more than 1, each part has at least 32 shards. More parts share the downloads
-    of small data among more machines, but then the first batch needs more shards."""
+    than once. This does not hold for the naive shuffle, or if an epoch repeats samples. The default
+    is at most 64, and each part has at least 32 shards unless there is only one part. With more
+    parts, more machines can share the downloads of a small dataset, but the first batch needs more
+    shards."""
     seed: int = 17
     """Seed of the shuffle, from 0 to 2^32 - 1. Each epoch is shuffled differently."""
     num_lanes: int | None = None
@@ -103,7 +104,7 @@ class RowsConfig:
     ranks, count token lengths, or set it, for example to 4,096, when the run starts."""
     epochs: int | None = None
     """Number of passes over the data. None repeats the data forever. In a mixture, each stream ends
-    after that many passes over its data. This needs token lengths; see `stopping`."""
+    after this many passes over its data, and all streams need token lengths; see `stopping`."""
     stopping: Stopping = "all"
     """When a mixture with `epochs` or `max_epochs` ends: when the `first` of its streams ends, or
     when `all` of them have ended. It may change on resume."""

@@ -65,7 +65,7 @@ def _list_keys(part: str, stored: Mapping[str, Any], claim: Mapping[str, Any]) -
 
 
 def identify_inputs(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str, Any]:
-    """Return a digest of names and sizes, with totals, by which a rerun recognizes its input.
+    """Return a digest of names and sizes, with totals. A rerun compares it to recognize its input.
 
     Tags, if any, distinguish files that have the same name and size but different contents.
     """

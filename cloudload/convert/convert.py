@@ -207,15 +207,15 @@ def convert_to_mds(
     found = _list_and_plan(
         run, inputs, split, recipe, parent=parent, overwrite=overwrite, append=append
     )
-    # `_list_and_plan` has freed its listing, which may have a million files
+    # on return, `_list_and_plan` has freed its listing, which may have a million files
     return found if isinstance(found, ConvertReport) else convert_segments(run, *found)
 
 
 def _read_plan(location: str, recipe: Mapping[str, Any]) -> ConversionPlan | None:
-    """Return the stored plan; None if there is none, or if the inputs must be listed.
+    """Return the stored plan; None if there is no plan, or if the inputs must be listed.
 
-    With a plan, a thousand workers need not each list a million files. Raises `ConvertError` if
-    the plan has a different recipe.
+    Because of the plan, a thousand workers need not each list a million files. Raises
+    `ConvertError` if the plan has a different recipe.
     """
     data = read_if_exists(join_url(location, PLAN_NAME))
     if data is None:

@@ -34,7 +34,7 @@ class Joined:
     shards: dict[str, int] = field(default_factory=dict)
     """The number of shards in each folder."""
     parts: list[Counts] = field(default_factory=list)
-    """The counts of folders, in order. Their sum replaces them from time to time."""
+    """The counts of folders, in order. `add` sometimes replaces them by their sum."""
     with_bad: list[int] = field(default_factory=list)
     """The segments that have bad records."""
 

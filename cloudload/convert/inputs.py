@@ -257,7 +257,7 @@ def _refuse_binary(files: Iterable[FoundFile]) -> None:
 
 
 def make_file(found: FoundFile, format: str) -> InputFile:
-    """Describe a file that was found; `auto` chooses its format by its name."""
+    """Describe a file that was found. With `auto`, its name determines its format."""
     extension, compression = split_name(found.name)
     if format == "auto":
         format = FORMATS_BY_EXTENSION.get(extension, "text")

@@ -1,10 +1,10 @@
-"""Keep the shards of a conversion in a few bytes each, to write the index and to find lost shards.
+"""Store a conversion's shards in a few bytes each, to write the index and to find lost shards.
 
     entry of the index ─► its text, 1,000 of them compressed ─► index.json, piece by piece
                        └► a 64-bit key of name and size      ─► is the shard in the listing?
 
-A dataset may have a million shards with index entries of 500 bytes each, so neither the entries nor
-the index is ever whole in memory.
+A dataset may have a million shards with index entries of 500 bytes each, so memory never holds all
+entries or the whole index.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class JoinedShards:
                 self._texts.clear()
 
     def index(self) -> Iterator[bytes]:
-        """Yield `index.json` in pieces. Joined, they equal `mds.writer.encode_index`'s result."""
+        """Yield pieces of `index.json`, the same bytes as `mds.writer.encode_index` returns."""
         yield b'{"shards": ['
         for number, entries in enumerate(self._entries()):
             yield (b", " if number else b"") + entries
         yield b'], "version": 2}'
 
     def survey(self, listed: Iterable[tuple[str, int]]) -> tuple[list[str], list[str]]:
-        """Return the shards missing from a listing of (name, bytes), and its indexes, by name."""
+        """Return names: the shards that a listing of (name, bytes) lacks, and its indexes."""
         keys, indexes = array("Q"), []
         for name, size in listed:
             keys.append(_key(name, size))

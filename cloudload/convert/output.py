@@ -64,9 +64,10 @@ def name_in(folder: str, name: str) -> str:
 
 
 def collect_at(location: str, collect: Callable[[Iterator[tuple[str, int]]], Found]) -> Found:
-    """Call `collect` with (name, bytes) of each object below a location, in any order.
+    """Call `collect` with an iterator over the objects below a location. Return its result.
 
-    Returns its result; see `collect_objects`. A location that does not exist has no objects.
+    An item is (name, bytes), in any order; see `collect_objects`. A location that does not exist
+    has no objects.
     """
 
     def collect_names(objects: Iterator[StoredObject]) -> Found:

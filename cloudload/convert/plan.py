@@ -2,10 +2,10 @@
 
     inputs, options ─► ConversionPlan ─► .convert/plan.json ─► any worker ─► its segments' files
 
-The plan is stored once, before any segment, and never changes. If two planners start at once, both
-use the plan that was stored first, or one is refused. The segments are not stored, because they
-follow from the sizes. Names are below the roots of the inputs, so that a plan contains no secrets
-of URLs.
+The plan is stored once, before any segment, and never changes. If two processes plan at once, both
+use the plan that was stored first. If the plan of one has different inputs or options, that process
+fails. The segments are not stored, because the file sizes determine them. File names are relative
+to the roots of the inputs, so a plan contains no secrets from URLs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ConversionPlan:
     """The dataset to append to; see `cloudload.convert.append`."""
 
     digest: str = field(default="", compare=False)
-    """A digest of the stored plan, "" before it is stored. Each segment's note contains it."""
+    """A digest of the stored plan; "" before that is stored. Each segment's note contains it."""
 
     def encode(self) -> bytes:
         """Return the plan as JSON. Equal plans have equal bytes."""
@@ -124,7 +124,7 @@ class ConversionPlan:
 
 
 class _PlannedFiles:
-    """Creates the files of planned inputs on access."""
+    """The files of planned inputs, created on access."""
 
     def __init__(self, inputs: Sequence[PlannedInput], roots: Sequence[str], format: str) -> None:
         self._inputs, self._roots, self._format = inputs, roots, format
@@ -150,7 +150,7 @@ class _PlannedFiles:
 
 
 class _RenamedFiles:
-    """Adds a prefix to the names of files."""
+    """The same files, with a prefix before each name."""
 
     def __init__(self, files: Files, prefix: str) -> None:
         self._files, self._prefix = files, prefix

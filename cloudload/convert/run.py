@@ -201,7 +201,7 @@ def _read_lengths(run: Run, plan: ConversionPlan, numbers: Sequence[int]) -> Ite
 def _run_segments(
     run: Run, plan: ConversionPlan, segments: Segments, mine: Sequence[int], finished: set[int]
 ) -> None:
-    """Convert the unfinished segments among those numbered `mine`."""
+    """Convert the segments whose numbers are in `mine`, except finished ones."""
     waiting = [number for number in mine if number not in finished]
     if finished and waiting:
         logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))

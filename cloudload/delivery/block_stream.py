@@ -29,7 +29,7 @@ class BlockStream:
         self._open_blocks, self._log, self._start_log = open_blocks, log, start_log
         self._workers: tuple[Plan, Blocks] | None = None
         self._change: NextPhase | None = None
-        """The phase that workers have not been told to enter yet."""
+        """The next phase, until it is sent to the workers."""
         self._documents: tuple[SharedDocuments, ...] = ()
         self._end_workers: Callable[[], object] = _no_workers
         self.current: list[Block] = []
@@ -37,7 +37,7 @@ class BlockStream:
         self.number = 0
         """The index of the current batch in the current blocks."""
         self.is_open = False
-        """Whether the workers have a phase."""
+        """Whether the workers are in a phase, and do not wait for the next one."""
 
     @property
     def has_workers(self) -> bool:
@@ -45,7 +45,7 @@ class BlockStream:
         return self._workers is not None
 
     def open(self, plan: Plan) -> None:
-        """Start the workers of a plan, or let them continue with the phase of the plan."""
+        """Start the workers of a plan. If they are running, let them enter the plan's phase."""
         self.is_open = True
         if self.has_workers:
             self._change = NextPhase(plan.position, plan.phase, self._documents)
@@ -59,7 +59,7 @@ class BlockStream:
         self._end_workers = weakref.finalize(self, _close_blocks, blocks)
 
     def give(self, documents: tuple[SharedDocuments, ...]) -> None:
-        """Give each worker documents at the start of its next phase. Workers must be started."""
+        """Send each running worker its documents at the start of the next phase."""
         self._documents = documents
 
     def advance(self) -> None:

@@ -1,7 +1,7 @@
 """The exchange: every rank learns the cursors of all lanes while the model trains.
 
-    rank 0    batch t arrives ──► start ─────────────► finish ──► batch t is handed out
-    rank 1      batch t arrives ──► start ───────────► finish ──► batch t is handed out
+    rank 0    batch t arrives ──► start ─────────────► finish ──► batch t is delivered
+    rank 1      batch t arrives ──► start ───────────► finish ──► batch t is delivered
 
 A rank's message for a window of rows contains the window's end, the rank's virtual index, the first
 row that a lane could not fill, statistics, and the lanes' cursors and residues after each of the
@@ -63,7 +63,7 @@ class Exchange:
         return lambda: [message]
 
     def start_equal(self, message: Ints) -> Callable[[], list[Ints]]:
-        """Start sending a message whose size all ranks know, because it is the same on all."""
+        """Start sending a message that has the same size on all ranks."""
         return self.start(message)
 
     def start_number(self, number: int) -> Callable[[], list[int]]:
@@ -87,8 +87,8 @@ class Exchange:
 class _Messages:
     """Gathers messages of any length, in buffers of equal size.
 
-    If a message does not fit, all ranks see this from the sizes, gather the rest, and use larger
-    buffers for later messages.
+    The buffers also contain the sizes of the messages. If a message does not fit, all ranks know
+    this from its size, gather the rest, and use larger buffers for later messages.
     """
 
     def __init__(self, gather: Gather) -> None:
@@ -129,8 +129,8 @@ class _Messages:
 class DistributedExchange(Exchange):
     """Exchanges messages between the processes of torch.distributed, over gloo connections.
 
-    All processes must call the constructor and the methods in the same order. They all compare
-    their facts, but each sends messages only within its group.
+    All processes must call the constructor and the methods in the same order. `compare` includes
+    all of them. Messages are exchanged only within the group of this process.
     """
 
     is_alone = False
@@ -148,7 +148,7 @@ class DistributedExchange(Exchange):
             self._all = self._open(rank, size, "all")
         self._group = self._all
         self.processes = list(range(size))
-        """The processes that exchange messages with this one, and this one."""
+        """The processes that exchange messages with each other, including this one."""
 
     def _open(self, rank: int, size: int, name: str) -> _Messages:
         with doing("connecting to the other ranks"):
@@ -160,7 +160,7 @@ class DistributedExchange(Exchange):
             return self._wait_for(self._group.start(message))
 
     def start_equal(self, message: Ints) -> Callable[[], list[Ints]]:
-        with self._explained():  # equal sizes need no message buffer
+        with self._explained():  # no buffer is needed, because all messages have the same size
             return self._wait_for(self._group.gather.start(message))
 
     def _wait_for(self, gathered: Callable[[], list[Ints]]) -> Callable[[], list[Ints]]:

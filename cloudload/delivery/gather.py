@@ -72,7 +72,7 @@ def _name_missing(store: Any, size: int) -> str:
 
 
 def _find_missing(store: Any, start: int, stop: int) -> Iterator[int]:
-    """Yield the processes in [start, stop) that have not arrived, with few requests."""
+    """Yield the processes in [start, stop) that have not arrived, using few requests."""
     if store.check([f"here/{rank}" for rank in range(start, stop)]):
         return
     if stop - start == 1:
@@ -89,7 +89,7 @@ class Gather:
     `store` is a `torch.distributed.Store`, with keys that only this tree uses. The constructor
     connects the processes, and raises `RuntimeError` if one does not connect within a minute. A
     gather fails if it takes longer than `timeout_s`. After an error, this process closes its
-    connections, so that the processes that wait for it fail, too.
+    connections, so processes that wait for it also fail.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
@@ -116,7 +116,7 @@ class Gather:
             return self._climb(own)
         except RuntimeError as error:
             text = str(error)
-        # a new error, because the old traceback would keep the groups' connections open
+        # a new error, because the traceback of the old one would keep the connections open
         self._levels = []
         raise RuntimeError(text)
 
@@ -134,7 +134,7 @@ class Gather:
         return list(gathered)
 
     def close(self) -> None:
-        """Close the connections, or let a gather that is waiting close them when it ends."""
+        """Close the connections. If a gather is still running, they close when it ends."""
         self._levels = []
         self._end()
 
@@ -167,7 +167,7 @@ def _count_levels(size: int) -> int:
 
 
 class _Level:
-    """A process's group at one level. Each member stands for `16**level` processes."""
+    """A process's group at one level. Each member represents `16**level` processes."""
 
     def __init__(self, store: Any, level: int, rank: int, size: int, timeout_s: float) -> None:
         import torch.distributed as dist

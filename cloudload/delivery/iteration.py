@@ -1,31 +1,32 @@
-"""Turn the workers' blocks into batches, and move the position past each batch handed out.
+"""Turn the workers' blocks into batches, and advance the position with each delivered batch.
 
-    workers ─► fetch: join blocks, start the exchange ─► hand out: finish it, move the position
-                                                              └─► batch
+    workers ─► fetch: join blocks, start an exchange ─► deliver: finish it, move the position
+                                                             └─► batch
 
 A finite run has four phases, which are classes in `workers.plan`:
 
-    Steady       rows are cut from the lanes, until an exchange reports a dry row: one that its lane
-                 cannot fill. Its batch is discarded, and so are the batches fetched after it.
-    Measuring    the workers report the sizes of the documents left in their lanes. The ranks
+    Steady       workers cut rows from their lanes, until an exchange reports a dry row: one that
+                 its lane cannot fill. The batch with this row and all later batches are discarded.
+    Measuring    workers report the sizes of the documents that remain in their lanes. The ranks
                  exchange the sizes and pack the same tail (`tail_exchange`).
-    Sharing      the workers read documents of their lanes that are in rows of others, and the ranks
-                 exchange them (`tail_sharing`).
-    InTail       the workers continue at the first row not handed out: rows before the dry row come
-                 from the lanes, all others from the tail. The tail ends on the same step on every
-                 rank. If its last batch is not full, it is padded, or dropped with tail="drop".
+    Sharing      workers read the documents of their lanes that other workers' rows need, and the
+                 ranks exchange their tokens (`tail_sharing`).
+    InTail       workers continue at the first undelivered row. Rows before the dry row are cut
+                 from the lanes, all later rows from the tail. Every rank ends on the same step. If
+                 the last batch is not full, it is padded, or dropped with tail="drop".
 
 Token lengths allow these shortcuts:
 
-    Foreseen     instead of all four: the row at which the lanes end is known from the start, and
-                 the workers pack the tail when they reach it. With ranks on several machines, they
-                 pause there for the phase Sharing.
-    Measuring    in runs whose end is too costly to compute, no worker measures documents, because
-                 their sizes are known.
-    Mixed        the rows at which streams of a mixture end are known from the start, and the
-                 workers pack the tail of each stream when they reach it. Lanes are always known.
-    known lanes  several ranks exchange only their current row (`known_lanes`). With `best_fit`,
-                 ranks that own their lanes exchange cursors, which their workers know.
+    Foreseen     replaces all four phases. The row at which the lanes end is known from the start,
+                 and the workers pack the tail when they reach that row. If the ranks are on
+                 several machines, the workers pause there for the phase Sharing.
+    Measuring    is used only if the end of the run is too costly to compute. Workers need not
+                 measure documents, because their sizes are known.
+    Mixed        is for mixtures with streams that end. The rows at which they end are known from
+                 the start, and the workers pack the tail of each stream when they reach it.
+    known lanes  are cursors that each rank computes, so ranks exchange only their current row
+                 (`known_lanes`). A mixture with streams that end always has them. With `best_fit`,
+                 ranks that own lanes exchange cursors instead, because their workers know them.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Iteration(Iterator[Batch]):
         self._process = os.getpid()
         self._blocks = BlockStream(open_blocks, log, start_log)
         self._fetched: deque[_Fetched | None] = deque()
-        """Batches that wait to be handed out. None marks the end of the run."""
+        """Batches that wait to be delivered. None marks the end of the run."""
         self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
         self._reports: list[Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
@@ -136,7 +137,7 @@ class Iteration(Iterator[Batch]):
             # an interrupt may leave the iteration between two batches, so it cannot continue
             self._failure = WorkerError(
                 f"this iteration was interrupted ({error!r}). Iterate over the loader again: it "
-                "continues after the last batch handed out"
+                "continues after the last batch delivered"
             )
             self.close()
             raise
@@ -309,7 +310,7 @@ class Iteration(Iterator[Batch]):
         self._plan = replace(self._plan, position=position, phase=Measuring(first_dry))
 
     def _enter_tail(self) -> None:
-        """Pack the tail, and continue at the first row that was not handed out."""
+        """Pack the tail, and continue at the first undelivered row."""
         plan = self._plan
         if plan.lengths is None:
             self._blocks.open(plan)
@@ -321,7 +322,7 @@ class Iteration(Iterator[Batch]):
         self._continue_in(InTail(plan.phase.start, tail))
 
     def _continue_in(self, phase: Phase) -> None:
-        """Share the tail's documents, and continue at the first row that was not handed out."""
+        """Share the tail's documents, and continue at the first undelivered row."""
         self._plan = replace(self._plan, position=self._position, phase=phase)
         share_documents(self._plan, self._blocks, self._exchange)
         self._blocks.discard()
@@ -329,7 +330,7 @@ class Iteration(Iterator[Batch]):
         self._fetched_rows, self._window_start = self._position.rows, self._plan.window_start
 
     def _end(self) -> None:
-        """Record the tokens left over, and the documents not counted with any row, and close."""
+        """Record the remaining tokens, and the documents that no row counts, and close."""
         plan, position = self._plan, self._position
         if isinstance(plan.phase, Mixed):
             self._end_mixture(plan)
@@ -340,7 +341,7 @@ class Iteration(Iterator[Batch]):
             self._on_end()
 
     def _end_mixture(self, plan: Plan) -> None:
-        """Like `_end`, for a mixture whose streams end, because then all lanes are known."""
+        """Like `_end`, for a mixture with streams that end. All of its lanes are known."""
         left = 0
         if plan.end is not None and self._position.rows < plan.end and self._known is not None:
             counts = self._known.at(plan.end).arrays.counts - self._position.counts

@@ -26,7 +26,7 @@ from cloudload.system.activity import Wait
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
     """The number of passes completed at a position; 0 without `stop_every`.
 
-    Computed from the rows handed out, in units of the current global batch, or, with
+    Computed from the rows delivered, in units of the current global batch, or, with
     stop_every="epoch", from the documents read. It therefore also works if earlier batches had a
     different size.
     """

@@ -143,7 +143,7 @@ class Window(NamedTuple):
 
     def _join(self, messages: Sequence[Ints], counts_shape: tuple[int, ...]) -> Joined:
         """Decode and join the messages of all ranks."""
-        # in arrays where possible, because a job may have thousands of ranks
+        # vectorized where possible, because a job may have thousands of ranks
         cursors_at = _HEADER + math.prod(counts_shape)
         heads = np.stack([message[:cursors_at] for message in messages])
         first_rows = self.start + (heads[:, 1] - self.start) % self.world_size

@@ -52,7 +52,7 @@ class RunLog:
         self._doubted |= doubts.keys()
 
     def record(self, position: Position) -> None:
-        """Record the position after a batch that was handed out or skipped."""
+        """Record the position after a batch that was delivered or skipped."""
         self.has_read = True
         self._positions.append(position)
 
@@ -85,7 +85,7 @@ class RunLog:
         if lag >= len(self._positions):
             handed_out = len(self._positions) - 1
             raise ValueError(
-                f"lag is {lag}, but only {handed_out} batches were handed out or skipped since the "
+                f"lag is {lag}, but only {handed_out} batches were delivered or skipped since the "
                 "loader was created, loaded a state, or was moved by seek. Use a lag of at most "
                 f"{handed_out}"
             )

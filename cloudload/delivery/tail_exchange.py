@@ -78,10 +78,10 @@ def find_lanes_end(plan: Plan) -> Position:
 
 
 def count_rest(plan: Plan, position: Position, discarded: int) -> tuple[int, Ints]:
-    """Count what is left at the end of a run that ends at a position, which may be before its tail.
+    """Count the tokens and documents that remain when a run ends at a position.
 
-    Returns the number of tokens, and the statistics of documents that are not counted with any row:
-    int64 [streams, counts]. `discarded` is as for `count_discarded`.
+    The position may be before the tail. Returns the number of tokens, and the statistics of
+    documents that no row counts: int64 [streams, counts]. `discarded` is as for `count_discarded`.
     """
     tail = plan.tail
     assert tail is not None

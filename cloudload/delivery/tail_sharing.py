@@ -1,15 +1,16 @@
-"""Give each worker the documents of its rows of the tail that other workers read.
+"""Let workers read documents of the tail for each other, and exchange their tokens.
 
-    tail ─► which rows have tokens of which documents
+    tail ─► the documents in each row
     workers: documents of own lanes ─► this rank ─┬──────────────► its other workers
                                                   └─► exchanged ─► the workers of other ranks
 
-A row of the tail may have documents of any lane. If its worker read them all, each machine would
-download the shards of all lanes, and each document would be tokenized twice: by the owner of its
-lane, to measure it, and for its row. So the owner reads it, and sends its tokens.
+A row of the tail may have documents of any lane. If the worker of a row read all of the row's
+documents, each machine would download the shards of all lanes. Each document would also be
+tokenized twice: first by the owner of its lane, to measure it, and then for its row. So the owner
+of a document's lane reads the document once, and sends its tokens.
 
-All ranks compute the same lists from the tail, so they need not ask for documents. Only the first
-documents of a large tail are sent. The workers of the other rows read the rest.
+All ranks compute the same lists from the tail, so they need not request documents. If the tail is
+large, only its first documents are sent. Each worker reads the other documents of its rows.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ from cloudload.workers.plan import Plan, SharedDocuments, Sharing
 
 _MOST_EXCHANGED_TOKENS, _MOST_LOCAL_TOKENS = 1 << 27, 1 << 26
 _TOKENS_OF_BLOCK = 1 << 22
-# of the messages of all ranks together
+# the total over the messages of all ranks
 _WORDS_OF_ROUND = 1 << 22
 _ORDINAL_BITS = 40
 
 Texts = dict[int, Tokens]
-"""The tokens of documents, bos and eos included, by the documents' indices in `Uses`."""
+"""Maps the index of a document in `Uses` to its tokens, including bos and eos."""
 
 
 def share_documents(plan: Plan, blocks: BlockStream, exchange: Exchange) -> None:
-    """Read, exchange, and give the workers documents of the tail's rows from the plan's position.
+    """Read and exchange documents of the tail, and send them to the workers whose rows need them.
 
-    All ranks must call this together. Raises the errors of the workers and of `Exchange.start`.
+    Includes only rows from the plan's position on. All ranks must call this together. Raises the
+    errors of the workers and of `Exchange.start`.
     """
     assert plan.tail is not None
     uses = Uses(plan, plan.tail)
@@ -50,7 +52,7 @@ def share_documents(plan: Plan, blocks: BlockStream, exchange: Exchange) -> None
 
 
 class Uses:
-    """The documents of the tail's rows from the plan's position, and the rows that use them."""
+    """The documents in the tail's rows from the plan's position on, and the rows that use them."""
 
     def __init__(self, plan: Plan, tail: Tail) -> None:
         rows = tail.first_row + np.repeat(np.arange(tail.num_rows), np.diff(tail.piece_starts))
@@ -65,13 +67,13 @@ class Uses:
         self._plan, self._places, self._rows = plan, places, rows[is_left]
         readers = self._rows % plan.world_size
         self._is_here: Flags = readers == plan.world_index
-        """Whether this rank has the row of each use: bool [uses]."""
+        """Whether this rank makes the row of each use: bool [uses]."""
         lanes = self.documents[:, 0]
         self.owners: Ints = lanes % plan.world_size
         """The rank that owns each document's lane, as a virtual index: int64 [documents]."""
         self._workers: Ints = plan.worker_of(lanes)
         is_sent = self._used(readers != self.owners[places])
-        # a share for each rank, because all ranks' messages are as long as the longest
+        # an equal share for each rank, because all messages are padded to the longest one
         self._is_sent = self._limit(is_sent, _MOST_EXCHANGED_TOKENS // plan.world_size, self.owners)
         self._is_own: Flags = self.owners == plan.world_index
         is_elsewhere = plan.worker_of(self._rows) != self._workers[places]
@@ -80,15 +82,16 @@ class Uses:
         self._is_local = self._limit(is_local, _MOST_LOCAL_TOKENS, np.zeros_like(lanes))
 
     def _used(self, chosen: Flags) -> Flags:
-        """The documents with a chosen use. `chosen` is bool [uses]. Returns bool [documents]."""
+        """Return which documents have a chosen use: bool [documents]. `chosen` is bool [uses]."""
         is_used = np.zeros(len(self.documents), np.bool_)
         is_used[self._places[chosen]] = True
         return is_used
 
     def _limit(self, chosen: Flags, most_tokens: int, groups: Ints) -> Flags:
-        """The first chosen documents of each group, in the order of the rows: bool [documents].
+        """Return the first chosen documents of each group with at most `most_tokens` tokens.
 
-        `groups` has the group of each document, from 0: int64 [documents].
+        The order is that of the rows. `groups` has the group of each document, from 0: int64
+        [documents]. Returns bool [documents].
         """
         order = self._in_order[np.argsort(groups[self._in_order], kind="stable")]
         sums = np.cumsum(np.where(chosen, self.documents[:, 2], 0)[order])
@@ -117,7 +120,7 @@ class Uses:
         return self._is_sent & ~self._is_own & self._used(self._is_here)
 
     def join(self, worker: int, texts: Texts) -> SharedDocuments:
-        """The documents that a worker of this rank uses, and that others have read."""
+        """The documents in a worker's rows that other workers have read."""
         is_used = self._used(self._is_here & (self._plan.worker_of(self._rows) == worker))
         is_local = self._is_local & (self._workers != worker)
         numbers = self._list(is_used & (is_local | (self._is_sent & ~self._is_own)))
@@ -126,7 +129,7 @@ class Uses:
 
 
 def _find_end(plan: Plan, tail: Tail) -> int:
-    """The end of the rows that are handed out."""
+    """The end of the rows that the run delivers."""
     return tail.end if plan.delivery.tail == "pad" else plan.end_whole_batches(tail.end)
 
 
@@ -137,7 +140,7 @@ def _concatenate(texts: Texts, numbers: Ints) -> Tokens:
 
 
 def _read_own(plan: Plan, uses: Uses, blocks: BlockStream) -> Texts:
-    """Let the workers of this rank read documents of their lanes for others."""
+    """Let the workers of this rank read documents of their lanes for other workers."""
     lists = [uses.read_by(worker) for worker in range(plan.num_workers)]
     sizes = [uses.documents[numbers, 2] for numbers in lists]
     if blocks.has_workers and not any(map(len, lists)):
@@ -164,7 +167,7 @@ def _split(numbers: Ints, sizes: Ints, tokens: Tokens) -> Texts:
 
 
 def _receive(plan: Plan, uses: Uses, own: Texts, exchange: Exchange) -> Texts:
-    """Exchange documents between ranks, in rounds. Returns those that this rank receives."""
+    """Exchange documents between ranks, in rounds. Return those that this rank receives."""
     sent = [uses.sent_by(rank) for rank in range(plan.world_size)]
     stops = [np.cumsum(uses.documents[numbers, 2]) for numbers in sent]
     num_words = max(-(-int(each.max(initial=0)) // 2) for each in stops)
@@ -190,9 +193,10 @@ def _receive(plan: Plan, uses: Uses, own: Texts, exchange: Exchange) -> Texts:
 
 
 def _copy(texts: Texts, numbers: Ints, stops: Ints, part: Tokens, start: int) -> None:
-    """Copy a part of one rank's tokens, which begins at token `start`, into documents.
+    """Copy `part`, one rank's tokens from token `start` on, into the documents in `texts`.
 
-    `numbers` are the documents that the rank sends, which end at tokens `stops`: int64 [documents].
+    `numbers` are the documents that the rank sends, and `stops` the tokens at which they end: int64
+    [documents].
     """
     low = int(np.searchsorted(stops, start, side="right"))
     begin = int(stops[low - 1]) if low else 0

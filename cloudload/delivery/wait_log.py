@@ -51,7 +51,7 @@ class WaitLog:
         self._looks.clear()
 
     def look(self, meter: DeliveryMeter, plan: Plan) -> None:
-        """Record the statistics after a batch was handed out. Logs the waits if there were many."""
+        """Record the statistics after a batch was delivered. Logs the waits if there were many."""
         if self._has_logged or (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + _LOOK_EVERY_S

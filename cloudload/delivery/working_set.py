@@ -52,7 +52,7 @@ def check_cache_limit(plan: Plan, world: World, orders: Sequence[Ints | Seekable
 
 
 def _lower_minimum(limit_bytes: int, largest: int) -> str:
-    """Say how to lower the minimum; no setting lowers it below the `largest` shard."""
+    """Say how to lower the minimum. It cannot be lower than the `largest` shard."""
     if limit_bytes < largest:
         return (
             "write the data with smaller shards (cloudload convert --shard-bytes), because one of "

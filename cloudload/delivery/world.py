@@ -142,9 +142,9 @@ def count_cores() -> tuple[int, int]:
 def default_num_workers(num_ranks: int, own_cores: int, node_cores: int, *, is_fast: bool) -> int:
     """Return the default number of workers per rank. It affects only the speed.
 
-    `is_fast` means that no transform runs, and that fastokens encodes the text, or the data is
-    token IDs. One worker is then enough, because it makes tens of millions of tokens per second.
-    Otherwise the default is 4, or fewer on few cores. The other arguments are those of
+    `is_fast` means that there is no transform, and that the data is token IDs or fastokens encodes
+    it. One worker is then enough, because it produces tens of millions of tokens per second.
+    Otherwise, the default is 4, or fewer on few cores. The other arguments are those of
     `explain_few_cores`.
     """
     wanted = _FAST_WORKERS if is_fast else _SLOW_WORKERS

@@ -21,7 +21,7 @@ from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import count_documents_ahead
 
 _ENOUGH_CORES = 1 << 20
-_MOST_EPOCHS_AHEAD = 16  # a lane reads other documents of its canonical node in each epoch
+_MOST_EPOCHS_AHEAD = 16  # in each epoch, a lane reads different documents of its canonical node
 _MOST_PACKED = 1 << 24  # documents; packing them takes about two minutes
 
 
@@ -70,7 +70,8 @@ class AskedRun:
         return None
 
     def choose(self, cases: Cases) -> Cases:
-        """The cases, or the run itself if `best_fit` packs few enough documents to play it.
+        """Return the run itself if `best_fit` packs few enough documents to play it, else the
+        cases.
 
         Raises the errors of `find_extent`.
         """
@@ -113,14 +114,14 @@ class AskedRun:
     def rows_ahead(self) -> int:
         """The maximum number of rows that all ranks' workers prepare ahead of the training loop."""
         block, ahead = self.plan.batches_at_once, self.plan.delivery.prefetch_batches
-        eager = min(block, int(MOST_EAGERNESS)) - 1  # blocks that lanes read beyond their own
+        eager = min(block, int(MOST_EAGERNESS)) - 1  # blocks that lanes may read ahead
         rows = (2 + max(2, -(-ahead // block)) + eager) * block * self.plan.global_batch
         packing = self.plan.recipe.packing
         # best_fit lanes keep rows open, whose documents are read before the rows are emitted
         return rows + packing.has_residue * packing.open_rows * self.plan.num_lanes
 
     def limit_ahead(self, extent: Extent) -> int:
-        """Rows read ahead, capped where hardly any shard is new to a node."""
+        """Return the rows read ahead. More than this would add hardly any new shard to a node."""
         most = 0
         for each in self.plan.recipe.components:
             read = int(extent.counts[each.streams.start : each.streams.stop, list(READ)].sum())
@@ -131,7 +132,7 @@ class AskedRun:
 
     @property
     def num_workers(self) -> int:
-        """Number of workers per rank, if each node has enough cores."""
+        """Number of workers per rank, assuming that each node has enough cores."""
         plan = self.plan
         number = plan.delivery.num_workers
         if number is None:

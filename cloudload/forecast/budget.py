@@ -24,12 +24,12 @@ def parse_tokens(text: str | int) -> int:
 
 @dataclass(frozen=True)
 class StreamEnd:
-    """The end of a stream of a mixture."""
+    """Where a stream of a mixture ends."""
 
     row: int
-    """Number of rows of the run up to the stream's last one."""
+    """Number of rows of the run up to and including the stream's last one."""
     tail_rows: int
-    """Number of rows in the stream's tail, which packs what its lanes have left when one ends."""
+    """Number of rows in the stream's tail."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Extent:
     is_shortened: bool = False
     """Whether the data ends before the requested tokens or steps."""
     stream_ends: tuple[StreamEnd | None, ...] = ()
-    """The end of each stream of a mixture with epochs; None if it does not end in the run."""
+    """The end of each stream of a finite mixture; None if it does not end in the run."""
 
 
 def find_extent(

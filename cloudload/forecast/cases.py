@@ -1,9 +1,9 @@
-"""The cases that a forecast computes: one with real lengths, or several with drawn ones.
+"""The cases that a forecast computes: one with real lengths, or several with sampled ones.
 
 token lengths ─► one case, exact
 none          ─► a sample of each stream ─► `_DRAWS` cases, and the sampling error
-best_fit      ─► with token lengths, the run itself, unless it has too many documents to pack;
-                 otherwise a `concat` run with as many tokens per row as best_fit rows have
+best_fit      ─► with token lengths, the run itself. Without them, or with too many documents to
+                 pack, a `concat` run with as many tokens per row as best_fit rows have on average
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Cases:
     samples: tuple[StreamSample, ...]
     """The sample of each stream; empty with token lengths."""
     fill: Figure
-    """The share of a row that `best_fit` fills, which is not exact if the runs are `concat` runs
-    instead; exactly 1 otherwise."""
+    """The share of a row that `best_fit` fills: an estimate if `concat` runs replace the run, else
+    exactly 1."""
     basis: str
     """The basis of the figures, in words."""
     packed: RunLengths | None = None
-    """The run itself, if the only other one is a `concat` run instead."""
+    """The run itself, if `runs` has a `concat` run in its place."""
 
     def pack(self) -> Cases:
-        """The run itself as the only case. `packed` must not be None."""
+        """Return cases with only the run itself, `packed`, which must not be None."""
         assert self.packed is not None
         return replace(
             self, runs=(self.packed,), fill=Figure.exact(1), basis="token lengths", packed=None
@@ -121,7 +121,7 @@ def _prepare(
 ) -> Cases:
     """Prepare cases. `read` has the samples, and the basis of the figures in words."""
     samples, basis = read
-    recipe = replace(recipe, mixture=mixture_of(recipe.config))  # a packing has its own ends
+    recipe = replace(recipe, mixture=mixture_of(recipe.config))  # ends depend on packing
     fill, packed = Figure.exact(1), None
     if recipe.packing.has_residue:
         fill = _measure_fill(recipe, RunLengths(recipe, root, lengths[0]), rows_of_lane)

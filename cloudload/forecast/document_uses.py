@@ -1,6 +1,6 @@
-"""List the documents of a run one by one, with the rows that need them.
+"""List the documents of a run one by one, with the shards that hold them and the rows they are in.
 
-lanes, ordinals ─► units of the lane before each document ─► its rows     concat, one_per_row
+lanes, ordinals ─► units in the lane before each document ─► its rows concat, one_per_row
 rows of lanes   ─► played lanes ─► pieces ─► documents                    best_fit
 tails           ─► remnants ─► documents
                                   └─► order ─► shard, in an epoch; world ─► node
@@ -35,16 +35,16 @@ class Part(NamedTuple):
     first_rows: Ints
     last_rows: Ints
     is_ahead: bool = False
-    """Whether no row needs these, and nodes only may fetch them."""
+    """Whether no row needs these shards, and nodes may only fetch them ahead."""
 
 
 def take_uses(part: Part, chosen: Flags) -> Part:
-    """Some of the uses of a part."""
+    """Return a part with only the chosen uses."""
     return part._replace(**{name: getattr(part, name)[chosen] for name in Part._fields[:-1]})
 
 
 def list_documents(reading: Reading, place: int) -> Iterator[Part]:
-    """Yield the uses of a component in chunks of documents.
+    """Yield a component's uses of shards, in chunks of documents.
 
     Raises `CacheError` if an order or a table cannot be built.
     """
@@ -56,13 +56,13 @@ def list_documents(reading: Reading, place: int) -> Iterator[Part]:
 
 
 def _find_stops(reading: Reading, place: int) -> Ints:
-    """The first ordinal of each lane that may not be fetched: int64 [lanes]."""
+    """The first ordinal of each lane that no worker fetches: int64 [lanes]."""
     stops = reading.stops[place] + reading.documents_ahead[place]
     return np.minimum(stops, list_ends(reading.recipe.components[place]))
 
 
 def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
-    """Yield the lanes and ordinals before `stops` (int64 [lanes]), in parts of equal ordinals.
+    """Yield lanes and their ordinals before `stops` (int64 [lanes]), in chunks of ordinals.
 
     Both are int64 [ordinals, lanes]. Some ordinals of a lane may be at or after its stop.
     """
@@ -75,7 +75,7 @@ def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
 
 
 def _list_cut(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
-    """Yield the uses of lanes whose rows are cut every `units_of_row` units."""
+    """Yield the uses of lanes that cut a row every `units_of_row` units."""
     lengths, packing = reading.lengths, reading.recipe.packing
     tail_start, stops = reading.tail_starts[place], _find_stops(reading, place)
     before = np.zeros(len(stops), np.int64)
@@ -117,12 +117,12 @@ def _list_played(reading: Reading, place: int, find: _ShardFinder) -> Iterator[P
 
 
 def _list_others(reading: Reading, place: int, find: _ShardFinder, firsts: Ints) -> Iterator[Part]:
-    """Yield the uses of documents that are in no row of a played lane.
+    """Yield the uses of documents that are in no row of the played lanes.
 
-    `firsts` is the first row of each document: int64 [ordinals, lanes]; `NEVER` for these.
+    `firsts` is the first row of each document, or `NEVER`: int64 [ordinals, lanes].
     """
-    is_over = reading.tail_starts[place] <= reading.num_rows  # the tail has the other documents
-    # a lane reads a document without tokens before the next one, so its row needs both
+    is_over = reading.tail_starts[place] <= reading.num_rows  # the others are in the tail
+    # a lane reads a document without tokens just before the next document, for the same row
     later = np.minimum.accumulate(firsts[::-1])[::-1]
     stops = _find_stops(reading, place)
     for lanes, ordinals in _share_ordinals(stops):
@@ -140,7 +140,7 @@ def _list_others(reading: Reading, place: int, find: _ShardFinder, firsts: Ints)
 
 
 def _list_tail(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
-    """Yield the uses in a component's tail, whose rows may have documents of any lane."""
+    """Yield the uses of a component's tail. Its rows may have documents of any lane."""
     if (found := reading.find_tail(place)) is None:
         return
     tail, in_run = found
@@ -150,11 +150,11 @@ def _list_tail(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Par
     rows = np.repeat(in_run, np.diff(tail.piece_starts[: len(in_run) + 1]))
     lanes, ordinals = remnants[:, REMNANT_LANE] % num_lanes, remnants[:, REMNANT_ORDINAL]
     if reading.world.dealing is None and not reading.recipe.config.is_mixed:
-        owners = lanes  # they read for all nodes, and send the tokens
+        owners = lanes  # owners read documents for all nodes
     else:
         owners = rows % num_lanes
     yield find.find(lanes, ordinals, rows, owners)
-    # with token lengths, lanes fetch their remaining documents ahead, or not at all
+    # with token lengths, nodes may fetch the remaining documents ahead, but need not
     lanes, ordinals = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T
     starts = np.full(len(lanes), reading.tail_starts[place])
     yield from find.list_uses(
@@ -176,9 +176,10 @@ class _ShardFinder:
     def list_uses(
         self, lanes: Ints, ordinals: Ints, rows: Ints, *, is_ahead: bool = False
     ) -> Iterator[Part]:
-        """Yield the shard uses of lanes' documents, given by lane and ordinal, in rows of the run.
+        """Yield the uses of documents, given their lanes, their ordinals, and their rows in the
+        run.
 
-        If several nodes read rows of a lane, each may fetch all of its documents.
+        If several nodes make rows of a lane, each of them may fetch all of the lane's documents.
         """
         part = self.find(lanes, ordinals, rows, lanes)
         if self._sharers is None:
@@ -191,16 +192,16 @@ class _ShardFinder:
         yield Part(nodes, part.epochs[uses], part.shards[uses], rows[uses], rows[uses], True)
 
     def split(self, chosen: Flags, sizes: Ints) -> list[tuple[Flags, bool]]:
-        """The parts of chosen documents that rows need, and that are only fetched ahead.
+        """Split the chosen documents into those that rows need, and those only fetched ahead.
 
-        If several nodes read rows of a lane, they do not read its documents without tokens.
+        If several nodes make rows of a lane, no row needs the lane's documents without tokens.
         """
         if self._sharers is None:
             return [(chosen, False)]
         return [(chosen & (sizes > 0), False), (chosen & (sizes == 0), True)]
 
     def find(self, lanes: Ints, ordinals: Ints, rows: Ints, row_lanes: Ints) -> Part:
-        """The shard uses of documents in rows of the run. `row_lanes` are the lanes of the rows."""
+        """Return the uses of documents in rows of the run. `row_lanes` are the rows' lanes."""
         epochs, positions = self._component.lanes.epoch_positions(lanes, ordinals)
         samples = self._orders.samples_at(epochs, positions)
         shards = np.searchsorted(self._starts, samples, side="right") - 1 + self._first
@@ -208,7 +209,7 @@ class _ShardFinder:
 
 
 class _LaneRows:
-    """The rows of the run before row `stop` that a component's lanes make."""
+    """The rows that a component's lanes make before row `stop` of the run."""
 
     def __init__(self, reading: Reading, place: int, stop: int) -> None:
         recipe = reading.recipe
@@ -226,9 +227,9 @@ class _LaneRows:
         self._firsts = np.cumsum(self.counts) - self.counts
 
     def at(self, lanes: Ints, numbers: Ints) -> Ints:
-        """The row of the run that is row `numbers` of a lane, within the component: int64.
+        """Return the index in the run of row `numbers` of each lane of the component: int64.
 
-        It is `stop` for later rows.
+        The index is `stop` for rows that come later.
         """
         if self._rows is None:
             return np.minimum(numbers * self._num_lanes + lanes, self._stop)
@@ -238,6 +239,6 @@ class _LaneRows:
         return found
 
     def list_between(self, start: int, stop: int) -> tuple[Ints, Ints]:
-        """The lane and the number of each row with `start ≤ number < stop`: int64 [rows] each."""
+        """List the lane and number of each row with `start ≤ number < stop`: int64 [rows] each."""
         each = np.clip(self.counts - start, 0, stop - start)
         return np.repeat(np.arange(self._num_lanes), each), start + count_within(each)

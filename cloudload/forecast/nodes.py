@@ -28,7 +28,7 @@ from cloudload.mds.dataset import Corpus, is_in_place
 from cloudload.stats import READ
 from cloudload.storage.urls import is_local
 
-_MOST_EPOCHS_AGAIN = 2  # after the last one needed; more are read ahead only in tiny datasets
+_MOST_EPOCHS_AGAIN = 2  # after the last epoch needed; only tiny datasets are read further ahead
 
 
 class NodeForecast:
@@ -73,7 +73,7 @@ class NodeForecast:
         )
 
     def _join(self, figures: list[Figure]) -> Figure:
-        """Combine a node's figure in each case. The error of approximate rows is unknown."""
+        """Combine a node's figures from all cases. With approximate rows, the error is unknown."""
         mean = float(np.mean([each.value for each in figures]))
         if not self._cases.fill.is_exact:
             return Figure.around(mean, math.nan)

@@ -209,8 +209,8 @@ class _Forecast:
         )
 
     def _find_end(self, stream: int) -> tuple[Figure | None, Figure | None]:
-        """The last step of a stream, and the rows of its tail."""
-        extent = self._found[0].extent  # such a mixture has token lengths, and so one case
+        """Return a stream's last step and number of tail rows; None if it does not end."""
+        extent = self._found[0].extent  # with token lengths, there is only one case
         end = extent.stream_ends[stream] if extent.stream_ends else None
         if end is None:
             return None, None
@@ -228,14 +228,14 @@ class _Forecast:
             int(case.extent.counts[streams.start : streams.stop, list(READ)].sum())
             for case in self._found
         ]
-        # with tail="drop", the documents of the last rows are not read, and these depend on lengths
+        # with tail="drop", the documents of the dropped rows, which depend on lengths, are not read
         drops = self._plan.delivery.tail == "drop"
         is_whole = not drops and all(case.extent.is_whole for case in self._found)
         values = [each / max(1, samples) for each in read]
         found = self._cases.summarize(values, is_exact=is_whole, error=error)
         if self._cases.fill.is_exact or is_whole:
             return found
-        # lanes of best_fit have also read the documents in their open rows
+        # best_fit lanes have also read the documents in their open rows
         open_rows = self._plan.recipe.packing.open_rows * self._plan.num_lanes
         rows = min(case.extent.rows for case in self._found)
         return replace(found, high=found.high * (1 + open_rows / max(1, rows)))

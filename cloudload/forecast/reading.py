@@ -34,7 +34,7 @@ class ReadingWorld:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes that own lanes."""
+        """The number of nodes that own lanes."""
         return int(self.node_of_lane.max()) + 1
 
     def nodes_of(self, lanes: Ints, rows: Ints) -> Ints:
@@ -54,9 +54,10 @@ class ReadingWorld:
         return dealt
 
     def find_sharers(self, num_rows: int) -> Flags | None:
-        """Which nodes read each lane in the first `num_rows` rows: bool [lanes, nodes].
+        """Find which nodes make the first `num_rows` rows of each lane: bool [lanes, nodes].
 
-        A node may fetch the next documents of these lanes ahead. None if a lane has only one node.
+        A node may fetch the next documents of its lanes ahead. Returns None if each lane has one
+        node.
         """
         if self.dealing is None:
             return None
@@ -94,7 +95,7 @@ class Reading:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe of the run. Its mixture has the ends of the streams."""
+        """The recipe of the run. Its mixture includes the ends of the streams."""
         return self.lengths.settle(self.start)
 
     @cached_property
@@ -109,7 +110,7 @@ class Reading:
 
     @cached_property
     def sharers(self) -> Flags | None:
-        """Which nodes read each lane: bool [lanes, nodes]; None if each has only one node."""
+        """Which nodes make rows of each lane: bool [lanes, nodes]; None if each has only one."""
         return self.world.find_sharers(self.last_row)
 
     def find(self, row: int) -> Ints | None:
@@ -131,9 +132,9 @@ class Reading:
         return (NEVER,) * len(self.recipe.components)
 
     def find_tail(self, place: int) -> tuple[Tail, Ints] | None:
-        """The tail of a component, and its rows in the run, int64 [rows]; None if none are read.
+        """Return a component's tail and its rows in the run, int64 [rows]; None if no row is read.
 
-        Its remnants have flat lanes. In a mixture, omits rows after those that workers read ahead.
+        The lanes of its remnants are flat lanes. In a mixture, omits rows after `last_row`.
         """
         start = self.tail_starts[place]
         if start > self.last_row or (start == self.last_row and not self.is_whole):
@@ -156,7 +157,7 @@ class Reading:
         return np.stack([self._find_stops(place, own) for place, own in enumerate(rows)])
 
     def _find_stops(self, place: int, rows: Ints) -> Ints:
-        """The stops of a component whose lanes make `rows` rows, int64 [lanes], if they can."""
+        """The `stops` of a component after `rows` rows of each lane (int64 [lanes])."""
         ends = list_ends(self.recipe.components[place])
         if self.is_whole or self.tail_starts[place] < self.last_row:
             return ends

@@ -25,11 +25,10 @@ class StreamPlan:
     samples: int
     """Number of samples in the stream."""
     last_step: Figure | None = None
-    """The step with the stream's last row. None if the stream does not end in the run, or is not
-    part of a mixture with `epochs` or `max_epochs`."""
+    """The step with the stream's last row. None if the stream does not end in the run, or if there
+    is no mixture with `epochs` or `max_epochs`."""
     tail_rows: Figure | None = None
-    """Number of rows in the stream's tail, which packs what its lanes have left when the first one
-    ends. None like `last_step`."""
+    """Number of rows in the stream's tail. None if `last_step` is None."""
 
 
 @dataclass(frozen=True)

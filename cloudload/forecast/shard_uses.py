@@ -4,9 +4,9 @@
     shuffle blocks        ─► rows, shards, nodes
                                └─► (node, epoch, shard): first row, last row
 
-Up to 2^24 documents are listed one by one, and the result is exact. Beyond that, the order gives
-the shuffle blocks in which a node reads a shard, and sampled cursors give the rows at which lanes
-reach those blocks.
+For up to 2^24 documents, each document is listed, and the result is exact. For more, the order
+determines the shuffle blocks in which a node reads a shard, and sampled cursors determine the rows
+at which lanes reach those blocks.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Speed:
 def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed | None:
     """Read the first batches of rank 0 of `world_size` ranks. Returns None if it has no batch.
 
-    Keeps shards in a temporary folder, which is removed. Raises the errors of `CloudLoader`.
+    Keeps shards in a temporary folder, and removes it. Raises the errors of `CloudLoader`.
     """
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
     began = time.monotonic()
@@ -65,14 +65,14 @@ def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed | None:
 
 
 def _start_in_process(options: Mapping[str, Any]) -> float | None:
-    """Measure the seconds to the first batch in a new process, with nothing loaded, like a run.
+    """Measure the seconds to the first batch in a new process, because a run also starts in one.
 
     Returns None if an option cannot be pickled, such as a transform that is a local function, or
     if the process fails.
     """
     try:
         data = pickle.dumps(dict(options))
-    except Exception:  # a user's object may raise any error
+    except Exception:  # pickling a user's object may raise any error
         return None
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", _PROGRAM]

@@ -60,12 +60,12 @@ def _stream(each: StreamPlan, plan: RunPlan) -> str:
 
 
 def has_stream_ends(plan: RunPlan) -> bool:
-    """Whether a stream ends in the run."""
+    """Whether any stream ends within the run."""
     return any(each.last_step is not None for each in plan.streams)
 
 
 def list_early_ends(plan: RunPlan) -> list[tuple[int, str]]:
-    """The last step of each stream that ends before the run does, and a label, by step."""
+    """List the last step, and a label, of each stream that ends before the run, sorted by step."""
     ends = [
         (round(each.last_step.value), each.name)
         for each in plan.streams

@@ -135,7 +135,7 @@ class _DataLoader(DataLoader[Batch]):
 
     @property
     def batch(self) -> Batch | None:
-        """The last batch handed out. It has spans; its copies on a device do not."""
+        """The last batch delivered. It has spans; its copies on a device do not."""
         return self._rows.batch
 
     def __iter__(self) -> Any:

@@ -51,7 +51,7 @@ class Advanced:
     """int64 [streams of the component, counts]: the statistics of the rows in between."""
     is_dry: Flags
     """bool [lanes]: whether the lane ends before its rows, or has no tokens at all. If any lane is
-    dry, the cursors have no meaning, and other lanes may not have been checked."""
+    dry, `cursors` is invalid, and other lanes may be dry, too."""
     residues: Residues | None = None
     """Object array of bytes, [lanes]; None if the packing has no residue."""
 
@@ -240,10 +240,10 @@ class Walker:
         np.add.at(counts, (own[is_past], np.full(is_past.sum(), DOCUMENTS)), 1)
 
     def _scan(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> tuple[Ints, Ints]:
-        """Advance lanes that are between documents by measuring a limited number of documents.
+        """Advance lanes that are between documents, and measure a limited number of documents.
 
-        Changes `cursors`, `needed` and `counts`. Returns the lanes that need to advance further,
-        and those found to be dry: endless lanes without a token in an epoch's documents.
+        Changes `cursors`, `needed`, and `counts`. Returns the lanes that need to advance further,
+        and dry lanes: endless lanes whose documents have no token in a whole epoch.
         """
         epoch = int(cursors[lanes, CURSOR_ORDINAL].min()) // self._tables.num_ordinals
         budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT

@@ -51,7 +51,7 @@ class BestFitWalker(Walker):
         return Advanced(after, counts, is_dry, left)
 
     def move(self, cursors: Ints, rows: Ints, residues: Residues) -> tuple[Ints, Residues, Flags]:
-        """Like `advance`, without statistics. Returns cursors, residues, and which lanes end."""
+        """Like `advance`, but return only the cursors, the residues, and which lanes end."""
         moving = np.flatnonzero(rows > 0)
         is_dry = np.zeros(len(cursors), np.bool_)
         is_dry[moving] = self.play(moving, rows[moving], cursors, residues)

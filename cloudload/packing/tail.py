@@ -39,7 +39,7 @@ from cloudload.packing.tables import (
 from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED
 
 Stages = tuple[tuple[int, int], ...]
-"""(seq_len, number of rows handed out) of each stage of a tail.
+"""(seq_len, number of rows delivered) of each stage of a tail.
 
 A stage is a range of the tail's rows that were packed with one `seq_len`. A run that resumes in its
 tail with a different `seq_len` begins a new stage."""
@@ -148,7 +148,7 @@ def pack_tail(
 
 
 def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stages:
-    """The stages of a tail once `rows` rows of the run were handed out.
+    """The stages of a tail once `rows` rows of the run were delivered.
 
     The tail begins at row `start_row`. Rows after the earlier `stages` have `seq_len` tokens.
     """

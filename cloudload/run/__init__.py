@@ -2,7 +2,7 @@
 
     RowsConfig, tokenizer, data ─► Recipe          layout, components, mixture: immutable
                                      │
-                                  Position         rows handed out, a cursor for every lane
+                                  Position         rows delivered, a cursor for every lane
                                      │
              build_state ◄───────────┴───────────► read_state, resume_position
              one flat dict of JSON types           checks every field, then moves the position

@@ -1,4 +1,4 @@
-"""The position of a run: the number of rows handed out, and the cursor of each lane.
+"""The position of a run: the number of rows delivered, and the cursor of each lane.
 
     batch        1             2             3
     LaneLog ─► with_update ─► with_update ─► with_update ─► .arrays
@@ -142,7 +142,7 @@ DATA_START = Origin()
 
 @dataclass(frozen=True)
 class Position:
-    """A point in the run: `rows` rows were handed out, and `lanes` are as of row `table_rows`.
+    """A point in the run: `rows` rows were delivered, and `lanes` are as of row `table_rows`.
 
     Before the tail, a resume reads rows `table_rows` to `rows` again and drops them. In the tail,
     `lanes` hold the cursors at which the lanes ended, and only their counts still change.
@@ -156,7 +156,7 @@ class Position:
     skipped: tuple[tuple[int, int], ...] = ()
     """Ranges of rows [start, stop) that were skipped."""
     batches: int = 0
-    """Number of global batches handed out or skipped."""
+    """Number of global batches delivered or skipped."""
     global_batch: int = 0
     """Number of rows in the last global batch."""
     origin: Origin = DATA_START

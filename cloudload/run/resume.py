@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def resume_mixture(saved: Saved, recipe: Recipe) -> Mixture:
-    """Combine the saved mixture, for the rows handed out, with the recipe's, for later rows.
+    """Combine the saved mixture, for the rows delivered, with the recipe's, for later rows.
 
     A stream is known by its place in the list, because its default name may have changed. Raises
     `StreamChangedError` if the saved names are at other places, or if streams are missing.

@@ -1,7 +1,7 @@
 """The state of a run: a small, flat dict of its position and recipe.
 
     version, cloudload      version of the format, and of the library that wrote the state
-    rows                    number of rows of the run that were handed out or skipped
+    rows                    number of rows of the run that were delivered or skipped
     table_rows              number of rows that the cursors include; before the tail, a resume reads
                             the rows from there to `rows` again and drops them
     cursors                 base64 of [components, num_lanes, 2]: ordinal and offset of each lane's
@@ -17,7 +17,7 @@
     part                    "" for a whole state, else the virtual index of the rank whose lanes it
                             covers, and the world size, as "1/4"
     counts, skipped         statistics by stream; and the ranges of rows skipped, as "100:164,…"
-    batches, global_batch   number of global batches handed out or skipped, and of rows in the last
+    batches, global_batch   number of global batches delivered or skipped, and of rows in the last
                             one; a trace uses them to count steps
     stream_tails            the tails of streams that ended in a mixture, by stream, as
                             "512:100,1024:3;;512:0"; "512:0" for a stream whose last row was not in

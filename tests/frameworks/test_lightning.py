@@ -99,7 +99,7 @@ def test_whatever_it_holds_ahead_a_resume_goes_on_with_the_next_batch(
 
 
 def checkpoint_rows(checkpoint: Path) -> int:
-    """How many rows the run had handed out by the saved state."""
+    """How many rows the run had delivered by the saved state."""
     saved = torch.load(checkpoint, weights_only=False)["CloudloadDataModule"]
     return int(saved["rows"])
 

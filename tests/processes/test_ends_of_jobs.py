@@ -82,7 +82,7 @@ def start(data: str, tmp_path: Path) -> Iterator[Start]:
 
 
 def rows_in(out: Path) -> dict[int, list[int]]:
-    """The rows that were handed out, by their number; a row that came twice came alike."""
+    """Map the index of each delivered row to its token IDs. Repeated rows must be equal."""
     rows: dict[int, list[int]] = {}
     for line in (out / "rows.jsonl").read_text().splitlines():
         first, ids = json.loads(line)

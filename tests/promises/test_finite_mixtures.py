@@ -244,7 +244,7 @@ def tokens_of(row: Row) -> int:
 
 
 def check_len(make: Any, leg: Leg, state: State, is_over: bool) -> None:
-    """Once the run is over, its length is the number of rows handed out."""
+    """After the end of the run, its length is the number of rows delivered."""
     loader = make(dp_rank=0, dp_world_size=leg.ranks, batch_size=leg.batch_size, num_workers=0)
     loader.load_state_dict(state)
     assert (list(loader.take(1)) == []) == is_over

@@ -153,8 +153,7 @@ def uneven(seed: int, count: int, *, most: int = 20) -> list[str]:
 
 
 def tokens_in(rows: Sequence[Row]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """The tokens of each document (epoch, sample) in its order; `best_fit` may hand a beginning out
-    after its end."""
+    """Map each document (epoch, sample) to its tokens. `best_fit` may reorder them."""
     parts: dict[tuple[int, int], list[tuple[int, tuple[int, ...]]]] = {}
     for row in rows:
         ids = iter(row.input_ids)
