@@ -219,8 +219,8 @@ class CloudLoader:
         Pass it as `stop_every`, or as a number of steps, to make an epoch of the data an epoch of a
         training framework. The last batch may not be full. Needs token lengths (see `lengths`),
         unless every document becomes exactly one row. For a mixture, this is the number of batches
-        with `epochs=N`, the streams' `max_epochs`, and `stopping`. Raises `ValueError` if the
-        number is unknown, or if `epochs` is below 1.
+        of a run with `epochs` set to this number, and with the loader's `max_epochs` and
+        `stopping`. Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
         """
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}. It must be at least 1")
@@ -240,7 +240,7 @@ class CloudLoader:
 
     @property
     def dataset(self) -> NoReturn:
-        """Raises `AttributeError`, which explains what wrappers of a `DataLoader` should do."""
+        """Raises `AttributeError` with an explanation for wrappers that expect a `DataLoader`."""
         raise AttributeError(
             "a CloudLoader has no dataset, because it shards and batches by itself. Do not pass it "
             "to accelerate's prepare_data_loader or another wrapper of a DataLoader: iterate over "

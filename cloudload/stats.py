@@ -115,10 +115,11 @@ class DeliveryStats:
     queue: float = 0.0
     """How full the workers' queues are now, from 0 to 1; 0 without workers."""
     tokens_made: int = 0
-    """Number of tokens in all rows that workers have made, including rows not delivered yet."""
+    """Number of tokens in all rows that workers have made, including undelivered rows."""
 
     def tokens_per_s(self, num_workers: int) -> float | None:
-        """The tokens per second that `num_workers` workers can make, as measured so far.
+        """Estimate the tokens per second that `num_workers` workers can make, from their work so
+        far.
 
         None before the first rows. Excludes the time that workers waited for the training loop.
         """

@@ -62,7 +62,7 @@ class RegularReader:
             except CloudloadError:
                 if np.isin(wanted, rows).all():
                     raise
-                wanted = rows  # the error may be in a row that is only read ahead
+                wanted = rows  # the failed row may be one that is only read ahead
                 self.arrays = self._make_arrays(wanted)
             self._places = {row: place for place, row in enumerate(wanted.tolist())}
             self._look_ahead(rows, end)
@@ -108,7 +108,7 @@ class RegularReader:
         try:
             self._pieces_ahead = wanted, self._finder.find(wanted)
         except CloudloadError:
-            return  # raised again if one of these rows is requested
+            return  # if one of these rows is requested, the error is raised again
         self._reader.prefetch(self._pieces_ahead[1])
 
     def _make_arrays(self, numbers: Ints) -> dict[str, Array]:

@@ -56,7 +56,7 @@ def list_documents(reading: Reading, place: int) -> Iterator[Part]:
 
 
 def _find_stops(reading: Reading, place: int) -> Ints:
-    """The first ordinal of each lane that no worker fetches: int64 [lanes]."""
+    """Return the first ordinal of each lane that no worker may fetch: int64 [lanes]."""
     stops = reading.stops[place] + reading.documents_ahead[place]
     return np.minimum(stops, list_ends(reading.recipe.components[place]))
 

@@ -120,7 +120,7 @@ def _create(path: Path, size: int) -> None:
 
 
 def find_node(root: Path) -> str:
-    """The name of this node, 12 hex digits, which is saved in the cache folder `root`.
+    """Return this node's name: 12 hex digits, saved in the cache folder `root`.
 
     A damaged name is replaced. Raises `CacheError` if the folder cannot be used.
     """

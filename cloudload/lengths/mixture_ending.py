@@ -1,11 +1,12 @@
-"""The ends of a mixture's streams, the rows of the streams' tails, and the lanes at any row.
+"""Where a mixture's streams end, the rows of their tails, and the lanes at any row.
 
     rows of stream b     b b b b b b b b b │ b b b b │        then its weight is 0
     made from            its lanes         │ its tail │
                                            └ the first row that its lane cannot fill
 
-The tail of a stream has all tokens left in its lanes at that row, packed as one lane. The mixture
-still decides which rows are the stream's, so shares stay exact until its last token.
+The tail of a stream packs all tokens that remain in its lanes at that row, as if they were one
+lane. The mixture still decides which rows belong to the stream, so shares stay exact until the
+stream's last token.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class MixtureEnding:
     cursors: Ints
     """int64 [streams, lanes, 3]: the cursors at the position."""
     residues: Residues | None
-    """Object array of bytes, [streams, lanes]: the residues at the position, if the packing has
-    them."""
+    """Object array of bytes, [streams, lanes]: the residues at the position. None if the packing
+    has no residue."""
     tails: tuple[Stages, ...]
     """The stages of each stream's tail at the position; empty before its tail."""
     ended: tuple[LaneArrays | None, ...] = ()
@@ -108,7 +109,7 @@ class MixtureTails:
         return Walk(self.ending.mixture, self._recipe.num_lanes, component)
 
     def ended(self, component: int) -> LaneArrays:
-        """A stream's lanes where its tail starts, as arrays of one component without statistics."""
+        """Return a stream's lanes where its tail starts; see `arrays_of_stream`."""
         if component not in self._ended:
             known = self.ending.ended[component] if self.ending.ended else None
             self._ended[component] = known or self._advance_to_end(component)
@@ -123,7 +124,7 @@ class MixtureTails:
         return arrays_of_stream(advanced.cursors, advanced.residues)
 
     def tail(self, component: int) -> Tail:
-        """The tail of a stream. Its remnants have flat lanes.
+        """Return a stream's tail. The lanes of its remnants are flat lanes.
 
         Raises `StreamChangedError` if a cursor does not match the lengths.
         """
@@ -157,7 +158,7 @@ def arrays_of_stream(cursors: Ints, residues: Residues | None) -> LaneArrays:
 
 
 def pack_stream_tail(recipe: Recipe, walker: Walker, ended: LaneArrays, stages: Stages) -> Tail:
-    """Pack the tokens left in a stream's lanes. The tail's rows are indexed from 0.
+    """Pack the tokens that remain in a stream's lanes. The tail's rows are indexed from 0.
 
     Raises `StreamChangedError` if a cursor or a residue does not match the lengths.
     """

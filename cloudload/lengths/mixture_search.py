@@ -1,12 +1,13 @@
 """Find the rows at which a mixture's streams end, from token lengths.
 
-    concat, one_per_row    units left in the lanes ─► rows left ─► ends of the streams
+    concat, one_per_row remaining units in the lanes ─► remaining rows ─► ends of the streams
     best_fit               lanes played to their ends ─► the first tail of a stream, packed
-                           ─► rows left of that stream ─► its end ─► the next tail, and so on
+                           ─► remaining rows of that stream ─► its end ─► the next tail, …
 
-A stream's number of rows depends only on its tokens, except with `best_fit`. There, it also depends
-on the tokens left in the lanes at the row where the tail begins. That row depends on all earlier
-ends, so the tails are packed in the order in which they begin.
+A stream's number of rows depends only on its tokens, except with `best_fit`. With `best_fit`, it
+also depends on the tokens that remain in the lanes at the row where the tail begins. That row
+depends on the ends of other streams before it, so tails are packed in the order in which they
+begin.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class _Search:
         self._recipe, self._walkers, self._unknown = recipe, walkers, unknown
         self._tails = MixtureTails(recipe, walkers, unknown)
         self._lane_rows: list[Ints | None] = []
-        """By stream, the rows that each lane can fill, int64 [lanes]; None if it is endless."""
+        """For each stream, the rows that each lane can fill, int64 [lanes]; None if endless."""
         self._left: list[int | None] = []
-        """The rows that each stream has left; None if unknown, or if it is endless."""
+        """The number of rows that remain in each stream; None if unknown, or if it is endless."""
         for stream, component in enumerate(recipe.components):
             lane_rows, left = None, None
             if unknown.stages_of(stream):
@@ -85,7 +86,7 @@ class _Search:
         return tails.tail(stream).end - tails.number(stream, self._unknown.start)
 
     def _count(self, stream: int) -> tuple[Ints, int | None]:
-        """Count the rows that each lane of a stream can fill, and that the stream has left."""
+        """Count the rows that each lane of a stream can fill, and the stream's remaining rows."""
         row_units = self._recipe.packing.row_units
         units = self._walkers[stream].count_units(self._unknown.cursors[stream])
         return units // row_units, -(-int(units.sum()) // row_units)
@@ -133,18 +134,18 @@ class _PlayedSearch(_Search):
 
     def __init__(self, recipe: Recipe, walkers: Sequence[Walker], unknown: MixtureEnding) -> None:
         self._is_full: dict[int, bool] = {}
-        """Whether a stream's lanes have no tokens left after the rows that they can fill."""
+        """Whether a stream's lanes fill whole rows, so that no tokens remain for a tail."""
         super().__init__(recipe, walkers, unknown)
         self._ended: list[LaneArrays | None] = [None] * len(walkers)
         self._begins: dict[int, int] = {}
-        """The row at which each stream's tail begins, for streams where it is known."""
+        """The row at which each stream's tail begins, if it is known."""
 
     def find(self) -> MixtureEnding:
         ends = self._end_streams()
         while (first := self._find_first_tail(ends)) is not None:
             self._pack(first, ends.mixture)
             ends = self._end_streams()
-            # the mixture changes only from this stream's end on, so earlier begins remain valid
+            # the mixture changes only after this stream's end, so begins before it remain valid
             self._begins = {
                 stream: row
                 for stream, row in self._begins.items()
@@ -162,7 +163,7 @@ class _PlayedSearch(_Search):
         return lane_rows, None if lane_rows.any() or num_left else 0
 
     def _find_first_tail(self, ends: StreamEnds) -> int | None:
-        """Find the stream with the first unpacked tail that begins before the run ends."""
+        """Find the stream with the next tail to pack; None if none begins before the run ends."""
         waiting = [
             stream
             for stream, (left, rows) in enumerate(zip(self._left, self._lane_rows, strict=True))
@@ -175,9 +176,9 @@ class _PlayedSearch(_Search):
         return None if first is None or self._begins[first] >= ends.end else first
 
     def _find_begin(self, ends: StreamEnds, stream: int) -> int:
-        """Find the row at which a stream's tail begins; `NEVER` if each lane can fill all its rows.
+        """Find the row at which a stream's tail begins; `NEVER` if its lanes can fill all rows.
 
-        If the lanes end without tokens left, it is at most the row after their last one.
+        If no tokens remain for a tail, the result is at most the row after the lanes' last row.
         """
         lane_rows, start = self._lane_rows[stream], self._unknown.start
         assert lane_rows is not None
@@ -187,14 +188,14 @@ class _PlayedSearch(_Search):
         return find_first_dry(walk, start, last, lane_rows)
 
     def _pack(self, stream: int, mixture: Mixture) -> None:
-        """Pack a stream's tail, to find the number of rows that the stream has left."""
+        """Pack a stream's tail, and set the number of rows that remain in the stream."""
         start, begin = self._unknown.start, self._begins[stream]
         rows = count_rows(mixture, self._recipe.num_lanes, start, begin)[stream]
         self._ended[stream], num_left = self._pack_rest(stream, rows)
         self._left[stream] = int(rows.sum()) + num_left
 
     def _pack_rest(self, stream: int, rows: Ints) -> tuple[LaneArrays, int]:
-        """Return a stream's lanes after `rows` (int64 [lanes]), and how many rows its tail has."""
+        """Return a stream's lanes after `rows` (int64 [lanes]), and its number of tail rows."""
         walker, unknown = self._walkers[stream], self._unknown
         assert isinstance(walker, BestFitWalker)
         assert unknown.residues is not None

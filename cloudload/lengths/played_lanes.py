@@ -121,7 +121,7 @@ class PlayedLanes:
         """Play each lane (int64 [lanes], distinct) up to its row in `rows` (int64 [lanes]).
 
         Returns which lanes end before their row, bool [lanes], and leaves them at their end. An
-        endless lane ends after more than an epoch of documents without tokens. Other lanes may then
+        endless lane ends if more than an epoch of its documents has no tokens. Other lanes may then
         not reach their rows. Raises `CacheError` if an order cannot be built, and `ValueError` for
         an invalid residue.
         """
@@ -230,7 +230,7 @@ class PlayedLanes:
         return player.next_ordinal >= self._ends[lane] or (is_barren and self._ends[lane] == NEVER)
 
     def _is_barren(self, dry: Ints) -> bool:
-        """Whether any of the dry lanes is endless, and so has no tokens."""
+        """Whether any of the dry lanes is endless. Such a lane has no tokens at all."""
         return bool((self._ends[dry] == NEVER).any())
 
     def _pack_more(self, lanes: Ints, stops: Ints) -> None:
@@ -241,7 +241,7 @@ class PlayedLanes:
         number = int(wanted * self._packing.seq_len / self._mean_tokens) + _LEAST_OF_LANE
         most = _DOCUMENTS_AT_ONCE // len(lanes)
         if not self._has_packed or any(player.barren for player in players):
-            # an epoch's documents show whether a lane has no tokens at all
+            # the documents of one epoch are enough to see whether a lane has any tokens
             most = min(most, 2 * self._sizes.component.lanes.num_positions)
         number = max(_LEAST_OF_LANE, min(number, most))
         self._has_packed = True

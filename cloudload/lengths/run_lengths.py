@@ -172,9 +172,9 @@ class RunLengths:
         return self._mixture_tails
 
     def _advance_mixture(self, position: Position, row: int, *, pads: bool) -> Position | None:
-        """Like `advance`, for a mixture whose streams end."""
+        """Like `advance`, for a mixture with streams that end."""
         if row == position.rows:
-            return position  # a tail starts a new stage only with its next row
+            return position  # a new stage starts only when the next row is made
         tails = self.find_tails(position)
         end = tails.ending.end
         if row > end and not pads:
@@ -222,9 +222,9 @@ class RunLengths:
         return self._played_rows[start.origin] - start.table_rows
 
     def count_rows_of_epochs(self, epochs: int) -> int | None:
-        """The number of rows in a run of `epochs` epochs, at the recipe's `seq_len`.
+        """Return the number of rows in a run of `epochs` epochs, with the recipe's `seq_len`.
 
-        None if lengths alone do not determine it. Raises the errors of `count_rows`.
+        Returns None if lengths alone do not determine it. Raises the errors of `count_rows`.
         """
         recipe = self.recipe
         config = replace(recipe.config, epochs=epochs)

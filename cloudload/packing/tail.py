@@ -95,9 +95,9 @@ class Tail:
 
 
 def take_rows(tail: Tail, rows: Ints) -> Tail:
-    """Return a tail that has only these rows of the run (int64 [rows]), under the same numbers.
+    """Return a tail with only these rows of the run (int64 [rows]). They keep their indices.
 
-    Its other rows are empty, and may count any of its remnants.
+    All other rows are empty, and may count any of the remnants.
     """
     is_taken = np.zeros(tail.num_rows, np.bool_)
     places = rows - tail.first_row

@@ -1,4 +1,4 @@
-"""Find the rows and documents of a run, given one of its states, its data and its tokenizer.
+"""Find the rows and documents of a run, given one of its states, its data, and its tokenizer.
 
     load_state      checkpoint ─► state
     open_run        state ─► Run ─► a loader at the state's position
@@ -15,9 +15,9 @@
     compare_golden  such a file, options of a loader ─► the first row that differs, and why
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
-Steps count global batches from the start of the run, from 1. The run's world size does not matter.
-To read a single lane, a query simulates a world with one rank per lane, and creates the loader of
-that lane's rank.
+Steps are global batches, counted from 1 at the start of the run. The run's world size does not
+matter. To read a single lane, a query simulates a world with one rank per lane, and creates the
+loader of that lane's rank.
 """
 
 from cloudload.provenance.checkpoint import load_state as load_state

@@ -1,4 +1,4 @@
-"""Record the first rows of a run in a file, and test later that a run still reads them.
+"""Record the first rows of a run in a file, and test later that a run reads the same rows.
 
     options ─► record_golden ─► Golden ─► golden.json
     golden.json, options ─► compare_golden ─► the first row that differs, and why
@@ -68,7 +68,7 @@ class GoldenSpan:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """What identifies the document: stream, epoch, and sample."""
+        """The stream, epoch, and sample, which identify the document."""
         return self.stream, self.epoch, self.sample
 
     def __str__(self) -> str:
@@ -113,11 +113,11 @@ class GoldenReport:
     first_row: int | None
     """The first row of the run that differs; None if all rows are the same."""
     cause: str | None
-    """Why it differs: `data`, `tokenizer` or `order`."""
+    """Why it differs: `data`, `tokenizer`, or `order`."""
     what: str
     """The first difference, in words."""
     changed: tuple[Difference, ...]
-    """The options, and the properties of data and tokenizer, that differ."""
+    """The options that differ, and the properties of the data and tokenizer that differ."""
 
     @property
     def is_same(self) -> bool:
@@ -132,8 +132,9 @@ class GoldenReport:
 def record_golden(num_rows: int = NUM_ROWS, **options: Any) -> Golden:
     """Record the first rows of the run that a `CloudLoader` with these options reads.
 
-    The batch size, the world and the workers have no effect. A run that ends earlier is recorded
-    as a whole. Raises `ValueError` for a number of rows below 1, and the errors of `CloudLoader`.
+    The batch size, the world, and the workers have no effect. If the run ends before `num_rows`,
+    the whole run is recorded. Raises `ValueError` for a number of rows below 1, and the errors of
+    `CloudLoader`.
     """
     if num_rows < 1:
         raise ValueError(f"the number of golden rows is {num_rows}. Use at least 1")
@@ -144,27 +145,27 @@ def record_golden(num_rows: int = NUM_ROWS, **options: Any) -> Golden:
 
 
 def read_golden(path: Path) -> Golden:
-    """Read a file with the text of `Golden.to_json`. Raises `DatasetError` if it is damaged."""
+    """Read a file that contains `Golden.to_json()`. Raises `DatasetError` if it is damaged."""
     try:
         content = json.loads(path.read_text("utf-8"))
         if content[_KEY] != _FORMAT:
-            raise ValueError(f"it has the format {content[_KEY]}, not {_FORMAT}")
+            raise ValueError(f"its format is {content[_KEY]}, not {_FORMAT}")
         rows = tuple(tuple(GoldenSpan(*span) for span in row) for row in content["rows"])
         golden = Golden(content["state"], rows, is_whole=content["is_whole"])
         if golden.digest != content["digest"]:
-            raise ValueError("its rows do not have its digest")
+            raise ValueError("its digest does not match its rows")
         _check_state(golden.state)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise DatasetError(
-            f"{path} is not a file of golden rows: {error}. Write it again (--write-golden)"
+            f"{path} is not a valid file of golden rows: {error}. Write it again (--write-golden)"
         ) from error
     return golden
 
 
 def _check_state(state: Any) -> None:
-    """Raise `ValueError` if a state cannot be compared."""
+    """Raise `ValueError` if the recorded state is invalid."""
     if not isinstance(state, Mapping):
-        raise ValueError(f"its state is {shorten(state)}")
+        raise ValueError(f"its state is {shorten(state)}, not a mapping")
     try:
         read_state(state)
     except StreamChangedError as error:
@@ -190,7 +191,7 @@ def compare_golden(golden: Golden, **options: Any) -> GoldenReport:
 
 
 def _has_effect(change: Difference) -> bool:
-    """Whether a difference may affect the rows. A stream's name does not."""
+    """Whether a difference may affect the rows. The name of a stream does not."""
     if change.name != "mixture":
         return change.name not in _NO_EFFECT
     before, after = (json.loads(each)["schedule"] for each in (change.before, change.after))
@@ -202,7 +203,7 @@ def _open_alone(options: Mapping[str, Any]) -> Iterator[CloudLoader]:
     alone: dict[str, Any] = {"batch_size": 1, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
     alone |= {"num_workers": 0, "stop_every": None}
     if options.get("lengths") == LEARN:
-        alone["lengths"] = AUTO  # recording and comparing must not write lengths
+        alone["lengths"] = AUTO  # golden rows must not write lengths
     with CloudLoader(**{**options, **alone}) as loader:
         yield loader
 
@@ -213,7 +214,7 @@ def _read_rows(loader: CloudLoader) -> Iterator[Row]:
 
 
 def _record(loader: CloudLoader, batch: Batch) -> Iterator[GoldenSpan]:
-    """Yield the documents of a batch's only row."""
+    """Yield the spans of a batch with a single row."""
     tokens, place = batch["input_ids"][0].numpy(), 0
     traced = loader.open_tracer().trace_whole(batch.spans, batch.rows)
     streams = batch.spans[:, SPAN_STREAM].tolist()
@@ -253,14 +254,14 @@ def _explain(before: Row, now: Row, changed: Sequence[Difference]) -> tuple[str,
         was, is_now = (str(each) if each else "missing" for each in (old, new))
         return _blame(changed, ORDER), f"{where} was {was}, and is {is_now}"
     if old.text != new.text:
-        return DATA, f"{where}, {new}, has another text"
+        return DATA, f"{where}, {new}, has a different text"
     if old.stop != new.stop and _lists(changed, "seq_len"):
-        return ORDER, f"{where}, {new}, is cut elsewhere"
-    return TOKENIZER, f"{where}, {new}, has the same text, but other tokens"
+        return ORDER, f"{where}, {new}, is cut at a different token"
+    return TOKENIZER, f"{where}, {new}, has the same text, but different tokens"
 
 
 def _blame(changed: Iterable[Difference], otherwise: str) -> str:
-    """Return why documents differ: the data if it changed, else an option, else the tokenizer."""
+    """Return the first of data, order, and tokenizer that changed, or `otherwise` if none did."""
     causes = {_cause_of(each.name) for each in changed}
     return next((each for each in (DATA, ORDER, TOKENIZER) if each in causes), otherwise)
 

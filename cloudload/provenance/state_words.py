@@ -43,7 +43,7 @@ _FREE = {
     SAMPLES_FIELD: "compared only if data differs",
 }
 _BY_STREAM = (TOKENS_FIELD, MAX_EPOCHS_FIELD)
-"""The fields with a value for each stream, separated by commas, which may be empty."""
+"""The fields with a comma-separated value for each stream. A value may be empty."""
 _HELD = "held: a resume refuses another value"
 _ACCEPTABLE = "held, unless you accept another value with on_change={{{name!r}: 'accept'}}"
 _MOST_SHOWN = 120

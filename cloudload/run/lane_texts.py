@@ -4,9 +4,10 @@
     before    AAc…     BwA…       CQA…
     now       AAc…     CAA…       CQA…           only lanes of the second chunk moved
 
-A batch moves few lanes, so a state after every batch encodes few chunks and joins them with the
-others. Chunks of cursors and sizes end between two base64 groups, so their joined text is the
-base64 of all lanes. Residues are compressed by chunk, and `CHUNK_END` separates the chunks.
+A batch moves few lanes, so a state that is saved after every batch encodes few chunks, and joins
+them with the unchanged ones. A chunk of cursors or sizes ends between two base64 groups, so the
+joined text is the base64 of all lanes. Residues are compressed by chunk, and `CHUNK_END` separates
+the chunks.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LANES_PER_CHUNK = 96
 
 
 class LaneTexts:
-    """Encodes lanes, and keeps their texts to reuse those of unchanged lanes."""
+    """Encodes lanes as text, and reuses the text of lanes that have not changed."""
 
     def __init__(self) -> None:
         # replaced, not modified, so that threads can encode at the same time
@@ -84,15 +85,15 @@ class _Cursors:
     rows: Ints
     """The cursors: int64 [lanes, 3]."""
     most: Ints
-    """The largest ordinal, offset and size of each chunk: int64 [chunks, 3]."""
+    """The largest ordinal, offset, and size in each chunk: int64 [chunks, 3]."""
     widths: tuple[str, str]
-    """The dtypes of the ordinals and offsets, and of the sizes; "" if no size is known."""
+    """The dtype of ordinals and offsets, and the dtype of sizes; the latter is "" without sizes."""
     texts: list[str]
     size_texts: list[str]
 
     @staticmethod
     def encode(rows: Ints, before: _Cursors | None) -> _Cursors:
-        """Encode the chunks that differ from those encoded before."""
+        """Encode the chunks that changed since the last call."""
         num_chunks = -(-len(rows) // _LANES_PER_CHUNK)
         changed: Iterable[int] = range(num_chunks)
         if before is not None and before.rows.shape == rows.shape:
@@ -122,7 +123,7 @@ def _chunk_of(rows: Ints, chunk: int) -> Ints:
 
 
 def _find_widths(ordinal: int, offset: int, size: int) -> tuple[str, str]:
-    """The smallest dtypes for the largest ordinal, offset and size."""
+    """Return the smallest dtypes that fit the largest ordinal, offset, and size."""
     of_cursors = _CURSOR_WIDTHS[max(ordinal, offset) >= 1 << 31]
     of_sizes = next(width for width in SIZE_WIDTHS if size < 1 << 8 * int(width[-1]))
     return of_cursors, of_sizes if size > 0 else ""

@@ -89,7 +89,7 @@ class LaneLog:
         all updates are applied."""
         self._num_pending = 0
         self.texts = LaneTexts()
-        """The texts of a state's lanes, shared by all logs that continue this one."""
+        """The encoded lanes of the latest state, shared by all logs that continue this one."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LaneLog, (self.arrays,)

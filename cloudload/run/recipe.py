@@ -96,7 +96,7 @@ class Recipe:
 
     @property
     def has_tails(self) -> bool:
-        """Whether the run, or streams of it, end, so that rows of their tails may not be full."""
+        """Whether the run or any of its streams ends, so that tails may have incomplete rows."""
         return self.config.epochs is not None or self.has_stream_ends
 
     @property
@@ -187,7 +187,7 @@ def open_recipe(
 ) -> Recipe:
     """Load the tokenizer, read each stream's index, and choose the values that the config omits.
 
-    `spec` is the tokenizer if it is loaded already. Raises `TokenizerError`, `StoreError` and
+    `spec` is the tokenizer if it is loaded already. Raises `TokenizerError`, `StoreError`, and
     `DatasetError` if the tokenizer or the data cannot be used, and `ValueError` for a config that
     does not fit the data.
     """
@@ -228,10 +228,10 @@ def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:
 def open_tokenizer(
     config: RowsConfig, tokenizer: Any, cache_root: Path | None = None
 ) -> TokenizerSpec:
-    """Load the tokenizer with the bos and eos of each stream.
+    """Load the tokenizer, and find the bos and eos of each stream.
 
-    With `cache_root`, the result is saved there. Raises `TokenizerError` for a tokenizer that
-    cannot be used, and `ValueError` if text has none.
+    With `cache_root`, the result is saved there. Raises `TokenizerError` if the tokenizer cannot be
+    used, and `ValueError` if the data is text and there is no tokenizer.
     """
     frames = [frame_of(config, stream) for stream in config.streams]
     if tokenizer is not None:

@@ -11,7 +11,8 @@
                             little-endian uint16, or wider if one of them needs it; "" if no cursor
                             is in a document; older states have no such key
     residues                base64 of the compressed residues (`packing.residue`) of 16 lanes,
-                            joined by "."; in older states, of all lanes; "" if the packing has none
+                            joined by "."; in older states, of all lanes; "" if the packing has no
+                            residue
     tail                    "" before the tail of a finite run, which begins at row table_rows; then
                             `packing.tail.Stages` (seq_len:rows), as "512:100,1024:3"
     part                    "" for a whole state, else the virtual index of the rank whose lanes it

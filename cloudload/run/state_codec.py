@@ -7,8 +7,8 @@
     numbers      (64, 8)                     "64,8"
     pairs        ((512, 100), (1024, 3))     "512:100,1024:3"
 
-`lane_texts` encodes cursors, sizes and residues. The text is untrusted input. Every function that
-decodes it raises a `StreamChangedError` that names the field if the text is not valid.
+`lane_texts` encodes cursors, sizes, and residues. Treat the text as untrusted: each decoding
+function raises a `StreamChangedError` that names the field if the text is invalid.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def damaged(name: str, what: str) -> StreamChangedError:
 def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
     """Decode a state's residues to an object array of bytes, [components, lanes].
 
-    The residues are in chunks of lanes; older states have a single chunk. Returns None if the
-    packing has no residue. Raises `StreamChangedError` if the residues are damaged.
+    The residues are encoded in chunks of lanes; older states have a single chunk. Returns None if
+    the packing has no residue. Raises `StreamChangedError` if the residues are damaged.
     """
     if state["packing"] != "best_fit":
         if state["residues"] != "":
@@ -197,7 +197,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 
 
 def _decode_chunk(text: Any, ordinals: Ints) -> list[bytes]:
-    """Decode a chunk of residues. `ordinals` (int64 [lanes]) are those of its lanes' cursors."""
+    """Decode a chunk of residues. `ordinals` (int64 [lanes]) come from the cursors of its lanes."""
     num_lanes = len(ordinals)
     try:
         planes = _unpack(_decode("residues", text), _most_residue_bytes(ordinals))

@@ -65,7 +65,7 @@ def make_plan(run: CurrentRun, member: Membership) -> Plan:
 
 
 def is_worker_fast(recipe: Recipe, backend: Choice) -> bool:
-    """Whether one worker is enough for a rank; see `default_num_workers`."""
+    """Whether a single worker is fast enough for a rank; see `default_num_workers`."""
     return backend.name != HF and recipe.config.transform is None
 
 

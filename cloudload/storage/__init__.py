@@ -8,7 +8,7 @@
             s3  gcs  local  fsspec  streaming              ─► clients: timeouts, length checks
       urls  redaction                                         schemes, paths; removes secrets
 
-Other packages use `objects`, `urls`, `globs`, `redaction`, `nearby` (what is near a location where
-nothing is), `hub` (whether Hugging Face can be reached), and `Retry` and `StoredObject` from
-`base`. `docs/contributing/architecture.md` explains how to add a store.
+Other packages use `objects`, `urls`, `globs`, `redaction`, `nearby` (similar names, if nothing is
+stored at a location), `hub` (whether Hugging Face can be reached), and `Retry` and `StoredObject`
+from `base`. `docs/contributing/architecture.md` explains how to add a store.
 """

@@ -8,13 +8,13 @@ store reports it.
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
-connecting. It does not interrupt access to local files, or limit an upload in progress, except that
-google-cloud-storage uses it as its socket timeout. Reads from an open stream have no deadline. Each
-read that uses the network is limited to `Retry.timeout_s`.
+connecting. It does not interrupt access to local files, and does not limit an upload in progress,
+although google-cloud-storage uses it as a socket timeout. Reads from an open stream have no
+deadline. Each read that uses the network is limited to `Retry.timeout_s`.
 
-If a request fails, every function raises `StoreError`, whose `kind` is a `FailureKind`. Reads from
-an open stream raise the client's errors instead. If the target of a download cannot be written to,
-for instance because the disk is full, its `OSError` is raised.
+If a request fails, every function raises `StoreError`, with a `FailureKind` as its `kind`. Reads
+from an open stream raise the client's errors instead. If the target of a download cannot be written
+to, for instance because the disk is full, its `OSError` is raised.
 """
 
 from __future__ import annotations
@@ -211,8 +211,9 @@ def collect_objects(
 ) -> Found:
     """Call `collect` with the objects that `list_objects` lists, in any order. Returns its result.
 
-    Of a long listing, memory holds only what `collect` keeps. A retry calls `collect` again, even
-    while an abandoned attempt still runs, so `collect` must have no side effects.
+    Even for a long listing, memory holds only the objects that `collect` keeps. A retry calls
+    `collect` again, even if the previous attempt is still running, so `collect` must have no side
+    effects.
     """
     retry, backend = retry or Retry(), backend_of(url)
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from cloudload.storage.redaction import redact
 
 BUCKET_SCHEMES = ("s3", "gs")
-"""The schemes of URLs that begin with a bucket."""
+"""The schemes of URLs that name a bucket first."""
 
 
 def scheme_of(url: str) -> str:

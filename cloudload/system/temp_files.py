@@ -41,8 +41,8 @@ _registered: dict[Path, int | None] = {}
 # contains this process's ID once the process is exiting
 _exiting: set[int] = set()
 
-# contains this process's ID once `multiprocessing` removes its files at its end, because forked
-# children may skip the functions of `atexit`
+# contains this process's ID once `multiprocessing` runs its finalizers, because forked children may
+# skip `atexit` functions
 _finalizing: set[int] = set()
 
 # held from the creation of a lock file to its registration; reentrant, because a signal handler

@@ -145,8 +145,8 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
 def _check_once(text: str, cache_root: Path) -> str | None:
     """Check fastokens for this tokenizer, and return the problem or None.
 
-    A node checks each tokenizer once, unless fastokens fails. Every start checks that fastokens can
-    be imported, because different kinds of machines may share the cache folder.
+    A node checks each tokenizer once, and again only after fastokens failed. Every start tests that
+    fastokens can be imported, because different kinds of machines may share the cache folder.
     """
     try:
         import fastokens  # noqa: F401

@@ -1,4 +1,4 @@
-"""Encode texts to one flat array of IDs, with either of two backends that give the same IDs.
+"""Encode texts to one flat array of IDs, with one of two backends that produce the same IDs.
 
     hf          Hugging Face `tokenizers`, the reference
     fastokens   many times faster, for tokenizers that pass the checks of `choose_backend`
@@ -57,8 +57,8 @@ def open_encoder(
 ) -> Encoder:
     """Open an encoder for the tokenizer.json `text`. `backend` is `hf` or `fastokens`.
 
-    With `special_tokens`, it encodes the names of special tokens as these tokens, not as text.
-    Unless `compares`, the IDs of fastokens are not compared with those of hf.
+    With `special_tokens`, the encoder encodes the names of special tokens as these tokens, not as
+    text. If `compares` is False, it does not compare the IDs of fastokens with those of hf.
     """
     if backend == FASTOKENS:
         return FastokensEncoder(text, special_tokens, compares=compares)

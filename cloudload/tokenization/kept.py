@@ -44,9 +44,9 @@ def read_kept(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def learning(path: Path) -> Iterator[None]:
-    """Let one process of the node learn what `path` keeps, while others wait to read it.
+    """Let one process of the node produce the contents of `path`, while others wait to read it.
 
-    If the folder is not writable, each process learns separately.
+    If the folder is not writable, each process produces them separately.
     """
     lock = lock_path(path.with_name(f"learning-{path.name}"))
     with contextlib.ExitStack() as stack:

@@ -26,9 +26,9 @@ _kept: dict[str, Any] = {}
 def shorten_merges(text: str) -> str:
     """Write each merge of the tokenizer.json `text` as "a b", not ["a", "b"].
 
-    fastokens then loads a large vocabulary in a sixth less time. Returns `text` itself if it has
-    no merges, or a merge that cannot be written so: `tokenizers` splits it at its only space, and
-    skips what begins with "#version".
+    fastokens then loads a large vocabulary in a sixth less time. Returns `text` unchanged if it has
+    no merges, or if this form cannot express a merge, because `tokenizers` splits merges at their
+    only space, and skips any that begin with "#version".
     """
     content = json.loads(text)
     merges = content["model"].get("merges") or []
@@ -65,10 +65,10 @@ def load_special_hf(text: str) -> Any:
 
 
 def make_hf(text: str) -> Any:
-    """Create a `tokenizers.Tokenizer` as `load_hf` does, for the caller to modify."""
+    """Create a `tokenizers.Tokenizer` like `load_hf`, but one that the caller may modify."""
     from tokenizers import Tokenizer
 
-    # in a thread, which has a separate heap, because parsing fragments the heap, and encoding on a
+    # parse in a thread, which has a separate heap: parsing fragments the heap, and encoding with a
     # fragmented heap is up to a third slower
     with ThreadPoolExecutor(1) as thread:
         tokenizer = thread.submit(Tokenizer.from_str, text).result()
@@ -79,12 +79,12 @@ def make_hf(text: str) -> Any:
 
 
 def has_hf(text: str) -> bool:
-    """Whether `load_hf` has the tokenizer for `text` already."""
+    """Whether `load_hf` has cached the tokenizer for `text`."""
     return text in _kept
 
 
 def keep_hf(text: str, tokenizer: Any) -> None:
-    """Make `load_hf` return this tokenizer for `text`, and drop the one cached before."""
+    """Make `load_hf` return this tokenizer for `text`. It replaces the cached one."""
     _kept.clear()
     _kept[text] = tokenizer
 
@@ -94,7 +94,7 @@ class _Loading:
     """A `fastokens.Tokenizer` that a thread loads or has loaded."""
 
     owner: int
-    """The process of the thread. A child that is forked meanwhile has no such thread."""
+    """The ID of the process that owns the thread. A child forked during loading has no thread."""
     tokenizer: Future[Any]
 
 
@@ -102,7 +102,7 @@ _loadings: dict[str, _Loading] = {}
 
 
 def start_loading(text: str) -> Future[Any]:
-    """Start to load what `load_fastokens` returns, unless this process has begun to."""
+    """Start loading the result of `load_fastokens` in a thread, unless this process already has."""
     loading = _loadings.get(text)
     if loading is None or not (loading.tokenizer.done() or loading.owner == os.getpid()):
         thread = ThreadPoolExecutor(1, "cloudload-load")
@@ -127,7 +127,7 @@ def load_fastokens(text: str) -> Any:
 
 
 def _make_fastokens(text: str) -> Any:
-    # read by fastokens on first use: one thread, because we parallelize across processes
+    # fastokens reads this on first use: one thread, because we parallelize across processes
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
     from fastokens import Tokenizer
 
@@ -140,7 +140,7 @@ def _make_fastokens(text: str) -> Any:
 def preload(text: str, backend: str) -> None:
     """Load the backend's tokenizer in this process, so that forked workers share it.
 
-    If that fails, the workers load it, and report the error.
+    If loading fails here, the workers try again, and report the error.
     """
     with contextlib.suppress(Exception):
         (load_fastokens if backend == FASTOKENS else load_hf)(text)

@@ -281,7 +281,7 @@ def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
 
 
 class DocumentTokenizer:
-    """Encodes and decodes documents. The options are those of `open_encoder`."""
+    """Encodes and decodes documents. The options are passed to `open_encoder`."""
 
     def __init__(self, spec: TokenizerSpec, backend: str = HF, *, compares: bool = True) -> None:
         self._json, self._backend, self._compares = spec.json, backend, compares

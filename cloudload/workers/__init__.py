@@ -5,7 +5,7 @@
                           copies tokens into rows, once: packing.rows.fill_rows  ▼
     trainer ◄── transport.unpack_block ◄── PackedBlock, in shared memory ◄── block.Block
 
-`worker_main` runs a worker in a process, which lives through all phases of a plan.
+`worker_main` runs a worker in a process that lives through all phases of a plan.
 
 The types that carry rows, from documents to a batch:
 
@@ -19,5 +19,5 @@ The types that carry rows, from documents to a batch:
     Batch           the tensors for the training loop                       batch
 
 Other packages use `block.Block`, `plan.Plan` and its phases, `processes.process_blocks`,
-`inline_blocks` and their type `Blocks`, `trace.Tracer` and `TracedSpan`.
+`inline_blocks`, and their type `Blocks`, and `trace.Tracer` and `TracedSpan`.
 """

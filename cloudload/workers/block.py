@@ -46,8 +46,8 @@ class Block:
     """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the
     block."""
     tokens: Tokens
-    """int32 [rows, seq_len], by ascending row of the run; [0, seq_len] in a block of replayed
-    rows, [0, 0] in the phase `Measuring`, and [1, tokens] in the phase `Sharing`."""
+    """int32 [rows, seq_len], in ascending order of rows; [0, seq_len] for replayed rows, [0, 0] in
+    the phase `Measuring`, and [1, tokens] in the phase `Sharing`."""
     lengths: Ints
     """int64 [rows]: the number of tokens in each row; the rest is padding. In the phase
     `Measuring`, the sizes of documents, int64 [documents]."""
@@ -76,7 +76,7 @@ class Block:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens in the rows, without padding."""
+        """Number of tokens in the rows, excluding padding."""
         return int(self.counts[..., TOKENS].sum())
 
     def rows_of(self, batch: int) -> slice:
@@ -105,7 +105,7 @@ class Block:
 
 
 def add_reports(block: Block, dropped: Sequence[Block]) -> Block:
-    """Add the traffic and the doubts of earlier blocks, which are dropped, to a block."""
+    """Add the traffic and the doubts of dropped earlier blocks to a block."""
     if not dropped:
         return block
     traffic, doubts = block.traffic, dict(block.doubts)

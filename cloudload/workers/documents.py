@@ -167,7 +167,7 @@ class LaneDocuments:
         return Documents(table, ids)
 
     def describe(self, found: FoundDocuments) -> Ints:
-        """The document table of documents that are not read: int64 [documents, 10].
+        """Return the document table of documents without reading them: int64 [documents, 10].
 
         All columns after `SAMPLE` are 0.
         """
@@ -297,9 +297,9 @@ def _describe_length(length: int) -> str:
 
 
 def open_documents(plan: Plan, cache: ShardCache, *, compares: bool = True) -> LaneDocuments:
-    """Open the documents of a plan's lanes, with the plan's orders and tokenizer.
+    """Open the documents of a plan's lanes. Uses the plan's orders and tokenizer.
 
-    `compares` is that of `DocumentTokenizer`.
+    `compares` is passed to `DocumentTokenizer`.
     """
     recipe = plan.recipe
     orders = [component.orders(plan.cache_root) for component in recipe.components]

@@ -1,4 +1,4 @@
-"""The documents of a tail that a worker has at hand, so that no other worker reads them, too.
+"""Documents of a tail that a worker keeps in memory, so that nobody reads them again.
 
 measured by this worker ─┐
 read by other workers ───┴─► KeptDocuments ─► rows of the tail, documents for others
@@ -15,7 +15,7 @@ from cloudload.workers.documents import LaneDocuments
 from cloudload.workers.plan import SharedDocuments
 
 _MOST_KEPT_BYTES = 1 << 26
-# of a document's row of the table and its objects
+# per document: its row of the document table, and Python objects
 _BYTES_OF_DOCUMENT = 400
 
 Key = tuple[int, int]
@@ -25,21 +25,21 @@ Kept = tuple[Ints, memoryview]
 
 
 class KeptDocuments:
-    """The documents of the tail that one worker has at hand."""
+    """The documents of the tail that one worker keeps in memory."""
 
     def __init__(self) -> None:
         self._kept: dict[Key, Kept] = {}
         self._free_bytes = _MOST_KEPT_BYTES
 
     def get(self, key: Key) -> Kept | None:
-        """A document, or None if it is not at hand."""
+        """Return a document, or None if it is not in memory."""
         return self._kept.get(key)
 
     def keep(self, documents: Documents) -> None:
         """Keep documents that were measured, unless they would use too much memory."""
         needed = documents.ids.nbytes + _BYTES_OF_DOCUMENT * len(documents.table)
         if needed > self._free_bytes:
-            self._free_bytes = 0  # rows need the first documents first
+            self._free_bytes = 0  # keep only the first documents, because the next rows need them
             return
         self._free_bytes -= needed
         for row, tokens in own_documents(documents):

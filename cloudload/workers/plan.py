@@ -1,9 +1,9 @@
-"""The plan of a rank: the rows that its workers make, and the position at which they start.
+"""A plan determines the rows that a rank's workers make, and the position at which they start.
 
-    Plan: recipe of the rows, place in the world, position of the lanes, phase
+    Plan: the run's recipe, the rank's place in the world, the position of the lanes, the phase
       └─► pickled to each worker ─► read_blocks ─► Block, Block, …
 
-A run is in one of these phases. An endless run without streams that end is always Steady:
+A run is always in one of these phases. An endless run in which no stream ends is always Steady:
 
     Steady ── a lane cannot fill row `start` ──► Measuring ── sizes exchanged
                              end ◄── InTail ◄── documents exchanged ── Sharing ◄──┘
@@ -11,7 +11,7 @@ A run is in one of these phases. An endless run without streams that end is alwa
              └── several machines ──► Sharing ── documents exchanged ──► Foreseen ─────────► end
     Mixed ── token lengths determine the ends and tails of a mixture's streams ────────────► end
 
-Workers live through all phases: at the start of the next one, they receive a `NextPhase`.
+Workers live through all phases. At the start of each phase, they receive a `NextPhase`.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Sharing:
-    """The tail is packed, and workers read the documents of their lanes that others need.
+    """The tail is packed, and workers read the documents of their lanes that other workers need.
 
-    A document is read only by the owner of its lane, whose machine has its shard.
+    Only the owner of a document's lane reads it, because that machine has the document's shard.
     """
 
     start: int
     """The row at which the lanes ended."""
     documents: tuple[Ints, ...]
-    """Of each worker: int64 [documents, 3], the lane, ordinal and size of each document."""
+    """For each worker, int64 [documents, 3]: the lane, ordinal, and size of each document."""
     num_blocks: int
-    """The number of blocks with the tokens of a worker's documents."""
+    """The number of blocks into which each worker divides its documents."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Foreseen:
 
     ending: Ending
     pauses: bool = False
-    """Whether the workers pause before the tail, to share its documents."""
+    """Whether the workers pause before the tail, to share the tail's documents."""
 
     @property
     def start(self) -> int:
@@ -111,27 +111,27 @@ Phase = Steady | Measuring | Sharing | InTail | Foreseen | Mixed
 
 @dataclass(frozen=True)
 class SharedDocuments:
-    """Documents of a tail that a worker receives from the workers that have read them."""
+    """Documents of a tail that other workers have read and sent to a worker."""
 
     lanes: Ints
-    """int64 [documents]."""
+    """The flat lane of each document: int64 [documents]."""
     ordinals: Ints
-    """int64 [documents]."""
+    """The ordinal of each document in its lane: int64 [documents]."""
     sizes: Ints
-    """The number of tokens of each document, bos and eos included: int64 [documents]."""
+    """The number of tokens of each document, including bos and eos: int64 [documents]."""
     tokens: Tokens
-    """int32 [tokens]: the tokens of all documents, bos and eos included."""
+    """The tokens of all documents, including bos and eos: int32 [tokens]."""
 
 
 @dataclass(frozen=True)
 class NextPhase:
-    """The change of a plan with which its workers continue. It can be pickled."""
+    """The next phase of a plan, and the position at which workers enter it. It can be pickled."""
 
     position: Position
     """The position to continue from."""
     phase: Phase
     documents: tuple[SharedDocuments, ...] = ()
-    """Documents of the tail that each worker's rows need, and that others have read; or empty."""
+    """For each worker, documents of the tail that others have read. May be empty."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,11 @@ class Plan:
     """Whether the position was computed from lengths, and this rank checks some of them first."""
 
     def enter(self, change: NextPhase) -> Plan:
-        """The plan with its next phase."""
+        """Return the plan in its next phase."""
         return replace(self, position=change.position, phase=change.phase, has_jumped=False)
 
     def part_of(self, change: NextPhase, worker: int) -> NextPhase:
-        """The part of a change that one worker needs. The plan has entered the phase."""
+        """Return the part of a change that one worker needs. The plan must be in the new phase."""
         phase, first = change.phase, change.position.rows
         if isinstance(phase, InTail):
             batches = max(0, -(-(phase.tail.end - first) // self.global_batch))
@@ -185,7 +185,7 @@ class Plan:
         return order.index(self.world_index)
 
     def compares(self, worker: int) -> bool:
-        """Whether a worker compares sample IDs with hf's. Each machine's first worker does."""
+        """Whether a worker compares IDs with hf's. Only the first worker of each machine does."""
         return worker == 0 and self.hosts.index(self.hosts[self.world_index]) == self.world_index
 
     @property
@@ -224,7 +224,7 @@ class Plan:
 
     @property
     def pause(self) -> int:
-        """The first row of the batch with which the tail begins, if the workers pause there.
+        """The first row of the batch in which the tail begins, if the workers pause there.
 
         `NEVER` if they do not.
         """
@@ -233,7 +233,7 @@ class Plan:
         return self.end_whole_batches(self.phase.start)
 
     def end_whole_batches(self, row: int) -> int:
-        """The end of the last global batch from the position on that ends at or before a row."""
+        """The end of the last whole global batch after the position that ends by `row`."""
         left = max(0, row - self.position.rows)
         return self.position.rows + left // self.global_batch * self.global_batch
 
@@ -312,9 +312,9 @@ class Plan:
         return [np.flatnonzero(workers == worker) for worker in range(self.num_workers)]
 
     def worker_of(self, lanes: Ints) -> Ints:
-        """The index of the worker, within its rank, of each lane, or row: int64 [lanes].
+        """For each lane or row, the index of its worker within its rank: int64 [lanes].
 
-        The world must be even, and the lanes are those of ranks that have equally many workers.
+        The world must be even, and all ranks must have the same number of workers.
         """
         return worker_of_rows(lanes, self.num_lanes, self.world_size, self.num_workers)
 

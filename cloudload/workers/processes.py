@@ -3,11 +3,11 @@
     trainer ◄── started, the slot of each block, halted, an error ── worker
             ─────── the plan, a slot is free again, halt ──────────►
 
-Each worker has its own socket pair, which needs no lock. The trainer notices a worker's death from
-the end of its stream, or by checking the process, so it does not wait for a dead worker. Unless the
-worker is forked, the plan is also sent over the socket: `multiprocessing` would write the plan to a
-pipe whose other end the trainer also holds, and wait forever if the worker died before it read the
-plan.
+Each worker has its own socket pair, which needs no lock. The trainer notices the death of a worker
+when the socket closes, or when it checks the process, so it never waits for a dead worker. If the
+worker is not forked, the trainer also sends the plan over the socket. `multiprocessing` would write
+the plan to a pipe and keep both ends open, and would wait forever if the worker died before it read
+the plan.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class WorkerProcess:
         )
 
     def receive(self) -> PackedBlock:
-        """Receive the next block. The previous block becomes invalid.
+        """Receive the next block. This invalidates the previous block.
 
         Raises the `CloudloadError` that the worker raised, or `WorkerError` if it raised any other
         error or died.
@@ -150,9 +150,9 @@ class WorkerProcess:
         self._send_bytes(HALT)
 
     def await_halt(self) -> list[PackedBlock]:
-        """Wait until the worker has halted. Returns the blocks that were not received.
+        """Wait until the worker has halted. Return the blocks that were not received.
 
-        They are valid until `enter`. Raises the errors of `receive`.
+        These blocks are valid until `enter`. Raises the errors of `receive`.
         """
         self._has_block, dropped = False, []
         while (block := self._receive_block()) is not None:
@@ -160,15 +160,15 @@ class WorkerProcess:
         return dropped
 
     def enter(self, change: NextPhase) -> None:
-        """Let a worker that has halted continue with its part of the next phase.
+        """Send a halted worker its part of the next phase, with which it continues.
 
-        Raises the errors of `send_work`. If the worker dies, `receive` raises why.
+        Raises the errors of `send_work`. If the worker dies, only `receive` raises an error.
         """
         with doing(self.describe):
             self._send_work(change)
 
     def _send_work(self, work: Any) -> None:
-        """Send work, unless the worker dies. Raises the errors of `send_work`."""
+        """Send work, or return if the worker dies. Raises the errors of `send_work`."""
         errors: list[BaseException] = []
 
         def send() -> None:
@@ -179,7 +179,7 @@ class WorkerProcess:
             except BaseException as error:
                 errors.append(error)
 
-        # a thread, because a child of a dead worker may keep the stream open, but reads nothing
+        # in a thread: a child of a dead worker may keep the socket open without reading from it
         thread = threading.Thread(target=send, name="cloudload-send", daemon=True)
         thread.start()
         while thread.is_alive() and self._process.is_alive():
@@ -188,7 +188,7 @@ class WorkerProcess:
             raise errors[0]
 
     def _send_bytes(self, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has ended, and `_receive` explains how
+        with contextlib.suppress(OSError):  # the worker has ended, and `_receive` reports why
             self._connection.send_bytes(message)
 
     def _receive_block(self) -> PackedBlock | None:
@@ -277,8 +277,8 @@ def _describe_end(code: int | None) -> str:
 Blocks = Generator[list[Block], NextPhase | None, None]
 """Yields one block of each worker, repeatedly.
 
-A `NextPhase` that is sent ends the current phase. Blocks that were not yielded are dropped, and the
-first blocks of the next phase are yielded."""
+Sending a `NextPhase` ends the current phase and drops its remaining blocks. The generator then
+yields the first blocks of the next phase."""
 
 
 def inline_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
@@ -302,7 +302,7 @@ def inline_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
 
 
 def process_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
-    """Yield blocks from worker processes that run ahead.
+    """Yield blocks from worker processes, which run ahead of the training loop.
 
         worker 0    [batch 0] [batches 1 and 2] [batches 3 to 6] …
         worker 1    [batch 0] [batches 1 and 2] [batches 3 to 6] …
@@ -334,7 +334,7 @@ def process_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
 
 
 def _halt(workers: Sequence[WorkerProcess], memory: Memory) -> list[list[Block]]:
-    """Wait until workers have halted. Returns the dropped blocks of each."""
+    """Wait until workers have halted. Return the dropped blocks of each worker."""
     for worker in workers:
         worker.ask_to_halt()
     return [

@@ -1,12 +1,13 @@
-"""Measure the documents left at the end of a finite run, and cut a worker's rows of the tail.
+"""Measure the documents that remain at the end of a finite run, and cut a worker's tail rows.
 
-    Measuring    lanes ─► documents left in each ─► their sizes, to be exchanged
-    Sharing      documents of own lanes that are in rows of others ─► their tokens
+    Measuring    lanes ─► remaining documents of each ─► their sizes, to exchange
+    Sharing      documents of own lanes that other workers' rows need ─► their tokens
     InTail       tail ─► pieces of this worker's rows ─► documents of any lane
 
-A row of the tail may contain documents of any lane. A document that this worker has not measured,
-and that no other has shared, is read when it is needed. In a mixture whose streams end, each stream
-has its own tail. The rows are divided among workers in the same way as rows of lanes.
+A row of the tail may contain documents of any lane. If this worker has not measured a document, and
+no other worker has sent it, this worker reads it when a row needs it. In a mixture with streams
+that end, each stream has its own tail. The rows are divided among workers in the same way as rows
+of lanes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class RowOfTail(NamedTuple):
 
 
 class TailReader:
-    """Reads the tail for one worker. Besides `kept`, it holds the documents of the latest block."""
+    """Reads the tail for one worker. Holds `kept`, and the documents of the latest block."""
 
     def __init__(self, recipe: Recipe, documents: LaneDocuments) -> None:
         self._recipe, self._documents = recipe, documents
@@ -65,15 +66,15 @@ class TailReader:
     def measure(
         self, own: Ints, heads: Ints, ends: Ints, begun_sizes: Callable[[FoundDocuments], Ints]
     ) -> Ints:
-        """Measure the documents left in lanes: their sizes in tokens, int64 [documents], by lane.
+        """Measure the remaining documents of lanes. Return their sizes in tokens, by lane.
 
-        Keeps the first ones. `own`, `heads` and `ends` are int64 [lanes]. Lane `own[i]` has
-        ordinals `heads[i]` to `ends[i] - 1` left. `begun_sizes` is the `LaneReader`'s. The size is
-        `SIZE_ABSENT` for a hole at the end of an epoch, and `SIZE_FILTERED` or `SIZE_FAILED` for a
-        document that is left out.
+        Keeps the first documents in memory. `own`, `heads`, and `ends` are int64 [lanes]. The
+        remaining ordinals of lane `own[i]` are `heads[i]` to `ends[i] - 1`. `begun_sizes` is
+        `LaneReader.begun_sizes`. The result is int64 [documents]. A size is `SIZE_ABSENT` for a
+        hole at the end of an epoch, and `SIZE_FILTERED` or `SIZE_FAILED` for an excluded document.
 
-        Example: own 0 1, heads 3 5 and ends 5 6 give the sizes of documents 3 and 4 of lane 0, and
-        of document 5 of lane 1.
+        For example, own 0 1, heads 3 5, and ends 5 6 return the sizes of documents 3 and 4 of lane
+        0, and of document 5 of lane 1.
         """
         numbers, documents = ends - heads, self._documents
         lanes = np.repeat(own, numbers)
@@ -111,9 +112,9 @@ class TailReader:
         return self._join(np.concatenate(remnants), np.concatenate(pieces))
 
     def read_whole(self, documents: Ints) -> Pieces:
-        """Read documents whole, as the pieces of a single row.
+        """Read whole documents, as the pieces of a single row.
 
-        `documents` is int64 [documents, 3]: the lane, ordinal and size of each. Raises the errors
+        `documents` is int64 [documents, 3]: the lane, ordinal, and size of each. Raises the errors
         of `LaneDocuments.find` and `read`.
         """
         if not len(documents):
@@ -142,9 +143,9 @@ class TailReader:
         return Pieces(table, [self._held[key][1] for key in numbers], pieces)
 
     def _read(self, sizes: Mapping[Key, int]) -> None:
-        """Read the documents of `sizes` that are not at hand, and release those not in `sizes`.
+        """Read the documents of `sizes` that are not in memory, and release those not in `sizes`.
 
-        A key is (lane, ordinal). A value is the size that the document had when it was measured.
+        A key is (lane, ordinal). A value is the document's size when it was measured.
         """
         at_hand = ((key, self._held.get(key) or self.kept.get(key)) for key in sizes)
         held = {key: found for key, found in at_hand if found is not None}

@@ -4,8 +4,8 @@
     not text    token IDs or UTF-16 read as UTF-8, gzip read as Latin-1, U+FFFD, base64,
                 lists of integers
 
-A doubt is only a warning, and does not change the rows. After a stream's first documents, the check
-costs nothing.
+A doubt is only a warning, and does not change the rows. The check costs nothing after a stream's
+first documents.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Slots:
         self.reset()
 
     def reset(self) -> None:
-        """Start with all slots free."""
+        """Mark all slots as free."""
         self._slots, self._num_free = itertools.cycle(self._own), len(self._own)
         self._number = self._own.start
 

@@ -18,11 +18,11 @@ _ADVICE = (
 
 
 def send_work(connection: Connection, work: Any) -> None:
-    """Send work. Raises `WorkerError` if it cannot be pickled, and the `CloudloadError` of a part
-    that is computed only then, such as the position of lanes."""
+    """Send work. Raises `WorkerError` if it cannot be pickled, and any `CloudloadError` of a part
+    that pickling computes, such as the position of lanes."""
     try:
         connection.send(work)
-    except (OSError, CloudloadError):  # not because of the pickle
+    except (OSError, CloudloadError):  # not an error of pickling
         raise
     except Exception as error:
         raise WorkerError(f"cannot send work to a worker: {error}. {_ADVICE}") from error
@@ -33,7 +33,7 @@ def receive_work(connection: Connection) -> Any:
     cannot import a name."""
     try:
         return connection.recv()
-    except (EOFError, OSError):  # the connection failed, not the pickle
+    except (EOFError, OSError):  # the connection failed, not unpickling
         raise
     except Exception as error:
         raise WorkerError(f"a worker cannot load its work: {error}. {_ADVICE}") from error

@@ -33,9 +33,9 @@ NewTokens = Callable[[int, int], Tokens]
 
 
 class Worker:
-    """One worker of a rank. Its cache, orders and tokenizer stay open from phase to phase.
+    """One worker of a rank. Its cache, orders, and tokenizer stay open from phase to phase.
 
-    Retries of requests to the store are counted in `retries`, int64 [1].
+    `retries` (int64 [1]) counts the retries of requests to the store.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class Worker:
     def read_blocks(self, plan: Plan) -> Iterator[Block]:
         """Yield this worker's blocks. The k-th blocks of all workers cover the same batches.
 
-        `plan` is the one that the worker was created with, or a later phase of it. The blocks never
-        end, except at a pause, and in the phases `Measuring`, which has one block of sizes, and
-        `Sharing`, which has blocks of one row each, the tokens of documents. Blocks of replayed
-        rows are first. They have cursors but no tokens. The first block after them has one batch,
-        so that training starts early. Each later block has twice as many batches as the previous
-        one, up to `Plan.batches_at_once`.
+        `plan` is the worker's own plan, or a later phase of it. Blocks of replayed rows come first.
+        They have cursors but no tokens. The next block has one batch, so that training starts
+        early. Each later block has twice as many batches as the previous one, up to
+        `Plan.batches_at_once`. Blocks never end, except at a pause, and in two phases: `Measuring`
+        has one block, with the sizes of documents, and `Sharing` has blocks of one row each, with
+        the tokens of documents.
 
         Raises `StreamChangedError` if the plan's position does not match the documents,
-        `DatasetError` if an endless lane finds no tokens, and the errors of `LaneDocuments.find`
-        and `read`.
+        `DatasetError` if an endless lane has no tokens, and the errors of `LaneDocuments.find` and
+        `read`.
         """
         return _Rows(self, plan).blocks()
 
     def receive(self, change: NextPhase) -> None:
-        """Keep the documents that come with this worker's part of a change."""
+        """Keep the documents in this worker's part of a change."""
         for shared in change.documents:
             self.tail.kept.receive(shared, self.documents)
 
@@ -77,7 +77,7 @@ class Worker:
 
 
 def _open_mixture(plan: Plan) -> MixtureTails | None:
-    """The tails of a mixture whose streams end; None in other runs."""
+    """The tails of a mixture with streams that end; None in other runs."""
     if not isinstance(plan.phase, Mixed):
         return None
     assert plan.lengths is not None
@@ -135,7 +135,7 @@ class _Rows:
         return self._build(block, self._new_tokens(0, 0))
 
     def _share(self, documents: Ints) -> Block:
-        """Make a block of the tokens of documents: int64 [documents, 3], as in `Sharing`."""
+        """Make a block of the tokens of `documents`, int64 [documents, 3], as in `Sharing`."""
         pieces, num_tokens = self._tail.read_whole(documents), int(documents[:, -1].sum())
         tokens = self._new_tokens(1, num_tokens)
         fill_rows(tokens, *pieces, self._framing)

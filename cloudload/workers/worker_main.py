@@ -1,9 +1,9 @@
-"""The main function of a worker process: it makes the blocks of one phase after another.
+"""The main function of a worker process, which makes the blocks of one phase after another.
 
     trainer    plan          free  free  halt                next phase        free …
     worker        block  block  block  block     halted                   block  block …
 
-To halt, a worker discards the rows it has made, but keeps its shards, orders, and tokenizer open.
+When a worker halts, it discards the rows it has made, but keeps its shards, orders, and tokenizer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cloudload.workers.worker import Worker
 FREE: Final = b"free"
 """The trainer's message that a slot is free again."""
 HALT: Final = b"halt"
-"""The trainer's message that another phase follows."""
+"""The trainer's message that the current phase ends."""
 HALTED: Final = "halted"
 """The worker's answer to `HALT`, after which it receives a `NextPhase`."""
 _ACTIVITY_BYTES = 1 << 11
@@ -48,32 +48,32 @@ class Failed:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory that the workers of a rank share with the training process."""
+    """Shared memory of a rank's workers and the training process."""
 
     blocks: SharedMemoryRing
-    """`slots_each` slots for the blocks of each worker."""
+    """`slots_each` slots per worker, for its blocks."""
     slots_each: int
     activities: SharedMemoryRing
-    """A slot for the text of each worker's current activity."""
+    """One slot per worker, for a description of its current activity."""
     counts: WorkerCounts
 
     @staticmethod
     def of(plan: Plan, counts: WorkerCounts) -> Memory:
-        # the extra slot is for the block in use
+        # the extra slot is for the block that the training process uses
         slots_each = 1 + plan.blocks_ahead
         blocks = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
         activities = SharedMemoryRing(plan.num_workers, _ACTIVITY_BYTES)
         return Memory(blocks, slots_each, activities, counts)
 
     def slots(self, worker: int, await_free: Callable[[], object]) -> Slots:
-        """The slots for the blocks of one worker."""
+        """Return the slots for one worker's blocks."""
         return Slots(self.blocks, worker * self.slots_each, self.slots_each, await_free)
 
 
 def work(number: int, memory: Memory, connection: Connection, plan: Plan | None) -> None:
-    """Make a worker's blocks and send them, as the main function of a worker process.
+    """Make and send a worker's blocks. This is the main function of a worker process.
 
-    Receives the plan if it is None.
+    If `plan` is None, the process receives it over `connection`.
     """
     import torch
 
@@ -91,9 +91,9 @@ def work(number: int, memory: Memory, connection: Connection, plan: Plan | None)
         ):
             _make_phases(number, memory, connection, plan)
     except (EOFError, ConnectionError):
-        pass  # the trainer ended
+        pass  # the training process has ended
     except CloudloadError as error:
-        # pickling drops the traceback, whose frames exist only in this worker
+        # pickling drops the traceback, because its frames exist only in this worker
         connection.send(error)
     except Exception:
         connection.send(Failed(traceback.format_exc()))
@@ -126,26 +126,26 @@ class _HaltedError(Exception):
 
 
 class _Inbox:
-    """The trainer's messages to a worker about its blocks."""
+    """Reads the trainer's messages to a worker about its blocks."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self.num_free = connection, 0
-        """Number of slots that were freed and not awaited."""
+        """Number of free slots that `await_free` has not claimed."""
 
     def look(self) -> None:
-        """Read the messages that have arrived. Raises `_HaltedError`."""
+        """Read the messages that have arrived. Raises `_HaltedError` if one is `HALT`."""
         while self._connection.poll():
             self._read()
 
     def await_free(self) -> None:
-        """Wait until a slot is free. Raises `_HaltedError`."""
+        """Wait until a slot is free, and claim it. Raises `_HaltedError` on `HALT`."""
         with stage(IDLE):
             while not self.num_free:
                 self._read()
         self.num_free -= 1
 
     def await_halt(self) -> None:
-        """Wait for `_HaltedError`."""
+        """Wait for `HALT`, and raise `_HaltedError`."""
         with stage(IDLE):
             while True:
                 self._read()

@@ -73,7 +73,7 @@ def test_a_document_with_another_text_is_named(options: Options, tmp_path: Path)
     document = samples[first].index(changed) + 1
     assert report.what == (
         f"document {document} of the row, sample {changed} of stream 0 (id 'd{changed}'), "
-        "has another text"
+        "has a different text"
     )
 
 
@@ -82,7 +82,7 @@ def test_other_tokens_of_the_same_text_are_the_tokenizer(options: Options) -> No
     other.add_tokens(["fox"])
     report = compare(options, {**options, "tokenizer": other})
     assert report.cause == "tokenizer"
-    assert "has the same text, but other tokens" in report.what
+    assert "has the same text, but different tokens" in report.what
     assert {each.name for each in report.changed} == {"tokenizer", "token_ids"}
     # best_fit moves documents whose length changes to different rows
     packed = {**options, "packing": "best_fit"}
