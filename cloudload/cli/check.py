@@ -156,8 +156,9 @@ def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Merge the `check` section of a config with the flags, which override it."""
     if not isinstance(config, Mapping) or set(config) - set(_CHECK_OPTIONS):
         known = ", ".join(_CHECK_OPTIONS)
-        raise ValueError(f"`check` in the config is {config!r}. Use a mapping with the keys
-        {known}")
+        raise ValueError(
+            f"`check` in the config is {config!r}. Use a mapping with the keys {known}"
+        )
     flags = {name: getattr(options, name) for name in _CHECK_OPTIONS}
     given = {**config, **{name: value for name, value in flags.items() if value is not None}}
     if given.get("sample") == "all":
