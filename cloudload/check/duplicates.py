@@ -28,8 +28,8 @@ _NOUNS = {REPEATED_TEXT: "text", REPEATED_ID: "ID"}
 _COLUMNS = 3
 _RECORD_BYTES = 8 * _COLUMNS
 _PART_BYTES = 128 << 20
-_MOST_PARTS = 256 # limited because each part of each rule is an open file
-_MEMORY_BYTES = 1 << 18 # a larger part is stored in a file
+_MOST_PARTS = 256  # limited because each part of each rule is an open file
+_MEMORY_BYTES = 1 << 18  # a larger part is stored in a file
 
 
 class Repeat(NamedTuple):
