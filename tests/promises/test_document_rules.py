@@ -244,11 +244,11 @@ def test_wrong_rules_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     for options, message in (
         ({"rules": "text-empt"}, "there is no rule 'text-empt'. Use all, none, or any of text-emp"),
-        ({"fail_on": ["size"]}, "fail_on has no rule 'size'"),
+        ({"fail_on": ["size"]}, "fail_on has an unknown rule, 'size'"),
         ({"fail_on": {"text-long": "2"}}, "fail_on has text-long=2. Use a share of documents"),
-        ({"fail_on": "size"}, "fail_on has no rule 'size'"),
-        ({"fail_on": "text-long", "rules": "none"}, "'text-long', but rules chooses none"),
-        ({"fail_on": "all", "rules": []}, "fail_on has 'all', but rules chooses none"),
+        ({"fail_on": "size"}, "fail_on has an unknown rule, 'size'"),
+        ({"fail_on": "text-long", "rules": "none"}, "'text-long', but rules is empty"),
+        ({"fail_on": "all", "rules": []}, "fail_on has 'all', but rules is empty"),
         ({"fail_on": "text-long", "rules": "text-empty"}, "does not apply. Add it to rules"),
         ({"fail_on": "text-framed"}, "'text-framed', but this rule does not .* Pass a tokenizer"),
         ({"fail_on": "all", "sample": 0}, "fail_on needs documents, but sample is 0"),
@@ -296,4 +296,7 @@ def test_the_command_takes_rules_from_flags_and_from_a_config(
     capsys.readouterr()
     config.write_text(json.dumps({**run, "check": {"rule": []}}))
     assert cli.main(command) == 1
-    assert "in the config is {'rule': []}. Use a mapping of rules," in capsys.readouterr().err
+    assert (
+        "in the config is {'rule': []}. Use a mapping with the keys rules,"
+        in capsys.readouterr().err
+    )
