@@ -152,7 +152,7 @@ def test_a_damaged_file_is_refused(options: Options, tmp_path: Path) -> None:
     foreign = [json.dumps({**content, "state": state}) for state in states]
     for wrong in (*damaged, *foreign, "[]"):
         path.write_text(wrong)
-        with pytest.raises(DatasetError, match=r"golden.json is not a file of golden.*Write"):
+        with pytest.raises(DatasetError, match=r"golden.json is not a valid file of golden.*Write"):
             read_golden(path)
 
 
