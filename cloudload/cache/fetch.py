@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cloudload.cache.counters import TrafficCounter
-from cloudload.cache.folder import dataset_folder, reserve, shard_path
+from cloudload.cache.folder import dataset_folder, shard_path
 from cloudload.cache.republished import check_fetched
+from cloudload.cache.space import publish, remove, reserve
 from cloudload.config.choices import ALWAYS, OFF
 from cloudload.errors import CacheError, DatasetError
 from cloudload.mds.dataset import Dataset
@@ -138,7 +139,7 @@ class Fetcher:
         with contextlib.suppress(FileNotFoundError), locked(lock_path(path)):
             if fault := check_header(path, info):
                 logger.warning("%s %s; fetching it again", path, fault)
-                path.unlink()
+                remove(self.root, [path])
 
     def _is_valid(self, path: Path, info: ShardInfo) -> bool:
         """Whether a cached shard exists and is valid. `verify` says when to check its hash."""
@@ -166,9 +167,7 @@ class Fetcher:
 
     def _fetch_locked(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
         path, url = shard_path(folder, info), join_url(dataset.url, info.stored.name)
-        path.unlink(missing_ok=True)
-        for part in path.parent.glob(f"{path.name}.*{PART_SUFFIX}"):
-            part.unlink(missing_ok=True)
+        remove(self.root, [path, *path.parent.glob(f"{path.name}.*{PART_SUFFIX}")])
         try:
             self._download(folder, dataset, info)
         finally:
@@ -191,7 +190,7 @@ class Fetcher:
                     os.fsync(file.fileno())
                     if self.verify != OFF:
                         mark_verified(part)
-                    part.replace(path)
+                    publish(self.root, part, path)
                     seconds = time.monotonic() - began
                     self.traffic.count_fetch(redact(url), info.stored.bytes, seconds)
                     return

@@ -1,10 +1,11 @@
-"""The cache folder of a node: names, disk space, and cleanup after killed processes.
+"""The cache folder of a node: names, and cleanup after killed processes.
 
     root/<dataset>-<hash>/CACHEDIR.TAG                        marks a folder made by cloudload
     root/<dataset>-<hash>/STARTED                             if there are shards without a hash
     root/<dataset>-<hash>/shard.00000-<hash>.mds              a complete raw shard
     root/<dataset>-<hash>/shard.00000-<hash>.mds.lock         held while the shard is fetched
     root/<dataset>-<hash>/shard.00000-<hash>.mds.….part       a partial download
+    root/space                                                the bytes used; see `space`
     root/space.lock                                           held while bytes are reserved
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
     root/lengths/                                             token lengths, and tables of them
@@ -25,7 +26,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -37,17 +37,18 @@ from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
 from cloudload.system.file_locks import locked, remove_if_orphaned
 from cloudload.system.temp_files import (
-    PART_SUFFIX,
     TAG,
     is_temporary,
     lock_path,
-    partial_file,
 )
 
 ORDERS_FOLDER, LENGTHS_FOLDER = "orders", "lengths"
 
 # file systems allow 255 bytes, and the names of partial files and locks add up to 18
 _MOST_STEM_BYTES, _MOST_SUFFIX = 180, 10
+
+SPACE = "space"
+"""The file with the bytes that a cache uses; see `space`."""
 
 STARTED = "STARTED"
 """The file that holds the time at which a folder of shards without hashes was started, in seconds
@@ -115,64 +116,23 @@ def open_cache_folder(root: Path) -> None:
         ) from error
 
 
-# ---------------------------------------------------------------- disk space
-
-
-@contextlib.contextmanager
-def reserve(
-    root: Path, path: Path, size: int, limit_bytes: int | None
-) -> Iterator[tuple[Path, BinaryIO]]:
-    """Reserve `size` bytes in a partial file beside `path`; yield its path and the open file.
-
-    The file is removed at the end unless the caller renamed it. Shards are evicted to stay within
-    `limit_bytes` (None for no limit). Raises `CacheError` if evicting all of them is not enough,
-    and `OSError` if the disk is full or the file cannot be created.
-    """
-    with partial_file(path) as part:
-        with locked(lock_path(root / "space")):
-            if limit_bytes is not None:
-                _make_room(root, size, limit_bytes)
-            file = part.open("w+b")
-            if size:
-                os.posix_fallocate(file.fileno(), 0, size)
-        with file:
-            yield part, file
-
-
-def _make_room(root: Path, size: int, limit_bytes: int) -> None:
-    """Evict the least recently used shards until `size` more bytes fit, or raise `CacheError`."""
-    files = [(path, found) for path in _shard_files(root) if (found := _stat(path))]
-    parts = [
-        (path, found)
-        for path, found in files
-        if path.suffix == PART_SUFFIX and not remove_if_orphaned(path)
-    ]
-    shards = [(path, found) for path, found in files if not is_temporary(path)]
-    used = sum(found.st_size for _, found in parts + shards)
-    for path, found in sorted(shards, key=lambda item: item[1].st_atime_ns):
-        if used + size <= limit_bytes:
-            return
-        path.unlink(missing_ok=True)
-        used -= found.st_size
-    if used + size > limit_bytes:
-        raise CacheError(
-            f"cache_limit {limit_bytes:,} is too small for {root}, because {used:,} bytes are "
-            f"being fetched and {size:,} more are needed. Raise it to {used + size:,} or more"
-        )
-
-
 # ---------------------------------------------------------------- sweeping
 
 
 def sweep(root: Path) -> None:
-    """Remove the partial files and locks that killed processes left among shards and orders."""
+    """Remove the partial files and locks that killed processes left among shards and orders.
+
+    The next process that reserves bytes lists all files, in case anyone else changed them.
+    """
     for path in _own_files(root, ["", ORDERS_FOLDER]):
         if is_temporary(path):
             remove_if_orphaned(path)
-    remove_if_orphaned(lock_path(root / "space"))
+    with contextlib.suppress(OSError), locked(lock_path(root / SPACE)):  # it may be read-only
+        (root / SPACE).unlink(missing_ok=True)
 
 
-def _shard_files(root: Path) -> Iterator[Path]:
+def shard_files(root: Path) -> Iterator[Path]:
+    """The shards, partial files, and locks of all datasets in a cache folder."""
     lengths = root / LENGTHS_FOLDER
     return (path for path in _own_files(root, [""]) if not path.is_relative_to(lengths))
 
@@ -190,9 +150,3 @@ def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:
                     for parent, _, names in os.walk(folder):
                         own = (name for name in names if name not in (TAG, STARTED))
                         yield from (Path(parent, name) for name in own)
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    with contextlib.suppress(FileNotFoundError):
-        return path.lstat()
-    return None

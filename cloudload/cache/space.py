@@ -1,0 +1,188 @@
+"""The disk space of a cache: bytes are reserved before a download, and old shards are evicted.
+
+    reserve ─► used + size ≤ limit? ─ yes ──────────────────────────────────► partial file
+                 │ no
+               evict this process's oldest candidate, unless it was used again ─► …
+                 │ there are no more candidates
+               list all files: the bytes used, and new candidates ─► …
+
+`root/space` holds the bytes of all shards and partial files, once a process has a limit. It is read
+and written under `root/space.lock`. A process that changes files marks it first, so that the next
+process lists all files if this one is killed. Files that disappear without notice make the number
+too high, and the next listing corrects it.
+
+A shard that was not used since a listing is older than all that were, and than all that are newer
+than the listing. So processes evict the shards that a listing before each eviction would find.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import os
+import struct
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from cloudload.cache.folder import SPACE, shard_files
+from cloudload.errors import CacheError
+from cloudload.system.file_locks import locked, remove_if_orphaned
+from cloudload.system.temp_files import PART_SUFFIX, is_temporary, lock_path, partial_file
+
+_ACCOUNT = struct.Struct("<8s?q")
+_FORMAT = b"space 1\n"
+_MOST_CANDIDATES = 10_000
+
+
+class _Candidate(NamedTuple):
+    used_ns: int
+    """When the shard was last used, as `st_atime_ns`."""
+    bytes: int
+    path: Path
+
+
+_candidates: dict[Path, deque[_Candidate]] = {}
+"""The least recently used shards of each cache, the oldest first, from this process's listing."""
+
+
+@contextlib.contextmanager
+def reserve(
+    root: Path, path: Path, size: int, limit_bytes: int | None
+) -> Iterator[tuple[Path, BinaryIO]]:
+    """Reserve `size` bytes in a partial file beside `path`; yield its path and the open file.
+
+    The file is removed at the end unless the caller published it (`publish`). Shards are evicted to
+    stay within `limit_bytes` (None for no limit). Raises `CacheError` if evicting all of them is
+    not enough, and `OSError` if the disk is full or the file cannot be created.
+    """
+    with partial_file(path) as part:
+        with _changing(root) as account:
+            if limit_bytes is not None:
+                _make_room(root, account, size, limit_bytes)
+            file = part.open("w+b")
+            if size:
+                os.posix_fallocate(file.fileno(), 0, size)
+            account.add(size)
+        try:
+            with file:
+                yield part, file
+        finally:
+            if part.exists():
+                # without the lock, the file is removed, and the account is too high until a listing
+                with contextlib.suppress(OSError), _changing(root) as account:
+                    part.unlink(missing_ok=True)
+                    account.add(-size)
+
+
+def publish(root: Path, part: Path, path: Path) -> None:
+    """Rename a partial file to the shard at `path`. A listing sees one of them, never both."""
+    with locked(lock_path(root / SPACE)):
+        part.replace(path)
+
+
+def remove(root: Path, paths: list[Path]) -> None:
+    """Remove files of the cache that are invalid, if they exist."""
+    if found := [path for path in paths if os.path.lexists(path)]:
+        with locked(lock_path(root / SPACE)):
+            _write(root, None)
+            for path in found:
+                path.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- the account
+
+
+class _Account:
+    """The bytes used by a cache, None if unknown, as its lock's holder changes them."""
+
+    def __init__(self, used: int | None) -> None:
+        self.used = used
+
+    def add(self, size: int) -> None:
+        if self.used is not None:
+            self.used += size
+
+
+@contextlib.contextmanager
+def _changing(root: Path) -> Iterator[_Account]:
+    """Lock a cache's account, and write it at the end, unless an error leaves it unknown."""
+    with locked(lock_path(root / SPACE)):
+        account = _Account(_read(root))
+        if account.used is not None:
+            _write(root, None)
+        yield account
+        if account.used is not None:
+            _write(root, account.used)
+
+
+def _read(root: Path) -> int | None:
+    with contextlib.suppress(OSError, struct.error):
+        kind, is_known, used = _ACCOUNT.unpack((root / SPACE).read_bytes())
+        if kind == _FORMAT and is_known:
+            return int(used)
+    return None
+
+
+def _write(root: Path, used: int | None) -> None:
+    """Write the account, or remove it if it cannot be written, such as on a full disk."""
+    try:
+        with open(os.open(root / SPACE, os.O_WRONLY | os.O_CREAT, 0o666), "wb", 0) as file:
+            file.write(_ACCOUNT.pack(_FORMAT, used is not None, used or 0))
+            file.truncate()
+    except OSError:
+        with contextlib.suppress(OSError):
+            (root / SPACE).unlink()
+
+
+# ---------------------------------------------------------------- eviction
+
+
+def _make_room(root: Path, account: _Account, size: int, limit_bytes: int) -> None:
+    """Evict the least recently used shards until `size` more bytes fit, or raise `CacheError`."""
+    can_evict = True
+    while account.used is None or account.used + size > limit_bytes:
+        if account.used is not None and _evict(root, account):
+            continue
+        if account.used is not None and not can_evict:
+            raise CacheError(
+                f"cache_limit {limit_bytes:,} is too small for {root}, because {account.used:,} "
+                f"bytes are being fetched and {size:,} more are needed. Raise it to "
+                f"{account.used + size:,} or more"
+            )
+        account.used = _list_all(root)
+        can_evict = bool(_candidates[root])
+
+
+def _evict(root: Path, account: _Account) -> bool:
+    """Evict the oldest candidate unless it was used again. Returns False if there is none."""
+    candidates = _candidates.get(root)
+    if not candidates:
+        return False
+    used_ns, size, path = candidates.popleft()
+    found = _stat(path)
+    if found is not None and (found.st_atime_ns, found.st_size) == (used_ns, size):
+        path.unlink(missing_ok=True)
+        account.add(-size)
+    return True
+
+
+def _list_all(root: Path) -> int:
+    """List all files, find candidates for eviction, and return the bytes used."""
+    shards, used = [], 0
+    for path in shard_files(root):
+        if is_temporary(path) and (path.suffix != PART_SUFFIX or remove_if_orphaned(path)):
+            continue
+        if found := _stat(path):
+            used += found.st_size
+            if not is_temporary(path):
+                shards.append(_Candidate(found.st_atime_ns, found.st_size, path))
+    _candidates[root] = deque(heapq.nsmallest(_MOST_CANDIDATES, shards))
+    return used
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    with contextlib.suppress(FileNotFoundError):
+        return path.lstat()
+    return None
