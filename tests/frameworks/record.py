@@ -1,5 +1,4 @@
-"""Run an example, write down what it pulls from the loader and what its model is trained on, and
-kill it in mid-training.
+"""Run an example, record the batches that it fetches and trains on, and kill it during training.
 
     python -m tests.frameworks.record '{"log": folder, "kill_at": 15}'
         examples/train_torch.py s3://… --steps 20

@@ -1,5 +1,5 @@
-"""Lightning, in one process: what it holds ahead is not in the state, and its epochs are the
-loader's passes."""
+"""Lightning, in one process: the state excludes prefetched batches, and its epochs are the loader's
+passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Module(LightningModule):
-    """The small model as Lightning calls it."""
+    """The small model with Lightning's interface."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_whatever_it_holds_ahead_a_resume_goes_on_with_the_next_batch(
 
 
 def checkpoint_rows(checkpoint: Path) -> int:
-    """How many rows the run had delivered by the saved state."""
+    """The number of rows delivered, according to the saved state."""
     saved = torch.load(checkpoint, weights_only=False)["CloudloadDataModule"]
     return int(saved["rows"])
 

@@ -1,4 +1,4 @@
-"""torchdata, in one process: a loader as a node, and under a StatefulDataLoader."""
+"""torchdata, in one process: a loader as a node, and in a StatefulDataLoader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, in one process: nothing skipped, replayed or wrapped."""
+"""The Hugging Face Trainer, in one process, does not skip, replay or wrap anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloudload trace` as a process."""
+"""`cloudload trace` in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Worker processes read what one process reads; killed, they are an error in seconds."""
+"""Worker processes read the same rows as one process. If they are killed, an error follows in
+seconds."""
 
 from __future__ import annotations
 

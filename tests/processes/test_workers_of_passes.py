@@ -1,4 +1,4 @@
-"""Workers run on from pass to pass, and end with their loader."""
+"""Workers continue from pass to pass, and end with their loader."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What changes at a resume is free, counts from the next row on, or is refused unless it is taken
-on purpose."""
+"""A change on resume has no effect, takes effect from the next row, or is refused unless
+accepted."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def ranks(
 
 
 def documents_in(rows: list[Row]) -> Counter[tuple[int, int]]:
-    """How many times each document (epoch, sample) begins."""
+    """The number of rows in which each document (epoch, sample) begins."""
     return Counter(
         (epoch, sample) for row in rows for _, epoch, sample, start, _ in row.spans if start == 0
     )

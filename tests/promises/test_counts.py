@@ -1,4 +1,4 @@
-"""At the end of a finite run every document was counted once, whatever became of it."""
+"""At the end of a finite run, every document was counted once, even if it was left out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A finite run ends: every token once, on the same step on every rank, and only the last row of all
-short of tokens."""
+"""A finite run delivers every token once, ends on the same step on every rank, and pads only its
+last row."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whatever the data or a state holds: an error of ours that says what is wrong, and never a crash,
-a wait, or wrong rows."""
+"""Hostile data and states cause a cloudload error that names the problem, never a crash, a hang, or
+wrong rows."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def learn(data: Any, local: Path, **options: Any) -> CloudLoader:
 
 
 def files_of(dataset: str | Path) -> dict[str, bytes]:
-    """The files of lengths, by name."""
+    """The length files, by name."""
     found = Path(dataset).glob("lengths/**/*")
     return {path.name: path.read_bytes() for path in found if path.is_file()}
 

@@ -1,5 +1,5 @@
-"""Streams that are mixed get their shares of the rows, and each is read in an order of its own,
-whatever the shares."""
+"""Mixed streams get their shares of the rows. Each is read in its own order, regardless of the
+shares."""
 
 from __future__ import annotations
 

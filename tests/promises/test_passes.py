@@ -1,5 +1,5 @@
-"""Passes: where `stop_every` ends them, however the run is cut, saved and resumed, they read one
-stream."""
+"""Passes that `stop_every` ends read one stream, however the run is interrupted, saved and
+resumed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_passes_of_a_number_of_batches_follow_each_other(folder: str) -> None:
 def test_wherever_a_run_is_resumed_its_passes_end_at_the_same_batches(
     folder: str, every: int, cuts: list[int]
 ) -> None:
-    """Saved after some batches and restored afresh, the pass goes on to the same multiple of
+    """A pass that is saved and restored in a new loader continues to the same multiple of
     `stop_every`."""
     whole = ids_of(make_loader(folder).take(30))
     loader, seen = make_loader(folder, stop_every=every), 0

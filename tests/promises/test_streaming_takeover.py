@@ -1,6 +1,8 @@
-"""A loader starts where a StreamingDataset stopped: what both read is the epoch, each sample once.
+"""A loader starts where a StreamingDataset stopped. Together, they read each sample of the epoch
+once.
 
-What Streaming read is by its own `generate_work`; what the loader reads, by its decoded rows.
+Streaming's `generate_work` gives the samples that Streaming read. The loader's samples are decoded
+from its rows.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ STATE = {
 
 @dataclass(frozen=True)
 class Takeover:
-    """A run by Streaming, and how the loader continues it."""
+    """A run on Streaming, and how the loader continues it."""
 
     streams: tuple[tuple[int, ...], ...]
     weights: tuple[Weight, ...]
@@ -284,7 +286,7 @@ NUMBERS: dict[str, Any] = {
     "num_workers": 0,
     "packing": "one_per_row",
 }
-"""Options with which each row is one document, which is its number."""
+"""Options with which each row is one document, whose text is a number."""
 
 
 def write_streams(folder: Path, takeover: Takeover) -> list[Stream]:

@@ -1,4 +1,5 @@
-"""The ways to sign in: keys, profiles, HMAC keys, service accounts, nobody; and who pays."""
+"""The ways to sign in: keys, profiles, HMAC keys, service accounts, anonymously; and requester
+pays."""
 
 from __future__ import annotations
 
@@ -113,8 +114,7 @@ def test_the_requester_pays_for_the_buckets_that_are_named(
 
 
 def hmac_environment(server: S3Server, endpoint: str) -> dict[str, str]:
-    """gs:// by HMAC keys; SeaweedFS stands in for GCS, whose XML interface speaks the same
-    language."""
+    """gs:// with HMAC keys. SeaweedFS replaces GCS, whose XML API is compatible."""
     return {
         "GCS_KEY": server.access_key,
         "GCS_SECRET": server.secret_key,

@@ -1,4 +1,4 @@
-"""How batches arrived: against what the store says that it gave away."""
+"""Delivery statistics match the requests that the store received."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_STALL = 0.0
 
 
 def write(url: str, *, compression: str | None = "zstd") -> list[int]:
-    """Write the documents; the sizes of their shards in the store."""
+    """Write the documents, and return the sizes of their shards in the store."""
     write_mds(url, DOCUMENTS, shard_bytes=4_000, compression=compression)
     return [stored.bytes for stored in list_objects(url) if "shard." in stored.url]
 
@@ -36,7 +36,7 @@ def loader_of(data: Any, cache: Path, **settings: Any) -> CloudLoader:
 
 
 def read_epochs(loader: CloudLoader, number: int = 1) -> DeliveryStats:
-    """Read on until so many epochs are read, whole."""
+    """Read until this number of epochs is complete."""
     for _ in loader:
         if all(stream.epoch > number for stream in loader.stats().streams.values()):
             break

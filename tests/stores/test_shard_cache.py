@@ -1,5 +1,5 @@
-"""The shard cache: fetched once, whole, from the right dataset, within its limit, by any number of
-processes."""
+"""The shard cache: any number of processes fetch each shard once, complete, from the right dataset,
+within the limit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`stress.chaos`, shortened: real ranks, killed again and again on a failing store, read what an
-undisturbed run reads."""
+"""A short run of `stress.chaos`: ranks that are killed repeatedly on a failing store read the same
+rows as an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fault table, a row or two of each section: what a user sees of a fault."""
+"""The fault table, with one or two rows per section: what a user sees of a fault."""
 
 from __future__ import annotations
 

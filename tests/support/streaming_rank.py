@@ -1,10 +1,10 @@
-"""One rank of a run on a StreamingDataset, which stops after some steps, as a training job does.
+"""One rank of a run on a StreamingDataset that stops after some steps, like a training job.
 
     python -m tests.support.streaming_rank '{"remote": …, "local": …, "out": …, "steps": 5,
                                              "workers": 2, "options": {…}}'
 
-Writes `out/read-RANK.json`, the documents that it read; rank 0 also the loader's `state_dict()`, to
-`out/state.json`.
+Writes the documents that it read to `out/read-RANK.json`. Rank 0 also writes the loader's
+`state_dict()` to `out/state.json`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The process that warm programs are forked from.
+"""The process from which warm programs are forked.
 
 server           imports, then waits for requests at an address; has one thread
-  └─ keeper      one for each program: says how it ended, and ends it with who asked for it
+  └─ keeper      one per program: reports its exit code, and ends it with its requester
        └─ program
 """
 
@@ -39,7 +39,7 @@ _PRELOAD = (
 
 
 def serve(address: str) -> str:
-    """Fork programs for ever; returns in each of them, with the name of its module."""
+    """Fork programs forever. Returns in each of them, with the name of its module."""
     for module in _PRELOAD:
         importlib.import_module(module)
     _learn_backend()

@@ -1,4 +1,5 @@
-"""A conversion writes each document once, in order, in the bytes of `MDSWriter`; and resumes."""
+"""A conversion writes each document once, in order, with the same bytes as `MDSWriter`, and
+resumes."""
 
 from __future__ import annotations
 

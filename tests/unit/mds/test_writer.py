@@ -1,4 +1,4 @@
-"""What is written is what StreamingDataset writes and reads."""
+"""The writer writes the same bytes as Streaming, and StreamingDataset can read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bijections of any size: every permutation is as likely as any other, and can be undone."""
+"""Bijections of any size: all permutations are equally likely, and invertible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def moved(size: int, keys: Words, places: Ids | None = None, *, inverse: bool = False) -> Ids:
-    """Where each place of 0 … size - 1 goes under each key: int64 [keys, size]."""
+    """The image of each place from 0 to size - 1 under each key: int64 [keys, size]."""
     grid = np.broadcast_to(
         np.arange(size) if places is None else places,
         (len(keys), size if places is None else len(places)),

@@ -1,5 +1,5 @@
-"""A seekable order is a permutation, in windows as wide as they should be, at once at any position
-of any epoch."""
+"""A seekable order is a permutation with windows of the right width, and starts immediately at any
+position of any epoch."""
 
 from __future__ import annotations
 

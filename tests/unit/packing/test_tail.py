@@ -32,7 +32,7 @@ def tail_of(
 
 
 def rows_of(tail: Tail) -> list[list[tuple[int, int, int, int]]]:
-    """Of each row, its pieces: lane, ordinal, start, stop."""
+    """The pieces of each row: lane, ordinal, start, stop."""
     return [
         [
             (*tail.remnants[remnant, :2].tolist(), start, stop)

@@ -1,5 +1,5 @@
-"""Documents become the Hugging Face tokenizer's own ids, and nothing in a document becomes a
-control token."""
+"""Documents get the same IDs as from the Hugging Face tokenizer, and no text becomes a control
+token."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_folder_in_the_home_folder_need_not_have_a_tokenizer_json(
 
 
 def write_gpt2_files(folder: Path) -> None:
-    """A GPT-2 tokenizer of two letters, as it was stored before there was a tokenizer.json."""
+    """A GPT-2 tokenizer of two letters, in the format that preceded tokenizer.json."""
     folder.mkdir(exist_ok=True)
     (folder / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, END: 3}))
     (folder / "merges.txt").write_text("#version: 0.2\na b\n")
