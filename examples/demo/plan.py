@@ -35,7 +35,7 @@ class Step(TypedDict):
     step_s: float
     wait_s: float
     rows: list[tuple[int, str]]
-    """Number and hash of each row, in order."""
+    """Index and hash of each row, in order."""
 
 
 @dataclass

@@ -29,7 +29,7 @@ MARGIN_S = 30.0
 _UNDER_TORCH_S = 12.0
 _OF_CLOUDLOAD = "cloudload.errors."
 _EXPLAINED = ("StoreError", "DatasetError", "RanksDisagreeError")
-"""Errors that faults of the store, or the end of another rank, explain."""
+"""Errors that a store fault or the end of another rank explains."""
 _OF_OTHERS = {"RanksDisagreeError", "RuntimeError"}
 """Errors of ranks whose connection to another rank broke."""
 
@@ -140,7 +140,7 @@ class JobRun:
         if not watch.wait_until(
             lambda: watch.written() > written or watch.has_lost_a_rank(), self._quiet_s
         ):
-            self._fail_hung(f"did not go on after a {stop.describe()}")
+            self._fail_hung(f"did not continue after a {stop.describe()}")
         errors = {name.rpartition(".")[2] for name in self._errors().values()}
         is_short = stop.seconds < self._job.patience_s / 2 - 5 and stop.of != "the store"
         # any other error is the cause
