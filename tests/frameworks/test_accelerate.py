@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.mark.parametrize("is_prepared", [False, True])
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 4])
-def test_a_registered_loader_goes_on_with_the_next_batch(
+def test_a_registered_loader_continues_with_the_next_batch(
     folder: str, tmp_path: Path, saved_after: int, is_prepared: bool
 ) -> None:
     """This also holds before the first batch, and in the middle of gradient accumulation."""

@@ -265,7 +265,7 @@ def trainer_loader_state(trainer: Trainer) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_every": 4}, {"stop_every": "epoch"}])
-def test_a_second_fit_goes_on_with_the_next_batch(folder: str, options: dict[str, Any]) -> None:
+def test_a_second_fit_continues_with_the_next_batch(folder: str, options: dict[str, Any]) -> None:
     trainer = make_trainer(make_loader(folder, **options), max_duration="3ba")
     trainer.fit()
     trainer.fit(duration="3ba")

@@ -31,7 +31,7 @@ def _group(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("saved_after", [0, 1, 5])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_resume_goes_on_with_the_next_batch(
+def test_a_resume_continues_with_the_next_batch(
     folder: str, tmp_path: Path, saved_after: int, is_async: bool
 ) -> None:
     loader = make_loader(folder, packing="best_fit")

@@ -77,7 +77,7 @@ def save_every(steps: int, folder: Path) -> ModelCheckpoint:
     "settings", [{}, {"accumulate_grad_batches": 2}, {"limit_train_batches": 4}]
 )
 @pytest.mark.parametrize("saved_after", [1, 2, 3, 6])
-def test_whatever_it_holds_ahead_a_resume_goes_on_with_the_next_batch(
+def test_whatever_is_prefetched_a_resume_continues_with_the_next_batch(
     folder: str, tmp_path: Path, options: dict[str, Any], settings: dict[str, Any], saved_after: int
 ) -> None:
     each = settings.get("accumulate_grad_batches", 1)
@@ -183,7 +183,7 @@ def test_a_state_saved_before_the_first_batch_starts_at_the_first(
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_every": 5}, {"stop_every": "epoch"}])
-def test_a_second_fit_goes_on_with_the_next_batch(
+def test_a_second_fit_continues_with_the_next_batch(
     folder: str, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     module, loaders = Module(), CloudloadDataModule(make_loader(folder, **options))

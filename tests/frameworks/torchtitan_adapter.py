@@ -132,7 +132,7 @@ def check_only_the_end_of_the_data_ends_training() -> None:
     )
 
 
-def check_a_state_is_text_and_goes_on_behind_the_batch_handed_out() -> None:
+def check_a_state_is_text_and_continues_after_the_delivered_batch() -> None:
     for sizes in (BY_ROWS, BY_TOKENS):
         first = build(sizes)
         assert first.state_dict().keys() == {"cloudload"}

@@ -132,7 +132,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("way", "is_silent"), itertools.product(ENDS, [False, True]))
-def test_a_job_that_is_ended_leaves_nothing_and_goes_on_exactly(
+def test_a_job_that_is_ended_leaves_nothing_and_resumes_exactly(
     start: Start, s3_proxy: FaultProxy, tmp_path: Path, way: str, is_silent: bool
 ) -> None:
     number, goes_to_all = ENDS[way]

@@ -173,7 +173,7 @@ def test_peers_of_one_data_parallel_rank_read_the_same_rows_and_count_them_once(
     ]
 
 
-def test_a_run_with_peers_goes_on_without_them_and_the_other_way_round(
+def test_a_run_with_peers_continues_without_them_and_vice_versa(
     corpus: Corpus, tmp_path: Path
 ) -> None:
     found = launch(corpus, tmp_path, 0, Run(4, 3, 1, 3), mesh={"dp": 2, "tp": 2})

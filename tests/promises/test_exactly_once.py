@@ -35,7 +35,7 @@ from tests.support.reference_order import canonical_order
 @pytest.mark.parametrize(("packing", "mixture", "ends"), FINITE_KINDS)
 @THOROUGH
 @given(data=st.data())
-def test_every_token_of_every_epoch_comes_once_on_any_chain_of_worlds(
+def test_every_token_of_every_epoch_is_delivered_once_on_any_chain_of_worlds(
     scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject
 ) -> None:
     check_every_token(scratch, data.draw(cases(**kind_of(packing, mixture, ends), most_legs=3)))

@@ -207,7 +207,7 @@ def test_a_damaged_name_of_a_node_is_replaced(tmp_path: Path, damaged: bytes) ->
     assert find_node(tmp_path) == replaced
 
 
-def test_lengths_are_written_while_the_run_goes_on(
+def test_lengths_are_written_while_the_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learn_module, "_EVERY_S", 0.05)

@@ -138,7 +138,7 @@ def test_epochs_of_what_has_none_are_refused(folder: str) -> None:
         next(iter(make_loader(folder, stop_every="epoch", dp_rank=0, dp_world_size=3)))
 
 
-def test_whoever_wraps_a_loader_in_a_dataloader_is_told(folder: str) -> None:
+def test_a_loader_wrapped_in_a_dataloader_is_an_error(folder: str) -> None:
     for options in ({}, {"stop_every": 3}):
         with pytest.raises(TypeError, match="do not wrap it in a DataLoader"):
             list(torch.utils.data.DataLoader(make_loader(folder, **options), batch_size=None))  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from tests.support.servers import (
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_a_child_process_has_a_client_of_its_own(store_url: str, start_method: str) -> None:
+def test_a_child_process_has_its_own_client(store_url: str, start_method: str) -> None:
     urls = [join_url(store_url, f"{number}") for number in range(4)]
     for url in urls:
         write_object(url, url.encode() * 10_000)

@@ -41,7 +41,7 @@ def test_every_store_is_read_and_written(store_url: str, tmp_path: Path) -> None
     )
 
 
-def test_a_conversion_to_any_store_goes_on(
+def test_a_conversion_to_any_store_resumes(
     store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus")

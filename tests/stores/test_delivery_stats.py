@@ -157,7 +157,7 @@ def test_a_slow_store_shows_as_stall_and_the_training_loop_does_not(
         assert 0.5 <= loader.stats().delivery.stall_s <= time.perf_counter() - began - 3 * 0.4
 
 
-def test_what_was_counted_stays_when_workers_start_anew_and_is_not_in_the_state(
+def test_statistics_survive_a_restart_of_workers_and_are_not_in_the_state(
     s3_url: str, tmp_path: Path
 ) -> None:
     sizes = write(s3_url)

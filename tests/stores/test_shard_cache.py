@@ -262,7 +262,7 @@ def test_a_missing_shard_reaches_the_training_loop_with_its_url(
     assert time.monotonic() - start < 60
 
 
-def test_eviction_leaves_what_else_lies_in_the_folder(s3_url: str, tmp_path: Path) -> None:
+def test_eviction_leaves_other_files_in_the_folder(s3_url: str, tmp_path: Path) -> None:
     corpus = write(s3_url)
     own, lengths = tmp_path / "notes" / "deep" / "thesis.txt", tmp_path / "lengths" / "some"
     make_folder(lengths.parent)

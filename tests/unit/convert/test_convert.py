@@ -110,7 +110,7 @@ def test_a_document_larger_than_a_shard_has_a_shard_to_itself(tmp_path: Path) ->
     block_bytes=st.integers(1, 200),
     shard_bytes=st.integers(1024, 1400),
 )
-def test_every_document_comes_out_once_and_in_order(
+def test_every_document_is_written_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory,
     *,
     lines: list[str],

@@ -45,7 +45,7 @@ def test_every_size_has_bijections_that_can_be_undone() -> None:
 @given(
     size=st.integers(1, 1 << 40), place=st.integers(0, 1 << 40), key=st.integers(0, (1 << 64) - 1)
 )
-def test_a_place_of_a_huge_bijection_goes_somewhere_and_comes_back(
+def test_a_place_of_a_huge_bijection_maps_to_a_place_and_back(
     size: int, place: int, key: int
 ) -> None:
     words = [np.array([number], np.uint64) for number in (place % size, size, key)]

@@ -208,7 +208,7 @@ def test_a_resume_keeps_the_rows_before_it_and_changes_those_after(
     resumed = after.resume(before, row)
     check_rows(resumed, [(row, before), (500, after)])
     assert after.resume(resumed, row) == resumed
-    assert after.resume(resumed, max(row, again)) == resumed, "its own weights go on"
+    assert after.resume(resumed, max(row, again)) == resumed, "its own weights continue"
 
 
 @MANY
@@ -274,7 +274,7 @@ def test_streams_that_are_gone_or_in_another_order_are_named(found: list[str]) -
 
 @MANY
 @given(mixture=mixtures())
-def test_a_mixture_comes_back_from_a_state(mixture: Mixture) -> None:
+def test_a_mixture_is_restored_from_a_state(mixture: Mixture) -> None:
     text = mixture.to_json()
     assert Mixture.from_json(text) == mixture
     assert Mixture.from_json(json.dumps(json.loads(text))).to_json() == text

@@ -50,7 +50,7 @@ def test_every_order_of_a_few_samples_is_a_permutation() -> None:
     seed=st.integers(0, (1 << 32) - 1),
     epoch=st.integers(0, 1 << 40),
 )
-def test_any_order_is_a_permutation_and_knows_where_each_sample_stands(
+def test_any_order_is_a_permutation_and_finds_the_positions_of_each_sample(
     sizes: list[int], num_nodes: int, block_size: int | None, seed: int, epoch: int
 ) -> None:
     check_order(sizes, min(num_nodes, sum(sizes)), block_size, seed, epoch)
@@ -196,7 +196,7 @@ def test_the_orders_of_a_run_need_no_file(tmp_path: Path, sampling: Sampling | N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loader_reads_every_document_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_loader_reads_every_document_once_and_resumes_where_it_stopped(tmp_path: Path) -> None:
     from tests.support.corpora import EOS, byte_tokenizer
 
     folder = write_mds(

@@ -75,7 +75,7 @@ class TestWhatCannotBe:
         ):
             lanes.add(Corpus([21]).read(np.array([1]), np.array([4])), np.array([True]))
 
-    def test_a_cursor_in_a_document_that_never_comes(
+    def test_a_cursor_in_a_document_that_never_arrives(
         self, kind: type[PackerLanes] | type[BestFitLanes]
     ) -> None:
         lanes = kind(Packing("best_fit", 8, 2, "cut"), 2, np.array([[0, 0], [4, 3]]), None)

@@ -81,7 +81,7 @@ def test_ends_are_as_asked(tokenizer_folder: Path) -> None:
         load_tokenizer(tokenizer_folder, eos="<nothing>")
 
 
-def test_a_beginning_of_text_comes_where_the_tokenizers_template_has_one(tmp_path: Path) -> None:
+def test_a_bos_is_added_if_the_tokenizers_template_has_one(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["<s>", "</s>"])
