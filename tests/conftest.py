@@ -32,14 +32,14 @@ from tests.support.servers import BUCKET, GCSServer, S3Server, start_gcs, start_
 from tests.support.shared_servers import shared
 from tests.support.tokenizer_files import forget
 
-# no test is a timed assertion
+# no test asserts a time
 settings.register_profile("cloudload", deadline=None, max_examples=4 * EXAMPLES)
 settings.load_profile("cloudload")
 
 # thousands of tiny batches: waking a pool of threads costs more than the tokens
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# huggingface_hub reads this when it is imported; without it, a name that does not exist is retried
+# huggingface_hub reads this on import; without it, requests for a missing name are retried
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")

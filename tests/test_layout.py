@@ -15,7 +15,7 @@ import cloudload
 
 PACKAGE = Path(cloudload.__file__).parent
 
-# each box imports only from the lines above its own; those of one line do not know each other
+# each package imports only from the lines above its own, not from others on the same line
 STOREYS = """
 html_tables
 _version arrays errors file_kinds option_docs option_names stats system

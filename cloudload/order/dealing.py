@@ -102,7 +102,7 @@ def deal_lanes(components: Sequence[Lanes], hosts: Ints) -> Dealing | None:
 
 
 def find_lane_hosts(num_lanes: int, hosts: Ints, dealing: Dealing | None) -> Ints:
-    """The machine of the rank that owns each lane: int64 [lanes]. `deal_lanes` returns `dealing`."""
+    """The machine of the rank that owns each lane: int64 [lanes]. `dealing`: see `deal_lanes`."""
     owners = np.arange(num_lanes) % len(hosts) if dealing is None else dealing.owners
     lane_hosts: Ints = hosts[owners]
     return lane_hosts

@@ -110,7 +110,8 @@ def test_the_python_and_cloudload_blocks_of_a_page_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLOUDLOAD_CACHE", str(desk.folder / "cache"))
     if page not in ("README.md", "docs/quickstart.md"):
-        # the beginner's pages run as they are; elsewhere worker processes would prove no more
+        # the beginner's pages run unchanged; on other pages, worker processes would prove nothing
+        # more
         defaults = CloudLoader.__init__.__kwdefaults__ or {}
         monkeypatch.setitem(defaults, "num_workers", 0)
     names = read_names(page, desk)

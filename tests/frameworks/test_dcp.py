@@ -39,12 +39,12 @@ def test_a_resume_continues_with_the_next_batch(
     rows = [row for _ in range(saved_after) for row in next(batches)["input_ids"].tolist()]
     if is_async:
         saved = dcp.async_save({"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved")
-        # what is read meanwhile is not in the state
+        # batches read meanwhile are not in the state
         next(batches)
         saved.result()  # type: ignore[union-attr]
     else:
         dcp.save({"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved")
-    # another length than that of the text that was saved
+    # a different length than the saved text
     resumed = make_loader(folder, packing="best_fit")
     dcp.load({"loader": LoaderState(resumed)}, checkpoint_id=tmp_path / "saved")
     assert rows + rows_of(resumed, 8 - saved_after) == rows_of(

@@ -91,7 +91,7 @@ def test_whatever_is_prefetched_a_resume_continues_with_the_next_batch(
     )
     assert trainer.global_step == 8
     if settings != {"accumulate_grad_batches": 2} or not options:
-        # where a pass ends in mid accumulation, Lightning takes a step
+        # if a pass ends during gradient accumulation, Lightning takes a step
         assert whole.trained == rows_of(make_loader(folder), 8 * each)
     assert whole.trained[-len(resumed.trained) :] == resumed.trained
     own = checkpoint_rows(checkpoint)

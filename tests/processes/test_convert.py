@@ -44,7 +44,7 @@ def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
     assert dataset_bytes(str(tmp_path / "out5")) == one
 
 
-# a shell's background jobs ignore Ctrl-C, and so would what they start
+# a shell's background jobs ignore Ctrl-C, and so do their children
 HEEDFUL = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -63,7 +63,7 @@ def _report(folder: Path, rank: int, size: int, job: Job, sender: Connection) ->
         sender.send((type(error), str(error)))
     # wait until all have reported, because a process that ends closes its connections
     store.wait(["collected"], timedelta(seconds=_PATIENCE_S))
-    os._exit(0)  # what the parent would clean up at exit is not this process's
+    os._exit(0)  # skip the parent's cleanup at exit
 
 
 def array_of(rank: int, turn: int) -> Ints:

@@ -56,7 +56,7 @@ def test_a_document_of_100_mb_is_delivered_whole_in_less_than_6_gb(
     command = [sys.executable, "-c", code, str(tmp_path), packing]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     tokens, peak_mb = map(int, done.stdout.split())
-    # a token is a byte of the text here, and there is one for the end of each document
+    # here, a token is a byte of the text, and each document has an eos
     assert tokens == size // 13 * 13 + 2 + 3
     assert peak_mb < 6_000
 

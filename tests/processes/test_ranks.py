@@ -93,7 +93,7 @@ def test_ranks_under_torchrun_killed_and_resumed_read_one_stream(
     for number, run in enumerate(CHAINS[chain]):
         consumed = launch(corpus, tmp_path, number, run, settings=PACKINGS[packing])
         start = json.loads((tmp_path / "start.json").read_text())
-        # what was consumed after the last state is read again, and must be the same again
+        # rows consumed after the last state are read again, and must be the same
         for row, ids in consumed.items():
             assert found.setdefault(row, ids) == ids, (
                 f"row {row} of run {number} differs from what was read before"

@@ -83,7 +83,7 @@ def test_hostile_documents_and_ids_stay_text(browser: Browser, tmp_path: Path) -
         "rows.map(row => { row.lines.forEach(renderLine); return row.lines.map(line => "
         f"{TOKENS}.filter(t => line.contains(t)).map(t => t.textContent).join('')).join('') }})"
     )
-    # a character of several bytes is at its last token, and each token before it is a dot
+    # a character of several tokens is shown at its last token; the others are dots
     assert {text.replace("·", "") for text in texts if text} == {
         shown(text) + EOS for text in HOSTILE
     }

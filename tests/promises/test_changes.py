@@ -120,7 +120,7 @@ def test_a_harmless_change_is_refused_or_taken_on_purpose_and_then_loses_nothing
             }
         )
         assert 10 < len(wanted) < COUNT
-        # those that best_fit held back were read, and are kept
+        # documents in open rows of best_fit were read, and are kept
         assert all(document in wanted or packing == "best_fit" for document in begun)
         assert wanted <= begun
         return

@@ -158,7 +158,7 @@ def test_nodes_of_changing_worlds_join_what_each_has_read(
             name: content for name, content in found.items() if not name.endswith(".part")
         }.items() <= expected.items()
         assert found != before
-    assert found == expected  # and the parts are gone
+    assert found == expected  # and the parts are deleted
 
 
 @pytest.mark.parametrize(
@@ -314,6 +314,6 @@ def test_a_program_that_does_not_close_its_loader_writes_what_it_has_read(tmp_pa
     data = write_corpus(tmp_path / "data")
     command = [sys.executable, "-c", NOT_CLOSED, data, str(tmp_path / "cache")]
     subprocess.run(command, check=True, env=os.environ)
-    if (3, 12) <= sys.version_info < (3, 12, 3):  # which cannot start threads at exit
+    if (3, 12) <= sys.version_info < (3, 12, 3):  # these versions cannot start threads at exit
         subprocess.run(command, check=True, env=os.environ)
     assert files_of(data) == count_apart(data, tmp_path)

@@ -125,7 +125,7 @@ def test_records_are_the_sums_of_their_tokens(streams: list[Stream], tmp_path: P
             labels = batch["labels"].clone()
             labels[:, 7] = -100
             losses = losses_of(batch)
-            losses[:, 6] = float("nan")  # ignored, as its label is
+            losses[:, 6] = float("nan")  # ignored, because its label is -100
             log.add(batch, losses, labels=labels)
             place: dict[int, int] = {}
             for row, *document, start, stop in batch.spans.tolist():

@@ -116,7 +116,7 @@ def test_the_mask_is_needed_and_absolute_positions_too(model: Any, input_ids: to
     if model.config.model_type == "gpt2":
         assert without_positions > 0.1
     else:
-        # rotary positions are relative: only rounding tells
+        # rotary positions are relative, so only rounding differs
         assert without_positions < 1e-4
 
 

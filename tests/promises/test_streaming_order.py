@@ -56,7 +56,7 @@ def test_a_real_streaming_dataset_yields_our_order(
     config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, num_nodes, 23)
     for epoch, theirs in enumerate(epochs):
         ours = canonical_order(np.array(SHARDS), config, epoch).tolist()
-        # what Streaming repeats, it has given before
+        # every sample that Streaming repeats was read before
         without_repeats = list(dict.fromkeys(theirs))
         assert ours == without_repeats
         assert sorted(ours) == list(range(sum(SHARDS)))

@@ -59,7 +59,7 @@ def test_every_format_is_read_from_every_store(store_url: str, tmp_path: Path) -
     rows = [{"text": text, "n": number} for number, text in enumerate(documents(300))]
     for kind, write in INPUT_KINDS.items():
         source, stored = tmp_path / kind, f"{store_url}/{kind}"
-        if kind != "mds":  # MDSWriter wants to make the folder
+        if kind != "mds":  # MDSWriter creates the folder
             source.mkdir()
         write(source, rows)
         for path in source.iterdir():

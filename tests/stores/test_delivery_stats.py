@@ -66,8 +66,8 @@ def test_what_several_workers_fetch_is_added_up(
     with loader_of(s3_url, tmp_path, num_workers=2) as loader:
         hits, misses, num_bytes = counts_of(
             read_epochs(loader, 3)
-        )  # until either has told of all that it fetched
-    # a shard that one worker fetches the other waits for, or finds
+        )  # until both have reported all fetched shards
+    # if one worker fetches a shard, the other waits for it or finds it
     assert len(sizes) <= misses <= hits + misses <= 2 * len(sizes)
     assert (
         num_bytes
@@ -112,7 +112,7 @@ def test_what_was_evicted_is_missed_again(
     sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
     monkeypatch.setattr(
         "cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0
-    )  # lets go at once of what is evicted
+    )  # unmaps evicted shards immediately
     limit = 3 * max(shard.raw.bytes for shard in corpus.datasets[0].shards)
     cache = ShardCache(corpus, tmp_path, Retry(), limit_bytes=limit, verify="once")
     s3_proxy.set_faults([])

@@ -79,7 +79,7 @@ def silence(caplog: pytest.LogCaptureFixture, *more: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            # with what a worker process would send of it
+            # with the traceback that a worker process would send
             said = (
                 traceback.format_exc() + str(vars(pickle.loads(pickle.dumps(error)))) + repr(error)
             )

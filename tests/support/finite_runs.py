@@ -112,7 +112,7 @@ class Corpus:
         empty = [
             not text.startswith("-") and not tokenize(text) and not frame for text in self.documents
         ]
-        # where there is a floor, a document without a token is below it
+        # if there is a minimum, a document without tokens is below it
         empty = [is_empty and not self.settings.get("min_tokens", 0) for is_empty in empty]
         sizes = [len(self.tokens(text)) for text in self.documents]
         once = {

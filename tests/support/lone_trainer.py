@@ -167,7 +167,7 @@ def _error_of(batches: Iterator[Any]) -> str:
 
 
 def main() -> None:
-    # which a shell's background job, and so what it starts, ignores
+    # a shell's background job and its children ignore SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)
     train(json.loads(sys.argv[1]))
 

@@ -61,7 +61,7 @@ class S3Server:
             "AWS_ENDPOINT_URL": endpoint or self.endpoint,
             "AWS_ENDPOINT_URL_S3": endpoint or self.endpoint,
             "S3_ENDPOINT_URL": endpoint or self.endpoint,
-            # nothing of the machine's own set-up may join in
+            # ignore the machine's own configuration
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
             "AWS_EC2_METADATA_DISABLED": "true",

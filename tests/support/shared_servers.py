@@ -49,4 +49,4 @@ def shared(
                 fcntl.flock(starting, fcntl.LOCK_EX)
                 note.unlink()
                 fcntl.flock(starting, fcntl.LOCK_UN)
-                fcntl.flock(users, fcntl.LOCK_EX)  # once the others have let go of it
+                fcntl.flock(users, fcntl.LOCK_EX)  # when the others have released it

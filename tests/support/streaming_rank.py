@@ -24,7 +24,7 @@ def main() -> None:
     from streaming.base.shared import memory
 
     options = json.loads(sys.argv[1])
-    # a node has shared memory and lock files to itself
+    # each node has its own shared memory and lock files
     name_of_node = options["local"].strip("/").replace("/", "_")
     open_shared = memory.BuiltinSharedMemory
     memory.BuiltinSharedMemory = lambda name, *rest: open_shared(f"{name_of_node}_{name}", *rest)

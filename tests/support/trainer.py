@@ -166,11 +166,11 @@ def main() -> None:
     try:
         train(options)
     except Exception:
-        # launch looks for it, because the end of a run that is killed shows no error
+        # `launch` checks it, because a killed run shows no error
         name = f"error-{options['run']}-{os.environ['RANK']}.txt"
         Path(options["out"], name).write_text(traceback.format_exc())
         raise
-    # all is closed, and Python would clear torch's modules for longer than the run took
+    # everything is closed, and clearing torch's modules would take longer than the run
     os._exit(0)
 
 

@@ -134,7 +134,7 @@ class Lanes:
             assert getattr(found, name).dtype == np.int64
         assert (expected.residues is None) == (found.residues is None)
         assert list(expected.residues or ()) == list(found.residues or ())
-        # which document of its table a piece is of is up to `concat`
+        # the document index of a piece in its table may differ with `concat`
         compared = slice(None) if self.packing.has_residue else [PIECE_ROW, PIECE_START, PIECE_STOP]
         assert expected.pieces.dtype == found.pieces.dtype == np.int64
         np.testing.assert_array_equal(expected.pieces[:, compared], found.pieces[:, compared])

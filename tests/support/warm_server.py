@@ -30,8 +30,8 @@ _PRELOAD = (
     "boto3",
     "tests.support.lone_trainer",
     "tests.support.trainer",
-    # which meshes and checkpoints import when they are first used; not torch._dynamo, because it
-    # imports Triton, which reports leaks on stderr at the end of each program
+    # meshes and checkpoints import these on first use. Not torch._dynamo, because it imports
+    # Triton, which reports leaks on stderr at the end of each program
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
@@ -43,7 +43,7 @@ def serve(address: str) -> str:
     for module in _PRELOAD:
         importlib.import_module(module)
     _learn_backend()
-    # or the collections at the end of each program would copy every page of what was imported
+    # otherwise, garbage collection at the end of each program would copy every imported page
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not live in what is forked"
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -97,7 +97,7 @@ def _server_address() -> str:
 def _start_server() -> str:
     folder = _exits.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-warm-"))
     address = f"{folder}/socket"
-    # no threads of numerical libraries in what is forked
+    # the forked process must not have threads of numerical libraries
     variables = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     command = [sys.executable, "-m", "tests.support.warm_server", address]
     process = _exits.enter_context(

@@ -72,11 +72,11 @@ def test_a_node_reads_the_same_samples_in_every_epoch_in_another_order() -> None
 
 
 def test_samples_are_shuffled_within_blocks_and_not_beyond() -> None:
-    # one shard in one node: what moves, moves within its block
+    # one shard in one node, so documents move only within their block
     samples = order_of([100_000], 1, 1_000)[:]
     travel = np.abs(samples - np.arange(100_000))
     assert travel.max() < 1_500
-    assert 320 < travel.mean() < 345  # a third of a block, where all places are as likely
+    assert 320 < travel.mean() < 345  # a third of a block, because all places are equally likely
     shards = order_of([100] * 1_000, 2, 400)[:] // 100
     for node in (0, 1):
         in_use = [

@@ -115,7 +115,7 @@ def test_sound_tokenizers_pass_the_gate(name: str, tmp_path: Path) -> None:
         choice = choose_backend(JSONS[name](), asked, tmp_path)
         assert (choice.name, choice.reason) == ("fastokens", None)
         assert choice.versions.startswith("fastokens 0.")
-        # which also compared special tokens as special tokens
+        # the checks also encode special tokens as such, and must restore this
         assert loading.load_hf(JSONS[name]()).encode_special_tokens
     assert choose_backend(JSONS[name](), "hf", tmp_path).name == HF
 
