@@ -7,9 +7,9 @@
 
 Lanes end at different rows because their documents differ in size. A **remnant** is the part of a
 document that remains in a lane: a range of its tokens, which may be empty. Each rank tokenizes the
-documents left in its lanes to learn their sizes. The ranks exchange the sizes, and each rank then reads its
-rows of the tail. Given the packing, the rows depend on the lanes' cursors and residues and on the
-sizes, not on the world size.
+documents left in its lanes to learn their sizes. The ranks exchange the sizes, and each rank then
+reads its rows of the tail. Given the packing, the rows depend on the lanes' cursors and residues
+and on the sizes, not on the world size.
 """
 
 from __future__ import annotations

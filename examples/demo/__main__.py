@@ -71,7 +71,7 @@ def main() -> int:
                 say(number, describe(run, length))
                 train(run, data, length, work, output / run.name.replace(" ", "-"))
         reference, *pieces = runs
-        say(7, "The rows that each run trained on, compared")
+        say(7, "Comparison of the rows that each run trained on")
         summary = compare(reference, pieces, length)
         summary["state_bytes"] = measure_state(work / reference.checkpoints)
     draw(reference, pieces, output / "summary.png")

@@ -61,7 +61,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second over the run's steps."""
+        """Tokens per second over the run's steps."""
         return (
             GLOBAL_BATCH
             * SEQ_LEN

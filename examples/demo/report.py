@@ -49,7 +49,7 @@ def report(summary: dict[str, Any], output: Path) -> None:
 
 
 def draw(reference: Run, pieces: list[Run], path: Path) -> None:
-    """Loss, tokens a second and waiting, by step."""
+    """Loss, tokens per second and waiting, by step."""
     import matplotlib as mpl
 
     mpl.use("Agg")

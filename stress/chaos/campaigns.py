@@ -189,7 +189,7 @@ def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findi
     different = [row for row in range(stop) if trained.get(row) != expected.get(row)]
     if different:
         found.fail(
-            f"{campaign.name}: rows {different[:5]} and {len(different)} in all are not those "
+            f"{campaign.name}: rows {different[:5]}, {len(different)} in total, differ from those "
             "of an undisturbed run"
         )
     return stop

@@ -25,7 +25,7 @@ from tests.support.left_behind import orphans, shared_memory
 from tests.support.patience import soon
 
 MARGIN_S = 30.0
-"""A job hangs if it writes nothing for its patience and this time."""
+"""A job counts as hung if it writes nothing for this many seconds beyond its patience."""
 _UNDER_TORCH_S = 12.0
 _OF_CLOUDLOAD = "cloudload.errors."
 _EXPLAINED = ("StoreError", "DatasetError", "RanksDisagreeError")
@@ -98,7 +98,7 @@ class JobRun:
             self._fail_hung("took no step")
         if watch.has_stepped() and not watch.has_lost_a_rank():
             if kept := littered & left_overs(self._campaign, self._job):
-                self._found.fail(f"job {self._job.number} has not swept up {sorted(kept)[:3]}")
+                self._found.fail(f"job {self._job.number} did not remove {sorted(kept)[:3]}")
             if self._drama.end not in ("none", CONNECTING):
                 time.sleep(self._draw.uniform(0.0, self._pause))
 
