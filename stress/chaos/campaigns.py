@@ -160,7 +160,7 @@ class Campaigns:
         for stream, url in enumerate(campaign.urls):
             folder = campaign.folder / f"counted-{stream}"
             if wrong := differing_lengths(url, campaign.tokenizer, folder):
-                self._found.fail(f"{campaign.name}: {wrong} differ from a count")
+                self._found.fail(f"{campaign.name}: learned lengths are wrong: {wrong}")
             self._found.drawn["learned lengths"]["complete" if has_lengths(url) else "partial"] += 1
 
 
