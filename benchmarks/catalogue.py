@@ -23,7 +23,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
 }
 """Requirements of the peers whose versions conflict with cloudload's.
 
-`{tokenizers}` stands for the version in cloudload's environment."""
+`{tokenizers}` is replaced by the version in cloudload's environment."""
 
 ADDITIONS: dict[str, tuple[str, ...]] = {
     "epochraft": (

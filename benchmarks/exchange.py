@@ -43,9 +43,9 @@ _FORK = multiprocessing.get_context("fork")
 _TIMEOUT_S = 600.0
 _ROW_INTS = 3
 _HEADER_INTS = 16
-"""Of a message: its size, 3 fields, and the statistics of one stream."""
+"""Integers of a message besides its rows: its size, 3 fields, and one stream's statistics."""
 _LARGE = 4_000
-"""Numbers of a message that shows the cost of a byte."""
+"""Integers in a message that is large enough to show the cost per byte."""
 
 
 def main() -> None:
@@ -138,7 +138,7 @@ def _gather(job: tuple[int, int, int], size: int, rounds: int, sender: Connectio
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
     sockets = count_sockets()
-    tree.start(own)()  # so that all are still there
+    tree.start(own)()  # wait until all processes have finished
     sender.send(
         {
             "wall_ms": round(1e3 * statistics.median(walls), 3),

@@ -179,7 +179,7 @@ def _open_rank(options: Mapping[str, Any], folder: Path, world: World, hub: Hub)
 
 
 def _take_in_step(iterators: Sequence[Iterator[Batch]], hub: Hub) -> Iterator[list[Batch]]:
-    """Yield the next batch of each rank, until the run ends on all."""
+    """Yield the next batch of each rank, until the run ends on all ranks."""
 
     def take(rank: int) -> Batch | None:
         batch = None

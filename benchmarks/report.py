@@ -92,7 +92,7 @@ def table(race: Race, rows: Sequence[dict[str, Any]]) -> str:
             f"| {row['name']} | {' | '.join(cells)} | "
             f"{format(row['main'], '.2f') if row['main'] else '-'} |"
         )
-    return "\n".join([*lines, "", f"Relative is to {race.baseline}."])
+    return "\n".join([*lines, "", f"Ratios are relative to {race.baseline}."])
 
 
 def _form(ratio: Spread | None) -> str:

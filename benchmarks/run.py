@@ -189,7 +189,7 @@ def facts_of(
         "Python": sys.version.split()[0],
         "documents": f"{documents.count:,}, {documents.num_bytes / 1e6:.1f} MB of text "
         f"({documents.source})",
-        "turns": f"{args.rounds} of {args.seconds} s a side",
+        "turns": f"{args.rounds} of {args.seconds} s per side",
         "versions": ", ".join(versions),
     }
 

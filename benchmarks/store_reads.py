@@ -37,7 +37,7 @@ def main() -> None:
     options.add_argument("--at-once", nargs="+", type=int, metavar="N", help="downloads at a time")
     options.add_argument("--python", default=sys.executable, help="interpreter of other clients")
     options.add_amount("rounds", 3, 1, "turns of each client")
-    options.add_amount("megabytes", 512, 4, "megabytes of a turn, at least")
+    options.add_amount("megabytes", 512, 4, "minimum megabytes per turn")
     args = options.parse()
     args.sizes = args.sizes or ([1] if args.quick else [8, 64, 256])
     args.at_once = args.at_once or ([2] if args.quick else [1, 4, 16])

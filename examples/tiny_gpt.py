@@ -84,23 +84,21 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     )
     parser.add_argument("--cache", help="folder of the shard cache")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
-    parser.add_argument(
-        "--steps", type=int, default=300, help="optimizer steps in all; default 300"
-    )
+    parser.add_argument("--steps", type=int, default=300, help="total optimizer steps; default 300")
     parser.add_argument("--save-every", type=int, default=50, help="steps; default 50")
     parser.add_argument(
         "--global-batch",
         type=int,
         default=16,
-        help="rows an optimizer step, on all ranks; default 16",
+        help="rows per optimizer step, over all ranks; default 16",
     )
     parser.add_argument(
-        "--accumulate", type=int, default=1, help="batches an optimizer step; default 1"
+        "--accumulate", type=int, default=1, help="batches per optimizer step; default 1"
     )
     parser.add_argument("--epoch-batches", type=int, help="batches in an epoch of the framework")
     parser.add_argument("--losses", type=Path, help="folder for the log of losses by document")
-    parser.add_argument("--seq-len", type=int, default=256, help="tokens a row; default 256")
-    parser.add_argument("--workers", type=int, default=2, help="worker processes a rank; default 2")
+    parser.add_argument("--seq-len", type=int, default=256, help="tokens per row; default 256")
+    parser.add_argument("--workers", type=int, default=2, help="workers per rank; default 2")
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=17)
     parser.add_argument("--width", type=int, default=128, help="a multiple of 32; default 128")

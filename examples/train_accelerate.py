@@ -16,7 +16,7 @@ from cloudload import CloudLoader
 
 
 class Steps:
-    """How many optimizer steps were taken."""
+    """Number of optimizer steps taken."""
 
     def __init__(self) -> None:
         self.number = 0

@@ -21,7 +21,7 @@ from cloudload.losses import LossLog
 
 
 class ComposerGPT(ComposerModel):
-    """The GPT as Composer calls it."""
+    """The GPT with Composer's interface."""
 
     def __init__(self, gpt: nn.Module) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from cloudload.integrations.lightning import CloudloadDataModule, CloudloadMonit
 
 
 class LightningGPT(LightningModule):
-    """The GPT as Lightning calls it."""
+    """The GPT with Lightning's interface."""
 
     def __init__(self, gpt: nn.Module, lr: float) -> None:
         super().__init__()

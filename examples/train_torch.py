@@ -4,7 +4,7 @@ like, resume on other ranks.
 torchrun --nproc-per-node 2 examples/train_torch.py s3://bucket/corpus --steps 300
 torchrun --nproc-per-node 4 examples/train_torch.py s3://bucket/corpus --steps 600 --resume
 
-FSDP=1 in the environment is for FSDP2.
+For FSDP2, set FSDP=1 in the environment.
 """
 
 from __future__ import annotations

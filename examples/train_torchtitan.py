@@ -16,8 +16,8 @@ from tiny_gpt import parse_arguments
 from torch.distributed.fsdp import FSDPModule
 
 if not torch.cuda.is_available():
-    # torchtitan takes an accelerator for granted; so the CPU is made one, with answers to what it
-    # asks of its memory
+    # torchtitan requires an accelerator, so let the CPU answer its queries about the device's
+    # memory
     torch._utils._get_available_device_type = lambda: "cpu"
     memory = {
         "get_device_properties": SimpleNamespace(total_memory=1),
@@ -32,7 +32,7 @@ if not torch.cuda.is_available():
     }.items():
         setattr(torch.cpu, name, lambda *_, answer=answer: answer)
 if not hasattr(dist, "set_timeout"):
-    # torchtitan 0.3 is written for torch's nightlies; in torch 2.13 this has another name
+    # torchtitan 0.3 targets torch nightlies; in torch 2.13, this function has a different name
     dist.set_timeout = dist.distributed_c10d._set_pg_timeout
 
 from torchtitan.components.checkpointer import CheckpointManager
@@ -53,13 +53,13 @@ HAS_GPU = torch.cuda.is_available()
 
 
 def small_llama(vocab_size: int, depth: int) -> ModelSpec:
-    """torchtitan's own for debugging, with another vocabulary and fewer layers."""
+    """torchtitan's debug model, with a different vocabulary and fewer layers."""
     spec = model_registry("debugmodel")
     model = spec.model
     model.vocab_size = model.tok_embeddings.num_embeddings = model.lm_head.out_features = vocab_size
     model.layers = model.layers[:depth]
     for layer in [] if HAS_GPU else model.layers:
-        # flex attention has no backward pass on CPUs; with this, documents see one another
+        # flex attention has no backward pass on CPUs; with SDPA, documents attend to one another
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
     return spec
 
@@ -107,7 +107,7 @@ def main() -> None:
     trainer.metrics_processor.watch(trainer.dataloader)
     for module in trainer.model_parts[0].modules():
         if isinstance(module, FSDPModule):
-            module.set_force_sum_reduction_for_comms(not HAS_GPU)  # gloo can do no other
+            module.set_force_sum_reduction_for_comms(not HAS_GPU)  # gloo cannot average
     try:
         trainer.train()
     finally:

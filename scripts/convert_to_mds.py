@@ -1,5 +1,5 @@
-"""Raw corpora to MDS, from a checkout: `python scripts/convert_to_mds.py INPUT... OUT`, the same as
-`cloudload convert`."""
+"""Convert raw corpora to MDS from a checkout: `python scripts/convert_to_mds.py INPUT... OUT` is
+the same as `cloudload convert`."""
 
 import sys
 

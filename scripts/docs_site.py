@@ -8,11 +8,11 @@
 ../../benchmarks/RESULTS.md             a link out of docs/ becomes a page of the site
 ![...](figures/lanes.svg)               drawn into the page, in the colors of its theme
 
-The pages in the repository hold the generated text, from its marker to `<!-- end -->`, so that it
-can be read there, too.
+The pages in the repository contain the generated text, from its marker to `<!-- end -->`, so that
+it can also be read there.
 
     python -m scripts.docs_site            write it again
-    python -m scripts.docs_site --check    fail if it does not follow the code
+    python -m scripts.docs_site --check    fail if it is out of date
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _LINK = re.compile(r"(\]\()(\.\.?/[^)#\s]+|[\w][\w./-]*\.(?:md|py|png|svg))(#[^)
 _FIGURE = re.compile(r'<p><img alt="([^"]*)" src="([^"]*figures/([\w-]+)\.svg)" ?/?></p>')
 
 
-# ---------------------------------------------------------------- pages from outside of docs/
+# ---------------------------------------------------------------- pages outside docs/
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that lie elsewhere in the repository."""
+    """Add the pages that are outside docs/."""
     from mkdocs.structure.files import File, InclusionLevel
 
     for path in ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *_list("benchmarks", "*.md")]:
         text = (ROOT / path).read_text("utf-8")
-        is_table = path.startswith("benchmarks/")  # wide: it gets the room of the contents
+        is_table = path.startswith("benchmarks/")  # wide, so omit the table of contents
         content = f"---\nhide: [toc]\n---\n\n{text}" if is_table else text
         files.append(File.generated(config, path, content=content))
     for path in _list("benchmarks", "*.png"):
@@ -72,12 +72,13 @@ def _list(folder: str, pattern: str) -> list[str]:
 
 
 def site_path(path: str) -> str:
-    """Where a file of the repository is on the site: `docs/` is its root, and code has a page."""
+    """The site path of a repository file: `docs/` is the site's root, and each code file has a
+    page."""
     return re.sub(r"\.py$", ".md", path.removeprefix("docs/"))
 
 
 def rewrite_links(markdown: str, source: str) -> str:
-    """Links of a page as the site needs them; `source` is the page's path in the repository."""
+    """Rewrite a page's links for the site. `source` is the page's path in the repository."""
     here, page = posixpath.dirname(source), site_path(source)
 
     def rewrite(link: re.Match[str]) -> str:
@@ -110,7 +111,7 @@ def fill_markers(markdown: str) -> str:
 
 
 def list_outdated() -> dict[Path, str]:
-    """The text of each page of the repository whose generated parts do not follow the code."""
+    """The new text of each page in the repository whose generated parts are out of date."""
     pages = {path: path.read_text("utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))}
     filled = {path: fill_markers(text) for path, text in pages.items()}
     return {path: text for path, text in filled.items() if text != pages[path]}
@@ -201,7 +202,7 @@ def _show(default: Any) -> str:
 
 
 def _show_type(hint: Any) -> str:
-    """A type as a reader would say it: choices are listed, functions are called functions."""
+    """Describe a type for readers: list its choices, and call a callable a function."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " or ".join(f'`"{value}"`' for value in arguments)
@@ -291,7 +292,7 @@ def _enum_docs(module: list[Any], name: str) -> dict[str, str]:
 
 
 def module_docstring(name: str) -> str:
-    """The list in a module's docstring as a table: words, two spaces or more, their meaning."""
+    """Convert the list in a module's docstring (terms, two or more spaces, meanings) to a table."""
     text = inspect.cleandoc(f"{importlib.import_module(name).__doc__}")
     listing = next(part for part in text.split("\n\n") if part.startswith("    "))
     rows: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""Draws `docs/figures/throughput.svg` from `benchmarks/results.json`: bars on a linear scale.
+"""Draw `docs/figures/throughput.svg` from `benchmarks/results.json`: bars on a linear scale.
 
 python -m scripts.draw_throughput
 """

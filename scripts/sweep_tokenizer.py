@@ -4,7 +4,8 @@
 
 A loader sweeps the assigned code points, once for each cache folder; this sweeps all 1,112,064, in
 some 15 seconds each. Run it before a version is added to
-`cloudload.tokenization.backend.MEASURED_VERSIONS`. Ends with 1 where any tokenizer has other ids.
+`cloudload.tokenization.backend.MEASURED_VERSIONS`. The exit status is 1 if a tokenizer has
+different IDs.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main() -> int:
 
 
 def sweep(name: str) -> int:
-    """Print the findings for one tokenizer; returns 1 if it has other ids."""
+    """Print the findings for one tokenizer. Return 1 if it has different IDs."""
     from cloudload.tokenization.backend import (
         find_probe_mismatch,
         find_unsupported_feature,

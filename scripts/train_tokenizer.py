@@ -1,10 +1,10 @@
-"""Train the tokenizer of `examples/tokenizer`: a byte-level BPE of 4,096 tokens, from Python's own
-standard library.
+"""Train the tokenizer of `examples/tokenizer`: a byte-level BPE of 4,096 tokens. Its corpus is
+Python's standard library.
 
     python scripts/train_tokenizer.py examples/tokenizer
 
-The library's sources and docstrings are text and code that every machine has. The same Python gives
-the same file.
+Every machine has the library's sources, which contain code and text. The same version of Python
+gives the same file.
 """
 
 from __future__ import annotations

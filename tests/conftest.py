@@ -1,15 +1,15 @@
-"""Fixtures that every test may ask for: object stores that answer on loopback, and a small
-tokenizer.
+"""Fixtures for all tests: object stores on loopback, and a small tokenizer.
 
 store_url         a fresh, empty location: a local folder, then S3, then GCS; one each are
                   `local_url`, `s3_url` and `gcs_url`
-s3_server         SeaweedFS, and `gcs_server` fake-gcs-server; the environment points at them for
+s3_server         SeaweedFS; `gcs_server` is fake-gcs-server. The environment points to them for
                   the rest of the session
-s3_proxy          a fault proxy before S3, and `gcs_proxy` before GCS; the environment points at it
+s3_proxy          a fault proxy in front of S3; `gcs_proxy` is one for GCS. The environment points
+to it
                   for the test
 small_disk        a folder on a file system of 32 KB
-folder            a dataset of 60 documents, and `larger_folder` of 300
-fresh_tokenizers  forgets what the process keeps of tokenizers
+folder            a dataset of 60 documents; `larger_folder` has 300
+fresh_tokenizers  clears the process's tokenizer caches
 tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrained` reads it
 """
 
@@ -32,25 +32,25 @@ from tests.support.servers import BUCKET, GCSServer, S3Server, start_gcs, start_
 from tests.support.shared_servers import shared
 from tests.support.tokenizer_files import forget
 
-# no test is a timed assertion
+# no test asserts a time
 settings.register_profile("cloudload", deadline=None, max_examples=4 * EXAMPLES)
 settings.load_profile("cloudload")
 
 # thousands of tiny batches: waking a pool of threads costs more than the tokens
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# huggingface_hub reads this when it is imported; without it, a name that does not exist is retried
+# huggingface_hub reads this on import; without it, requests for a missing name are retried
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
-"""Which of several processes of a test run this is."""
+"""The name of this process among those of the test run."""
 
 _numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of this test run, the same for all its processes."""
+    """A folder that all processes of this test run share."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if WORKER else base
 
@@ -64,8 +64,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def s3_server(run_folder: Path) -> Iterator[S3Server]:
-    """A running S3 server with one bucket; `os.environ` points at it, so subprocesses find it,
-    too."""
+    """A running S3 server with one bucket. `os.environ` points to it, also for subprocesses."""
     with (
         shared(run_folder, S3Server, start_s3) as server,
         environment(server.environment()),
@@ -75,8 +74,7 @@ def s3_server(run_folder: Path) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def gcs_server(run_folder: Path) -> Iterator[GCSServer]:
-    """A running GCS server with one bucket; `os.environ` points at it, so subprocesses find it,
-    too."""
+    """A running GCS server with one bucket. `os.environ` points to it, also for subprocesses."""
     with (
         shared(run_folder, GCSServer, start_gcs) as server,
         environment(server.environment()),
@@ -86,7 +84,7 @@ def gcs_server(run_folder: Path) -> Iterator[GCSServer]:
 
 @pytest.fixture
 def local_url(tmp_path: Path) -> str:
-    """An empty folder that exists not yet."""
+    """A folder that does not exist yet."""
     return str(tmp_path / "store")
 
 
@@ -112,7 +110,7 @@ def store_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def s3_proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
-    """A proxy before the S3 server, which this test's clients and subprocesses go through."""
+    """A proxy in front of the S3 server, used by this test's clients and subprocesses."""
     with (
         start_fault_proxy(s3_server.endpoint) as proxy,
         new_clients(s3_server.environment(proxy.endpoint)),
@@ -122,7 +120,7 @@ def s3_proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def gcs_proxy(gcs_server: GCSServer) -> Iterator[FaultProxy]:
-    """A proxy before the GCS server, which this test's clients and subprocesses go through."""
+    """A proxy in front of the GCS server, used by this test's clients and subprocesses."""
     with (
         start_fault_proxy(gcs_server.endpoint) as proxy,
         new_clients(gcs_server.environment(proxy.endpoint)),
@@ -167,7 +165,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """60 documents in small shards. Every test may read this dataset; none may change it."""
+    """60 documents in small shards. Tests share this dataset, and must not change it."""
     path = write_mds(tmp_path_factory.mktemp("mds"), random_documents(7, 60), shard_bytes=2_000)
     files = sorted(os.listdir(path))
     yield path
@@ -182,7 +180,7 @@ def larger_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def fresh_tokenizers() -> Iterator[None]:
-    """What a process keeps of tokenizers is forgotten before and after the test."""
+    """Clear the process's tokenizer caches before and after the test."""
     forget()
     yield
     forget()

@@ -1,4 +1,4 @@
-"""The package reads from top to bottom, and imports nothing heavy before it is needed."""
+"""Imports in the package go only from top to bottom, and heavy imports happen only when needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import cloudload
 
 PACKAGE = Path(cloudload.__file__).parent
 
-# each box imports only from the lines above its own; those of one line do not know each other
+# each package imports only from the lines above its own, not from others on the same line
 STOREYS = """
 html_tables
 _version arrays errors file_kinds option_docs option_names stats system
@@ -36,7 +36,7 @@ cli
 __main__
 """
 DISKS = {"order": "epoch_orders", "packing": None}
-"""The one module of a package that may touch a disk, in packages of arithmetic."""
+"""For each package of pure arithmetic, its only module that may touch a disk."""
 TOUCHES_DISK = re.compile(r"^(pathlib|os|io|tempfile|shutil|mmap|cloudload\.(system|storage))\b")
 
 BOXES = {box: storey for storey, line in enumerate(STOREYS.split("\n")) for box in line.split()}
@@ -50,7 +50,7 @@ def list_modules() -> dict[str, Path]:
 
 @cache
 def imports_of(path: Path) -> list[str]:
-    """The full names that a module imports anywhere in it, types included."""
+    """The full names of everything that a module imports, including types."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:

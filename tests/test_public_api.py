@@ -1,4 +1,4 @@
-"""What users import: the public paths of the first release still work, and `dir` shows no more."""
+"""The public import paths of the first release still work, and `dir` shows only public names."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_public_import_of_the_first_release_works(module: str, name: str) 
 
 @pytest.mark.parametrize("framework", INTEGRATIONS)
 def test_every_public_import_of_an_integration_works(framework: str) -> None:
-    """By the source, for most frameworks are not installed together."""
+    """Checks the source, because most frameworks cannot be installed together."""
     source = Path(cloudload.__file__).parent / "integrations" / f"{framework}.py"
     defined = {
         node.name

@@ -5,7 +5,7 @@
 scale     seconds and memory to build an epoch's order, each in its own process, beside Streaming's
           (needs the extra `streaming`)
 quality   how well the documents of one canonical node are shuffled
-window    number of shards in use, by the width of the shuffle window
+window    number of shards in use for each width of the shuffle window
 drift     how far lanes drift apart when they read documents of log-normal sizes and emit one row
           each in turn, and the effect of dealing documents by their bytes
 

@@ -56,11 +56,11 @@ def _describe(ordinals: Ints, lanes: int) -> Row:
     apart = int(ordinals.max() - ordinals.min())
     return {
         "ordinals: mean, sd": f"{ordinals.mean():,.0f}, {ordinals.std():.1f}",
-        "all lanes: fastest less slowest": f"{apart:,}",
-        "in documents of an epoch": f"{apart * lanes:,}",
-        "a node's lanes, documents apart: mean, most": f"{spread.mean():,.0f}, {spread.max():,}",
-        "shards open: a node, in all": f"{open_shards.mean():.1f}, {in_all:,.0f}",
-        "GB in all": in_all * SHARD_BYTES / 1e9,
+        "all lanes: fastest minus slowest": f"{apart:,}",
+        "the same, in documents of the epoch": f"{apart * lanes:,}",
+        "documents between a node's lanes: mean, max": f"{spread.mean():,.0f}, {spread.max():,}",
+        "open shards: per node, in total": f"{open_shards.mean():.1f}, {in_all:,.0f}",
+        "GB in total": in_all * SHARD_BYTES / 1e9,
     }
 
 

@@ -110,7 +110,7 @@ def figures(
         "CPU, s": used,
         "with 10,000 read, s": first,
         "peak RSS, MB": megabytes_of("VmHWM"),
-        "of it not the file, MB": anonymous,
+        "of which not the file, MB": anonymous,
         "ns per document, in thousands": each_ns,
     }
 

@@ -1,4 +1,4 @@
-"""Count the shards in use by the width of the shuffle window.
+"""Count the shards in use for each width of the shuffle window.
 
 Each step reads one document of each canonical node.
 """

@@ -88,7 +88,7 @@ def check_dataset(
         expect_bos: the token that documents should get as bos from the tokenizer, or `none`.
         expect_eos: the token that documents should get as eos, or `none`.
         fail_on: rules that make the dataset unsound, or a mapping of rules to the share of
-            documents that may break each, such as 0.001 or `0.1%`. `all` stands for every rule in
+            documents that may break each, such as 0.001 or `0.1%`. `all` means every rule in
             `rules`. Any other rule is refused.
         sample: number of shards to read, spread evenly over the dataset. By default all. 0
             checks only the index, and the names and sizes of the objects.

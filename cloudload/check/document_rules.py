@@ -189,7 +189,7 @@ def parse_limits(limits: Any, chosen: Collection[str]) -> dict[str, float]:
     """Return the share of documents (0 to 1) above which each rule makes a dataset unsound.
 
     `limits` is a name, several names, or a mapping of names to shares such as 0.001 or `0.1%`.
-    `all` stands for every chosen rule that is not named. Raises `ValueError` for an unknown rule,
+    `all` means every chosen rule that is not named. Raises `ValueError` for an unknown rule,
     an invalid share, or a rule that is not chosen, because that rule could never fail.
     """
     names = [limits] if isinstance(limits, str) else limits

@@ -181,7 +181,7 @@ RULES: dict[str, Rule] = {
         ERROR,
         (CLOUDLOAD,),
         "Pass the name of the text column: text_key= (--text-key). For a column of token IDs, pass "
-        "tokens_key= (--tokens-key), which then needs no text",
+        "tokens_key= (--tokens-key) instead",
     ),
     # objects
     "shard-missing": Rule("A shard's object does not exist.", ERROR, BOTH, _COPY_AGAIN),

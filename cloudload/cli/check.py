@@ -67,7 +67,7 @@ def add_check(commands: Commands) -> None:
     add("--expect-bos", metavar="TOKEN", help=expect.format("before"))
     add("--expect-eos", metavar="TOKEN", help=expect.format("after"))
     fail = "rules that make the exit status 1, separated by commas, each with the share of "
-    fail += "documents that may break it, as in text-mojibake=0.1%%; all stands for all of --rules"
+    fail += "documents that may break it, as in text-mojibake=0.1%%; all means all of --rules"
     add("--fail-on", type=_parse_limits, metavar="NAME[=SHARE],...", help=fail)
     sample = "shards to read, evenly spread, or all. 0 checks only the index and the objects' sizes"
     add("--sample", type=_sample, metavar="N", help=f"{sample} (default: all)")

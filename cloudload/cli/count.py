@@ -38,7 +38,7 @@ def add_count(commands: Commands) -> None:
         _count,
         help="count the tokens of a dataset",
         description="Count the tokens of each document of an MDS dataset, and keep the lengths "
-        "beside it, at 2 bytes a document.",
+        "beside it, at 2 bytes per document.",
         epilog=_COUNT_EXAMPLE,
         after_interrupt="Run the same command again to resume",
     )

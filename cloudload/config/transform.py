@@ -24,7 +24,7 @@ class Text(str):
     With `special_tokens=True`, the names of special tokens in the text, such as `<|im_start|>`,
     become these tokens. Otherwise they stay text, as in every other document. Use it only for texts
     whose special tokens the transform itself has written, because a document that contains such a
-    name could end itself or imitate a turn of a chat. Text that is derived from it by `+`, slicing
+    name could end itself or imitate a chat turn. Text that is derived from it by `+`, slicing
     or a method is plain `str` again.
     """
 

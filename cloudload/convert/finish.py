@@ -58,7 +58,7 @@ class Joined:
             self.parts = [self.counts]
 
     def shards_of(self, segment: int) -> int:
-        """The number of a segment's shards."""
+        """The number of shards in a segment."""
         return self.shards.get(segment_folder(segment), 0)
 
 

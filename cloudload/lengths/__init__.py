@@ -1,7 +1,7 @@
 """Token lengths: the number of tokens of each sample, counted once and kept beside the dataset.
 
     shards ──► groups of shards ──► 00000.lengths, 00001.lengths, …     index.json, written last
-               cut by the index     2 bytes a sample                    groups, hashes, totals
+               cut by the index     2 bytes per sample                  groups, hashes, totals
 
     lengths of samples, order ──► lane tables ──► the cursor of every lane at any row
 

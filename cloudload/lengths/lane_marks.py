@@ -47,7 +47,7 @@ class LaneState(NamedTuple):
 
 
 class Leap(NamedTuple):
-    """The step from a state to the next mark: the number of rows in between, and its state."""
+    """The step from a state to the next mark: the rows in between, and the state there."""
 
     rows: int
     state: LaneState

@@ -76,8 +76,8 @@ class Dealing:
 def share_lanes(lanes: Lanes, hosts: Ints) -> Dealing:
     """Share lanes among any number of ranks. `hosts` is int64 [ranks]: the machine of each, from 0.
 
-    Each machine owns the lanes of a part of the line in proportion to its ranks, which take turns
-    among these lanes.
+    Each machine owns the lanes on one part of the line, whose length is proportional to the number
+    of its ranks. It assigns these lanes to its ranks round-robin.
     """
     numbers = np.arange(lanes.num_lanes)
     places = (lanes.nodes + numbers // lanes.num_nodes * _GOLDEN_RATIO % 1) / lanes.num_nodes
@@ -91,10 +91,10 @@ def share_lanes(lanes: Lanes, hosts: Ints) -> Dealing:
 
 
 def deal_lanes(components: Sequence[Lanes], hosts: Ints) -> Dealing | None:
-    """How the rows of a run's components are dealt; None if the world divides the lanes evenly.
+    """How the rows of a run's components are dealt; None if the world size divides the lanes.
 
-    `hosts` is that of `share_lanes`. The lanes of all components are shared as those of the one
-    with the most canonical nodes.
+    `hosts` is as in `share_lanes`. The lanes of all components are shared like those of the
+    component with the most canonical nodes.
     """
     if components[0].num_lanes % len(hosts) == 0:
         return None
@@ -102,7 +102,7 @@ def deal_lanes(components: Sequence[Lanes], hosts: Ints) -> Dealing | None:
 
 
 def find_lane_hosts(num_lanes: int, hosts: Ints, dealing: Dealing | None) -> Ints:
-    """The machine of the rank that owns each lane: int64 [lanes]. `dealing` is `deal_lanes`'s."""
+    """The machine of the rank that owns each lane: int64 [lanes]. `dealing`: see `deal_lanes`."""
     owners = np.arange(num_lanes) % len(hosts) if dealing is None else dealing.owners
     lane_hosts: Ints = hosts[owners]
     return lane_hosts

@@ -47,9 +47,9 @@ def resolve_layout(
       number of canonical nodes, only multiples of that number are tried. With less data, the
       number of lanes is then the least common multiple of it and 12.
     - Canonical nodes: the largest of 64, 32, … 2 that divides the lanes and leaves each node at
-    least 32 shards and one document; otherwise 1. Each node opens a shuffle window at once, so with
-    fewer shards per node, the first batch would wait for a large part of a small dataset. - Shuffle
-    block: the mean number of documents in 4 shards, at least 2.
+      least 32 shards and one document; otherwise 1. Each node opens a shuffle window at once, so
+      with fewer shards per node, the first batch would wait for a large part of a small dataset.
+    - Shuffle block: the mean number of documents in 4 shards, at least 2.
 
     If `config` sets more canonical nodes than a component has documents, that component gets the
     largest divisor of this number that does not exceed its number of documents. Raises `ValueError`

@@ -5,11 +5,11 @@
     lane 2    ████████████ ▒▒▒▒▒▒▒    ▒ is packed, in canonical order, by one reference packer
     tail      ▒▒▒▒▒▒▒▒▒▒▒             as one lane: with concat, only the last row is padded
 
-Lanes end at different rows because their documents differ in size. A **remnant** is what a lane has
-left of one document: a range of its tokens, which may be empty. Each rank tokenizes the documents
-left in its lanes to learn their sizes. The ranks exchange the sizes, and each rank then reads its
-rows of the tail. Given the packing, the rows depend on the lanes' cursors and residues and on the
-sizes, not on the world size.
+Lanes end at different rows because their documents differ in size. A **remnant** is the part of a
+document that remains in a lane: a range of its tokens, which may be empty. Each rank tokenizes the
+documents left in its lanes to learn their sizes. The ranks exchange the sizes, and each rank then
+reads its rows of the tail. Given the packing, the rows depend on the lanes' cursors and residues
+and on the sizes, not on the world size.
 """
 
 from __future__ import annotations

@@ -87,8 +87,9 @@ def _find_shards(
 def _list_candidates(
     saved: Saved, corpus: Corpus, component: Component, shards: Sequence[int]
 ) -> Iterator[Sequence[int]]:
-    """Yield the numbers of shards that the state names; or, for an older state, those with its
-    number of samples, in case that only one stream has more.
+    """Yield possible numbers of shards of each stream, according to the state.
+
+    An older state has only the number of samples, so this assumes that a single stream has grown.
     """
     if saved.stream_shards:
         yield saved.stream_shards

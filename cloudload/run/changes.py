@@ -157,7 +157,7 @@ def check_moment(saved: Saved, changes: Changes) -> None:
 
 
 def explain_replay(saved: Saved) -> str:
-    """Explain why a state's cursors are of an earlier row, and how to get a state without that."""
+    """Explain why a state's cursors are those of an earlier row, and how to save current ones."""
     position = saved.position
     return (
         f"It is at row {position.rows:,}, but its cursors are those of row "

@@ -48,7 +48,7 @@ HELD_CONFIG_FIELDS = (
 )
 """Fields of `RowsConfig` that a state stores as they are; `on_error` only if it is not "raise"."""
 TOKENS_FIELD = "tokens_key"
-"""The field of a state that describes columns of token IDs. States of text have no such field."""
+"""The state field that describes columns of token IDs. A state has it only if a stream has one."""
 SAMPLES_FIELD = "samples"
 """The field of a state with fingerprints of samples without their shards' headers. A state has it
 only if an index has `mds.hashes.SAMPLES_HASH`."""

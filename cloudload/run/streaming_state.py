@@ -36,7 +36,7 @@ class StreamingState:
 
 
 def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Recipe, Position]:
-    """Compute the recipe and the position of a run that continues where a StreamingDataset was.
+    """Compute the recipe and the position of a run that continues where a StreamingDataset stopped.
 
     The recipe gets the state's canonical nodes. It gets StreamingDataset's default shuffle block
     size unless the loader was given one. Raises `StreamChangedError` if the state cannot be

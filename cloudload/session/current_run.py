@@ -1,4 +1,5 @@
-"""The run that a loader reads now: its recipe, its progress, and what token lengths tell of it.
+"""The run that a loader reads now: its recipe, its progress, and the positions that token lengths
+determine.
 
 OpenedRun ─► CurrentRun ◄── resume: the recipe and position of a state
                  └── with lengths: the position at any later row, the number of rows
@@ -25,11 +26,11 @@ class CurrentRun:
 
     def __init__(self, opened: OpenedRun) -> None:
         self.recipe = self.opened_recipe = opened.recipe
-        """The recipe, and the one to which states are applied."""
+        """The recipe of the run, and the recipe as opened, to which states are applied."""
         self.backend, self.cache_root = opened.backend, opened.cache_root
         self.log = RunLog(Position.start(opened.recipe))
         self.is_resumed = self.has_jumped = False
-        """Whether the run continues a state; whether lengths determined its position."""
+        """Whether the run continues a state, and whether lengths determined its position."""
         self._opened, self._found = opened, opened.lengths
         self._lengths: CorpusLengths | None = None
         self._run_lengths: RunLengths | None = None

@@ -1,4 +1,4 @@
-"""The part of this process in the data-parallel world, which `set_world` replaces.
+"""This process's place in the data-parallel world, which `set_world` replaces.
 
 Membership ── world     rank, size, ranks per node
            ── delivery  the options, with the rank and the batch size of this world

@@ -108,7 +108,7 @@ class _TimeLimitedBody:
             return call_with_timeout(self._timeout_s, lambda: bytes(self._body.read(size)))
 
     def close(self) -> None:
-        # closing may block, too, if the server has stopped responding
+        # closing may also block if the server has stopped responding
         with contextlib.suppress(TimeoutError):
             call_with_timeout(min(self._timeout_s, 1.0), self._body.close)
 

@@ -160,7 +160,7 @@ def remove_all_and_stop() -> None:
     From then on, `register` blocks daemon threads.
     """
     _exiting.add(os.getpid())
-    if _creation.acquire(timeout=_MOST_CREATION_S):  # no file is created but not registered
+    if _creation.acquire(timeout=_MOST_CREATION_S):  # wait until a new file is registered
         _creation.release()
     remove_all()
     time.sleep(_SETTLE_S)  # a thread may be about to open a partial file that is registered

@@ -1,4 +1,4 @@
-"""Documents of a tail that a worker keeps in memory, so that nobody reads them again.
+"""Documents of a tail that a worker keeps in memory, so that they are not read again.
 
 measured by this worker ─┐
 read by other workers ───┴─► KeptDocuments ─► rows of the tail, documents for others

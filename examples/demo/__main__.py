@@ -1,4 +1,4 @@
-"""The main job from end to end, on this machine alone: `make demo`.
+"""Run cloudload's main use case from end to end, on this machine: `make demo`.
 
     sources and texts of this Python environment
       ─► MDS shards on a local S3 server ─► a small GPT, trained from s3://
@@ -8,8 +8,8 @@
     piece 2     1 rank              └────────────┐
     piece 3     4 ranks                          └────────────────────►
 
-Every rank records a hash of every row that it gets. The end compares, row by row, what the three
-pieces trained on with what the reference trained on; the exit status is 1 unless they are the same.
+Every rank records a hash of every row that it gets. At the end, the rows of the three pieces are
+compared with those of the reference, one by one. The exit status is 1 if they differ.
 Writes summary.png, summary.json and the record of each run to demo-output.
 """
 
@@ -71,7 +71,7 @@ def main() -> int:
                 say(number, describe(run, length))
                 train(run, data, length, work, output / run.name.replace(" ", "-"))
         reference, *pieces = runs
-        say(7, "The rows that each run trained on, compared")
+        say(7, "Comparison of the rows that each run trained on")
         summary = compare(reference, pieces, length)
         summary["state_bytes"] = measure_state(work / reference.checkpoints)
     draw(reference, pieces, output / "summary.png")

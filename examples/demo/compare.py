@@ -1,4 +1,4 @@
-"""The comparison: row by row, what the pieces and the reference trained on."""
+"""Compare the rows that the pieces and the reference trained on."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rows_of(run: Run, steps: list[int]) -> list[tuple[int, str]]:
 
 
 def hash_rows(rows: list[tuple[int, str]]) -> str:
-    """One hash of rows in their order."""
+    """A hash of rows, in order."""
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 

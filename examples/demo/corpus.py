@@ -18,7 +18,7 @@ MOST_FILE_BYTES = 500_000
 
 
 def progress(name: str, total: int, **options: Any) -> Any:
-    """A progress bar; without a terminal, a line now and then."""
+    """A progress bar; without a terminal, an occasional line."""
     return tqdm(total=total, desc=name, mininterval=0.1 if sys.stderr.isatty() else 10.0, **options)
 
 

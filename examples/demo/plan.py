@@ -35,7 +35,7 @@ class Step(TypedDict):
     step_s: float
     wait_s: float
     rows: list[tuple[int, str]]
-    """Number and hash of each row, in order."""
+    """Index and hash of each row, in order."""
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens a second over the run's steps."""
+        """Tokens per second over the run's steps."""
         return (
             GLOBAL_BATCH
             * SEQ_LEN

@@ -38,7 +38,7 @@ def report(summary: dict[str, Any], output: Path) -> None:
     print(
         f"Loss: {summary['loss_of_first_10_steps']:.2f} over the first 10 steps, "
         f"{summary['loss_of_last_10_steps']:.2f} over the "
-        f"last 10 (guessing evenly: {math.log(VOCAB_SIZE):.2f}); "
+        f"last 10 (uniform guessing: {math.log(VOCAB_SIZE):.2f}); "
         f"pieces and reference differ by {summary['most_difference_of_loss']:.0e} at most."
     )
     print(
@@ -49,7 +49,7 @@ def report(summary: dict[str, Any], output: Path) -> None:
 
 
 def draw(reference: Run, pieces: list[Run], path: Path) -> None:
-    """Loss, tokens a second and waiting, by step."""
+    """Loss, tokens per second and waiting, by step."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -151,7 +151,7 @@ def draw_losses(axes: Any, reference: Run, pieces: list[Run], colors: dict[str, 
     evenly, middle = math.log(VOCAB_SIZE), reference.last / 3
     axes.axhline(evenly, color="#555555", lw=0.8, ls="--")
     axes.annotate(
-        f"guessing evenly among {VOCAB_SIZE:,} tokens",
+        f"uniform guessing among {VOCAB_SIZE:,} tokens",
         (middle, evenly),
         (0, 4),
         textcoords="offset points",

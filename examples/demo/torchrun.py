@@ -87,7 +87,7 @@ def running_torchrun(
         # leave a core to the loaders' workers: too many threads slow each other down
         "OMP_NUM_THREADS": str(min(8, max(1, (len(os.sched_getaffinity(0)) - 1) // ranks))),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
-        "CUDA_VISIBLE_DEVICES": "",  # several ranks of one GPU could not use NCCL
+        "CUDA_VISIBLE_DEVICES": "",  # NCCL does not support several ranks on one GPU
         "GLOO_SOCKET_IFNAME": "lo",
     }
     with (record / "torchrun.log").open("wb") as log:
@@ -131,7 +131,7 @@ def follow(run: Run, process: subprocess.Popen[bytes], record: Path, done: int, 
 
 
 def fail(run: Run, record: Path, what: str) -> None:
-    """Give up on the demo, with the end of the run's log."""
+    """Exit the demo, and show the end of the run's log."""
     tail = "\n".join((record / "torchrun.log").read_text(errors="replace").splitlines()[-40:])
     raise SystemExit(f"\n{tail}\n\n{run.name} {what}. Its whole log: {record / 'torchrun.log'}")
 
@@ -151,7 +151,7 @@ def children_by_parent() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # pid (name) state parent ...; a name may hold spaces and brackets
+            # pid (name) state parent ...; a name may contain spaces and brackets
             parent = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(path.parent.name))
     return children

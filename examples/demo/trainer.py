@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def save_checkpoint(folder: Path, **content: Any) -> None:
-    """Write `step-N.pt` whole or not at all."""
+    """Write `step-N.pt` atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(content, folder / "checkpoint.tmp")
     os.replace(folder / "checkpoint.tmp", folder / f"step-{content['step']:07}.pt")
@@ -36,7 +36,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def describe_rows(batch: Batch) -> dict[int, str]:
-    """The rows of a batch: each row's number in the run, and a hash of its tokens."""
+    """The rows of a batch: each row's index in the run, and a hash of its tokens."""
     hashes = [hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in batch["input_ids"]]
     return {
         batch.first_row + place * batch.row_step: row_hash for place, row_hash in enumerate(hashes)

@@ -44,7 +44,7 @@ def _damage(path: Path, draw: random.Random) -> None:
         path.unlink()
     elif kind == 1:
         path.write_bytes(data[:at])
-    elif kind == 2 and path.suffix != ".learned":  # it has no hash, because it is always written
+    elif kind == 2 and path.suffix != ".learned":  # has no hash, because runs keep writing to it
         path.write_bytes(data[:at] + bytes([data[at] ^ 255] if data else []) + data[at + 1 :])
     elif kind == 3:
         path.write_bytes(data + b"more")

@@ -154,13 +154,13 @@ class Campaigns:
             if seen.setdefault(row, row_hash) != row_hash:
                 self._found.fail(f"{what}: row {row} is not what it was in an earlier job")
         if missing := [row for row in saved if row not in found]:
-            self._found.fail(f"{what}: rows {missing[:5]} up to its last checkpoint are not there")
+            self._found.fail(f"{what}: rows {missing[:5]} up to its last checkpoint are missing")
 
     def _check_learned(self, campaign: Campaign) -> None:
         for stream, url in enumerate(campaign.urls):
             folder = campaign.folder / f"counted-{stream}"
             if wrong := differing_lengths(url, campaign.tokenizer, folder):
-                self._found.fail(f"{campaign.name}: {wrong} are not what cloudload count writes")
+                self._found.fail(f"{campaign.name}: learned lengths are wrong: {wrong}")
             self._found.drawn["learned lengths"]["complete" if has_lengths(url) else "partial"] += 1
 
 
@@ -189,7 +189,7 @@ def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findi
     different = [row for row in range(stop) if trained.get(row) != expected.get(row)]
     if different:
         found.fail(
-            f"{campaign.name}: rows {different[:5]} and {len(different)} in all are not those "
+            f"{campaign.name}: rows {different[:5]}, {len(different)} in total, differ from those "
             "of an undisturbed run"
         )
     return stop

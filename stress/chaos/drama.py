@@ -30,7 +30,7 @@ class Stop:
     """One of `STOPPED`."""
     seconds: float
     is_at_end: bool
-    """Whether the job's end comes while they are stopped."""
+    """Whether the job ends while they are stopped."""
 
     def describe(self) -> str:
         """The stop's kind, for counts."""
@@ -45,7 +45,7 @@ class Drama:
     end: str
     """One of `ENDS`."""
     is_early: bool
-    """Whether the end comes before the first step."""
+    """Whether the job ends before its first step."""
     stop: Stop | None
     disk: str | None
     """`small` from the start, or `fills` while the job runs; None for an ample disk."""

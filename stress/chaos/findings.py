@@ -19,7 +19,7 @@ class Findings(Failures):
     rows: int = 0
     replayed: int = 0
     slowest_end_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Most seconds from the end of a job to that of its last process, by the kind of end."""
+    """Maximum seconds from the end of a job to the end of its last process, by kind of end."""
     faults: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)

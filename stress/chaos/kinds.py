@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NONE, COUNTED, LEARNED = "no lengths", "counted", "learned"
-"""Whether a campaign's datasets have token lengths from its start, or its jobs write them."""
+"""How a campaign's datasets get token lengths: never, from the start, or from its jobs."""
 
 _ROWS = {"packing": "one_per_row", "overflow": "rows"}
 _BEST_FIT = {"packing": "best_fit", "open_rows": 4}

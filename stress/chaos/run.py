@@ -25,11 +25,11 @@ from tests.support.left_behind import orphans, shared_memory
 from tests.support.patience import soon
 
 MARGIN_S = 30.0
-"""A job hangs if it writes nothing for its patience and this time."""
+"""A job counts as hung if it writes nothing for this many seconds beyond its patience."""
 _UNDER_TORCH_S = 12.0
 _OF_CLOUDLOAD = "cloudload.errors."
 _EXPLAINED = ("StoreError", "DatasetError", "RanksDisagreeError")
-"""Errors that faults of the store, or the end of another rank, explain."""
+"""Errors that a store fault or the end of another rank explains."""
 _OF_OTHERS = {"RanksDisagreeError", "RuntimeError"}
 """Errors of ranks whose connection to another rank broke."""
 
@@ -98,7 +98,7 @@ class JobRun:
             self._fail_hung("took no step")
         if watch.has_stepped() and not watch.has_lost_a_rank():
             if kept := littered & left_overs(self._campaign, self._job):
-                self._found.fail(f"job {self._job.number} has not swept up {sorted(kept)[:3]}")
+                self._found.fail(f"job {self._job.number} did not remove {sorted(kept)[:3]}")
             if self._drama.end not in ("none", CONNECTING):
                 time.sleep(self._draw.uniform(0.0, self._pause))
 
@@ -140,7 +140,7 @@ class JobRun:
         if not watch.wait_until(
             lambda: watch.written() > written or watch.has_lost_a_rank(), self._quiet_s
         ):
-            self._fail_hung(f"did not go on after a {stop.describe()}")
+            self._fail_hung(f"did not continue after a {stop.describe()}")
         errors = {name.rpartition(".")[2] for name in self._errors().values()}
         is_short = stop.seconds < self._job.patience_s / 2 - 5 and stop.of != "the store"
         # any other error is the cause

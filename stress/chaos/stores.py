@@ -45,7 +45,7 @@ class Store:
         return self.server.environment(self.proxy.endpoint)
 
     def set_faults(self, draw: random.Random, share: float) -> None:
-        """Inject faults into a random `share` of requests for shards, and fewer others."""
+        """Inject faults into a random `share` of shard requests, and a smaller share of others."""
         is_gcs, at = self.scheme == "gs", draw.randrange(600)
         status, code = draw.choice(GCS_ERRORS if is_gcs else S3_ERRORS)
         of_shards = [

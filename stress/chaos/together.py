@@ -63,7 +63,7 @@ class _Run:
 
 
 def add(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Add up summaries: numbers and lists are joined, and of seconds and minutes the most kept."""
+    """Merge summaries: add numbers, join lists, and keep the maximum of seconds and minutes."""
     total: dict[str, Any] = {}
     for summary in summaries:
         for name, value in summary.items():

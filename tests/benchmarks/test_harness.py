@@ -1,4 +1,4 @@
-"""The harness measures what it says, and a side that fails is named."""
+"""The harness measures tokens and times correctly, and names a side that fails."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_side_answers_turn_by_turn_and_is_stopped_between(counting: Side) -> N
 
 
 def state_of(pid: int) -> str:
-    """The letter that /proc has for it."""
+    """The state letter of a process in /proc, such as `T` for stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

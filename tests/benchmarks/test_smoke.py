@@ -124,7 +124,7 @@ def test_order_reports_all_parts() -> None:
     assert all(0 < row["mean / block"] < 1 for row in quality)
     assert all(row["seekable: open at once"] >= 1 for row in window)
     assert {row["dealt"] for row in drift} >= {"in turn", "bytes, to the least"}
-    assert all(row["GB in all"] > 0 for row in drift)
+    assert all(row["GB in total"] > 0 for row in drift)
 
 
 def test_uneven_worlds_reports_what_is_read_twice() -> None:

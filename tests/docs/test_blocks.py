@@ -2,7 +2,7 @@
 
 ```python    runs; the blocks of a page share their names
 ```py        needs a framework or a cluster: its imports and the options it names exist
-```sh        cloudload's lines run; of others, targets, extras, modules and flags exist
+```sh        cloudload's commands run; in other commands, targets, extras, modules and flags exist
 ```text      after a `python` block: part of what that block prints
 ```yaml      a file that the others may read; the comment in its first line is its name
 """
@@ -43,7 +43,8 @@ OUTPUT = "output"
 
 @cache
 def blocks_of(page: str) -> tuple[tuple[str, str], ...]:
-    """(language, code) of the fenced blocks of a page; `OUTPUT` is what the last one prints."""
+    """(language, code) of the fenced blocks of a page. `OUTPUT` marks the output of the last
+    one."""
     text, last_end = (ROOT / page).read_text("utf-8"), 0
     found: list[tuple[str, str]] = []
     for block in BLOCK.finditer(text):
@@ -62,7 +63,7 @@ def pages_with(*languages: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def desk(request: pytest.FixtureRequest, tokenizer_folder: Path) -> Desk:
-    """What a reader has: a corpus in a bucket, a second one, and raw files of both."""
+    """A reader's data: two corpora in a bucket, and the raw files of both."""
     request.getfixturevalue("s3_server")
     tmp_path_factory = request.getfixturevalue("tmp_path_factory")
     return Desk(tmp_path_factory.mktemp("desk"), os.fspath(tokenizer_folder))
@@ -84,7 +85,7 @@ class Desk:
             run_command(convert, folder)
 
     def fill_in(self, code: str) -> str:
-        """A block with the reader's own bucket and tokenizer."""
+        """A block, with the bucket and tokenizer of the reader."""
         code = code.replace("s3://my-bucket", self.bucket).replace("s3://my-other", self.bucket)
         code = code.replace("--tokenizer gpt2", f"--tokenizer {self.tokenizer}")
         return code.replace('"gpt2"', repr(self.tokenizer))
@@ -109,7 +110,8 @@ def test_the_python_and_cloudload_blocks_of_a_page_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLOUDLOAD_CACHE", str(desk.folder / "cache"))
     if page not in ("README.md", "docs/quickstart.md"):
-        # the beginner's pages run as they are; elsewhere worker processes would prove no more
+        # the beginner's pages run unchanged; on other pages, worker processes would prove nothing
+        # more
         defaults = CloudLoader.__init__.__kwdefaults__ or {}
         monkeypatch.setitem(defaults, "num_workers", 0)
     names = read_names(page, desk)
@@ -184,7 +186,7 @@ def commands_of(block: str) -> list[list[str]]:
 
 
 def run_command(command: list[str], folder: Path) -> None:
-    """Run a command of cloudload's in a folder."""
+    """Run a cloudload command in a folder."""
     here = Path.cwd()
     os.chdir(folder)
     try:
@@ -228,7 +230,7 @@ def list_arguments(function: Any) -> set[str]:
 
 
 def names_in(module: str) -> set[str]:
-    """The names that a module defines, also where its framework is not installed."""
+    """The names that a module defines, even if its framework is not installed."""
     spec = find_spec(module)
     assert spec is not None, f"there is no module {module}"
     assert spec.origin is not None
@@ -284,7 +286,7 @@ def check_python(words: list[str]) -> None:
 
 
 def check_cloudload(words: list[str]) -> None:
-    """Run where the page has Python blocks, and here read as far as `--help`."""
+    """Only check the command with `--help`; pages with Python blocks run it."""
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--help"])
     assert stopped.value.code == 0

@@ -1,4 +1,4 @@
-"""The quickstart shows the start log that a script really prints."""
+"""The start log in the quickstart is the one that a script prints."""
 
 from __future__ import annotations
 

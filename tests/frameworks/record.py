@@ -1,5 +1,4 @@
-"""Run an example, write down what it pulls from the loader and what its model is trained on, and
-kill it in mid-training.
+"""Run an example, record the batches that it fetches and trains on, and kill it during training.
 
     python -m tests.frameworks.record '{"log": folder, "kill_at": 15}'
         examples/train_torch.py s3://… --steps 20
@@ -33,7 +32,7 @@ def main() -> None:
     options, sys.argv = json.loads(sys.argv[1]), sys.argv[2:]
     script = Path(sys.argv[0])
     sys.path.insert(0, str(script.parent))
-    # an example may have to prepare what its framework is imported with
+    # an example may have to prepare modules before its framework is imported
     example = importlib.import_module(script.stem)
     module, _, name = options.get("model", "tiny_gpt:GPT").partition(":")
     model = getattr(importlib.import_module(module), name)
@@ -72,7 +71,7 @@ def main() -> None:
     model.forward = forward_and_note
     RunLog.record = record_and_note  # type: ignore[method-assign]
     example.main()
-    # all is written down, and Python would clear the framework's modules for longer than a step
+    # everything is recorded, and clearing the framework's modules would take longer than a step
     sys.stdout.flush()
     os._exit(0)
 

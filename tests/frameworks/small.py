@@ -1,4 +1,4 @@
-"""A small dataset, a loader of it, and what it hands out."""
+"""A small dataset, a loader of it, and its rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Rows = list[list[int]]
 
 
 def rows_of(loader: CloudLoader, number: int) -> Rows:
-    """Those of the next batches."""
+    """The rows of the next batches."""
     return [row for batch in loader.take(number) for row in batch["input_ids"].tolist()]
 
 
 class Model(nn.Module):
-    """A bag of words that notes the rows that it is trained on, and evaluated on."""
+    """A bag-of-words model that records the rows used for training and evaluation."""
 
     def __init__(self) -> None:
         super().__init__()

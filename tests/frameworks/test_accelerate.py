@@ -1,5 +1,5 @@
-"""accelerate: a registered loader is saved and restored, a prepared one is the loader itself, and a
-wrapped one is refused."""
+"""accelerate: saves and restores a registered loader, returns a prepared one unchanged, and refuses
+a wrapped one."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.mark.parametrize("is_prepared", [False, True])
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 4])
-def test_a_registered_loader_goes_on_with_the_next_batch(
+def test_a_registered_loader_continues_with_the_next_batch(
     folder: str, tmp_path: Path, saved_after: int, is_prepared: bool
 ) -> None:
-    """Also where it was saved before the first batch, and in mid accumulation."""
+    """This also holds before the first batch, and in the middle of gradient accumulation."""
     trained = []
     for is_resumed in (False, True):
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)

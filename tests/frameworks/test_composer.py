@@ -1,4 +1,4 @@
-"""Composer, in one process: what it counts, splits, saves and restores. Runs where Composer is
+"""Composer, in one process: counting, splitting, saving and restoring. Runs only if Composer is
 installed."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class ComposerModel(composer.ComposerModel):
-    """The small model as Composer calls it."""
+    """The small model with Composer's interface."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,8 +167,7 @@ def test_packed_microbatches_train_and_are_accumulated(folder: str) -> None:
 def test_epochs_are_counted_right_wherever_a_checkpoint_was_saved(
     folder: str, tmp_path: Path, saved_at: str, epochs: int
 ) -> None:
-    """At the last batch of an epoch, Composer has not yet seen its end; at the end of the epoch, it
-    has."""
+    """Composer detects the end of an epoch only after its last batch."""
     loader = make_loader(folder, stop_every=4)
     trainer = make_trainer(
         loader, max_duration="3ep", save_folder=str(tmp_path), save_interval=saved_at
@@ -234,8 +233,8 @@ def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None
 
 
 def test_a_sharded_checkpoint_takes_the_state_as_one_leaf(folder: str, tmp_path: Path) -> None:
-    """Composer's sharded checkpoints are DCP's, loaded into the fresh run's own state; FSDP itself
-    would need a GPU."""
+    """Composer's sharded checkpoints are DCP checkpoints, loaded into the new run's state. FSDP
+    itself needs a GPU."""
     import torch.distributed.checkpoint as dcp
 
     trainer = make_trainer(make_loader(folder))
@@ -266,7 +265,7 @@ def trainer_loader_state(trainer: Trainer) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_every": 4}, {"stop_every": "epoch"}])
-def test_a_second_fit_goes_on_with_the_next_batch(folder: str, options: dict[str, Any]) -> None:
+def test_a_second_fit_continues_with_the_next_batch(folder: str, options: dict[str, Any]) -> None:
     trainer = make_trainer(make_loader(folder, **options), max_duration="3ba")
     trainer.fit()
     trainer.fit(duration="3ba")

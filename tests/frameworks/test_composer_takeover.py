@@ -1,5 +1,5 @@
-"""A run that Composer trained on a StreamingDataset, continued from each of Composer's own
-checkpoints. Runs where both are installed."""
+"""A loader continues a Composer run on a StreamingDataset from each of its checkpoints. Runs only
+if both are installed."""
 
 from __future__ import annotations
 

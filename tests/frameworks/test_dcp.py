@@ -1,5 +1,5 @@
-"""torch.distributed.checkpoint, in one process: one leaf of text, at once or in the background,
-wherever the run stands."""
+"""torch.distributed.checkpoint, in one process: the state is one string, saved synchronously or
+asynchronously, at any position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(autouse=True)
 def _group(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
+    """A process group with only this process."""
     dist.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
     )
@@ -31,7 +31,7 @@ def _group(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("saved_after", [0, 1, 5])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_resume_goes_on_with_the_next_batch(
+def test_a_resume_continues_with_the_next_batch(
     folder: str, tmp_path: Path, saved_after: int, is_async: bool
 ) -> None:
     loader = make_loader(folder, packing="best_fit")
@@ -39,12 +39,12 @@ def test_a_resume_goes_on_with_the_next_batch(
     rows = [row for _ in range(saved_after) for row in next(batches)["input_ids"].tolist()]
     if is_async:
         saved = dcp.async_save({"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved")
-        # what is read meanwhile is not in the state
+        # batches read meanwhile are not in the state
         next(batches)
         saved.result()  # type: ignore[union-attr]
     else:
         dcp.save({"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved")
-    # another length than that of the text that was saved
+    # a different length than the saved text
     resumed = make_loader(folder, packing="best_fit")
     dcp.load({"loader": LoaderState(resumed)}, checkpoint_id=tmp_path / "saved")
     assert rows + rows_of(resumed, 8 - saved_after) == rows_of(
@@ -53,7 +53,8 @@ def test_a_resume_goes_on_with_the_next_batch(
 
 
 def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:
-    """Beside a model and its optimizer, and as torchtitan and Composer nest it."""
+    """The state may be beside a model and its optimizer, or nested as in torchtitan and
+    Composer."""
     loader, model = make_loader(folder), torch.nn.Linear(3, 3)
     next(iter(loader))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,8 +1,7 @@
-"""Frameworks: what is trained on, killed and resumed in each, is what an uninterrupted run trains
-on, row by row.
+"""In every framework, a run that is killed and resumed trains on the rows of an uninterrupted run.
 
 The jobs are the examples, each with real processes on a real S3 server; `frameworks/record.py`
-notes their rows and kills them.
+records their rows and kills them.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ Steps = list[list[str]]
 
 @dataclass(frozen=True)
 class Framework:
-    """An example, and how it is run."""
+    """An example, and how to run it."""
 
     example: str
     environment: str = "dev"
-    """Of `scripts/test-frameworks`."""
+    """A name in `scripts/test-frameworks`, or "dev" for this one."""
     variables: tuple[tuple[str, str], ...] = ()
     num_ahead: int = 0
-    """Batches that it pulls before it trains on them."""
+    """Number of batches that it fetches ahead of training."""
     model: str = "tiny_gpt:GPT"
-    """The class whose forward takes the rows."""
+    """The class whose `forward` receives the rows."""
     num_unseen: int = 0
-    """Tokens at a row's end that are labels only."""
+    """Number of tokens at a row's end that are only labels."""
 
     def python(self) -> str:
         """The interpreter of its environment."""
@@ -59,12 +58,12 @@ class Framework:
         return str(python)
 
     def command(self, module: str) -> list[str]:
-        """The first words of a command that runs a module."""
+        """The beginning of a command that runs a module."""
         own = [self.python(), "-m", module]
         return [*stand_in(), module] if self.environment == "dev" else own
 
     def hashes(self, steps: list[torch.Tensor]) -> Steps:
-        """Of each step's rows, as its model sees them."""
+        """The hashes of each step's rows, as the model sees them."""
         seen = SEQ_LEN - self.num_unseen
         return [
             sorted(hashlib.sha256(row[:seen].numpy().tobytes()).hexdigest()[:16] for row in rows)
@@ -93,7 +92,7 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True)
 class Way:
-    """How a run is cut in two."""
+    """How a run is divided into two parts."""
 
     ranks: tuple[int, int] = (1, 1)
     workers: tuple[int, int] = (1, 1)
@@ -229,7 +228,7 @@ def test_torchtitans_trainers_old_and_new_get_what_they_ask_for(tmp_path: Path) 
 
 
 class Job:
-    """The runs of an example in a folder of its own."""
+    """The runs of an example in a separate folder."""
 
     def __init__(self, framework: Framework, data: str, folder: Path) -> None:
         self.framework, self.data, self.folder = framework, data, folder
@@ -265,13 +264,13 @@ class Job:
                 timeout=280,
                 check=False,
             )
-        # frameworks do not always end well on CPUs once all is trained: what was trained on decides
+        # on CPUs, some frameworks fail after training has ended, so check only the rows
         if kill_at is None and ended.returncode:
             print(f"{run} ended with {ended.returncode}")
             print((self.folder / f"{run}.txt").read_text()[-6000:])
 
     def arguments(self, way: Way, part: int) -> list[str]:
-        """Of the example."""
+        """The example's command-line arguments."""
         numbers = {
             "steps": way.steps,
             "save-every": SAVE_EVERY,
@@ -292,13 +291,13 @@ class Job:
         return [*arguments, f"--out={self.folder / 'out'}", f"--cache={self.folder / 'cache'}"]
 
     def lines(self, run: str) -> list[list[dict[str, Any]]]:
-        """What each rank wrote down."""
+        """The records of each rank."""
         logs = sorted((self.folder / run).glob("*.jsonl"))
         assert logs, (self.folder / f"{run}.txt").read_text()[-6000:]
         return [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
 
     def trained(self, run: str, rows_a_step: int) -> Steps:
-        """The rows of each step, of all ranks together."""
+        """The rows of each step, over all ranks."""
         ranks = [
             [row for line in lines for row in line.get("trained", [])] for lines in self.lines(run)
         ]
@@ -310,10 +309,10 @@ class Job:
         ]
 
     def pulled(self, run: str) -> list[int]:
-        """The batches that each rank pulled."""
+        """The batches that each rank fetched."""
         return [sum("pulled" in line for line in lines) for lines in self.lines(run)]
 
     def losses(self, run: str) -> list[float]:
-        """The mean over the ranks in each step."""
+        """The mean loss over the ranks in each step."""
         ranks = [[line["loss"] for line in lines if "loss" in line] for lines in self.lines(run)]
         return [sum(losses) / len(ranks) for losses in zip(*ranks, strict=True)]

@@ -1,5 +1,5 @@
-"""Lightning, in one process: what it holds ahead is not in the state, and its epochs are the
-loader's passes."""
+"""Lightning, in one process: the state excludes prefetched batches, and its epochs are the loader's
+passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Module(LightningModule):
-    """The small model as Lightning calls it."""
+    """The small model with Lightning's interface."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def save_every(steps: int, folder: Path) -> ModelCheckpoint:
     "settings", [{}, {"accumulate_grad_batches": 2}, {"limit_train_batches": 4}]
 )
 @pytest.mark.parametrize("saved_after", [1, 2, 3, 6])
-def test_whatever_it_holds_ahead_a_resume_goes_on_with_the_next_batch(
+def test_whatever_is_prefetched_a_resume_continues_with_the_next_batch(
     folder: str, tmp_path: Path, options: dict[str, Any], settings: dict[str, Any], saved_after: int
 ) -> None:
     each = settings.get("accumulate_grad_batches", 1)
@@ -91,7 +91,7 @@ def test_whatever_it_holds_ahead_a_resume_goes_on_with_the_next_batch(
     )
     assert trainer.global_step == 8
     if settings != {"accumulate_grad_batches": 2} or not options:
-        # where a pass ends in mid accumulation, Lightning takes a step
+        # if a pass ends during gradient accumulation, Lightning takes a step
         assert whole.trained == rows_of(make_loader(folder), 8 * each)
     assert whole.trained[-len(resumed.trained) :] == resumed.trained
     own = checkpoint_rows(checkpoint)
@@ -99,7 +99,7 @@ def test_whatever_it_holds_ahead_a_resume_goes_on_with_the_next_batch(
 
 
 def checkpoint_rows(checkpoint: Path) -> int:
-    """How many rows the run had delivered by the saved state."""
+    """The number of rows delivered, according to the saved state."""
     saved = torch.load(checkpoint, weights_only=False)["CloudloadDataModule"]
     return int(saved["rows"])
 
@@ -183,7 +183,7 @@ def test_a_state_saved_before_the_first_batch_starts_at_the_first(
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_every": 5}, {"stop_every": "epoch"}])
-def test_a_second_fit_goes_on_with_the_next_batch(
+def test_a_second_fit_continues_with_the_next_batch(
     folder: str, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     module, loaders = Module(), CloudloadDataModule(make_loader(folder, **options))

@@ -1,4 +1,4 @@
-"""torchdata, in one process: a loader as a node, and under a StatefulDataLoader."""
+"""torchdata, in one process: a loader as a node, and in a StatefulDataLoader."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def train(batches: Any, number: int) -> Rows:
 @pytest.mark.parametrize("wrap", WAYS)
 @pytest.mark.parametrize("options", [{}, {"stop_every": 3}, {"stop_every": "epoch"}])
 @pytest.mark.parametrize("saved_after", [0, 1, 3, 4])
-def test_a_resume_goes_on_with_the_next_batch(
+def test_a_resume_continues_with_the_next_batch(
     folder: str, wrap: Callable[[CloudLoader], Any], options: dict[str, Any], saved_after: int
 ) -> None:
     batches = wrap(make_loader(folder, **options))

@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, in one process: nothing skipped, replayed or wrapped."""
+"""The Hugging Face Trainer, in one process, does not skip, replay or wrap anything."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def make_trainer(
 @pytest.mark.parametrize("options", [{}, {"stop_every": 4}, {"stop_every": "epoch"}])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("saved_after", [2, 4])
-def test_a_resume_goes_on_with_the_next_batch(
+def test_a_resume_continues_with_the_next_batch(
     folder: str, tmp_path: Path, options: dict[str, Any], accumulate: int, saved_after: int
 ) -> None:
     settings = {"gradient_accumulation_steps": accumulate}
@@ -56,7 +56,7 @@ def test_a_resume_goes_on_with_the_next_batch(
     whole.train()
     rows = whole.model.trained
     if options.get("stop_every") != "epoch":
-        # where the data ends a pass in mid accumulation, the Trainer drops what it has accumulated
+        # if the data ends during gradient accumulation, the Trainer drops the accumulated gradients
         assert rows == rows_of(make_loader(folder), 6 * accumulate)
     loader = make_loader(folder, **options)
     resumed = make_trainer(loader, tmp_path, **settings)

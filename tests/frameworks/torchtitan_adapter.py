@@ -1,5 +1,5 @@
-"""What the trainers of torchtitan 0.3 and of its successors get from `CloudloadDataLoader`, run in
-torchtitan's environment.
+"""Check `CloudloadDataLoader` as the trainers of torchtitan 0.3 and later use it, in torchtitan's
+environment.
 
 torchtitan_adapter.py folder-of-an-MDS tokenizer-folder cache-folder
 """
@@ -27,7 +27,7 @@ BY_TOKENS = {"max_context_length": SEQ_LEN, "num_tokens_per_batch": ROWS * SEQ_L
 
 
 def build(sizes: dict[str, Any], *, infinite: bool = True, **options: Any) -> CloudloadDataLoader:
-    """As the trainers do."""
+    """Create the adapter as the trainers do."""
     config = CloudloadDataLoader.Config(
         data=DATA,
         options={"num_workers": 0, "local": CACHE, **options},
@@ -42,7 +42,7 @@ def build(sizes: dict[str, Any], *, infinite: bool = True, **options: Any) -> Cl
 
 
 def own_rows(**options: Any) -> CloudLoader:
-    """The loader that the adapter is to have inside."""
+    """The loader that the adapter should contain."""
     return CloudLoader(
         DATA,
         tokenizer=TOKENIZER,
@@ -66,7 +66,7 @@ def are_equal(ours: list[dict[str, torch.Tensor]], others: list[dict[str, torch.
 
 
 def refusal(kind: type[Exception], call: Callable[[], Any]) -> str:
-    """What the error says."""
+    """The text of the error."""
     try:
         call()
     except kind as error:
@@ -132,7 +132,7 @@ def check_only_the_end_of_the_data_ends_training() -> None:
     )
 
 
-def check_a_state_is_text_and_goes_on_behind_the_batch_handed_out() -> None:
+def check_a_state_is_text_and_continues_after_the_delivered_batch() -> None:
     for sizes in (BY_ROWS, BY_TOKENS):
         first = build(sizes)
         assert first.state_dict().keys() == {"cloudload"}

@@ -23,7 +23,7 @@ from tests.support.conversions import (
 )
 
 
-def test_stdin_is_json_lines_and_goes_on_when_given_again(tmp_path: Path) -> None:
+def test_stdin_is_json_lines_and_resumes_when_given_again(tmp_path: Path) -> None:
     lines = "".join(
         json.dumps({"text": f"document {number}"}) + "\n" for number in range(500)
     ).encode()

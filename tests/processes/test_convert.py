@@ -44,7 +44,7 @@ def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
     assert dataset_bytes(str(tmp_path / "out5")) == one
 
 
-# a shell's background jobs ignore Ctrl-C, and so would what they start
+# a shell's background jobs ignore Ctrl-C, and so do their children
 HEEDFUL = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -153,7 +153,7 @@ def _is_running(pid: str) -> bool:
         return False
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_says_how_to_resume(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", files=4, lines=20_000)
     process = start_cli(str(corpus), str(tmp_path / "out"), *SMALL, "--processes", "2")
     _wait_for_progress(process, str(tmp_path / "out"), 2)

@@ -24,7 +24,7 @@ def test_every_format_is_read_alike_in_processes_and_after_interruptions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     source = tmp_path / "in"
-    if kind != "mds":  # MDSWriter wants to make the folder
+    if kind != "mds":  # MDSWriter creates the folder
         source.mkdir()
     INPUT_KINDS[kind](source, ROWS)
     options: dict[str, Any] = {**SETTINGS, "keep": ["n:int"]}

@@ -1,8 +1,8 @@
-"""However a training job ends, it ends in seconds, says why, leaves nothing, and resumes from its
-last state exactly.
+"""A training job that ends for any reason ends in seconds, says why, leaves nothing, and resumes
+exactly.
 
-A job of real processes, in a session of its own, reads from S3 through a fault proxy; it is ended
-while it works, and while it waits for a store that has fallen silent.
+A job of real processes, in a separate session, reads from S3 through a fault proxy. It is ended
+while it works, and while it waits for a store that has stopped responding.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tests.support.processes import children_of
 from tests.support.servers import BUCKET
 
 SOON_S = 25.0
-"""Far more than any end takes, far less than any deadline."""
+"""Seconds: far more than any job needs to end, and far less than any deadline."""
 
 
 def end(job: Job) -> str:
-    """Wait for a job's end, and for that of all its processes; returns what it wrote to stderr."""
+    """Wait until a job and all its processes have ended, and return its stderr."""
     _, errors = job.process.communicate(timeout=SOON_S)
     assert soon(lambda: not job.family()), (
         f"left: {[command_of(pid) for pid in job.family()]}\n{errors}"
@@ -45,13 +45,13 @@ def end(job: Job) -> str:
 
 
 def has_part(cache: Path) -> bool:
-    """Whether a fetch is under way."""
+    """Whether a fetch is in progress."""
     return any(path.suffix == ".part" for path in left_overs(cache))
 
 
 @pytest.fixture(scope="module")
 def dataset(request: pytest.FixtureRequest) -> str:
-    """A dataset of a hundred shards on S3."""
+    """A dataset of 100 shards on S3."""
     request.getfixturevalue("s3_server")
     url = f"s3://{BUCKET}/ends-of-jobs-{uuid.uuid4().hex}"
     return write_mds(url, random_documents(3, 400), shard_bytes=800, compression="zstd")
@@ -59,7 +59,7 @@ def dataset(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def data(dataset: str, s3_proxy: FaultProxy) -> str:
-    """The dataset, behind the proxy."""
+    """The dataset's URL, through the proxy."""
     s3_proxy.set_faults([])
     return dataset
 
@@ -69,7 +69,7 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def start(data: str, tmp_path: Path) -> Iterator[Start]:
-    """Starts a job."""
+    """A function that starts a job."""
     jobs: list[Job] = []
 
     def start(**options: Any) -> Job:
@@ -92,7 +92,7 @@ def rows_in(out: Path) -> dict[int, list[int]]:
 
 
 def check_rows(job: Job, cache: Path) -> None:
-    """The rows of all jobs so far are those of one that nothing happened to."""
+    """Check that the rows of all jobs so far equal those of an undisturbed job."""
     found = rows_in(job.out)
     assert sorted(found) == list(range(len(found)))
 
@@ -113,10 +113,9 @@ def check_rows(job: Job, cache: Path) -> None:
 
 
 def silence(proxy: FaultProxy) -> None:
-    """Bodies of shards stop in their middle, after the first 60, which are more than a few batches
-    need.
+    """After the first 60 shards, which suffice for a few batches, responses stop in the middle.
 
-    A loader that looks ahead over all documents (`EAGER`) is then sure to wait for one.
+    A loader that fetches ahead over all documents (`EAGER`) then always waits for one.
     """
     proxy.set_faults([Fault("GET .*shard", "stall", skip=60, at=200, seconds=60)])
 
@@ -133,7 +132,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("way", "is_silent"), itertools.product(ENDS, [False, True]))
-def test_a_job_that_is_ended_leaves_nothing_and_goes_on_exactly(
+def test_a_job_that_is_ended_leaves_nothing_and_resumes_exactly(
     start: Start, s3_proxy: FaultProxy, tmp_path: Path, way: str, is_silent: bool
 ) -> None:
     number, goes_to_all = ENDS[way]

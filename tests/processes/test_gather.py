@@ -1,4 +1,4 @@
-"""All processes of a job gather the same arrays, and none waits long for one that has died."""
+"""All processes of a job gather the same arrays, and no process waits long for a dead one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Job = Callable[[Any, int, int], Any]
 
 
 def run_job(folder: Path, size: int, job: Job, missing: tuple[int, ...] = ()) -> dict[int, Any]:
-    """Run `job(store, rank, size)` in a process of each rank, and return what each returned.
+    """Run `job(store, rank, size)` in one process per rank, and return the results.
 
-    An error is returned as a pair of its class and text; a process that died returns nothing.
+    The result of an error is a pair of its class and text. A process that died has no result.
     """
     connections: dict[int, tuple[Connection, Any]] = {}
     for rank in set(range(size)) - set(missing):
@@ -63,7 +63,7 @@ def _report(folder: Path, rank: int, size: int, job: Job, sender: Connection) ->
         sender.send((type(error), str(error)))
     # wait until all have reported, because a process that ends closes its connections
     store.wait(["collected"], timedelta(seconds=_PATIENCE_S))
-    os._exit(0)  # what the parent would clean up at exit is not this process's
+    os._exit(0)  # skip the parent's cleanup at exit
 
 
 def array_of(rank: int, turn: int) -> Ints:

@@ -22,7 +22,9 @@ EOS_ID = 256
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
-def test_every_kind_of_document_comes_whole(tmp_path: Path, packing: str, num_workers: int) -> None:
+def test_every_kind_of_document_is_delivered_whole(
+    tmp_path: Path, packing: str, num_workers: int
+) -> None:
     texts = [
         "",
         "a",
@@ -45,14 +47,16 @@ def test_every_kind_of_document_comes_whole(tmp_path: Path, packing: str, num_wo
 
 @pytest.mark.long
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
-def test_a_document_of_100_mb_comes_whole_in_less_than_6_gb(tmp_path: Path, packing: str) -> None:
+def test_a_document_of_100_mb_is_delivered_whole_in_less_than_6_gb(
+    tmp_path: Path, packing: str
+) -> None:
     size = 100_000_000
     code = f"import sys; from {__name__} import read_book; read_book(*sys.argv[1:])"
     write_mds(tmp_path / "mds", ["a", "ab cd é狐. " * (size // 13), "b"], compression="zstd")
     command = [sys.executable, "-c", code, str(tmp_path), packing]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     tokens, peak_mb = map(int, done.stdout.split())
-    # a token is a byte of the text here, and there is one for the end of each document
+    # here, a token is a byte of the text, and each document has an eos
     assert tokens == size // 13 * 13 + 2 + 3
     assert peak_mb < 6_000
 

@@ -19,8 +19,10 @@ from tests.support.torchrun import Run, launch
 def test_ranks_killed_in_the_tail_end_on_another_world_with_the_rows_of_one_process(
     tmp_path: Path,
 ) -> None:
-    """One lane has but ends of text and ends early: what is left is most of the run, and the sizes
-    of 1,284 documents of a rank, which are more than the exchange begins with."""
+    """One lane has only eos tokens and ends early, so most of the run is left.
+
+    A rank then exchanges the sizes of 1,284 documents, more than the exchange has room for at
+    first."""
     texts = ["" if number % 12 == 0 else str(number + 1_000) for number in range(4_800)]
     url = write_mds(tmp_path / "mds", texts, shard_bytes=20_000, compression="zstd")
     corpus = TorchrunCorpus(url, url, tmp_path / "cache")

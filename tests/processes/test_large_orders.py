@@ -15,7 +15,7 @@ import re, time
 import numpy as np
 from cloudload.order.seekable import SeekableOrder, Shuffle
 sizes = np.full(2_000_000, 5_000, np.int64)
-def peak():  # of this process alone: ru_maxrss begins with its parent's
+def peak():  # only of this process, because ru_maxrss starts at its parent's value
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 before, start = peak(), time.process_time()
 order = SeekableOrder(sizes, Shuffle(64, 17, 20_000), 0)

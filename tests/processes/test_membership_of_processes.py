@@ -20,7 +20,7 @@ RANKS, BATCH_SIZE, SEQ_LEN = 4, 3, 32
 
 
 def test_ranks_that_die_and_come_back_lose_no_row_and_repeat_none(tmp_path: Path) -> None:
-    """Two of four ranks are killed: any one, and later the one that is rank 0 by then."""
+    """Two of four ranks are killed: first any rank, and later the one that is then rank 0."""
     data = write_mds(tmp_path / "data", random_documents(3, 400), shard_bytes=8_000)
     count_tokens(data, tokenizer=TOKENIZER, processes=1, progress=False)
     (notes := tmp_path / "notes").mkdir()

@@ -1,4 +1,4 @@
-"""A process builds the order of the next epoch ahead, and leaves nothing when it is killed."""
+"""A background process builds the next epoch's order, and leaves nothing if it is killed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wait_until(condition: Any) -> bool:
 
 
 def children() -> list[int]:
-    """The processes that this one has started, dead ones that nobody has waited for included."""
+    """The processes that this one has started, including zombies."""
     tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     return [int(pid) for task in tasks for pid in task.read_text().split()]
 

@@ -1,4 +1,4 @@
-"""`cloudload trace` as a process."""
+"""`cloudload trace` in a separate process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_loader(folder: Path, tokenizer_folder: Path) -> MakeLoader:
     return loaders_of(folder, tokenizer_folder)
 
 
-def test_the_command_line_runs_as_a_process_of_its_own(
+def test_the_command_line_runs_as_a_separate_process(
     make_loader: MakeLoader, tmp_path: Path
 ) -> None:
     with make_loader() as loader:

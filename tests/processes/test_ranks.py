@@ -93,7 +93,7 @@ def test_ranks_under_torchrun_killed_and_resumed_read_one_stream(
     for number, run in enumerate(CHAINS[chain]):
         consumed = launch(corpus, tmp_path, number, run, settings=PACKINGS[packing])
         start = json.loads((tmp_path / "start.json").read_text())
-        # what was consumed after the last state is read again, and must be the same again
+        # rows consumed after the last state are read again, and must be the same
         for row, ids in consumed.items():
             assert found.setdefault(row, ids) == ids, (
                 f"row {row} of run {number} differs from what was read before"
@@ -173,7 +173,7 @@ def test_peers_of_one_data_parallel_rank_read_the_same_rows_and_count_them_once(
     ]
 
 
-def test_a_run_with_peers_goes_on_without_them_and_the_other_way_round(
+def test_a_run_with_peers_continues_without_them_and_vice_versa(
     corpus: Corpus, tmp_path: Path
 ) -> None:
     found = launch(corpus, tmp_path, 0, Run(4, 3, 1, 3), mesh={"dp": 2, "tp": 2})

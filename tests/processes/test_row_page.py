@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 
 
 def render(folder: Path, texts: list[str], seq_len: int, **options: Any) -> Path:
-    """The page of the first step of a run. Each document's ID is its text."""
+    """The page of a run's first step. Each document's ID is its text."""
     write_mds(folder / "mds", texts, extra={"id": ("str", texts)})
     run = start_run(
         options.pop("num_rows", 4),
@@ -63,7 +63,7 @@ def render(folder: Path, texts: list[str], seq_len: int, **options: Any) -> Path
 
 
 def shown(text: str) -> str:
-    """A text as the page shows it, with a mark for each invisible character."""
+    """A text as the page shows it, with a visible symbol for each invisible character."""
     marks = {"\n": "↵\n", "\t": "→\t"}
     return INVISIBLE.sub(lambda found: marks.get(found[0], f"U+{ord(found[0]):04X}"), text)
 
@@ -83,7 +83,7 @@ def test_hostile_documents_and_ids_stay_text(browser: Browser, tmp_path: Path) -
         "rows.map(row => { row.lines.forEach(renderLine); return row.lines.map(line => "
         f"{TOKENS}.filter(t => line.contains(t)).map(t => t.textContent).join('')).join('') }})"
     )
-    # a character of several bytes is at its last token, and each token before it is a dot
+    # a character of several tokens is shown at its last token; the others are dots
     assert {text.replace("·", "") for text in texts if text} == {
         shown(text) + EOS for text in HOSTILE
     }

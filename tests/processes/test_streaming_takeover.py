@@ -1,5 +1,5 @@
-"""A job on a StreamingDataset is stopped, and a loader continues it: together they read the epoch,
-each document once.
+"""A loader continues a stopped job on a StreamingDataset, and together they read each document
+once.
 
 The job's ranks are processes, with a `local` folder for each node.
 """
@@ -84,7 +84,7 @@ def test_a_stopped_job_and_its_successor_read_each_document_once(tmp_path: Path,
 
 
 def run(job: Job, data: str, folder: Path) -> list[str]:
-    """Run a job; returns the documents that its ranks read."""
+    """Run a job, and return the documents that its ranks read."""
     port, size = str(free_ports(1)[0]), job.nodes * job.ranks
     programs: list[Program] = []
     for rank in range(size):

@@ -1,4 +1,5 @@
-"""Worker processes read what one process reads; killed, they are an error in seconds."""
+"""Worker processes read the same rows as one process. If they are killed, an error follows in
+seconds."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_worker_processes_read_what_this_process_reads(
     assert rows_of(batches) == corpus.expected_rows(30)
 
 
-def test_a_loader_goes_on_where_it_was_left_with_any_workers_and_batch_size(corpus: Corpus) -> None:
+def test_a_loader_continues_where_it_stopped_with_any_workers_and_batch_size(
+    corpus: Corpus,
+) -> None:
     rows: list[list[int]] = []
     state = None
     for batch_size, num_workers, batches in [(4, 2, 3), (1, 0, 2), (7, 5, 1), (3, 1, 4)]:

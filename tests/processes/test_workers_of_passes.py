@@ -1,4 +1,4 @@
-"""Workers run on from pass to pass, and end with their loader."""
+"""Workers continue from pass to pass, and end with their loader."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_endless_run_has_epochs_too_and_a_resume_ends_them_alike(folder: str)
     loader.close()
 
 
-def test_the_workers_go_on_from_pass_to_pass_and_end_with_the_loader(folder: str) -> None:
+def test_the_workers_continue_from_pass_to_pass_and_end_with_the_loader(folder: str) -> None:
     loader = make_loader(folder, stop_every=2, num_workers=2)
     list(loader)
     workers = workers_of_this_process()
@@ -47,7 +47,7 @@ def test_the_workers_go_on_from_pass_to_pass_and_end_with_the_loader(folder: str
     assert wait_for_no_workers() == set()
 
 
-def test_the_workers_go_on_where_nobody_asks_for_the_end_of_a_pass(folder: str) -> None:
+def test_the_workers_continue_if_nobody_asks_for_the_end_of_a_pass(folder: str) -> None:
     loader = make_loader(folder, stop_every=2, num_workers=1)
     seen = []
     for _ in range(3):

@@ -21,7 +21,7 @@ from tests.support.finite_runs import Write, write_corpus
 
 @pytest.fixture(scope="module")
 def scratch() -> Iterator[Path]:
-    # in memory: thousands of tiny runs, each of which waits for the disk several times
+    # in memory, because thousands of tiny runs would each wait for the disk several times
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         yield Path(folder)

@@ -1,5 +1,5 @@
-"""What changes at a resume is free, counts from the next row on, or is refused unless it is taken
-on purpose."""
+"""A change on resume has no effect, takes effect from the next row, or is refused unless
+accepted."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def ranks(
 
 
 def documents_in(rows: list[Row]) -> Counter[tuple[int, int]]:
-    """How many times each document (epoch, sample) begins."""
+    """The number of rows in which each document (epoch, sample) begins."""
     return Counter(
         (epoch, sample) for row in rows for _, epoch, sample, start, _ in row.spans if start == 0
     )
@@ -120,7 +120,7 @@ def test_a_harmless_change_is_refused_or_taken_on_purpose_and_then_loses_nothing
             }
         )
         assert 10 < len(wanted) < COUNT
-        # those that best_fit held back were read, and are kept
+        # documents in open rows of best_fit were read, and are kept
         assert all(document in wanted or packing == "best_fit" for document in begun)
         assert wanted <= begun
         return
@@ -149,7 +149,7 @@ def test_another_content_is_taken_on_purpose_at_the_ends_of_documents(
         states[-1],
     )
     begun = documents_in(first + last)
-    assert max(begun.values()) == 1, "no document comes again"
+    assert max(begun.values()) == 1, "no document is read again"
     assert not documents_in(first) & documents_in(last)
     lost = COUNT - len(begun)
     assert lost == 0 if packing != "best_fit" else lost < COUNT / 2, (
@@ -160,13 +160,13 @@ def test_another_content_is_taken_on_purpose_at_the_ends_of_documents(
     assert bool(tokens & letters) == (field == "bos_eos")
 
 
-def test_data_published_anew_is_taken_on_purpose_where_its_shards_hold_the_same_documents(
+def test_republished_data_with_the_same_documents_per_shard_can_be_accepted(
     tmp_path: Path,
 ) -> None:
     texts = random_documents(1, COUNT)
     write_mds(tmp_path / "mds", texts, shard_samples=[20, 25, 15])
     write_mds(tmp_path / "fixed", [text + "!" for text in texts], shard_samples=[20, 25, 15])
-    write_mds(tmp_path / "cut anew", texts, shard_samples=[20, 20, 20])
+    write_mds(tmp_path / "cut again", texts, shard_samples=[20, 20, 20])
     _, states = run_leg(ranks(tmp_path), Leg(2, batch_size=5))
     with pytest.raises(StreamChangedError, match=r"data .*: saved"):
         run_leg(ranks(tmp_path, data=tmp_path / "fixed"), Leg(), states[-1])
@@ -176,7 +176,7 @@ def test_data_published_anew_is_taken_on_purpose_where_its_shards_hold_the_same_
     with pytest.raises(
         StreamChangedError, match=r"shards \(fingerprints of the shards' sample counts.*: saved"
     ):
-        run_leg(ranks(tmp_path, {"data": "accept"}, data=tmp_path / "cut anew"), Leg(), states[-1])
+        run_leg(ranks(tmp_path, {"data": "accept"}, data=tmp_path / "cut again"), Leg(), states[-1])
 
 
 def test_a_transform_is_known_by_its_name_and_its_source(folder: Path) -> None:

@@ -51,7 +51,7 @@ def part(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole_part(part: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ConvertReport, Any]:
-    """`whole` of `part`."""
+    """The report and hashes of a conversion of `part` in one process."""
     out = tmp_path_factory.mktemp("whole part") / "out"
     report = convert_to_mds(part, out, **SETTINGS)
     return report, dataset_bytes(str(out))

@@ -225,7 +225,7 @@ def sourced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def expected_values(names: dict[int, str]) -> list[tuple[str, int, int]]:
-    """(value, documents, tokens), computed from all samples, largest first."""
+    """(value, documents, tokens), computed from all samples, largest count first."""
     counts: dict[str, list[int]] = {name: [] for name in names.values()}
     for number, text in enumerate(DOCUMENTS):
         if number % 5:

@@ -1,4 +1,4 @@
-"""Documents on the way: the transform, those that are left out, and what is counted of them."""
+"""Transforms, documents that are left out, and their statistics."""
 
 from __future__ import annotations
 

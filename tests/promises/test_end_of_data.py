@@ -1,5 +1,5 @@
-"""A finite run ends: every token once, on the same step on every rank, and only the last row of all
-short of tokens."""
+"""A finite run delivers every token once, ends on the same step on every rank, and pads only its
+last row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.finite_runs import (
 @every_packing
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("leg", TO_THE_END, ids=lambda leg: f"{leg.ranks}x{leg.batch_size}")
-def test_every_token_comes_once_and_only_the_last_rows_are_padding(
+def test_every_token_is_delivered_once_and_only_the_last_rows_are_padding(
     write: Write, packing: Packing, epochs: int, leg: Leg
 ) -> None:
     corpus = write(uneven(1, 41), **packing, epochs=epochs, eos=None)
@@ -143,7 +143,9 @@ def test_where_only_the_tokens_can_tell_len_is_a_type_error_and_list_works(
 
 
 @every_packing
-def test_take_ends_before_at_and_after_the_end_and_goes_on(write: Write, packing: Packing) -> None:
+def test_take_ends_before_at_and_after_the_end_and_continues(
+    write: Write, packing: Packing
+) -> None:
     corpus = write(uneven(7, 24), **packing)
     whole = [
         batch["input_ids"].tolist() for batch in corpus.make_loader(batch_size=2, num_workers=0)

@@ -1,4 +1,4 @@
-"""Every token of every epoch comes once, whatever the worlds and the lengths of rows."""
+"""Every token of every epoch is delivered once, for any worlds and any `seq_len`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.reference_order import canonical_order
 @pytest.mark.parametrize(("packing", "mixture", "ends"), FINITE_KINDS)
 @THOROUGH
 @given(data=st.data())
-def test_every_token_of_every_epoch_comes_once_on_any_chain_of_worlds(
+def test_every_token_of_every_epoch_is_delivered_once_on_any_chain_of_worlds(
     scratch: Path, packing: str, mixture: str, ends: bool, data: st.DataObject
 ) -> None:
     check_every_token(scratch, data.draw(cases(**kind_of(packing, mixture, ends), most_legs=3)))
@@ -79,7 +79,7 @@ def tokens_expected(case: Case) -> dict[tuple[int, int, int], tuple[int, ...]]:
 
 
 def tokens_counted(case: Case) -> Counter[tuple[int, int, int, int]]:
-    """How often each token (stream, epoch, sample, place) should come."""
+    """How often each token (stream, epoch, sample, place) should be delivered."""
     counts: Counter[tuple[int, int, int, int]] = Counter()
     streams = [[text for shard in shards for text in shard] for shards in case.streams]
     sizes = np.array([len(shard) for shard in case.shards])
@@ -107,14 +107,14 @@ def tokens_counted(case: Case) -> Counter[tuple[int, int, int, int]]:
 
 
 def row_tokens(rows: Sequence[Row]) -> Iterator[tuple[int, int, int, int]]:
-    """Each token that rows have: stream, epoch, sample, place."""
+    """Each token in the rows: stream, epoch, sample, place."""
     for row in rows:
         for stream, epoch, sample, start, stop in row.spans:
             yield from ((stream, epoch, sample, place) for place in range(start, stop))
 
 
 def check_packing(case: Case, rows: list[Row]) -> None:
-    """What each packing promises of whole runs."""
+    """The guarantees of each packing for whole runs."""
     while rows and rows[-1].is_padding:
         rows = rows[:-1]
     lengths = [sum(stop - start for *_, start, stop in row.spans) for row in rows]
@@ -168,7 +168,7 @@ def check_seq_lens(scratch: Path, case: Case) -> None:
 
 
 def emitted_by(state: State, lane: int) -> dict[int, int | None]:
-    """How many tokens a lane has emitted of each document (by ordinal) that it has begun; None is
+    """For each document (by ordinal) that a lane has begun, its number of emitted tokens; None if
     all."""
     position = read_state(state).position
     head, offset, _ = position.cursors[0, lane].tolist()

@@ -519,7 +519,7 @@ def test_a_stream_that_best_fit_packs_without_a_tail_ends_with_its_last_row(
     assert [list(row.spans) for row in rows] == oracle.rows
 
 
-def test_a_stream_with_a_cap_ends_and_the_run_goes_on(data: Data) -> None:
+def test_a_stream_with_a_cap_ends_and_the_run_continues(data: Data) -> None:
     with make_mixture(data, caps=(2, None, None)) as loader:
         streams = [set(batch.spans[:, 1].tolist()) for batch in loader.take(300)]
         assert loader.stats().streams["s0"].epoch == 2

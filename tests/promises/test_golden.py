@@ -1,8 +1,7 @@
-"""The rows of a run are the same in every release: the first 1,000 of each packing are pinned by
-their hash.
+"""A run has the same rows in every release: hashes pin the first 1,000 rows of each packing.
 
-A hash that changes breaks every run that goes on from a state of the release before: change none
-without a new state version.
+If a hash changes, runs that resume from an earlier release's state read different rows. Do not
+change one without a new state version.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The converter writes the bytes that commit 38a3700 wrote, and resumes a conversion that was
 interrupted under it. Since then, the index also has a hash of each shard's samples.
 
-`tests/data/conversion_38a3700.json` has for each kind of input the hash of the dataset, and the
+For each kind of input, `tests/data/conversion_38a3700.json` has the hash of the dataset, and the
 journal of a conversion that was interrupted after three shards.
 """
 
@@ -43,7 +43,8 @@ def form(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def convert(form: str, tmp_path: Path) -> Callable[[Path], int]:
-    """Converts the input of that kind to a folder; returns how many shards were there already."""
+    """Convert the input of this kind to a folder. Returns the number of shards that it already
+    had."""
     source, options = make_input(tmp_path / "in", form, documents(120))
     for path in (tmp_path / "in").iterdir():
         if (STORED / path.name).exists():

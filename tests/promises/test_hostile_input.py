@@ -1,5 +1,5 @@
-"""Whatever the data or a state holds: an error of ours that says what is wrong, and never a crash,
-a wait, or wrong rows."""
+"""Hostile data and states cause a cloudload error that names the problem, never a crash, a hang, or
+wrong rows."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_an_id_that_cannot_be_read_hides_no_error(tmp_path: Path) -> None:
     data = write_raw(tmp_path / "mds", columns, [{"id": b"\xff", "text": b"\xff"}])
     index = json.loads((tmp_path / "mds" / INDEX_NAME).read_text())
     raw = (tmp_path / "mds" / "shard.mds").read_bytes()
-    # as if the id were JSON: in the index and in the shard, whose sizes stay
+    # as if the ID were JSON, in the index and in the shard, without changing sizes
     index["shards"][0]["column_encodings"] = ["json", "bytes"]
     raw = raw.replace(b'"bytes", "bytes"', b'"json",  "bytes"')
     (tmp_path / "mds" / "shard.mds").write_bytes(raw)
@@ -222,7 +222,7 @@ def test_an_index_that_says_other_sizes_or_columns_than_its_shards_teaches_nothi
 ) -> None:
     data = write_mds(tmp_path / "mds", ["aa", "bb"], extra={"other": ("str", ["cc", "dd"])})
     sound = json.loads((tmp_path / "mds" / INDEX_NAME).read_text())
-    # with the columns' names exchanged, every text would be another column's
+    # if the column names are swapped, every text would be from the wrong column
     for field, value in (
         ("column_names", ["text", "other"]),
         ("column_encodings", ["bytes", "str"]),

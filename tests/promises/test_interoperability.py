@@ -156,7 +156,7 @@ def test_folders_joined_by_streamings_merge_index_are_read(tmp_path: Path) -> No
     ours = read_by_cloudload(out, tmp_path / "ours")
     assert ours == theirs == TEXTS
     assert len(dataset.shards) > len(parts)
-    # each hash is of some shards only
+    # each hash covers only some shards
     assert check_dataset(out, progress=False).counts == {"hash-partial": 4}
 
 

@@ -50,7 +50,7 @@ def learn(data: Any, local: Path, **options: Any) -> CloudLoader:
 
 
 def files_of(dataset: str | Path) -> dict[str, bytes]:
-    """The files of lengths, by name."""
+    """The length files, by name."""
     found = Path(dataset).glob("lengths/**/*")
     return {path.name: path.read_bytes() for path in found if path.is_file()}
 
@@ -158,7 +158,7 @@ def test_nodes_of_changing_worlds_join_what_each_has_read(
             name: content for name, content in found.items() if not name.endswith(".part")
         }.items() <= expected.items()
         assert found != before
-    assert found == expected  # and the parts are gone
+    assert found == expected  # and the parts are deleted
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_damaged_name_of_a_node_is_replaced(tmp_path: Path, damaged: bytes) ->
     assert find_node(tmp_path) == replaced
 
 
-def test_lengths_are_written_while_the_run_goes_on(
+def test_lengths_are_written_while_the_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(learn_module, "_EVERY_S", 0.05)
@@ -314,6 +314,6 @@ def test_a_program_that_does_not_close_its_loader_writes_what_it_has_read(tmp_pa
     data = write_corpus(tmp_path / "data")
     command = [sys.executable, "-c", NOT_CLOSED, data, str(tmp_path / "cache")]
     subprocess.run(command, check=True, env=os.environ)
-    if (3, 12) <= sys.version_info < (3, 12, 3):  # which cannot start threads at exit
+    if (3, 12) <= sys.version_info < (3, 12, 3):  # these versions cannot start threads at exit
         subprocess.run(command, check=True, env=os.environ)
     assert files_of(data) == count_apart(data, tmp_path)

@@ -120,7 +120,8 @@ def test_a_seek_with_lengths_gives_the_rows_the_state_and_the_statistics_that_re
     (rows, saved, stats), (rows_of_lengths, saved_of_lengths, stats_of_lengths) = found
     assert rows_of_lengths == rows
     if rows and saved["tail"]:
-        # without lengths, a seek whose next batch is in the tail does not count what it passed
+        # without lengths, a seek whose next batch is in the tail does not count the skipped
+        # documents
         assert {**saved_of_lengths, "counts": ""} == {**saved, "counts": ""}
     elif rows:
         assert saved_of_lengths == saved

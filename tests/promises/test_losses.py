@@ -125,7 +125,7 @@ def test_records_are_the_sums_of_their_tokens(streams: list[Stream], tmp_path: P
             labels = batch["labels"].clone()
             labels[:, 7] = -100
             losses = losses_of(batch)
-            losses[:, 6] = float("nan")  # ignored, as its label is
+            losses[:, 6] = float("nan")  # ignored, because its label is -100
             log.add(batch, losses, labels=labels)
             place: dict[int, int] = {}
             for row, *document, start, stop in batch.spans.tolist():
@@ -250,7 +250,7 @@ def test_wrong_arguments_are_refused(streams: list[Stream], tmp_path: Path) -> N
         read_losses(tmp_path / "log")
 
 
-# ---------------------------------------------------------------- what stands out
+# ---------------------------------------------------------------- outliers
 
 
 def make_losses(documents: int, seed: int = 0) -> tuple[Losses, np.random.Generator]:
@@ -266,7 +266,7 @@ def make_losses(documents: int, seed: int = 0) -> tuple[Losses, np.random.Genera
     return Losses(("web", "code"), Records(table, means * tokens), None), random
 
 
-def test_what_was_planted_stands_out_and_nothing_else() -> None:
+def test_only_planted_outliers_are_found() -> None:
     losses, random = make_losses(10_000)
     assert not blame(losses).documents
     planted = random.choice(np.flatnonzero(losses.records.table[:, TOKENS] >= 30), 5, replace=False)

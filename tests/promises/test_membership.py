@@ -171,7 +171,7 @@ def test_a_world_that_cannot_be_changed_leaves_the_loader_as_it_was(folder: str)
 def test_the_cache_limit_of_a_new_world_is_checked_before_the_world_changes(
     tmp_path: Path,
 ) -> None:
-    """Of three machines, each reads about a third of the 16 canonical nodes."""
+    """Each of three machines reads about a third of the 16 canonical nodes."""
     url = write_mds(
         tmp_path / "data", random_documents(5, 800), shard_bytes=1_000, compression="zstd"
     )

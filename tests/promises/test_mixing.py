@@ -1,5 +1,5 @@
-"""Streams that are mixed get their shares of the rows, and each is read in an order of its own,
-whatever the shares."""
+"""Mixed streams get their shares of the rows. Each is read in its own order, regardless of the
+shares."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_small_stream_begins_its_next_epoch_by_itself(urls: dict[str, str], ca
     starts = Counter(
         span[1:3] for row in rows for span in row.spans if span[0] == 1 and span[3] == 0
     )
-    assert max(starts.values()) == 1, "each document of each epoch comes once"
+    assert max(starts.values()) == 1, "each document of each epoch is read once"
     loader = make_loader(dp_rank=0, dp_world_size=1, batch_size=12, num_workers=0, exchange_every=1)
     for _ in loader.take(20):
         pass
@@ -161,7 +161,7 @@ def test_other_shares_at_a_resume_hold_from_the_next_row_on(
     assert again == straight[120:168], "a second resume keeps what the first changed"
 
 
-def test_a_stream_added_at_a_resume_begins_there_and_the_others_go_on(
+def test_a_stream_added_on_resume_begins_there_and_the_others_continue(
     urls: dict[str, str], cache: Path
 ) -> None:
     before = loaders(urls, cache, {"web": None})
@@ -187,7 +187,7 @@ def test_streams_in_another_order_are_refused(urls: dict[str, str], cache: Path)
         run_leg(loaders(urls, cache, {"code": 1, "web": 1}), Leg(), states[-1])
 
 
-def test_a_stream_that_moved_goes_on_under_its_new_location(
+def test_a_stream_that_moved_continues_at_its_new_location(
     urls: dict[str, str], cache: Path, tmp_path: Path
 ) -> None:
     def unnamed(urls: Sequence[str]) -> MakeLoader:
@@ -237,7 +237,7 @@ def test_statistics_do_not_depend_on_the_world(urls: dict[str, str], cache: Path
     assert whole.as_dict()["streams/books/documents"] == whole.streams["books"].documents
 
 
-def test_a_stream_may_have_a_frame_of_its_own(urls: dict[str, str], cache: Path) -> None:
+def test_a_stream_may_have_its_own_frame(urls: dict[str, str], cache: Path) -> None:
     streams = [
         Stream(urls["web"], name="web", proportion=1),
         Stream(urls["code"], name="code", proportion=1, eos=None),

@@ -1,4 +1,4 @@
-"""States that released versions saved: each resumes to the rows that its version read on."""
+"""A state saved by an earlier release resumes with the rows that the release read next."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Passes: where `stop_every` ends them, however the run is cut, saved and resumed, they read one
-stream."""
+"""Passes that `stop_every` ends read one stream, however the run is interrupted, saved and
+resumed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_passes_of_a_number_of_batches_follow_each_other(folder: str) -> None:
 def test_wherever_a_run_is_resumed_its_passes_end_at_the_same_batches(
     folder: str, every: int, cuts: list[int]
 ) -> None:
-    """Saved after some batches and restored afresh, the pass goes on to the same multiple of
+    """A pass that is saved and restored in a new loader continues to the same multiple of
     `stop_every`."""
     whole = ids_of(make_loader(folder).take(30))
     loader, seen = make_loader(folder, stop_every=every), 0
@@ -138,7 +138,7 @@ def test_epochs_of_what_has_none_are_refused(folder: str) -> None:
         next(iter(make_loader(folder, stop_every="epoch", dp_rank=0, dp_world_size=3)))
 
 
-def test_whoever_wraps_a_loader_in_a_dataloader_is_told(folder: str) -> None:
+def test_a_loader_wrapped_in_a_dataloader_is_an_error(folder: str) -> None:
     for options in ({}, {"stop_every": 3}):
         with pytest.raises(TypeError, match="do not wrap it in a DataLoader"):
             list(torch.utils.data.DataLoader(make_loader(folder, **options), batch_size=None))  # type: ignore[arg-type]

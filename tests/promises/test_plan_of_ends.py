@@ -92,7 +92,7 @@ def test_a_plan_of_a_finite_mixture_is_what_the_run_reads(
     estimates = {name for name, figure, _ in figures if not figure.is_exact}
     on_nodes = ("shards", "peak cache", "bytes downloaded")
     assert all(name.startswith("node") and name.endswith(on_nodes) for name in estimates)
-    if "tail" not in settings:  # which drops the last rows of the stream that ends
+    if "tail" not in settings:  # tail="drop" drops the last rows of the stream that ends
         assert any(name.startswith("last step") for name, _, _ in figures)
     if case in WHOLE and nodes == 1:
         assert not estimates

@@ -50,7 +50,7 @@ def test_a_tail_that_cannot_be_is_damage(write: Write, tail: str) -> None:
 
 
 @every_packing
-def test_a_state_saved_anywhere_goes_on_to_the_same_end_on_any_world(
+def test_a_state_saved_anywhere_continues_to_the_same_end_on_any_world(
     write: Write, packing: Packing
 ) -> None:
     corpus = write(uneven(8, 34), **packing, min_tokens=2, seq_len=6)

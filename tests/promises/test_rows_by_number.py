@@ -246,7 +246,7 @@ def test_rows_can_be_pickled_and_closed(folder: str) -> None:
     moves=st.tuples(st.integers(0, 60), st.integers(0, 40)),
 )
 @settings(max_examples=EXAMPLES)
-def test_rows_from_a_state_are_those_of_its_run_and_a_loader_goes_on_from_them(
+def test_rows_from_a_state_are_those_of_its_run_and_a_loader_continues_from_them(
     corpora: list[Path],  # noqa: F811
     case: dict[str, Any],
     shares: tuple[float | None, ...],

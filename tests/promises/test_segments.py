@@ -1,4 +1,4 @@
-"""Packed documents are kept apart: a model gives each the logits that it has alone."""
+"""Packed documents do not affect each other: a model gives each the logits that it has alone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def input_ids() -> torch.Tensor:
 
 
 def kept_apart(packing: Packing = BATCH) -> dict[str, Any]:
-    """What a model is told beside the tokens."""
+    """The mask and position IDs that a model gets besides the tokens."""
     arguments = spans(packing)
     mask = document_attention_mask(torch.from_numpy(segment_ids(*arguments)))
     return {"attention_mask": mask, "position_ids": torch.from_numpy(position_ids(*arguments))}
@@ -83,7 +83,8 @@ def documents(packing: Packing) -> Iterator[tuple[int, slice]]:
 def distance(
     model: Any, input_ids: torch.Tensor, packing: Packing = BATCH, **arguments: Any
 ) -> float:
-    """How far the logits of packed documents are, at most, from those of each document alone."""
+    """The maximum difference between the logits of packed documents and those of each document
+    alone."""
     with torch.no_grad():
         packed = model(input_ids, **arguments).logits
         assert packed.isfinite().all()
@@ -115,7 +116,7 @@ def test_the_mask_is_needed_and_absolute_positions_too(model: Any, input_ids: to
     if model.config.model_type == "gpt2":
         assert without_positions > 0.1
     else:
-        # rotary positions are relative: only rounding tells
+        # rotary positions are relative, so only rounding differs
         assert without_positions < 1e-4
 
 
@@ -123,8 +124,8 @@ def test_the_mask_is_needed_and_absolute_positions_too(model: Any, input_ids: to
 def test_transformers_recognises_packed_positions_only_without_a_cache(
     model: Any, input_ids: torch.Tensor, num_rows: int
 ) -> None:
-    """Transformers 4.57: with `use_cache`, which is the default, position ids alone let documents
-    see each other."""
+    """In transformers 4.57, with `use_cache` (the default), position IDs alone let documents see
+    each other."""
     packing = BATCH[0][:num_rows], BATCH[1]
     positions = kept_apart(packing)["position_ids"]
     rows = input_ids[:num_rows]

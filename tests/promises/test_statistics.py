@@ -1,4 +1,4 @@
-"""Shares of streams."""
+"""The streams' shares of the tokens."""
 
 from __future__ import annotations
 

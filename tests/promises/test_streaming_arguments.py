@@ -1,4 +1,4 @@
-"""A StreamingDataset, or its Streams, as a loader's data: the same samples, as often, in the same
+"""A loader reads a StreamingDataset, or its Streams: the same samples, equally often, in the same
 order."""
 
 from __future__ import annotations

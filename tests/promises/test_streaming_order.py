@@ -1,4 +1,4 @@
-"""The canonical order is StreamingDataset's own, less the samples that it repeats."""
+"""The canonical order is that of StreamingDataset, without the samples that it repeats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STREAMS = [[7, 30, 1, 12], [1], [25, 9, 18], [4, 4, 3]]
 def read_by_streaming(
     num_epochs: int, streams: list[tuple[str, Weight]], algorithm: str | None, num_nodes: int
 ) -> tuple[list[list[int]], int]:
-    """The samples of each epoch by a StreamingDataset, and the size that it gives an epoch."""
+    """The samples that a StreamingDataset reads in each epoch, and its epoch size."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import streaming
@@ -56,7 +56,7 @@ def test_a_real_streaming_dataset_yields_our_order(
     config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, num_nodes, 23)
     for epoch, theirs in enumerate(epochs):
         ours = canonical_order(np.array(SHARDS), config, epoch).tolist()
-        # what Streaming repeats, it has given before
+        # every sample that Streaming repeats was read before
         without_repeats = list(dict.fromkeys(theirs))
         assert ours == without_repeats
         assert sorted(ours) == list(range(sum(SHARDS)))
@@ -78,8 +78,8 @@ def test_interleaving_is_what_streamings_partition_gives_to_one_worker(
 
 
 def without_padding(ids: list[int], num_positions: int, num_nodes: int) -> list[int]:
-    """What one worker is given, less the places at which Streaming's partition repeats an earlier
-    place."""
+    """The samples of one worker, without the places where Streaming's partition repeats an earlier
+    one."""
     from streaming.base.partition import get_partitions
 
     with warnings.catch_warnings():

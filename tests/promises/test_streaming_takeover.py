@@ -1,6 +1,8 @@
-"""A loader starts where a StreamingDataset stopped: what both read is the epoch, each sample once.
+"""A loader starts where a StreamingDataset stopped. Together, they read each sample of the epoch
+once.
 
-What Streaming read is by its own `generate_work`; what the loader reads, by its decoded rows.
+Streaming's `generate_work` gives the samples that Streaming read. The loader's samples are decoded
+from its rows.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ STATE = {
 
 @dataclass(frozen=True)
 class Takeover:
-    """A run by Streaming, and how the loader continues it."""
+    """A run on Streaming, and how the loader continues it."""
 
     streams: tuple[tuple[int, ...], ...]
     weights: tuple[Weight, ...]
@@ -84,7 +86,7 @@ def takeovers(draw: st.DrawFn) -> Takeover:
     # Streaming repeats samples at the end of an epoch
     legs = [(first, draw(st.integers(0, 12) | st.integers(max(0, num_steps - 2), num_steps + 2)))]
     if draw(st.booleans()):
-        # Streaming resumes on other nodes if the global batch stays what it was
+        # Streaming resumes on other nodes if the global batch size stays the same
         fitting = [each for each in nodes if first.global_batch % (each * ranks) == 0]
         other = draw(st.sampled_from(fitting))
         batch_size = first.global_batch // (other * ranks)
@@ -206,7 +208,7 @@ def test_passes_count_the_epoch_that_streaming_began(
     ("timestamp", "origin"),
     [
         ({"epoch": 0, "sample_in_epoch": 8, "batch": 2}, "0:8"),
-        # at the end of an epoch, the dataset still has the epoch before
+        # at the end of an epoch, the dataset still has the previous epoch
         ({"epoch": 1, "sample_in_epoch": 0, "batch": 11}, "1:0"),
     ],
 )
@@ -284,7 +286,7 @@ NUMBERS: dict[str, Any] = {
     "num_workers": 0,
     "packing": "one_per_row",
 }
-"""Options with which each row is one document, which is its number."""
+"""Options with which each row is one document, whose text is a number."""
 
 
 def write_streams(folder: Path, takeover: Takeover) -> list[Stream]:
@@ -306,5 +308,5 @@ def numbers_in(loader: CloudLoader) -> list[int]:
 def documents_of(batch: Batch) -> list[int]:
     rows = batch["input_ids"].tolist()
     decode = byte_tokenizer().decode
-    # a row without an end of text is padding
+    # a row without an eos is padding
     return [int(decode(row[: row.index(EOS_ID)]).replace(" ", "")) for row in rows if EOS_ID in row]

@@ -47,7 +47,7 @@ class ChangingRun:
         self.local = folder / "cache"
         self.states: list[dict[str, Any]] = []
         self.spans: list[list[TracedSpan]] = []
-        """Those of each step, from the first."""
+        """The spans of each step, from the first."""
 
     def leg(self, data: Any, *, on_change: Mapping[str, str] | None = None, **options: Any) -> None:
         with CloudLoader(data, **{**self._options, **options}) as loader:

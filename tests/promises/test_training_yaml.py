@@ -89,7 +89,7 @@ seed: ${{variables.global_seed}}
 device_eval_batch_size: 16
 device_train_microbatch_size: auto
 """
-"""In llm-foundry's shape: `scripts/train/yamls/pretrain` there."""
+"""A YAML like those in llm-foundry's `scripts/train/yamls/pretrain`."""
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ LEGS = st.builds(
     ranks_per_node=st.sampled_from([None, 1, 3, 8]),
     exchange_every=st.integers(1, 2),
 ).map(lambda leg: replace(leg, batches=leg.exchange_every * (leg.batches or 1)))
-"""They end at an exchange, where `seq_len` may change."""
+"""Legs that end at an exchange, where `seq_len` may change."""
 
 
 @given(

@@ -139,7 +139,7 @@ def test_a_run_that_has_not_begun_shows_the_rows_that_a_loader_will_read(
         "packing": "best_fit",
     }
     delivery: dict[str, Any] = {"local": folder / "cache", "num_workers": 0}
-    # the batch size and options of delivery change no row
+    # the batch size and delivery options change no row
     run = start_run(4, **options, prefetch_batches=7, batch_size=99)
     viewed = [each.input_ids for each in view_rows(run, range(2, 4), **delivery)]
     with CloudLoader(**options, **delivery, batch_size=4) as loader:

@@ -153,7 +153,7 @@ def test_a_document_that_begins_before_the_state_is_found_from_its_middle(tmp_pa
 def test_a_run_with_a_lane_without_tokens_is_refused_with_advice(
     tmp_path: Path, packing: Any, caps: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error comes after a few epochs, however far away the last step is."""
+    """The error is raised after a few epochs, however far away the last step is."""
     streams, epochs = [], set()
     original = EpochOrders.__call__
 

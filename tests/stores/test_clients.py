@@ -23,13 +23,13 @@ from tests.support.servers import (
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_a_child_process_has_a_client_of_its_own(store_url: str, start_method: str) -> None:
+def test_a_child_process_has_its_own_client(store_url: str, start_method: str) -> None:
     urls = [join_url(store_url, f"{number}") for number in range(4)]
     for url in urls:
         write_object(url, url.encode() * 10_000)
     with multiprocessing.get_context(start_method).Pool(2) as children:
         pending = children.map_async(read_object, urls * 4)
-        mine = [read_object(url) for url in urls * 4]  # at the same time as the children
+        mine = [read_object(url) for url in urls * 4]  # concurrently with the children
         assert pending.get(60) == mine == [url.encode() * 10_000 for url in urls] * 4
 
 
@@ -46,7 +46,7 @@ def test_a_child_reads_that_was_forked_in_the_middle_of_a_request(
             time.sleep(0.01)
         with multiprocessing.get_context("fork").Pool(3) as children:
             assert children.map_async(read_object, [join_url(url, "key")] * 6).get(60) == [data] * 6
-        assert not any(each.done() for each in mine)  # they were at it all the time
+        assert not any(each.done() for each in mine)  # they were reading all the time
         assert [each.result(60) for each in mine] == [data] * 4
 
 

@@ -1,8 +1,8 @@
-"""The laws of storage: what every backend does alike, a user's own fsspec file system and
-StreamingDataset's downloaders included.
+"""The guarantees of every backend, including users' fsspec file systems and StreamingDataset's
+downloaders.
 
     local  s3  gcs  memory  user        read, write, delete, list
-    http  streaming                     read alone: the objects are put there by other means
+    http  streaming                     read only: objects are put there by other means
 
 To test a new backend, add a fixture `<name>_place`, and its name to `ATOMIC` if an upload replaces
 an object in one step, otherwise to `WRITABLE`. A read-only backend belongs in `PLAIN_NAMES`.
@@ -56,7 +56,7 @@ class Place:
 
 
 def written(url: str) -> Place:
-    """A place that cloudload writes to itself."""
+    """A place that cloudload can write to."""
     return Place(url, lambda name, data: write_object(join_url(url, name), data))
 
 
@@ -87,7 +87,7 @@ def memory_place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def user_place(tmp_path: Path) -> Place:
-    """A file system that a user has written, and registered with fsspec."""
+    """A file system that a user has registered with fsspec."""
     fsspec = pytest.importorskip("fsspec")
     from fsspec.implementations.local import LocalFileSystem
 
@@ -121,7 +121,7 @@ def http_place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def streaming_place(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A bucket that is read by StreamingDataset's downloader for S3."""
+    """A bucket that StreamingDataset's S3 downloader reads."""
     pytest.importorskip("streaming")
     s3 = registry.backend_of(s3_url)
 

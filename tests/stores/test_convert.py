@@ -41,7 +41,7 @@ def test_every_store_is_read_and_written(store_url: str, tmp_path: Path) -> None
     )
 
 
-def test_a_conversion_to_any_store_goes_on(
+def test_a_conversion_to_any_store_resumes(
     store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     corpus = write_corpus(tmp_path / "corpus")
@@ -59,7 +59,7 @@ def test_every_format_is_read_from_every_store(store_url: str, tmp_path: Path) -
     rows = [{"text": text, "n": number} for number, text in enumerate(documents(300))]
     for kind, write in INPUT_KINDS.items():
         source, stored = tmp_path / kind, f"{store_url}/{kind}"
-        if kind != "mds":  # MDSWriter wants to make the folder
+        if kind != "mds":  # MDSWriter creates the folder
             source.mkdir()
         write(source, rows)
         for path in source.iterdir():

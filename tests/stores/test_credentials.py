@@ -1,4 +1,5 @@
-"""The ways to sign in: keys, profiles, HMAC keys, service accounts, nobody; and who pays."""
+"""The ways to sign in: keys, profiles, HMAC keys, service accounts, anonymously; and requester
+pays."""
 
 from __future__ import annotations
 
@@ -113,13 +114,12 @@ def test_the_requester_pays_for_the_buckets_that_are_named(
 
 
 def hmac_environment(server: S3Server, endpoint: str) -> dict[str, str]:
-    """gs:// by HMAC keys; SeaweedFS stands in for GCS, whose XML interface speaks the same
-    language."""
+    """gs:// with HMAC keys. SeaweedFS replaces GCS, whose XML API is compatible."""
     return {
         "GCS_KEY": server.access_key,
         "GCS_SECRET": server.secret_key,
         "STORAGE_EMULATOR_HOST": endpoint,
-        # none of these may be asked
+        # none of these may be requested
         "AWS_ACCESS_KEY_ID": "not-this",
         "AWS_SECRET_ACCESS_KEY": "not-this-either",
         "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9",
@@ -139,7 +139,7 @@ def test_gcs_is_read_and_written_with_an_hmac_key(s3_url: str, s3_server: S3Serv
         assert [item.url for item in list_objects(folder)] == [join_url(folder, "key")]
         headers = [request.headers for request in proxy.requests()]
         assert all("/auto/s3/aws4_request" in each["authorization"] for each in headers)
-        # GCS knows none of boto3's checksums
+        # GCS supports none of boto3's checksums
         assert not [
             name
             for each in headers
@@ -168,7 +168,7 @@ def test_without_credentials_gcs_is_asked_anonymously(
     write_object(join_url(gcs_url, "key"), b"data")
     for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT"):
         monkeypatch.delenv(name)
-    # neither a user's own sign-in nor that of a machine of Google's
+    # neither a user's credentials nor those of a Google machine
     nobody = {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}
     gcs_proxy.set_faults(
         [Fault("GET .*secret", "status", status=401, code="required", as_json=True)]

@@ -1,4 +1,4 @@
-"""How batches arrived: against what the store says that it gave away."""
+"""Delivery statistics match the requests that the store received."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_STALL = 0.0
 
 
 def write(url: str, *, compression: str | None = "zstd") -> list[int]:
-    """Write the documents; the sizes of their shards in the store."""
+    """Write the documents, and return the sizes of their shards in the store."""
     write_mds(url, DOCUMENTS, shard_bytes=4_000, compression=compression)
     return [stored.bytes for stored in list_objects(url) if "shard." in stored.url]
 
@@ -36,7 +36,7 @@ def loader_of(data: Any, cache: Path, **settings: Any) -> CloudLoader:
 
 
 def read_epochs(loader: CloudLoader, number: int = 1) -> DeliveryStats:
-    """Read on until so many epochs are read, whole."""
+    """Read until this number of epochs is complete."""
     for _ in loader:
         if all(stream.epoch > number for stream in loader.stats().streams.values()):
             break
@@ -66,8 +66,8 @@ def test_what_several_workers_fetch_is_added_up(
     with loader_of(s3_url, tmp_path, num_workers=2) as loader:
         hits, misses, num_bytes = counts_of(
             read_epochs(loader, 3)
-        )  # until either has told of all that it fetched
-    # a shard that one worker fetches the other waits for, or finds
+        )  # until both have reported all fetched shards
+    # if one worker fetches a shard, the other waits for it or finds it
     assert len(sizes) <= misses <= hits + misses <= 2 * len(sizes)
     assert (
         num_bytes
@@ -112,7 +112,7 @@ def test_what_was_evicted_is_missed_again(
     sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
     monkeypatch.setattr(
         "cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0
-    )  # lets go at once of what is evicted
+    )  # unmaps evicted shards immediately
     limit = 3 * max(shard.raw.bytes for shard in corpus.datasets[0].shards)
     cache = ShardCache(corpus, tmp_path, Retry(), limit_bytes=limit, verify="once")
     s3_proxy.set_faults([])
@@ -157,7 +157,7 @@ def test_a_slow_store_shows_as_stall_and_the_training_loop_does_not(
         assert 0.5 <= loader.stats().delivery.stall_s <= time.perf_counter() - began - 3 * 0.4
 
 
-def test_what_was_counted_stays_when_workers_start_anew_and_is_not_in_the_state(
+def test_statistics_survive_a_restart_of_workers_and_are_not_in_the_state(
     s3_url: str, tmp_path: Path
 ) -> None:
     sizes = write(s3_url)

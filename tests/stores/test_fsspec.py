@@ -46,7 +46,7 @@ def test_a_web_server_is_read_with_one_request(web: FaultProxy) -> None:
         assert stream.read() == DATA
 
 
-def test_what_a_web_server_has_not_is_missing(web: FaultProxy) -> None:
+def test_a_file_that_a_web_server_does_not_have_is_missing(web: FaultProxy) -> None:
     with within(SOON_S), pytest.raises(StoreError, match=r"1 attempt.*no such object"):
         read_object(f"{web.endpoint}/nothing")
     assert not object_exists(f"{web.endpoint}/nothing")
@@ -69,7 +69,7 @@ def test_a_web_server_that_fails_is_asked_again(web: FaultProxy, action: str) ->
 
 
 @pytest.mark.parametrize("action", ["status", "reset", "truncate", "stall", "drop"])
-def test_a_web_server_that_goes_on_failing_is_given_up_at_the_deadline(
+def test_a_web_server_that_keeps_failing_is_an_error_at_the_deadline(
     web: FaultProxy, action: str
 ) -> None:
     web.set_faults([Fault(".", action, at=100_000, seconds=30)])

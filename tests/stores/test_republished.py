@@ -1,5 +1,5 @@
-"""Data without hashes that is published again at equal sizes, so that its index stays the same: it
-is never read from an old cache, and never mixed with the old data without an error."""
+"""Data without hashes is republished with equal sizes, so its index stays the same. It is never
+read from an old cache, and never mixed with the old data without an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.web_server import web_server
 
 CHANGED = [text.upper() for text in DOCUMENTS]
 STORED = "gz:0"
-"""A compression that only stores, so that texts of equal sizes have shards of equal sizes."""
+"""A codec that does not compress, so that texts of equal sizes have shards of equal sizes."""
 
 
 def publish(url: str, documents: list[str], compression: str | None = None) -> Corpus:
@@ -48,7 +48,7 @@ def reopen(url: str) -> Corpus:
 
 
 def wait_for_the_next_second() -> None:
-    """Stores round the time of a write down to a second."""
+    """Seconds: stores round the time of a write down."""
     second = int(time.time())
     while int(time.time()) == second:
         time.sleep(0.02)

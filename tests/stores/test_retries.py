@@ -1,4 +1,4 @@
-"""What is transient is asked again until the deadline, and no answer is ever cut short."""
+"""Transient failures are retried until the deadline, and no object is returned incomplete."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_server_that_is_not_there_is_given_up_at_the_deadline(
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A port where connections are taken and never answered."""
+    """A port that accepts connections but never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(64)

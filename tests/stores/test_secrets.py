@@ -1,5 +1,5 @@
-"""No password, key, token or signature in what cloudload says: errors and their causes, logs,
-states, `repr`s."""
+"""cloudload shows no password, key, token or signature in errors and their causes, logs, states,
+and `repr`s."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ FAULTS = [
 
 @contextmanager
 def silence(caplog: pytest.LogCaptureFixture, *more: str) -> Iterator[None]:
-    """Fails where an error that leaves this block, or a line that cloudload logged meanwhile, holds
-    a secret."""
+    """Fail if an error that leaves this block, or a line that cloudload logs in it, has a
+    secret."""
     said = ""
     with caplog.at_level(logging.DEBUG, logger="cloudload"):
         try:
             yield
         except Exception as error:
-            # with what a worker process would send of it
+            # with the traceback that a worker process would send
             said = (
                 traceback.format_exc() + str(vars(pickle.loads(pickle.dumps(error)))) + repr(error)
             )

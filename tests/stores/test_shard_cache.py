@@ -1,5 +1,5 @@
-"""The shard cache: fetched once, whole, from the right dataset, within its limit, by any number of
-processes."""
+"""The shard cache: any number of processes fetch each shard once, complete, from the right dataset,
+within the limit."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_a_disk_that_forgets_bits_is_found_out_on_request(s3_url: str, tmp_path:
     assert texts_of(corpus, tmp_path) == DOCUMENTS
     victim = next(tmp_path.rglob("shard.00002-*.mds"))
     flip(victim, victim.stat().st_size - 3)
-    mark_verified(victim)  # no write tells of it
+    mark_verified(victim)  # as if nothing had been written
     assert texts_of(corpus, tmp_path) != DOCUMENTS
     assert texts_of(corpus, tmp_path, verify="always") == DOCUMENTS
 
@@ -262,7 +262,7 @@ def test_a_missing_shard_reaches_the_training_loop_with_its_url(
     assert time.monotonic() - start < 60
 
 
-def test_eviction_leaves_what_else_lies_in_the_folder(s3_url: str, tmp_path: Path) -> None:
+def test_eviction_leaves_other_files_in_the_folder(s3_url: str, tmp_path: Path) -> None:
     corpus = write(s3_url)
     own, lengths = tmp_path / "notes" / "deep" / "thesis.txt", tmp_path / "lengths" / "some"
     make_folder(lengths.parent)
@@ -288,7 +288,7 @@ def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used(
         mapped.append(cache.shard(number))
         assert sum(path.stat().st_size for path in tmp_path.rglob("shard.*")) <= limit
     assert cached_files(tmp_path)[-1] == corpus.datasets[0].shards[-1].raw.name
-    # what was evicted under a reader stays readable
+    # a shard that is evicted while it is mapped stays readable
     assert mapped[0].read_bytes(0, 0).decode() == DOCUMENTS[0]
     cache.close()
 

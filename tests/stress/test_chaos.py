@@ -1,5 +1,5 @@
-"""`stress.chaos`, shortened: real ranks, killed again and again on a failing store, read what an
-undisturbed run reads."""
+"""A short run of `stress.chaos`: ranks that are killed repeatedly on a failing store read the same
+rows as an undisturbed run."""
 
 from __future__ import annotations
 
@@ -103,4 +103,4 @@ def test_a_row_that_differs_from_the_undisturbed_run_is_a_failure(
     assert sound.failures == []
     compare(campaign, trained | {17: trained[16]}, 24, changed)
     assert len(changed.failures) == 1
-    assert "rows [17] and 1 in all are not those of an undisturbed run" in changed.failures[0]
+    assert "rows [17], 1 in total, differ from those of an undisturbed run" in changed.failures[0]

@@ -1,4 +1,4 @@
-"""Hostile input: each target of `stress.fuzz` for a moment, and the engine that judges it."""
+"""Hostile input: each target of `stress.fuzz` runs briefly, and so does its engine."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.support.corpora import EOS_ID, byte_tokenizer, write_mds
 
 @functools.cache
 def tokenize(text: str) -> tuple[int, ...]:
-    """The ids of a document by the Hugging Face tokenizer alone."""
+    """The IDs of a document from the Hugging Face tokenizer."""
     tokenizer = byte_tokenizer()
     tokenizer.encode_special_tokens = True
     return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -42,17 +42,17 @@ class Case:
     open_rows: int = 2
     overflow: str = "cut"
     cuts: tuple[int, ...] = ()
-    """Before which shards another stream begins."""
+    """The shards at which another stream begins."""
     proportions: tuple[float, ...] | None = None
     repeats: tuple[float, ...] | None = None
     min_tokens: int = 0
 
     def tokens(self, document: str) -> tuple[int, ...]:
-        """What a document becomes: without an end of text, nothing where it is empty."""
+        """The tokens of a document. Without an eos, an empty document has none."""
         return tokenize(document) + (EOS_ID,) * self.eos
 
     def kept(self, document: str) -> tuple[int, ...]:
-        """What of it comes in rows."""
+        """The tokens of a document that are in rows."""
         if len(self.tokens(document)) < self.min_tokens:
             return ()
         is_cut = self.packing == "one_per_row" and self.overflow == "cut"
@@ -77,8 +77,8 @@ def cases(
     packings: Sequence[str] = ("concat", "best_fit", "one_per_row"),
     mixtures: Sequence[str] = ("one stream", "one corpus", "repeated", "mixed"),
 ) -> Case:
-    """A case whose legs end in the middle of things: epochs, documents, windows of exchanges,
-    rounds of lanes."""
+    """A case whose legs end in the middle of epochs, documents, exchange windows, and rounds of
+    lanes."""
     texts = st.text(alphabet="ab<eos>é\0", max_size=draw(st.sampled_from([3, 12, 40])))
     shards = draw(
         st.lists(st.lists(texts, min_size=1, max_size=9).map(tuple), min_size=1, max_size=5)
@@ -148,7 +148,7 @@ def _weights(draw: st.DrawFn, count: int) -> list[float]:
 
 
 def write_case(folder: str, case: Case) -> list[Stream]:
-    """The case's corpus as MDS datasets with just its shards, one for each stream."""
+    """The case's corpus as MDS datasets with exactly its shards, one dataset per stream."""
     streams = []
     for number, shards in enumerate(case.streams):
         documents = [text for shard in shards for text in shard]

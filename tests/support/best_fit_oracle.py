@@ -29,7 +29,8 @@ class Lane:
     """Items that are in no complete row yet, some of them in open rows."""
 
     find: Callable[[int], list[Item] | None]
-    """Finds the item of the document with an ordinal: a list of one or none. None after the end."""
+    """Finds the item of the document with an ordinal: a list with at most one item. None after the
+    end."""
     next_ordinal: int = 0
     items: deque[Item] = field(default_factory=deque)
     open: list[tuple[int, list[Item]]] = field(default_factory=list)

@@ -1,4 +1,5 @@
-"""A headless Chromium that shows a page of a file, driven over a pipe by its DevTools protocol.
+"""A headless Chromium that shows a page from a file, controlled over a pipe with the DevTools
+protocol.
 
 with open_browser() as browser:
     browser.open(page)
@@ -47,7 +48,7 @@ class Browser:
         self._numbers = itertools.count(1)
         self._session: str | None = None
         self.messages: list[str] = []
-        """What the page wrote to its console, errors and refused contents included."""
+        """The page's console output, including errors and blocked content."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
@@ -86,7 +87,7 @@ class Browser:
         self.wait("document.documentElement?.dataset.ready === 'yes'")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression of JavaScript, as JSON."""
+        """The value of a JavaScript expression, as JSON."""
         answer = self.call("Runtime.evaluate", expression=expression, **_BY_VALUE)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -99,7 +100,7 @@ class Browser:
             time.sleep(0.02)
 
     def press(self, *keys: str, shift: bool = False) -> None:
-        """Press keys, one after the other: letters, or names such as `Enter`."""
+        """Press keys one after another: letters, or names such as `Enter`."""
         for key in keys:
             text = key if len(key) == 1 else _KEY_CODES.get(key, "")
             options = {"key": key, "modifiers": 8 if shift else 0}
@@ -114,7 +115,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def take_picture(self, path: Path) -> None:
-        """Save what the window shows as a PNG."""
+        """Save a screenshot as PNG."""
         self.evaluate(
             "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )

@@ -1,4 +1,4 @@
-"""Clients of stores that are made from another environment."""
+"""Clients of stores that are created in a different environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cloudload.storage import registry
 
 @contextlib.contextmanager
 def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
-    """Within this block, cloudload's clients are made from an environment with these variables."""
+    """Within this block, create cloudload's clients in an environment with these variables."""
     with environment(variables):
         registry._open.clear()
         try:
@@ -22,7 +22,7 @@ def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process, and put them back."""
+    """Set environment variables of this process, and restore them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

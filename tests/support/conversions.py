@@ -1,5 +1,5 @@
-"""Small corpora of each kind that the converter reads, a conversion that is interrupted, and the
-objects that a conversion stores."""
+"""Small corpora of each kind of input, interrupted conversions, and the objects that a conversion
+stores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMS = ("jsonl", "gz", "bz2", "xz", "zst", "lines", "text", "parquet", "dataset
 
 QUIET: dict[str, Any] = {"progress": False, "processes": 1}
 SETTINGS: dict[str, Any] = {**QUIET, "shard_bytes": 2000, "block_bytes": 3000}
-"""Many shards and blocks of few documents."""
+"""Options for many shards and blocks, each with few documents."""
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -40,7 +40,7 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.compress,
     ".zst": zstandard.compress,
 }
-"""By the extension that names them."""
+"""Maps file extensions to functions that compress."""
 
 
 def documents(number: int) -> list[str]:
@@ -51,7 +51,8 @@ def documents(number: int) -> list[str]:
 def make_input(
     folder: Path, form: str, texts: Sequence[str]
 ) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """A function that gives the same input again, and the options that it needs."""
+    """A function that returns the same input on every call, and the options that the input
+    needs."""
     folder.mkdir()
     rows = [{"text": text} for text in texts]
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -92,7 +93,8 @@ def leave_out_samples_hashes(folder: Path) -> None:
 
 
 def digest(folder: Path) -> str:
-    """The hash of the names and bytes of a dataset's files but the report, which tells the time."""
+    """The hash of the names and bytes of a dataset's files except the report, which contains
+    times."""
     hashed = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != "convert-report.json":
@@ -102,7 +104,7 @@ def digest(folder: Path) -> str:
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
-    """Let the converter fail after it has stored that many shards."""
+    """Make the converter fail after it has stored this number of shards."""
     left = [shards]
 
     def failing(url: str, data: bytes) -> None:
@@ -115,7 +117,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
 
 
 def note_each_write(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], object]) -> None:
-    """Call `note` with the URL of each object that was stored."""
+    """Call `note` with the URL of each stored object."""
 
     def noting(path: Path, url: str, retry: Any = None) -> None:
         upload_file(path, url, retry)
@@ -125,7 +127,7 @@ def note_each_write(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], objec
 
 
 def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) -> Path:
-    """JSON lines of very unequal lengths, in nested folders, one file gzipped."""
+    """JSON Lines of very different lengths in nested folders, with one file gzipped."""
     draw = random.Random(seed)
     words = ["stone", "water", "Füchse", "狐", "🦊", "\x00", "<|endoftext|>", "\r\n"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +149,7 @@ def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) 
 
 
 def dataset_bytes(url: str) -> dict[str, str]:
-    """The hash of every file of a dataset but the report, which tells the time."""
+    """The hash of every file of a dataset except the report, which contains times."""
     found = {
         item.url.removeprefix(url): hashlib.sha256(read_object(item.url)).hexdigest()
         for item in list_objects(url)
@@ -158,7 +160,7 @@ def dataset_bytes(url: str) -> dict[str, str]:
 
 
 def read_dataset(url: str, scratch: Path) -> list[dict[str, Any]]:
-    """Every sample, by our own reader."""
+    """Every sample, read by cloudload."""
     samples = []
     for info in parse_index(read_object(f"{url}/index.json"), url):
         path = scratch / info.raw.name
@@ -178,7 +180,7 @@ def texts(url: str, scratch: Path) -> list[str]:
 
 
 def convert_lines(tmp_path: Path, lines: Sequence[str | bytes], **options: Any) -> ConvertReport:
-    """Convert `in/a.jsonl` of these lines to `out`."""
+    """Write these lines to `in/a.jsonl`, and convert it to `out`."""
     path = tmp_path / "in" / "a.jsonl"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(

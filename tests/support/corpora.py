@@ -1,5 +1,5 @@
-"""Tiny corpora: random documents, MDS datasets of them, written in milliseconds anywhere, and a
-tokenizer of bytes.
+"""Tiny corpora: random documents, MDS datasets that are written to any store in milliseconds, and a
+byte tokenizer.
 
     write_mds(store_url, ["aaa", "bb"])                               # a shard, a column `text`
     write_mds(path, random_documents(0, 100), shard_bytes=1_000)      # several shards
@@ -49,7 +49,7 @@ EOS_ID = 256
 
 @functools.cache
 def byte_tokenizer() -> Tokenizer:
-    """One token a byte, and `<eos>`: what a document gives can be said by hand."""
+    """One token per byte, and `<eos>`, so that tests can state a document's tokens literally."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
         models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[])
@@ -60,7 +60,8 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def random_documents(seed: int, count: int, *, max_words: int = 30) -> list[str]:
-    """Documents of 1 to `max_words` words, all distinct: each starts with its number."""
+    """Documents of 1 to `max_words` words. All are distinct, because each starts with its
+    number."""
     words = random.Random(seed)
     return [
         " ".join([f"{number}:", *words.choices(_WORDS, k=words.randint(1, max_words))])
@@ -80,7 +81,7 @@ def write_mds(
     encoding: str = "str",
     extra: Mapping[str, tuple[str, Sequence[Any]]] | None = None,
 ) -> str:
-    """Write `documents` as an MDS dataset, index last; returns its location.
+    """Write `documents` as an MDS dataset, the index last, and return its location.
 
     `shard_bytes` is the maximum size of a shard, unless a single document is larger;
     `shard_samples` sets the number of documents in each shard instead. With a different `encoding`,
@@ -120,7 +121,7 @@ def encode_shard(form: ShardFormat, samples: Sequence[bytes]) -> bytes:
 
 
 def cut_into_shards(form: ShardFormat, samples: Iterable[bytes]) -> list[list[bytes]]:
-    """Consecutive samples, as many to a shard as fit."""
+    """Group consecutive samples, as many per shard as fit."""
     shards: list[list[bytes]] = []
     size = form.shard_bytes + 1
     for sample in samples:

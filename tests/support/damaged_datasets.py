@@ -100,7 +100,7 @@ def keep_raw_alone(folder: Path) -> None:
 
 
 def exceed_32_bits(folder: Path) -> None:
-    """A shard of more than 4 GiB, whose offsets wrap as those of MDSWriter do. It is sparse."""
+    """A sparse shard of more than 4 GiB, whose offsets wrap like those of MDSWriter."""
     raw = (folder / SECOND).read_bytes()
     count = struct.unpack_from("<I", raw)[0]
     offsets = list(struct.unpack_from(f"<{count + 1}I", raw, 4))

@@ -29,7 +29,7 @@ def main() -> None:
         _note(train_elastic, Path(folder))
     train_elastic.main()
     sys.stdout.flush()
-    os._exit(0)  # Python would take longer to clear torch's modules than the run took
+    os._exit(0)  # clearing torch's modules would take longer than the run
 
 
 def _note(train_elastic: Any, folder: Path) -> None:

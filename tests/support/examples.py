@@ -1,4 +1,4 @@
-"""How many examples a property test searches: `CLOUDLOAD_EXAMPLES`, as `make test-long` sets it."""
+"""The number of examples of a property test: `CLOUDLOAD_EXAMPLES`, which `make test-long` sets."""
 
 import os
 

@@ -1,27 +1,26 @@
-"""A proxy that makes an object store misbehave, request by request, in a process of its own.
+"""A proxy in a separate process that makes an object store misbehave, request by request.
 
     with start_fault_proxy(s3.endpoint) as proxy:
         proxy.set_faults([Fault("GET .*shard.00001", "status", times=2, status=503)])
         subprocess.run([...], env=os.environ | s3.environment(proxy.endpoint))
         proxy.requests()             # [Request(line="GET /b/shard.00001", action="status", …), …]
 
-A fault applies to requests whose line (`GET /bucket/key?query`) its pattern is found in, after the
-first `skip` of them and then `times` times, and of those to a random `share`; the first fault that
-applies wins. What the actions do:
+A fault applies to requests whose line (`GET /bucket/key?query`) matches its pattern: it skips the
+first `skip` of them, then applies `times` times, to a random `share` of them. The first fault that
+applies wins. The actions:
 
-    status    answer `status` with an error of `code` (if empty, with
-              `message` alone), in S3's words or, `as_json`, in those of GCS
+    status    answer `status` with an error of `code` (if empty, with only
+              `message`), in the format of S3 or, with `as_json`, of GCS
     delay     wait `seconds` before the request is passed on
-    reset     reset the connection instead of an answer
-    drop      say nothing for `seconds`, then reset
+    reset     reset the connection instead of answering
+    drop      send nothing for `seconds`, then reset
     truncate  end the connection after `at` bytes of the body
     stall     go silent for `seconds` after `at` bytes of the body
     corrupt   flip the bits of the byte at `at` of the body
-    throttle  pass on `bytes_per_s` bytes of the body a second
+    throttle  pass on the body at `bytes_per_s`
 
-The request is passed on with its Host header untouched, so that signatures made for the proxy hold
-at the server; the server's address in a JSON answer becomes the proxy's, so that the links of GCS
-lead through the proxy, too.
+The request keeps its Host header, so that the server accepts signatures made for the proxy. In JSON
+answers, the proxy replaces the server's address with its own, so that GCS links lead to the proxy.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, for which requests, and how often (for ever, if `times` is None)."""
+    """What goes wrong, for which requests, and how often (always, if `times` is None)."""
 
     match: str
     action: str
@@ -75,8 +74,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Request:
-    """One request that the proxy saw: its line and headers (names in lower case), what was done to
-    it, and the status that the client got (0 for none)."""
+    """A request that the proxy received: its line, headers (lowercase names), action, and the
+    status sent (0 if none)."""
 
     line: str
     headers: dict[str, str]
@@ -87,7 +86,7 @@ class Request:
 
 @dataclass(frozen=True)
 class FaultProxy:
-    """A running proxy, as the process that started it holds it."""
+    """A running proxy, controlled by the process that started it."""
 
     endpoint: str
 
@@ -96,8 +95,8 @@ class FaultProxy:
         self._control(json.dumps([asdict(fault) for fault in faults]).encode())
 
     def requests(self, match: str = "") -> list[Request]:
-        """The requests since the last `set_faults`, in order of arrival, whose line `match` is
-        found in."""
+        """The requests since the last `set_faults` whose line matches `match`, in order of
+        arrival."""
         return [
             request
             for entry in self._control(None)
@@ -114,7 +113,7 @@ class FaultProxy:
 
 @contextlib.contextmanager
 def start_fault_proxy(upstream: str) -> Iterator[FaultProxy]:
-    """Run a proxy before the server at `upstream`, without any fault so far."""
+    """Run a proxy in front of the server at `upstream`, without faults at first."""
     from tests.support.servers import running
 
     with tempfile.TemporaryDirectory(
@@ -130,8 +129,8 @@ def start_fault_proxy(upstream: str) -> Iterator[FaultProxy]:
 
 
 class _Server:
-    """One request a connection: answers carry `Connection: close`, so that no fault meets a request
-    that it is not meant for."""
+    """One request per connection: answers have `Connection: close`, so that a fault affects only
+    its request."""
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)

@@ -1,4 +1,4 @@
-"""Tiny finite runs for hypothesis to search, and the worlds that read them."""
+"""Strategies for tiny finite runs, and the worlds that read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.finite_runs import PACKINGS, Packing, leave_out
 
 @dataclass(frozen=True)
 class Case:
-    """A corpus of which documents are left out, and worlds."""
+    """A corpus in which some documents are left out, and worlds."""
 
     documents: tuple[str, ...]
     settings: dict[str, Any]
@@ -24,7 +24,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, packings: Sequence[Packing] = PACKINGS) -> Case:
-    """Tiny corpora of few kinds of documents, so that rows are full, and lanes dry, by chance."""
+    """Tiny corpora with few kinds of documents, so that full rows and dry lanes occur by chance."""
     texts = st.sampled_from(
         ["", "-", "a", "bb", "cccc", "d" * 7, "e" * 8, "f" * 9, "-" * 9, "g" * 40]
     )

@@ -1,4 +1,4 @@
-"""Finite runs over tiny corpora, and what their rows and statistics should be."""
+"""Finite runs over tiny corpora, with their expected rows and statistics."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ TO_THE_END = [
     Leg(3, workers=2, batch_size=4, batches=None, exchange_every=3),
     Leg(batch_size=7, batches=None),
 ]
-"""Six rows a batch, twelve, and seven, which divides nothing."""
+"""Legs with global batches of 6, 12, and 7 rows; 7 does not divide the lanes."""
 
 
 @dataclass
 class Corpus:
-    """Documents as an MDS dataset, and loaders of it. A document that begins with `-` is left out
-    by the transform."""
+    """Documents as an MDS dataset, and its loaders. The transform filters documents that begin with
+    `-`."""
 
     folder: Path
     documents: Sequence[str]
     settings: dict[str, Any]
     stats: list[Stats] = field(default_factory=list)
-    """Of the ranks of the last leg, at its end."""
+    """The statistics of each rank at the end of the last leg."""
 
     def make_loader(self, **settings: Any) -> CloudLoader:
         loader = CloudLoader(
@@ -79,7 +79,7 @@ class Corpus:
         return check_worlds(self.loaders(**changes), legs)
 
     def tokens(self, document: str) -> tuple[int, ...]:
-        """What a document becomes, less what is left out."""
+        """The tokens of a document; empty if it is left out."""
         ids = tokenize(document) + (EOS_ID,) * (self.settings["eos"] is not None)
         is_left_out = document.startswith("-") or len(ids) < self.settings.get("min_tokens", 0)
         return () if is_left_out else ids
@@ -94,7 +94,7 @@ class Corpus:
 
     @property
     def expected(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """The tokens of each document (epoch, sample) that has any in rows."""
+        """The tokens in rows of each document (epoch, sample) that has any."""
         ids = {
             sample: self.tokens(text)[: self.cut_at] for sample, text in enumerate(self.documents)
         }
@@ -107,12 +107,12 @@ class Corpus:
 
     @property
     def expected_counts(self) -> dict[str, int]:
-        """What the statistics of the whole run should say, from each document on its own."""
+        """The expected statistics of the whole run, computed document by document."""
         frame = self.settings["eos"] is not None
         empty = [
             not text.startswith("-") and not tokenize(text) and not frame for text in self.documents
         ]
-        # where there is a floor, a document without a token is below it
+        # if there is a minimum, a document without tokens is below it
         empty = [is_empty and not self.settings.get("min_tokens", 0) for is_empty in empty]
         sizes = [len(self.tokens(text)) for text in self.documents]
         once = {
@@ -143,8 +143,8 @@ def write_corpus(folder: Path, documents: Sequence[str], **settings: Any) -> Cor
 
 
 def uneven(seed: int, count: int, *, most: int = 20) -> list[str]:
-    """Documents of very different sizes, empty ones among them: the lanes are far apart when the
-    first of them ends."""
+    """Documents of very different sizes, some empty, so that the lanes are far apart when the first
+    one ends."""
     sizes = random.Random(seed)
     return [
         chr(97 + number % 26) * (sizes.randint(0, most) if number % 5 else sizes.randint(0, 3))
@@ -175,7 +175,7 @@ def tokens_in(rows: Sequence[Row]) -> dict[tuple[int, int], tuple[int, ...]]:
 
 
 def trimmed(rows: Sequence[Row]) -> list[Row]:
-    """Less the rows past the end."""
+    """The rows without the padding rows at the end."""
     number = len(rows)
     while number and rows[number - 1].is_padding:
         number -= 1

@@ -1,4 +1,4 @@
-"""A training job of `lone_trainer.py` in a session of its own, and what it leaves."""
+"""A training job of `lone_trainer.py` in a separate session, and its leftovers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.warm_start import Program, start
 
 @dataclass
 class Job:
-    """A job that runs, and what it leaves."""
+    """A running job, and its leftovers."""
 
     data: str
     process: Program
@@ -26,18 +26,18 @@ class Job:
     shared_memory: set[str] = field(default_factory=shared_memory)
 
     def wait_for(self, step: int) -> None:
-        """Until the job has taken that many steps."""
+        """Wait until the job has taken this step."""
         self.wait_for_line(f"step {step}")
 
     def wait_for_line(self, expected: str) -> None:
-        """Until the job has printed that."""
+        """Wait until the job has printed this line."""
         for line in self.process.stdout:
             if line == f"{expected}\n":
                 return
         raise AssertionError(f"the job ended early: {self.process.communicate()[1]}")
 
     def family(self) -> set[int]:
-        """The live processes of its session."""
+        """The living processes of its session."""
         members = set()
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ class Job:
         }
 
     def kill(self) -> None:
-        """End whatever is left of it."""
+        """Kill all of its remaining processes."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
@@ -83,7 +83,7 @@ def start_job(
 
 
 def command_of(pid: int) -> bytes:
-    """The command line of a process, if it lives."""
+    """The command line of a process, if it is alive."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""

@@ -1,4 +1,4 @@
-"""Every kind of run, loaders of drawn cases, and the documents in their rows."""
+"""All kinds of runs, loaders of generated cases, and the documents in their rows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FINITE_KINDS = [kind for kind in KINDS if kind.values[2]]
 
 
 def kind_of(packing: str, mixture: str, ends: bool) -> dict[str, Any]:
-    """What cases of a kind are drawn from."""
+    """The arguments of `cases` for one kind of run."""
     return {"packings": [packing], "mixtures": [mixture], "epochs": [1, 2] if ends else [None]}
 
 
 def loaders_of(case: Case, folder: str, **changes: Any) -> MakeLoader:
-    """Writes the case's corpus into `folder`, and makes loaders of it."""
+    """Write the case's corpus into `folder`. Returns a function that makes loaders of it."""
     streams = changes.pop("streams", None) or write_case(folder, case)
     settings: dict[str, Any] = {
         "seq_len": case.seq_len,
@@ -68,7 +68,8 @@ def loaders_of(case: Case, folder: str, **changes: Any) -> MakeLoader:
 
 
 def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], tuple[int, ...]]:
-    """The tokens of each document (stream, epoch, sample), which come in order and without gaps."""
+    """The tokens of each document (stream, epoch, sample). Checks that they are in order, without
+    gaps."""
     tokens: dict[tuple[int, int, int], list[int]] = {}
     for row in rows:
         ids = iter(row.input_ids)

@@ -1,4 +1,4 @@
-"""What a job leaves behind: shared memory, and files of its cache."""
+"""A job's leftovers: shared memory, and files in its cache."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _LEFT_OVERS = (".lock", ".part", ".tmp")
 
 
 def shared_memory() -> set[str]:
-    """What Python and torch have named in /dev/shm."""
+    """The names that Python and torch have created in /dev/shm."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(_NAMED_BY_PYTHON_OR_TORCH)}
 
 
 def orphans(before: set[str]) -> set[str]:
-    """What was named in /dev/shm since, and no living process of this machine has in use."""
+    """The names created in /dev/shm since then that no living process uses."""
     new = shared_memory() - before
     return new - {name for name in new if _is_mapped(name)}
 

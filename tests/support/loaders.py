@@ -1,4 +1,4 @@
-"""A loader of a tiny corpus, as most tests have it."""
+"""A loader of a tiny corpus, with the options of most tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ SEQ_LEN = 16
 
 
 def make_loader(data: Any, **settings: Any) -> CloudLoader:
-    """In this process, with 12 lanes and batches of 4 rows, unless `settings` say otherwise."""
+    """Make a loader without workers, with 12 lanes and batches of 4 rows, unless `settings`
+    differ."""
     defaults: dict[str, Any] = {
         "tokenizer": byte_tokenizer(),
         "eos": EOS,

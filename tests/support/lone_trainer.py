@@ -1,15 +1,15 @@
-"""A training loop of one process that notes each batch and saves after it, to be ended in every
+"""A training loop in one process that records each batch and then saves. It can be ended in every
 way.
 
     python -m tests.support.lone_trainer '{"data": …, "cache": …, "out": …, "workers": 2,
                                            "batches": 50, "settings": {…}}'
 
-Writes `out/rows.jsonl`, a line a batch: its first row and its ids; `out/state.json`, replaced after
-each; and prints "step N". With `"way"`, one of `WAYS`, it stops after its first batch, prints
-"ready", waits for a line, and ends its loop that way; what it then prints is JSON: the seconds that
-took, and the error. With `"rank"`, `"ranks"` and `"rendezvous"`, a file, it is one of several. A
-transform that fails first writes the time (of `time.monotonic`) to the file that `$FAULT_TIME`
-names.
+For each batch, writes a line with its first row and its IDs to `out/rows.jsonl`, replaces
+`out/state.json`, and prints "step N". With `"way"`, one of `WAYS`, it stops after its first batch,
+prints "ready", waits for a line, and ends its loop that way. It then prints JSON with the seconds
+that this took, and the error. With `"rank"`, `"ranks"` and `"rendezvous"` (a file), it is one of
+several ranks. A transform that fails first writes the time (`time.monotonic`) to the file
+`$FAULT_TIME`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _is_it(sample: dict[str, Any]) -> bool:
 
 
 def train(options: dict[str, Any]) -> None:
-    """Read, note and save, until the loop is ended."""
+    """Read, record and save until the loop is ended."""
     out, settings = Path(options["out"]), dict(options.get("settings", {}))
     if name := settings.pop("transform", None):
         settings["transform"] = TRANSFORMS[name]
@@ -135,8 +135,8 @@ def _meet(options: dict[str, Any]) -> None:
 
 
 def _end_loop(loader: CloudLoader, way: str) -> None:
-    """Stop after a batch; end the loop as asked when there is a line on stdin; and the process at
-    the next line."""
+    """Stop after a batch. End the loop in the given way at a line on stdin, and the process at the
+    next line."""
     batches = [iter(loader)]
     next(batches[0])
     print("ready", flush=True)
@@ -167,7 +167,7 @@ def _error_of(batches: Iterator[Any]) -> str:
 
 
 def main() -> None:
-    # which a shell's background job, and so what it starts, ignores
+    # a shell's background job and its children ignore SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)
     train(json.loads(sys.argv[1]))
 

@@ -1,4 +1,4 @@
-"""The logs of a job's processes with changing ranks: a JSON Lines file for each.
+"""The logs of a job with changing ranks: one JSON Lines file per process.
 
 before the gradients of its rows are sent    {"world": 3, "rank": 0, "rows": 36, "ids": [[…]]}
 after the gradients of all ranks arrived     {"committed": 36}
@@ -19,7 +19,7 @@ Step = tuple[int, int, list[list[int]]]
 
 
 def read_steps(notes: Path) -> list[Step]:
-    """The steps that were committed, in order, without a gap."""
+    """The committed steps in order. Checks that there is no gap."""
     tried: dict[tuple[int, int], dict[int, list[list[int]]]] = {}
     committed: dict[int, int] = {}
     for file in notes.glob("*.jsonl"):
@@ -41,7 +41,7 @@ def read_steps(notes: Path) -> list[Step]:
 
 
 def check_steps(steps: list[Step], data: str, cache: Path, *, seq_len: int) -> None:
-    """The rows of each step are those of a run on one rank without lengths."""
+    """Check that each step's rows equal those of a run on one rank without lengths."""
     with CloudLoader(
         data,
         tokenizer=TOKENIZER,

@@ -1,4 +1,4 @@
-"""What tests ask of stored objects."""
+"""Questions about stored objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cloudload.storage.objects import open_object
 
 
 def object_exists(url: str, retry: Retry | None = None) -> bool:
-    """Whether the object can be opened; raises any error but that it is missing."""
+    """Whether the object exists. Raises any error other than that it is missing."""
     try:
         open_object(url, retry).close()
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""A packed batch, written by hand."""
+"""A handwritten packed batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Packing = tuple[list[list[int]], int]
 
 
 def spans(packing: Packing) -> tuple[Ints, Ints, tuple[int, int]]:
-    """The columns and the shape that the functions take."""
+    """The columns and the shape, as arguments for the functions."""
     batch, seq_len = packing
     rows = np.array([row for row, lengths in enumerate(batch) for _ in lengths], np.int64)
     return (

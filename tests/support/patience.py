@@ -1,4 +1,4 @@
-"""How long tests let cloudload ask a store, and how long an answer may take."""
+"""How long cloudload retries requests in tests, and how long tests wait."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ QUICK = Retry(timeout_s=1.5, deadline_s=4.0, pause_s=0.05)
 PATIENT = Retry(timeout_s=1.0, deadline_s=60.0, pause_s=0.05)
 
 SOON_S = 60.0
-"""Half of the default deadline; far more than a busy machine adds to a short one."""
+"""Half of the default deadline: far more than a busy machine adds to a short deadline."""
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Fails a block that takes longer."""
+    """Fail if the block takes longer."""
     start = time.monotonic()
     yield
     assert time.monotonic() - start < seconds
 
 
 def soon(condition: Callable[[], bool], seconds: float = 25.0) -> bool:
-    """Whether it comes true within that time."""
+    """Whether the condition becomes true within this time."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)

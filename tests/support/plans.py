@@ -1,4 +1,4 @@
-"""A plan beside the run that it is of."""
+"""Comparisons of a plan with its run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from cloudload.forecast.figure import Figure
 def check_figures(
     found: RunPlan, real: RealRun, settings: Mapping[str, Any]
 ) -> list[tuple[str, Figure, float]]:
-    """Check that exact figures are the run's, and others in range; returns name, figure, value."""
+    """Check that exact figures equal the run's, and that others are in range.
+
+    Returns (name, figure, value) for each."""
     figures = list(compare(found, real))
     if "min_tokens" in settings:  # a run does not show where it reads documents that it filters
         figures = [each for each in figures if "working set" not in each[0]]

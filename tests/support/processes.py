@@ -1,4 +1,4 @@
-"""The live processes of this machine, as /proc shows them."""
+"""The living processes of this machine, from /proc."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def children_of(pid: int) -> set[int]:
-    """The live children of a process, less Python's resource tracker."""
+    """The living children of a process, except Python's resource tracker."""
     children = set()
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):

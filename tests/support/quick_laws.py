@@ -1,4 +1,4 @@
-"""Cache what each loader would compute again, for all ranks and examples of a law.
+"""Cache values that each loader would compute again, for all ranks and examples of a law.
 
     seekable orders of tiny data    a lane of three documents has hundreds of epochs
     versions of packages            read from files for each loader

@@ -1,4 +1,4 @@
-"""Orders and mixtures in their simplest form, which tests compare with what a run reads."""
+"""Simple implementations of orders and mixtures, which tests compare with runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudload.order.spec import OrderConfig, Sampling, num_positions
 def canonical_order(
     shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling | None = None
 ) -> Ids:
-    """The sample id at each position of an epoch: int64 [positions]."""
+    """The sample at each position of an epoch: int64 [positions]."""
     if config.is_seekable:
         return np.asarray(seekable_order(shard_sizes, config, epoch, sampling))
     order = np.empty(num_positions(shard_sizes, sampling), np.int64)
@@ -25,18 +25,18 @@ def canonical_order(
 
 
 def interleave(ids: Ids, num_nodes: int) -> Ids:
-    """One id of each canonical node in turn, as the package deals them: [ids]."""
+    """One sample of each canonical node in turn: [samples]."""
     config = OrderConfig(False, "py1e", 1, num_nodes, 0)
     return ids[canonical_order(np.array([len(ids)]), config, 0)]
 
 
 def shares_at(mixture: Mixture, row: int) -> tuple[float, ...]:
-    """The share of the rows that each stream has at `row`."""
+    """Each stream's share of the rows at `row`."""
     return _shares(mixture.weights_at(row))
 
 
 Weight = dict[str, Any]
-"""`repeat` or `choose` of a stream."""
+"""A stream's argument `repeat` or `choose`."""
 
 
 def sampling_of(streams: list[list[int]], weights: list[Weight]) -> Sampling | None:

@@ -1,4 +1,4 @@
-"""Documents with their bos and eos, one by one, which tests compare with the tokens of rows."""
+"""The tokens of single documents with bos and eos, which tests compare with rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudload.tokenization.tokenizer import DocumentTokenizer
 def encode(
     tokenizer: DocumentTokenizer, documents: Sequence[str], streams: Sequence[int]
 ) -> list[Tokens]:
-    """The ids of each document with its stream's bos and eos: int32 [tokens] each."""
+    """The IDs of each document with its stream's bos and eos: int32 [tokens] each."""
     ids, offsets = tokenizer.encode_flat(documents)
     bodies = np.split(ids, offsets[1:-1])
     frames = [tokenizer.frames[stream] for stream in streams]

@@ -1,4 +1,4 @@
-"""Small runs of every kind, whose states one release saves and all later ones resume.
+"""Small runs of every kind. One release saves their states, and all later ones resume them.
 
 Only public names are imported here, so that any release can write the fixture. `write_data` of
 `tests/promises/test_old_states.py` writes the data; then, in a checkout of the release,
@@ -21,7 +21,7 @@ from cloudload.testing import Leg, MakeLoader, Row, run_leg
 
 EOS = "<eos>"
 AFTER = 24
-"""So many rows after each state are remembered."""
+"""Number of rows after each state whose hashes are saved."""
 
 
 def shout(sample: dict[str, Any]) -> str | None:
@@ -35,7 +35,8 @@ shout.__module__ = "saved_runs"  # however this file is imported
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run that is saved once, after `batches` of `leg`, or after so many in the tail."""
+    """A run that is saved once, after `batches` of `leg`, or after a number of batches in the
+    tail."""
 
     leg: Leg
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +99,7 @@ RUNS = {
 
 
 def hash_rows(rows: list[Row]) -> str:
-    """A hash of 8 hex digits for each row: ids, labels and spans."""
+    """For each row, 8 hex digits of a hash of its IDs, labels and spans."""
     texts = (json.dumps([row.input_ids, row.labels, row.spans]) for row in rows)
     return " ".join(hashlib.sha256(text.encode()).hexdigest()[:8] for text in texts)
 

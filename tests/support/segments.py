@@ -1,4 +1,5 @@
-"""A corpus of many small segments in several formats, and executors that run units oddly."""
+"""A corpus of many small segments in several formats, and executors that run units in unusual
+ways."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "progress": False,
     "processes": 1,
 }
-"""Of `mixed_corpus`, some 60 segments with a few shards each."""
+"""Options that convert `mixed_corpus` in about 60 segments with a few shards each."""
 
 
 def mixed_corpus(folder: Path, part: int = 1, *, with_bad: bool = False) -> Path:

@@ -7,8 +7,8 @@
     with start_gcs() as gcs:                    # fake-gcs-server, and a service account
         gcs.make_bucket("corpus")
 
-Each server is a process with a temporary folder of its own. It is killed when its `with` ends, and
-by the kernel when the process that started it dies, so nothing outlives a test run that is killed.
+Each server is a process with its own temporary folder. It is killed at the end of its `with` block,
+or by the kernel if the process that started it dies, so nothing outlives a killed test run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 BUCKET = "cloudload"
-"""What the test servers start with."""
+"""The programs of the test servers."""
 
 START_TIMEOUT_S = 60.0
 GRPC_PORT_OFFSET = 10_000
@@ -43,7 +43,7 @@ _NO_PROXY = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running S3 server: where it answers, and the one account that it knows."""
+    """A running S3 server: its endpoint, and its only account."""
 
     endpoint: str
     access_key: str
@@ -52,7 +52,7 @@ class S3Server:
     pid: int
 
     def environment(self, endpoint: str | None = None) -> dict[str, str]:
-        """The variables that point any S3 client at this server, or at a proxy before it."""
+        """The variables that point any S3 client to this server, or to a proxy in front of it."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -61,7 +61,7 @@ class S3Server:
             "AWS_ENDPOINT_URL": endpoint or self.endpoint,
             "AWS_ENDPOINT_URL_S3": endpoint or self.endpoint,
             "S3_ENDPOINT_URL": endpoint or self.endpoint,
-            # nothing of the machine's own set-up may join in
+            # ignore the machine's own configuration
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
             "AWS_EC2_METADATA_DISABLED": "true",
@@ -83,7 +83,7 @@ class S3Server:
 
 @dataclass(frozen=True)
 class GCSServer:
-    """A running GCS server, and the file of a service account whose tokens it takes."""
+    """A running GCS server, and the key file of a service account whose tokens it accepts."""
 
     endpoint: str
     credentials: str
@@ -91,7 +91,8 @@ class GCSServer:
     pid: int
 
     def environment(self, endpoint: str | None = None) -> dict[str, str]:
-        """The variables that point google-cloud-storage at this server, or at a proxy before it."""
+        """The variables that point google-cloud-storage to this server, or to a proxy in front of
+        it."""
         return {
             "STORAGE_EMULATOR_HOST": endpoint or self.endpoint,
             "GOOGLE_APPLICATION_CREDENTIALS": self.credentials,
@@ -180,8 +181,8 @@ def start_gcs(bucket: str = BUCKET) -> Iterator[GCSServer]:
 def start_token_endpoint(
     status: int = 200, description: str = "Invalid JWT signature"
 ) -> Iterator[str]:
-    """Run an OAuth endpoint that gives everyone a token, or refuses everyone with `status` and a
-    reason; yields its URL."""
+    """Run an OAuth endpoint that grants every request a token, or refuses it with `status` and a
+    reason. Yields its URL."""
     with tempfile.TemporaryDirectory(
         prefix="cloudload-tokens-", ignore_cleanup_errors=True
     ) as folder:
@@ -198,7 +199,7 @@ def start_token_endpoint(
 
 
 def service_account(project: str, token_uri: str) -> dict[str, str]:
-    """A service account's key file, with a fresh key."""
+    """A service account's key file, with a new key."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -228,7 +229,7 @@ def running(
     *,
     pipe: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a server in `folder`, its words in `server.log` there; the kernel kills it when this
+    """Run a server in `folder`, with its output in `server.log`. The kernel kills it when this
     process dies."""
     # a launcher that arms the parent-death signal and becomes the server: no code of ours runs
     # between fork and exec
@@ -255,8 +256,7 @@ def running(
 
 
 def free_ports(count: int) -> list[int]:
-    """Loopback ports which are free, and whose neighbours for gRPC, 10,000 further on, are free,
-    too."""
+    """Free loopback ports. Their gRPC ports, which are 10,000 higher, are also free."""
     # below the range from which the kernel takes ports for outgoing connections
     candidates = random.SystemRandom().sample(range(10_000, 21_000), 2_000)
     found = [
@@ -307,7 +307,7 @@ def _wait_until(
 
 
 def _open_direct(request: urllib.request.Request) -> Any:
-    """Open a loopback URL past any HTTP proxy that the machine has."""
+    """Open a loopback URL without the machine's HTTP proxy, if it has one."""
     return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10)
 
 

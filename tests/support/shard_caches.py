@@ -39,7 +39,7 @@ def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
 
 
 def flip(path: Path, at: int) -> None:
-    """Write another byte in place, as whatever shares the disk might."""
+    """Change a byte in place, as another program on this disk might."""
     with path.open("r+b") as file:
         file.seek(at)
         [byte] = file.read(1)

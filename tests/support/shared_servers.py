@@ -1,5 +1,5 @@
-"""A server that all processes of a test run share: the first to ask starts it, and ends it once
-nobody uses it any more.
+"""A server that all processes of a test run share. The first process starts it, and ends it when no
+process uses it.
 
     worker 0    asks, starts the server, notes it ······ ends, waits for worker 1, ends the server
     worker 1                    asks, reads the note ··············· ends
@@ -25,7 +25,8 @@ Server = TypeVar("Server", S3Server, GCSServer)
 def shared(
     folder: Path, kind: type[Server], start: Callable[[], AbstractContextManager[Server]]
 ) -> Iterator[Server]:
-    """The server of this kind whose note is in `folder`; without one, it is started and noted."""
+    """The server of this kind whose note is in `folder`. If there is no note, starts one and writes
+    it."""
     note = folder / f"{kind.__name__}.json"
     with (
         contextlib.ExitStack() as exits,
@@ -48,4 +49,4 @@ def shared(
                 fcntl.flock(starting, fcntl.LOCK_EX)
                 note.unlink()
                 fcntl.flock(starting, fcntl.LOCK_UN)
-                fcntl.flock(users, fcntl.LOCK_EX)  # once the others have let go of it
+                fcntl.flock(users, fcntl.LOCK_EX)  # when the others have released it

@@ -1,10 +1,10 @@
-"""One rank of a run on a StreamingDataset, which stops after some steps, as a training job does.
+"""One rank of a run on a StreamingDataset that stops after some steps, like a training job.
 
     python -m tests.support.streaming_rank '{"remote": …, "local": …, "out": …, "steps": 5,
                                              "workers": 2, "options": {…}}'
 
-Writes `out/read-RANK.json`, the documents that it read; rank 0 also the loader's `state_dict()`, to
-`out/state.json`.
+Writes the documents that it read to `out/read-RANK.json`. Rank 0 also writes the loader's
+`state_dict()` to `out/state.json`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
     from streaming.base.shared import memory
 
     options = json.loads(sys.argv[1])
-    # a node has shared memory and lock files to itself
+    # each node has its own shared memory and lock files
     name_of_node = options["local"].strip("/").replace("/", "_")
     open_shared = memory.BuiltinSharedMemory
     memory.BuiltinSharedMemory = lambda name, *rest: open_shared(f"{name_of_node}_{name}", *rest)

@@ -1,5 +1,5 @@
-"""Which samples a StreamingDataset would give each rank, by its own `generate_work`, without its
-shared memory."""
+"""The samples that a StreamingDataset gives each rank: its own `generate_work`, without shared
+memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Weight = dict[str, Any]
 
 @dataclass(frozen=True)
 class Physical:
-    """The machines of a run: nodes, ranks of a node, workers of a rank; and samples of a batch."""
+    """The machines of a run: nodes, ranks per node, workers per rank; and samples per batch."""
 
     nodes: int
     ranks: int
@@ -28,7 +28,7 @@ class Physical:
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step."""
+        """Samples per step."""
         return self.nodes * self.ranks * self.batch_size
 
 
@@ -42,7 +42,8 @@ def streaming_dataset(
     block_size: int,
     partition: str = "relaxed",
 ) -> SimpleNamespace:
-    """What `generate_work` asks of a StreamingDataset over streams of shards of these sizes."""
+    """The attributes of a StreamingDataset that `generate_work` reads, for streams with these shard
+    sizes."""
     from streaming import Stream, StreamingDataset
 
     samples = np.array([sum(shards) for shards in streams])
@@ -75,8 +76,9 @@ def streaming_dataset(
 def read_steps(
     dataset: SimpleNamespace, physical: Physical, state: dict[str, int], steps: int
 ) -> tuple[collections.Counter[int], dict[str, int]]:
-    """The samples that some steps from a state on read, less Streaming's repeats of places that
-    this call or an earlier one read (`dataset.places`), and the state after them."""
+    """The samples read in some steps after a state, and the state after them.
+
+    Excludes Streaming's repeats of places that this or an earlier call read (`dataset.places`)."""
     from streaming.base.batching import generate_work
     from streaming.base.partition import get_partitions
     from streaming.base.world import World
@@ -120,7 +122,7 @@ def read_steps(
 
 
 def order_of_epoch(dataset: SimpleNamespace, epoch: int) -> Ints:
-    """Every sample of an epoch, as often as it is read."""
+    """How often each sample is read in an epoch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _, small_per_big = dataset.resample_streams(epoch)

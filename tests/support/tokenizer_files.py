@@ -1,4 +1,4 @@
-"""Texts of tokenizer.json files: bytes, byte-level, sentencepiece; and with something changed."""
+"""Contents of tokenizer.json files: bytes, byte-level, sentencepiece; and modified ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def forget() -> None:
 
 
 def sentencepiece(letters: str = string.printable.strip() + "é") -> str:
-    """As Llama 2's: `▁` for spaces, and bytes for what is not in the vocabulary."""
+    """Like Llama 2's: `▁` for spaces, and bytes for characters outside the vocabulary."""
     tokens = [
         "<unk>",
         "<s>",
@@ -65,14 +65,14 @@ JSONS: dict[str, Callable[[], str]] = {
 
 
 def changed(change: Callable[[dict[str, Any]], Any], name: str = "byte-level") -> str:
-    """A tokenizer.json with something done to it."""
+    """A modified tokenizer.json."""
     content = json.loads(JSONS[name]())
     change(content)
     return json.dumps(content, ensure_ascii=False)
 
 
 def lose_byte(content: dict[str, Any]) -> None:
-    """Give the id of the byte `Z` to something else."""
+    """Give the ID of the byte `Z` to a different token."""
     model = content["model"]
     model["vocab"] = {
         "ZZ☃" if token == "Z" else token: number for token, number in model["vocab"].items()

@@ -1,4 +1,4 @@
-"""Jobs of `trainer.py` under torchrun, and what one process reads of the same corpus."""
+"""Jobs of `trainer.py` under torchrun, and the rows that one process reads from the same corpus."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two small datasets, and the folder that their shards are cached in. In a job, `{node}` in its
-    path is the number of the node."""
+    """Two small datasets, and their cache folder. In a job, `{node}` in its path is the node's
+    index."""
 
     folder: str
     other_folder: str
@@ -53,7 +53,7 @@ class Corpus:
         return CloudLoader(data, **{**defaults, **settings})
 
     def expected_rows(self, number: int, **settings: Any) -> list[list[int]]:
-        """What one rank reads in this process, one row at a time."""
+        """The rows that a single rank reads in this process, one at a time."""
 
         def make_loader(**rank: Any) -> CloudLoader:
             return self.make_loader(**settings, **rank)
@@ -63,13 +63,13 @@ class Corpus:
 
 
 def rows_of(batches: Iterable[Batch]) -> list[list[int]]:
-    """The ids of each row of some batches."""
+    """The IDs of each row of some batches."""
     return [row for batch in batches for row in batch["input_ids"].tolist()]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One stretch under torchrun: the ranks, and whether it is killed without warning after its
+    """A part of a run under torchrun: its ranks, and whether they are killed after their
     batches."""
 
     ranks: int
@@ -84,8 +84,7 @@ class Run:
 def launch(
     corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any
 ) -> dict[int, list[int]]:
-    """Run the trainer under torchrun; returns the rows that were consumed, by their number in the
-    run."""
+    """Run the trainer under torchrun. Returns the consumed rows, by their index in the run."""
     options = {
         "folders": [corpus.folder, corpus.other_folder],
         "cache": str(corpus.cache),
@@ -117,7 +116,7 @@ def launch(
 
 
 def read_lines(file: Path) -> dict[int, list[int]]:
-    """The rows that a process consumed, by their number in the run."""
+    """The rows that a process consumed, by their index in the run."""
     return {
         int(row): ids
         for line in file.read_text().splitlines()
@@ -126,7 +125,7 @@ def read_lines(file: Path) -> dict[int, list[int]]:
 
 
 def read_ends(folder: Path) -> list[dict[str, Any]]:
-    """What the processes of a run noted at its end."""
+    """The records of a run's processes at its end."""
     return [
         json.loads((folder / f"end-{rank}.json").read_text())
         for rank in range(len(list(folder.glob("end-*.json"))))

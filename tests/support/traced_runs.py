@@ -1,4 +1,4 @@
-"""A run over two streams whose documents have ids, as `trace` and `find` look into it."""
+"""A run over two streams whose documents have IDs, for tests of `trace` and `find`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A training job without a model, under torchrun: notes what it consumed, saves, and may be killed
-without warning."""
+"""A training job without a model, under torchrun: records the rows that it consumed, saves, and may
+be killed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def streams_of(*folders: str) -> list[Stream]:
 
 
 def place_of(options: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The arguments that tell a loader its place among the data-parallel ranks."""
+    """The arguments for a loader's place among the data-parallel ranks."""
     if ranks := options.get("dp_ranks"):
         return {"dp_rank": ranks[rank], "dp_world_size": max(ranks) + 1}
     if sizes := options.get("mesh"):
@@ -64,7 +64,7 @@ def log_waits_early(path: Path) -> None:
 
 
 def meet_in_files(out: Path, run: int, step: int) -> None:
-    """Wait, without torch.distributed, until all ranks have taken that many steps."""
+    """Wait, without torch.distributed, until all ranks have taken this number of steps."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     (out / f"met-{run}-{step}-{rank}").touch()
     while len(list(out.glob(f"met-{run}-{step}-*"))) < world_size:
@@ -72,8 +72,8 @@ def meet_in_files(out: Path, run: int, step: int) -> None:
 
 
 def change_data(options: dict[str, Any], *, is_due: bool) -> None:
-    """Wait for the other rank after rank 0 has opened the data, and append data or count its tokens
-    if it `is_due`."""
+    """After rank 0 has opened the data, wait for the other rank. If it `is_due`, append data or
+    count tokens."""
     folder = options["folders"][0]
     if "append" in options or "counts" in options:
         dist.barrier()
@@ -166,11 +166,11 @@ def main() -> None:
     try:
         train(options)
     except Exception:
-        # launch looks for it, because the end of a run that is killed shows no error
+        # `launch` checks it, because a killed run shows no error
         name = f"error-{options['run']}-{os.environ['RANK']}.txt"
         Path(options["out"], name).write_text(traceback.format_exc())
         raise
-    # all is closed, and Python would clear torch's modules for longer than the run took
+    # everything is closed, and clearing torch's modules would take longer than the run
     os._exit(0)
 
 

@@ -33,7 +33,7 @@ from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
 
 LANES = 4
 FRAMES = [(None, None), (1, None), (None, 2), (1, 2)]
-"""By stream."""
+"""The (bos, eos) of each stream."""
 FRAMING = Framing.of(FRAMES)
 NUM_FRAMING = np.array([sum(each is not None for each in frame) for frame in FRAMES])
 NUM_BOS = np.array([frame[0] is not None for frame in FRAMES])
@@ -41,17 +41,17 @@ NUM_BOS = np.array([frame[0] is not None for frame in FRAMES])
 
 @dataclass(frozen=True)
 class Step:
-    """Documents arrive in each lane, and rows are wanted of it."""
+    """The numbers of documents that arrive in each lane, and of rows that are taken from it."""
 
     arrivals: Sequence[int]
     wanted: Sequence[int]
     is_interleaved: bool = False
-    """Whether the lanes' documents take turns."""
+    """Whether the lanes' documents are interleaved."""
 
 
 @dataclass(frozen=True)
 class Leg:
-    """From a state to the next one."""
+    """The steps from one state to the next."""
 
     seq_len: int
     open_rows: int
@@ -59,12 +59,12 @@ class Leg:
 
 
 Twin = Callable[[Packing, Ints, list[bytes] | None], LaneRows]
-"""Makes vectorized lanes of a packing at cursors with residues."""
+"""Makes vectorized lanes of a packing, given their cursors and residues."""
 
 
 @dataclass
 class Corpus:
-    """Documents without end: the texts of a lane have these sizes, again and again."""
+    """Endless documents: the sizes of a lane's documents repeat."""
 
     sizes: Sequence[int]
 
@@ -87,7 +87,7 @@ class Corpus:
 
 @dataclass
 class Lanes:
-    """Both kinds of lanes, side by side; and the state after the rows that they gave."""
+    """Both kinds of lanes, and the state after the rows that they returned."""
 
     packing: Packing
     twin: Twin
@@ -110,7 +110,7 @@ class Lanes:
             lanes.add(corpus.read(slots, ordinals), has_begun)
 
     def take(self, corpus: Corpus, step: Step) -> None:
-        """One step, in which both kinds say the same."""
+        """Take one step, and check that both kinds agree."""
         slots = np.flatnonzero(np.array(step.arrivals) + np.array(step.wanted))
         again, others = (lanes.unread(slots) for lanes in self.both)
         np.testing.assert_array_equal(again, others)
@@ -134,7 +134,7 @@ class Lanes:
             assert getattr(found, name).dtype == np.int64
         assert (expected.residues is None) == (found.residues is None)
         assert list(expected.residues or ()) == list(found.residues or ())
-        # which document of its table a piece is of is up to `concat`
+        # the document index of a piece in its table may differ with `concat`
         compared = slice(None) if self.packing.has_residue else [PIECE_ROW, PIECE_START, PIECE_STOP]
         assert expected.pieces.dtype == found.pieces.dtype == np.int64
         np.testing.assert_array_equal(expected.pieces[:, compared], found.pieces[:, compared])
@@ -161,7 +161,7 @@ class Lanes:
 
 
 def run(name: str, twin: Twin, corpus: Corpus, legs: Sequence[Leg]) -> int:
-    """Go through the legs, each from the state at the end of the one before. Returns the number of
+    """Run the legs, each from the state at the end of the previous one. Returns the number of
     rows."""
     cursors, residues = np.zeros((LANES, 2), np.int64), [b""] * LANES
     rows = 0
@@ -199,7 +199,7 @@ corpora = st.builds(
 
 
 def long_run(seed: int) -> tuple[Corpus, list[Leg]]:
-    """Many states, most of them between legs of one `seq_len`."""
+    """Many legs, most of them with the `seq_len` of the previous one."""
     rng = np.random.default_rng(seed)
     sizes = np.where(rng.random(301) < 0.9, rng.integers(0, 30, 301), rng.integers(0, 200, 301))
     legs = [

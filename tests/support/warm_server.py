@@ -1,7 +1,7 @@
-"""The process that warm programs are forked from.
+"""The process from which warm programs are forked.
 
 server           imports, then waits for requests at an address; has one thread
-  └─ keeper      one for each program: says how it ended, and ends it with who asked for it
+  └─ keeper      one per program: reports its exit code, and ends it with its requester
        └─ program
 """
 
@@ -30,8 +30,8 @@ _PRELOAD = (
     "boto3",
     "tests.support.lone_trainer",
     "tests.support.trainer",
-    # which meshes and checkpoints import when they are first used; not torch._dynamo, because it
-    # imports Triton, which reports leaks on stderr at the end of each program
+    # meshes and checkpoints import these on first use. Not torch._dynamo, because it imports
+    # Triton, which reports leaks on stderr at the end of each program
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
@@ -39,11 +39,11 @@ _PRELOAD = (
 
 
 def serve(address: str) -> str:
-    """Fork programs for ever; returns in each of them, with the name of its module."""
+    """Fork programs forever. Returns in each of them, with the name of its module."""
     for module in _PRELOAD:
         importlib.import_module(module)
     _learn_backend()
-    # or the collections at the end of each program would copy every page of what was imported
+    # otherwise, garbage collection at the end of each program would copy every imported page
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not live in what is forked"
     signal.signal(signal.SIGINT, signal.SIG_IGN)

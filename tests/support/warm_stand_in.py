@@ -24,8 +24,8 @@ def request(
     *,
     has_session: bool,
 ) -> socket.socket:
-    """Ask for a program with these streams; its id and later its exit code are read here, a line
-    each."""
+    """Request a program with these streams. The connection then yields its PID and later its exit
+    code, one per line."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
     program = {

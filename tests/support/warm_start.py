@@ -1,10 +1,10 @@
-"""Programs that start warm: forks of a process that imported torch and cloudload once.
+"""Programs that start warm: forks of a process that has already imported torch and cloudload.
 
     start("tests.support.lone_trainer", [options])               # much as subprocess.Popen does
     [*stand_in(), "tests.support.trainer", options]              # a command that runs a module
 
-What starts is the module's `main`, which finds its arguments in `sys.argv`. Programs that it starts
-warm are forks of the same process.
+A program calls the module's `main`, with its arguments in `sys.argv`. Programs that it starts warm
+are forks of the same process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Program:
         self.returncode: int | None = None
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Close its stdin, read what it writes until it ends; [stdout, stderr]."""
+        """Close its stdin, and read its output until it ends: [stdout, stderr]."""
         with contextlib.suppress(BrokenPipeError):
             self.stdin.close()
         texts = {self.stdout: "", self.stderr: ""}
@@ -78,7 +78,7 @@ class Program:
 def start(
     module: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> Program:
-    """Run a module with further variables of the environment."""
+    """Run a module with additional environment variables."""
     return Program(module, arguments, {**os.environ, **(variables or {})})
 
 
@@ -97,7 +97,7 @@ def _server_address() -> str:
 def _start_server() -> str:
     folder = _exits.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-warm-"))
     address = f"{folder}/socket"
-    # no threads of numerical libraries in what is forked
+    # the forked process must not have threads of numerical libraries
     variables = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     command = [sys.executable, "-m", "tests.support.warm_server", address]
     process = _exits.enter_context(

@@ -1,4 +1,4 @@
-"""What a run hands out of each document, put together."""
+"""The tokens of whole documents, collected from the rows of a run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.support import loaders
 
 
 def make_loader(data: Any, local: Path, **settings: Any) -> CloudLoader:
-    """Of one epoch, in 2 lanes and batches of 2 rows."""
+    """Make a loader of one epoch, with 2 lanes and batches of 2 rows."""
     defaults = {"num_lanes": 2, "batch_size": 2, "epochs": 1}
     return loaders.make_loader(data, local=local, **{**defaults, **settings})
 
 
 def read_all(loader: CloudLoader) -> dict[tuple[int, int], list[int]]:
-    """The tokens of every document, by stream and sample, put together from their spans."""
+    """The tokens of every document, by stream and sample, joined from their spans."""
     found: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
     with loader:
         for batch in loader:

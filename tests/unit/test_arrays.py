@@ -1,4 +1,4 @@
-"""Integers and arrays of them."""
+"""Integers, and integer arrays."""
 
 from __future__ import annotations
 

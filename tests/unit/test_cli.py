@@ -1,4 +1,4 @@
-"""The command line is the library: the same bytes, results on stdout, errors on stderr."""
+"""The commands write the same bytes as the library, with results on stdout and errors on stderr."""
 
 from __future__ import annotations
 

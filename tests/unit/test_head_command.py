@@ -1,4 +1,4 @@
-"""`cloudload head` prints documents for people on a terminal, and for programs in a pipe."""
+"""`cloudload head` prints readable documents on a terminal, and JSON Lines in a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every option is named once: the loader's signature, its configs and its help agree."""
+"""Every option is explained once: the loader's signature, its configs and its help agree."""
 
 from __future__ import annotations
 

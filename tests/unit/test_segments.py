@@ -1,4 +1,5 @@
-"""Segments, positions and labels of packed documents, against one token at a time."""
+"""Segments, positions and labels of packed documents, compared with a token-by-token
+computation."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ TRACE: Packing = [[3, 1, 2], [5]], 8
 
 @st.composite
 def packings(draw: st.DrawFn) -> Packing:
-    """Any rows: full, padded, all padding, many spans of one token, or none at all."""
+    """Any rows: full, padded, all padding, many spans of one token, or no rows."""
     batch = draw(st.lists(st.lists(st.integers(1, 4), max_size=5), max_size=5))
     return batch, max([1, *map(sum, batch)]) + draw(st.integers(0, 3))
 
 
 def tokens_of(packing: Packing) -> list[list[tuple[int, int]]]:
-    """Of every token of the batch, its segment (0: padding) and its position in it, written one by
+    """The segment of each token (0: padding), and its position in the segment, computed one by
     one."""
     batch, seq_len = packing
     tokens = []

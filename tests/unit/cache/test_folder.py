@@ -1,4 +1,4 @@
-"""Where shards are cached, and what is swept there."""
+"""The folder in which shards are cached, and the files that are swept there."""
 
 from __future__ import annotations
 

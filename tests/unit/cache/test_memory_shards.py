@@ -1,4 +1,4 @@
-"""Shards in memory equal the shard cache's, and stay valid for as long as they are used."""
+"""Shards in memory equal those in the shard cache, and stay valid while they are used."""
 
 from __future__ import annotations
 

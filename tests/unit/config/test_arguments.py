@@ -1,4 +1,4 @@
-"""Arguments that make no sense are refused before anything is read."""
+"""Invalid arguments are refused before anything is read."""
 
 from __future__ import annotations
 

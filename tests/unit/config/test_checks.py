@@ -1,4 +1,4 @@
-"""Options are checked, and sizes read as people write them."""
+"""Options are validated, and sizes may have units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream has a short, unique name that stays when its bucket moves or streams are added."""
+"""A stream has a short, unique name that stays the same when data moves or streams are added."""
 
 from __future__ import annotations
 

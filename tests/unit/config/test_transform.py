@@ -217,7 +217,7 @@ def test_code_whose_source_cannot_be_read_counts_by_its_bytecode(tmp_path: Path)
     assert names == [name_function(define(source, tmp_path / "absent.py")) for source in sources]
     assert len({*names}) == len(names)
     assert names[0].startswith("elsewhere.read#")
-    # the file has changed since: tokenizing it from the function's line on fails
+    # the file has changed, so it cannot be tokenized from the function's line on
     for number, found in enumerate(("read = (\n", "read = '''\n", "def read(:\n  (\n")):
         changed = tmp_path / f"changed{number}.py"
         changed.write_text(found)

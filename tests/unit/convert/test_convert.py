@@ -1,4 +1,5 @@
-"""A conversion writes each document once, in order, in the bytes of `MDSWriter`; and resumes."""
+"""A conversion writes each document once, in order, with the same bytes as `MDSWriter`, and
+resumes."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def test_a_document_larger_than_a_shard_has_a_shard_to_itself(tmp_path: Path) ->
     block_bytes=st.integers(1, 200),
     shard_bytes=st.integers(1024, 1400),
 )
-def test_every_document_comes_out_once_and_in_order(
+def test_every_document_is_written_once_and_in_order(
     tmp_path_factory: pytest.TempPathFactory,
     *,
     lines: list[str],

@@ -1,4 +1,4 @@
-"""CSV and TSV files are read as their writers meant them, and bad records are named."""
+"""CSV and TSV files are read as written, and errors name bad records."""
 
 from __future__ import annotations
 

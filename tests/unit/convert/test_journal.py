@@ -53,7 +53,7 @@ def test_a_conversion_that_has_begun_resumes_once_it_hides_no_splits(
 
 
 @pytest.mark.parametrize("form", ["jsonl", "gz", "lines", "text", "parquet", "dataset", "iterable"])
-def test_every_format_goes_on_where_it_stopped(
+def test_every_format_resumes_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     expected = documents(300)

@@ -1,4 +1,4 @@
-"""Every format is read under every compression, and records that are bad are named."""
+"""Every format is read with every compression, and errors name bad records."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ def test_paths_on_the_hugging_face_hub_are_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     class Folder(DirFileSystem):  # type: ignore[misc]
-        """A local folder that replaces the Hub."""
+        """Use a local folder instead of the Hub."""
 
         protocol = "hf"
 

@@ -1,4 +1,5 @@
-"""The fields that a conversion reads travel to other processes, and its formats have one list."""
+"""The fields of a conversion can be pickled for other processes, and its formats are listed
+once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad records are counted by file, and written to a file of rejects as they were."""
+"""Bad records are counted by file, and written unchanged to a file of rejects."""
 
 from __future__ import annotations
 

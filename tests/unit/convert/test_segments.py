@@ -1,4 +1,4 @@
-"""Segments follow from sizes alone, and any cut of a file into ranges gives each record once."""
+"""Segments depend only on sizes, and each record is in exactly one range of its file."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_segments_hold_every_byte_once_and_in_order(
 
 
 def read(unit: InputUnit, block_bytes: int, start: BlockStart | None = None) -> list[Record]:
-    """The records of a unit, from a block on."""
+    """The records of a unit, starting at a block."""
     blocks = unit.blocks(start or BlockStart(), block_bytes, FIELDS)
     return [record for block in blocks for record in block.records("text")]
 

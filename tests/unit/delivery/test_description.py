@@ -1,4 +1,4 @@
-"""`describe()` says what was settled, and where each value is from."""
+"""`describe()` shows every setting, and where each value comes from."""
 
 from __future__ import annotations
 

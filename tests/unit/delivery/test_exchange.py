@@ -1,4 +1,4 @@
-"""Which processes exchange with each other, where several share a data-parallel rank."""
+"""The processes that exchange with each other if several share a data-parallel rank."""
 
 from __future__ import annotations
 

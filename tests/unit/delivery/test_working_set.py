@@ -1,4 +1,4 @@
-"""The working set that is told is close to the real one."""
+"""The reported working set is close to the actual one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_working_set_of_a_large_order_is_close_to_the_real_one() -> None:
 
 
 def needed_bytes(sizes: list[int], order: Any, num_nodes: int, hosts: int) -> int:
-    """What a cache must hold, where a shard has 100 bytes a sample."""
+    """The bytes that a cache must hold if a shard has 100 bytes per sample."""
     starts = np.concatenate([[0], np.cumsum(sizes)])
     shards = [SimpleNamespace(raw=SimpleNamespace(bytes=100 * size), zipped=None) for size in sizes]
     corpus: Any = SimpleNamespace(

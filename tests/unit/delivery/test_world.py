@@ -1,4 +1,4 @@
-"""The place of a process among the data-parallel ranks: from arguments, environment or mesh."""
+"""A process's place among the data-parallel ranks, from arguments, environment or mesh."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_all_processes_guess_alike_how_many_data_parallel_ranks_a_node_has(
 
 @contextlib.contextmanager
 def mesh_of_eight(process: int, *names: str) -> Iterator[Any]:
-    """A mesh of 2 x 2 x 2 processes, as one of them has it."""
+    """A mesh of 2 x 2 x 2 processes, from the view of one of them."""
     dist.init_process_group("fake", store=FakeStore(), rank=process, world_size=8)
     try:
         yield init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)

@@ -1,4 +1,4 @@
-"""`read_info` counts what a dataset holds, and says what is sampled."""
+"""`read_info` counts the contents of a dataset, and says which figures are from a sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS = random_documents(3, 90)
 
 
 def sizes_of(texts: list[str]) -> list[int]:
-    """The bytes of each sample of a dataset with the column `text` alone."""
+    """The bytes of each sample of a dataset with only the column `text`."""
     return [4 + len(text.encode()) for text in texts]
 
 

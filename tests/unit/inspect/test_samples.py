@@ -1,4 +1,4 @@
-"""`read_samples` yields the stored values, and decodes nothing dangerous."""
+"""`read_samples` yields the stored values, and never unpickles."""
 
 from __future__ import annotations
 

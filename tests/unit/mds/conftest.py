@@ -1,4 +1,4 @@
-"""A sound dataset, to be spoiled.
+"""A valid dataset, for tests to damage.
 
 index    of one compressed shard
 raw      a shard of the samples `one` and `three`
@@ -21,7 +21,7 @@ TEXT = (Column.of("text", "str"),)
 
 @pytest.fixture
 def index(tmp_path: Path) -> dict[str, Any]:
-    """A sound index of one compressed shard, to be spoiled."""
+    """A valid index of one compressed shard, for tests to damage."""
     write_mds(tmp_path / "sound", ["one", "two"], compression="zstd")
     found: dict[str, Any] = json.loads((tmp_path / "sound" / "index.json").read_text())
     return found
@@ -29,7 +29,7 @@ def index(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def raw() -> bytes:
-    """A sound shard of the samples `one` and `three`."""
+    """A valid shard with the samples `one` and `three`."""
     return encode_shard(
         ShardFormat(TEXT, None, ()),
         [encode_sample(TEXT, {"text": text}) for text in ("one", "three")],

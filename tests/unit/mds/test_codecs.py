@@ -1,4 +1,4 @@
-"""What is compressed is restored, and no more of it than the index says."""
+"""Decompression restores the data, but never more bytes than the index lists."""
 
 from __future__ import annotations
 

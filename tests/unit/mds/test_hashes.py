@@ -1,4 +1,4 @@
-"""Hashes are StreamingDataset's, and the fastest is checked."""
+"""Hashes equal StreamingDataset's, and the fastest one is verified."""
 
 from __future__ import annotations
 

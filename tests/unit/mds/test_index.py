@@ -1,4 +1,4 @@
-"""An index is checked in every field before anything follows from it."""
+"""Every field of an index is checked before it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard is read sample by sample, and what is wrong in it is refused."""
+"""A shard is read sample by sample, and a damaged shard is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT = (Column.of("text", "str"),)
 
 
 def read_dataset(folder: Path) -> list[dict[str, Any]]:
-    """All samples of an uncompressed dataset in a local folder, by our reader."""
+    """All samples of an uncompressed dataset in a local folder, read by cloudload."""
     shards = parse_index(Path(folder, "index.json").read_bytes(), str(folder))
     opened = [Shard(Path(folder, shard.raw.name), shard) for shard in shards]
     return [shard.read(sample) for shard in opened for sample in range(shard.info.samples)]

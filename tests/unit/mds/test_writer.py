@@ -1,4 +1,4 @@
-"""What is written is what StreamingDataset writes and reads."""
+"""The writer writes the same bytes as Streaming, and StreamingDataset can read them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_dataset_is_the_bytes_that_streaming_writes(
     our_index, their_index = (
         json.loads((tmp_path / folder / "index.json").read_text()) for folder in ("ours", "theirs")
     )
-    if compression == "zstd":  # two libraries may frame the same bytes in two ways
+    if compression == "zstd":  # libraries may frame the same bytes differently
         for entry in our_index["shards"] + their_index["shards"]:
             entry["zip_data"] = entry["zip_data"]["basename"]
     else:

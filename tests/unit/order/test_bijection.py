@@ -1,4 +1,4 @@
-"""Bijections of any size: every permutation is as likely as any other, and can be undone."""
+"""Bijections of any size: all permutations are equally likely, and invertible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def moved(size: int, keys: Words, places: Ids | None = None, *, inverse: bool = False) -> Ids:
-    """Where each place of 0 … size - 1 goes under each key: int64 [keys, size]."""
+    """The image of each place from 0 to size - 1 under each key: int64 [keys, size]."""
     grid = np.broadcast_to(
         np.arange(size) if places is None else places,
         (len(keys), size if places is None else len(places)),
@@ -45,7 +45,7 @@ def test_every_size_has_bijections_that_can_be_undone() -> None:
 @given(
     size=st.integers(1, 1 << 40), place=st.integers(0, 1 << 40), key=st.integers(0, (1 << 64) - 1)
 )
-def test_a_place_of_a_huge_bijection_goes_somewhere_and_comes_back(
+def test_a_place_of_a_huge_bijection_maps_to_a_place_and_back(
     size: int, place: int, key: int
 ) -> None:
     words = [np.array([number], np.uint64) for number in (place % size, size, key)]

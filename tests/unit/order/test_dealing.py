@@ -1,4 +1,4 @@
-"""Rows dealt to any number of ranks."""
+"""Rows are dealt to any number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lane reads which documents, and which rank and worker serve which lane."""
+"""The documents of each lane, and the rank and worker that serve it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes and canonical nodes follow from the data where they are not given."""
+"""The numbers of lanes and canonical nodes depend on the data, unless they are set."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A row's number says its stream; streams get their shares in every window; a resume keeps the rows
-before it and changes those after."""
+"""A row's index determines its stream, and streams get their shares in every window. A resume
+changes only later rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plain(*shares: float) -> Mixture:
 
 @st.composite
 def mixtures(draw: st.DrawFn, num_streams: int | None = None) -> Mixture:
-    """As a user gives them, with the rows of their changes small enough for tests to pass them."""
+    """Mixtures as users pass them, which change at rows small enough for tests to reach."""
     count = num_streams or draw(st.integers(1, 5))
     rows = [0, *sorted(draw(st.sets(st.integers(1, 300), max_size=3)))]
     entries = [(row, dict(zip(names(count), draw(weights(count)), strict=True))) for row in rows]
@@ -54,7 +54,7 @@ def mixtures(draw: st.DrawFn, num_streams: int | None = None) -> Mixture:
 
 
 def furthest(mixture: Mixture, rows: Ints, num_lanes: int, window: int = 1000) -> float:
-    """By how much a stream's rows in a window are off its share, at most."""
+    """The largest difference between a stream's rows in a window and its share."""
     streams = mixture.components(rows, num_lanes)
     shares = np.array([float(weight) for weight in mixture.schedule[0][1]])
     shares /= shares.max()
@@ -110,7 +110,7 @@ def test_a_small_stream_gets_its_rows_over_a_long_run() -> None:
 
 
 def stream_of(mixture: Mixture, row: int, num_lanes: int) -> int:
-    """`components`, one row at a time, in Python's integers."""
+    """`components`, computed one row at a time with Python integers."""
     share = [Fraction(part) for part in shares_at(mixture, row)]
     ends = list(itertools.accumulate(share))
     point = row * find_step(num_lanes) % 2**64
@@ -185,7 +185,7 @@ def test_a_stream_that_an_entry_does_not_name_gets_no_row() -> None:
 
 
 def check_rows(mixture: Mixture, segments: Sequence[tuple[int, Mixture]]) -> None:
-    """The rows up to each end are those of that segment's mixture, the last segment's go on."""
+    """The rows up to each end are those of its segment's mixture. The last segment is endless."""
     rows = np.arange(500)
     expected, start = [], 0
     for end, wanted in segments:
@@ -208,7 +208,7 @@ def test_a_resume_keeps_the_rows_before_it_and_changes_those_after(
     resumed = after.resume(before, row)
     check_rows(resumed, [(row, before), (500, after)])
     assert after.resume(resumed, row) == resumed
-    assert after.resume(resumed, max(row, again)) == resumed, "its own weights go on"
+    assert after.resume(resumed, max(row, again)) == resumed, "its own weights continue"
 
 
 @MANY
@@ -274,7 +274,7 @@ def test_streams_that_are_gone_or_in_another_order_are_named(found: list[str]) -
 
 @MANY
 @given(mixture=mixtures())
-def test_a_mixture_comes_back_from_a_state(mixture: Mixture) -> None:
+def test_a_mixture_is_restored_from_a_state(mixture: Mixture) -> None:
     text = mixture.to_json()
     assert Mixture.from_json(text) == mixture
     assert Mixture.from_json(json.dumps(json.loads(text))).to_json() == text

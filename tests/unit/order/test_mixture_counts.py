@@ -1,4 +1,4 @@
-"""Rows of a mixture counted by lane, against a list of all rows."""
+"""The rows of a mixture by lane, compared with a list of all rows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A seekable order is a permutation, in windows as wide as they should be, at once at any position
-of any epoch."""
+"""A seekable order is a permutation with windows of the right width, and starts immediately at any
+position of any epoch."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_order_of_a_few_samples_is_a_permutation() -> None:
     seed=st.integers(0, (1 << 32) - 1),
     epoch=st.integers(0, 1 << 40),
 )
-def test_any_order_is_a_permutation_and_knows_where_each_sample_stands(
+def test_any_order_is_a_permutation_and_finds_the_positions_of_each_sample(
     sizes: list[int], num_nodes: int, block_size: int | None, seed: int, epoch: int
 ) -> None:
     check_order(sizes, min(num_nodes, sum(sizes)), block_size, seed, epoch)
@@ -72,11 +72,11 @@ def test_a_node_reads_the_same_samples_in_every_epoch_in_another_order() -> None
 
 
 def test_samples_are_shuffled_within_blocks_and_not_beyond() -> None:
-    # one shard in one node: what moves, moves within its block
+    # one shard in one node, so documents move only within their block
     samples = order_of([100_000], 1, 1_000)[:]
     travel = np.abs(samples - np.arange(100_000))
     assert travel.max() < 1_500
-    assert 320 < travel.mean() < 345  # a third of a block, where all places are as likely
+    assert 320 < travel.mean() < 345  # a third of a block, because all places are equally likely
     shards = order_of([100] * 1_000, 2, 400)[:] // 100
     for node in (0, 1):
         in_use = [
@@ -196,7 +196,7 @@ def test_the_orders_of_a_run_need_no_file(tmp_path: Path, sampling: Sampling | N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loader_reads_every_document_once_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_loader_reads_every_document_once_and_resumes_where_it_stopped(tmp_path: Path) -> None:
     from tests.support.corpora import EOS, byte_tokenizer
 
     folder = write_mds(

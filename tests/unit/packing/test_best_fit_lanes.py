@@ -1,5 +1,5 @@
-"""`BestFitLanes` gives what a packer for each lane gives: the same rows, cursors, residues and
-counts, to the last bit."""
+"""`BestFitLanes` returns exactly the rows, cursors, residues and counts of a reference packer for
+each lane."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_rows_have_taken_is_let_go_and_so_are_documents_without_a_token() -
 
 @pytest.mark.parametrize("kind", [PackerLanes, BestFitLanes])
 class TestWhatCannotBe:
-    """Is refused by both in the same words."""
+    """Both refuse impossible values with the same message."""
 
     def test_a_cursor_beyond_the_end_of_its_document(
         self, kind: type[PackerLanes] | type[BestFitLanes]
@@ -75,7 +75,7 @@ class TestWhatCannotBe:
         ):
             lanes.add(Corpus([21]).read(np.array([1]), np.array([4])), np.array([True]))
 
-    def test_a_cursor_in_a_document_that_never_comes(
+    def test_a_cursor_in_a_document_that_never_arrives(
         self, kind: type[PackerLanes] | type[BestFitLanes]
     ) -> None:
         lanes = kind(Packing("best_fit", 8, 2, "cut"), 2, np.array([[0, 0], [4, 3]]), None)

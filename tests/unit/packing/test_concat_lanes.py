@@ -1,4 +1,4 @@
-"""`ConcatLanes` gives what a packer for each lane gives: the same rows, cursors and counts."""
+"""`ConcatLanes` returns the rows, cursors and counts of a reference packer for each lane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference packers, by their specification: documents of short sizes, and rows by hand."""
+"""The reference packers, specified by short documents and handwritten rows."""
 
 from __future__ import annotations
 

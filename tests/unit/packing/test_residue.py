@@ -1,4 +1,5 @@
-"""Residues are small integers in bytes, and refused where they cannot be a lane's."""
+"""Residues are small integers encoded as bytes. Those that are impossible for a lane are
+refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces of documents become rows of ids, padding and spans."""
+"""Pieces of documents become rows of IDs, padding and spans."""
 
 from __future__ import annotations
 

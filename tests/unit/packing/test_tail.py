@@ -32,7 +32,7 @@ def tail_of(
 
 
 def rows_of(tail: Tail) -> list[list[tuple[int, int, int, int]]]:
-    """Of each row, its pieces: lane, ordinal, start, stop."""
+    """The pieces of each row: lane, ordinal, start, stop."""
     return [
         [
             (*tail.remnants[remnant, :2].tolist(), start, stop)
@@ -52,7 +52,7 @@ def test_documents_of_all_lanes_take_turns_and_only_the_last_row_is_short() -> N
     assert [tail.num_tokens(row) for row in (0, 100, 101, 102, 999)] == [10, 10, 5, 0, 0]
 
 
-def test_what_a_lane_has_in_rows_is_not_in_the_tail() -> None:
+def test_tokens_that_are_in_rows_of_lanes_are_not_in_the_tail() -> None:
     assert rows_of(tail_of([[4, 2]], cursors=[(7, 3)])) == [[(0, 7, 3, 4), (0, 8, 0, 2)]]
     with pytest.raises(ValueError, match="lane 0 is at token 5 of document 7, which has 4 tokens"):
         tail_of([[4]], cursors=[(7, 5)])

@@ -1,4 +1,4 @@
-"""A damaged state is refused, and the field named."""
+"""A damaged state is refused with an error that names the field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error of a store says what the store answered."""
+"""A storage error includes the store's answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudload.storage.objects import delete_object
 
 
 class _BusyThenSilent:
-    """A store that says that it is busy, and then does not answer in time."""
+    """A store that reports that it is busy, and then does not answer in time."""
 
     def __init__(self) -> None:
         self.attempts = 0

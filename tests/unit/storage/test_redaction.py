@@ -1,4 +1,4 @@
-"""Secrets are left out of texts, and found in what led to an error."""
+"""Secrets are removed from texts, and found in the causes of an error."""
 
 from __future__ import annotations
 

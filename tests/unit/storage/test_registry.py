@@ -1,4 +1,4 @@
-"""Which backend serves which URL."""
+"""The backend of each URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that only StreamingDataset's downloaders reach."""
+"""Stores that are read by StreamingDataset's downloaders only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_only_streaming_reaches_is_read_by_its_downloader(
     download = pytest.importorskip("streaming.base.storage.download")
 
     class FolderDownloader(download.CloudDownloader):  # type: ignore[name-defined,misc]
-        """In place of an account at Alibaba."""
+        """Replaces an Alibaba account."""
 
         @staticmethod
         def _client_identifier() -> str:

@@ -1,4 +1,4 @@
-"""Locations are checked and joined."""
+"""Locations are validated and joined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend is taken for a tokenizer only where it gives the ids of tokenizers."""
+"""fastokens is used for a tokenizer only if it gives the same IDs as Hugging Face `tokenizers`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SILENCE = "Pass tokenizer_backend='hf' to use it without a warning"
 
 
 class Tampered:
-    """A fastokens.Tokenizer that gives texts with `mark` another first id."""
+    """A `fastokens.Tokenizer` that gives texts with `mark` a wrong first ID."""
 
     def __init__(self, text: str, mark: str) -> None:
         self._fast, self._mark = loading.load_fastokens(text), mark
@@ -115,15 +115,15 @@ def test_sound_tokenizers_pass_the_gate(name: str, tmp_path: Path) -> None:
         choice = choose_backend(JSONS[name](), asked, tmp_path)
         assert (choice.name, choice.reason) == ("fastokens", None)
         assert choice.versions.startswith("fastokens 0.")
-        # which also compared special tokens as special tokens
+        # the checks also encode special tokens as such, and must restore this
         assert loading.load_hf(JSONS[name]()).encode_special_tokens
     assert choose_backend(JSONS[name](), "hf", tmp_path).name == HF
 
 
 @needs_fastokens
 def test_a_tokenizer_for_which_fastokens_makes_tokens_of_text_is_refused(tmp_path: Path) -> None:
-    """Where `<` is not in the vocabulary, fastokens 0.3.5 gives the text `<0x0A>` the id of a new
-    line."""
+    """If `<` is not in the vocabulary, fastokens 0.3.5 gives the text `<0x0A>` the ID of a
+    newline."""
     choice = choose_backend(sentencepiece("thequickbrwnfxé"), "auto", tmp_path)
     assert str(choice.reason).startswith("fastokens gives different IDs than tokenizers for ")
 
@@ -148,7 +148,7 @@ def test_a_version_that_was_not_measured_is_refused(
 
 
 def without_fastokens(name: str) -> str:
-    """`importlib.metadata.version` where fastokens is not installed."""
+    """`importlib.metadata.version`, as if fastokens were not installed."""
     if name == "fastokens":
         raise PackageNotFoundError
     return "1.0"
@@ -193,7 +193,7 @@ def test_a_fallback_to_hf_is_one_warning_that_names_its_cost_and_the_next_step(
 
 
 def test_the_cost_of_a_fallback_is_the_one_that_was_measured() -> None:
-    """The stated ratio is the loader's, with each tokenizer measured."""
+    """The stated ratio is the loader's measured ratio for each tokenizer."""
     results = (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8")
     fast, slow = (
         [float(each) for each in re.findall(rf"^\| cloudload, {name} \| ([\d.]+)", results, re.M)]

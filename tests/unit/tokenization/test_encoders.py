@@ -1,4 +1,4 @@
-"""Every backend gives tokenizers' ids, and watches for others while it encodes."""
+"""Every backend gives the IDs of Hugging Face `tokenizers`, and detects others while it encodes."""
 
 from __future__ import annotations
 

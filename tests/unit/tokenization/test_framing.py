@@ -34,7 +34,7 @@ def write_files(
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "config.json").write_text("{}")  # transformers 5 asks for it
+    (folder / "config.json").write_text("{}")  # transformers 5 reads it
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The texts of the tokens of a document, joined, are the document."""
+"""The joined texts of a document's tokens equal the document."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_merged_tokens_have_the_bytes_of_the_text(text: str) -> None:
 
 
 def fallback_tokenizer() -> Tokenizer:
-    """Like Llama 2's: spaces are marks, and characters outside the vocabulary become bytes."""
+    """Like Llama 2's tokenizer: `▁` for spaces, and bytes for characters outside the vocabulary."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
     vocabulary |= {letter: 256 + place for place, letter in enumerate("\u2581abc")}
     tokenizer = Tokenizer(

@@ -1,5 +1,5 @@
-"""Documents become the Hugging Face tokenizer's own ids, and nothing in a document becomes a
-control token."""
+"""Documents get the same IDs as from the Hugging Face tokenizer, and no text becomes a control
+token."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_ends_are_as_asked(tokenizer_folder: Path) -> None:
         load_tokenizer(tokenizer_folder, eos="<nothing>")
 
 
-def test_a_beginning_of_text_comes_where_the_tokenizers_template_has_one(tmp_path: Path) -> None:
+def test_a_bos_is_added_if_the_tokenizers_template_has_one(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens(["<s>", "</s>"])
@@ -140,7 +140,7 @@ def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(snapshot.name)
     shutil.copy(tokenizer_folder / "tokenizer.json", snapshot)
-    # transformers 5 puts this class's pre-tokenizer in the place of the published one
+    # transformers 5 replaces the published pre-tokenizer with this class's
     config = {
         "tokenizer_class": "LlamaTokenizerFast",
         "bos_token": END,
@@ -219,7 +219,7 @@ def test_a_folder_in_the_home_folder_need_not_have_a_tokenizer_json(
 
 
 def write_gpt2_files(folder: Path) -> None:
-    """A GPT-2 tokenizer of two letters, as it was stored before there was a tokenizer.json."""
+    """A GPT-2 tokenizer of two letters, in the format that preceded tokenizer.json."""
     folder.mkdir(exist_ok=True)
     (folder / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, END: 3}))
     (folder / "merges.txt").write_text("#version: 0.2\na b\n")
