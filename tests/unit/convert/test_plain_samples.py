@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cloudload.convert import input_files, shards
@@ -24,7 +24,13 @@ from cloudload.mds.writer import ShardBuffer, ShardFormat, pack_shard
 
 FILE = InputFile("corpus/a.parquet", "a.parquet", 0, "parquet", None)
 TEXTS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-VALUES = st.one_of(TEXTS, st.text(st.characters()), st.integers(), st.floats(), st.just([]))
+VALUES: st.SearchStrategy[Any] = st.one_of(
+    TEXTS,
+    st.text(st.characters()),
+    st.integers(),
+    st.floats(),
+    st.sampled_from([[], {"id": "inner"}]),
+)
 
 
 def context_of(**options: Any) -> ShardContext:
@@ -64,6 +70,8 @@ class Rows:
     ),
     st.sampled_from(["id", "meta", "meta.id"]),
 )
+@example([{"text": "a", "meta": {"id": "inner"}}], "meta.id")
+@example([{"text": "a", "id": ""}, {"text": "", "id": "a"}, {"text": "a", "id": 7}], "id")
 def test_plain_records_become_the_samples_of_the_general_way(rows: list[Any], id_key: str) -> None:
     block = Rows(rows)
     assert encode(block, id_key=id_key) == encode_generally(block, id_key=id_key)
