@@ -13,6 +13,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import zstandard
 
+try:
+    from zlib_ng import zlib_ng as fast_zlib
+except ImportError:  # it has no wheel for some machines
+    fast_zlib = zlib
+
 from cloudload.errors import StoreError
 from cloudload.mds.index import ShardInfo
 from cloudload.storage.clients import skip_bytes
@@ -28,7 +33,7 @@ _MOST_RECONNECTS = 5
 
 # each factory returns a decoder with `decompress`, `eof` and `unused_data`
 _DECODERS: dict[str, Callable[[], Any]] = {
-    "gz": lambda: zlib.decompressobj(wbits=31),
+    "gz": lambda: fast_zlib.decompressobj(wbits=31),
     "bz2": bz2.BZ2Decompressor,
     "xz": lzma.LZMADecompressor,
     "zstd": lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),

@@ -111,6 +111,19 @@ class TypedBlock(Protocol):
         ...
 
 
+class Utf8(bytes):
+    """A text as valid UTF-8."""
+
+
+@runtime_checkable
+class Utf8Block(Protocol):
+    """A block of a format that stores texts as UTF-8."""
+
+    def utf8_records(self, text_key: str) -> Iterator[Record]:
+        """The same records, in which the field `text_key` may be `Utf8` instead of a string."""
+        ...
+
+
 class InputUnit(Protocol):
     """A part of the input that can be read separately, identified by its name and size.
 

@@ -45,6 +45,7 @@ from cloudload.count.group import CountWork
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 from cloudload.mds.survey import JOURNAL_FOLDER
+from cloudload.mds.writer import ShardBuffer
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
 from cloudload.system.daemon_threads import DaemonThreadPool
@@ -203,7 +204,7 @@ def convert_units(
         context = ShardContext(config, form, journal.output, rejects is not None, count)
         cutter = ShardCutter(form, done, position.counts)
         jobs = cutter.cut(_encode(context, blocks, skip_bad, on_bytes, rejects))
-        stored = run_in_order(partial(storer.submit, store_shard, context), jobs, 1)
+        stored = run_in_order(partial(storer.submit, store_shard, context, ShardBuffer()), jobs, 1)
         for job, shard in stored:
             done.entries[job.split].append(shard.entry)
             done.lengths.extend(shard.lengths)

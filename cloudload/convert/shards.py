@@ -18,15 +18,22 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.output import Output
-from cloudload.convert.records import InputBlock, Record, find_field, list_fields
+from cloudload.convert.records import InputBlock, Record, Utf8, Utf8Block, find_field, list_fields
 from cloudload.convert.rejects import encode_reject
 from cloudload.convert.report import MAX_LISTED, Counts
 from cloudload.convert.work import FinishedWork, InputPosition
 from cloudload.count.group import CountWork
 from cloudload.mds.index import Column
-from cloudload.mds.writer import ShardFormat, encode_sample, shorten
+from cloudload.mds.writer import (
+    MAX_SAMPLE_BYTES,
+    ShardFormat,
+    encode_sample,
+    join_bytes,
+    shorten,
+)
 
 _MOST_NAMED = 20
+_TWO_SIZES = struct.Struct("<II")
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class BadRecord:
 class EncodedSamples:
     """Samples, concatenated. `sizes` is int64 [samples], in bytes."""
 
-    data: bytes
+    data: memoryview
     sizes: Ints
 
 
@@ -106,7 +113,11 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedBlock:
     columns = context.form.columns
     variable = [column.name for column in columns if column.bytes is None]
     text_place, text_size = 4 * variable.index("text"), struct.Struct("<I")
-    shares = context.config.shares
+    shares, config = context.config.shares, context.config
+    is_plain = len(columns) == 2 and not shares
+    records = block.records(config.text_key)
+    if is_plain and isinstance(block, Utf8Block):
+        records = block.utf8_records(config.text_key)
     samples: dict[str, list[bytes]] = {name: [] for name in context.config.split_names}
     split_bytes = dict.fromkeys(samples, 0)
     bad: list[str] = []
@@ -114,7 +125,11 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedBlock:
     bad_files = Counter[str]()
     first_bad: BadRecord | None = None
     empty = 0
-    for record in block.records(context.config.text_key):
+    for record in records:
+        if is_plain and (quick := _encode_plain(record, config.text_key, config.id_key)):
+            samples[""].append(quick[0])
+            split_bytes[""] += quick[1]
+            continue
         try:
             values, own_id = _values_of(context, record)
             sample = _encode_sample(context, values)
@@ -149,7 +164,28 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedBlock:
 
 def _join_samples(samples: Sequence[bytes]) -> EncodedSamples:
     sizes = np.fromiter(map(len, samples), np.int64, len(samples))
-    return EncodedSamples(b"".join(samples), sizes)
+    return EncodedSamples(join_bytes(samples, np.empty(int(sizes.sum()), np.uint8)), sizes)
+
+
+def _encode_plain(record: Record, text_key: str, id_key: str) -> tuple[bytes, int] | None:
+    """Encode a sample of the columns `id` and `text`. Return it and the bytes of its text.
+
+    Returns None if `encode_sample` must do it, or if the record is bad or empty.
+    """
+    fields = record.fields
+    if type(fields) is not dict:
+        return None
+    text, own_id = fields.get(text_key), fields.get(id_key)
+    if type(own_id) is not str and (own_id is not None or "." in id_key):
+        return None
+    try:
+        data = text if type(text) is Utf8 else text.encode() if type(text) is str else b""
+        name = (own_id or record.name).encode()
+    except UnicodeEncodeError:
+        return None
+    if not data or len(name) + len(data) > MAX_SAMPLE_BYTES:
+        return None
+    return b"".join((_TWO_SIZES.pack(len(name), len(data)), name, data)), len(data)
 
 
 def _encode_sample(context: ShardContext, values: Mapping[str, Any]) -> bytes:
@@ -280,7 +316,7 @@ class _SplitCutter:
         """Add the samples of a block, and yield the shards that are full."""
         ends = np.concatenate([[0], np.cumsum(samples.sizes)])
         costs = ends + 4 * np.arange(len(ends))  # each sample has a 4-byte offset
-        data = memoryview(samples.data)
+        data = samples.data
         first = self._count_stored(block, samples)
         while first < len(samples.sizes):
             room = self._limit - self._bytes

@@ -11,7 +11,7 @@ from cloudload.convert.journal import record_shard
 from cloudload.convert.shards import ShardContext, ShardJob
 from cloudload.count.new_shards import measure_shard
 from cloudload.mds.index import parse_index
-from cloudload.mds.writer import PackedShard, encode_index, pack_shard
+from cloudload.mds.writer import PackedShard, ShardBuffer, encode_index, pack_shard
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
 
@@ -25,13 +25,13 @@ class StoredShard(NamedTuple):
     """Its token lengths, as `ShardLengths` encodes them, if they are counted."""
 
 
-def store_shard(context: ShardContext, job: ShardJob) -> StoredShard:
+def store_shard(context: ShardContext, buffer: ShardBuffer, job: ShardJob) -> StoredShard:
     """Build, compress, hash and store a shard, count its tokens, and list it in the journal.
 
-    Raises `StoreError` if the shard or its journal entry cannot be written, and the errors of
-    `measure_shard`.
+    `buffer` may be used again after the call. Raises `StoreError` if the shard or its journal entry
+    cannot be written, and the errors of `measure_shard`.
     """
-    shard = pack_shard(context.form, job.number, job.sizes, job.parts)
+    shard = pack_shard(context.form, job.number, job.sizes, job.parts, buffer)
     location = context.output.shards(job.split)
     lengths = _count(context, location, shard)
     write_object(join_url(location, shard.name), shard.data)

@@ -78,7 +78,9 @@ def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWor
     return CountWork(recipe, backend, make_key(recipe, 0), place, Retry())
 
 
-def measure_shard(work: CountWork, location: str, info: ShardInfo, raw: bytes) -> ShardLengths:
+def measure_shard(
+    work: CountWork, location: str, info: ShardInfo, raw: bytes | memoryview
+) -> ShardLengths:
     """Measure the samples of a shard whose raw bytes are `raw`, in the dataset at `location`.
 
     Raises the errors of `LengthMeter.measure`.

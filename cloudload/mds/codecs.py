@@ -19,7 +19,7 @@ def compression_extension(compression: str) -> str:
     return compression.partition(":")[0]
 
 
-def compress(compression: str, data: bytes) -> bytes:
+def compress(compression: str, data: bytes | memoryview) -> bytes:
     """Compress `data`. The output is deterministic for a given version of the codec.
 
     `compression` is `zstd`, `gz`, `bz2` or `br`, with an optional level, such as `zstd:7`. Raises
@@ -99,7 +99,7 @@ def check_codec(compression: str) -> None:
         ) from error
 
 
-def _compress_brotli(data: bytes, level: int) -> bytes:
+def _compress_brotli(data: bytes | memoryview, level: int) -> bytes:
     import brotli
 
     return bytes(brotli.compress(data, quality=level))
@@ -132,7 +132,7 @@ def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
     return bytes(snappy.uncompress(data))
 
 
-def _zstd_compress(data: bytes, level: int) -> bytes:
+def _zstd_compress(data: bytes | memoryview, level: int) -> bytes:
     import zstandard
 
     return zstandard.ZstdCompressor(level=level).compress(data)

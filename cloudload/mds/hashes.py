@@ -34,7 +34,7 @@ def new_hash(algorithm: str) -> Any:
     )
 
 
-def hash_bytes(algorithm: str, data: bytes) -> str:
+def hash_bytes(algorithm: str, data: bytes | memoryview) -> str:
     """The hex digest of `data`. Raises `ValueError` if there is no such hash."""
     running = new_hash(algorithm)
     running.update(data)

@@ -78,7 +78,7 @@ class ArrowUnit(FileUnit):
     def _block(
         self, start: BlockStart, batch: Any, schema: tuple[str, ...], stored: int
     ) -> ArrowBlock:
-        return ArrowBlock.of(self.file, start, stored - start.stored, batch, schema)
+        return ArrowBlock(self.file, start, stored - start.stored, batch, schema)
 
     def _open(self, chunks: Iterator[bytes]) -> tuple[bool, BinaryIO]:
         """Return whether this is a file, and its bytes from the start of the stream.

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from cloudload.convert.input_files import InputFile
-from cloudload.convert.records import BlockStart, Record, describe_not_utf8, has_field
+from cloudload.convert.records import BlockStart, Record, Utf8, describe_not_utf8, has_field
 from cloudload.errors import ConvertError
+
+_OFFSETS = {"string": "<i4", "large_string": "<i8"}
+"""The type of the offsets of each type of strings."""
 
 
 def check_pyarrow(name: str) -> None:
@@ -36,46 +42,60 @@ def choose_columns(
 
 @dataclass(frozen=True)
 class ArrowBlock:
-    """A batch of rows, serialized as an Arrow stream."""
+    """A batch of rows."""
 
     file: InputFile
     start: BlockStart
     input_bytes: int
-    num_rows: int
-    packed: bytes
+    batch: Any
+    """A `pyarrow.RecordBatch`."""
     schema: tuple[str, ...] = ()
     """The names of all columns, if none has the text."""
 
-    @staticmethod
-    def of(
-        file: InputFile, start: BlockStart, input_bytes: int, batch: Any, schema: tuple[str, ...]
-    ) -> ArrowBlock:
-        """Create a block of all rows of a record batch."""
-        return ArrowBlock(file, start, input_bytes, batch.num_rows, _pack(batch), schema)
-
     def records(self, text_key: str) -> Iterator[Record]:
-        import pyarrow
-
-        with pyarrow.ipc.open_stream(self.packed) as reader:
-            batch = reader.read_next_batch()
-        for position in range(self.num_rows):
+        columns = list(zip(self.batch.schema.names, self.batch.columns, strict=True))
+        for position in range(self.batch.num_rows):
             row = self.start.line + position
             try:
                 fields: dict[str, Any] = dict.fromkeys(self.schema)
-                fields |= {
-                    name: column[position].as_py()
-                    for name, column in zip(batch.schema.names, batch.columns, strict=True)
-                }
+                fields |= {name: column[position].as_py() for name, column in columns}
                 yield Record(self.file, str(row), fields)
             except UnicodeDecodeError as error:
                 yield Record(self.file, str(row), None, describe_not_utf8(error))
 
+    def utf8_records(self, text_key: str) -> Iterator[Record]:
+        if (columns := self._list_values(text_key)) is None:
+            yield from self.records(text_key)
+            return
+        names = self.batch.schema.names
+        for row, values in enumerate(zip(*columns, strict=True), self.start.line):
+            yield Record(self.file, str(row), dict(zip(names, values, strict=True)))
 
-def _pack(batch: Any) -> bytes:
-    import pyarrow
+    def _list_values(self, text_key: str) -> list[Iterable[Any]] | None:
+        """The values of each column, with texts as `Utf8`; None if they must be read one by one."""
+        import pyarrow
 
-    sink = pyarrow.BufferOutputStream()
-    with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
+        names, columns = self.batch.schema.names, self.batch.columns
+        if names.count(text_key) != 1:
+            return None
+        text = columns[names.index(text_key)]
+        width = _OFFSETS.get(str(text.type))
+        if width is None or text.null_count or not len(text):
+            return None
+        try:
+            self.batch.validate(full=True)
+            return [
+                _cut_texts(text, width) if name == text_key else column.to_pylist()
+                for name, column in zip(names, columns, strict=True)
+            ]
+        except (pyarrow.ArrowException, ValueError, OverflowError):
+            return None
+
+
+def _cut_texts(text: Any, offset_type: str) -> Iterator[Utf8]:
+    """Yield the values of an array of strings without nulls, which must be valid UTF-8."""
+    _, offsets, data = text.buffers()
+    ends = np.frombuffer(offsets, offset_type)[text.offset : text.offset + len(text) + 1].tolist()
+    texts = memoryview(data or b"")
+    for start, end in itertools.pairwise(ends):
+        yield Utf8(texts[start:end])

@@ -20,7 +20,8 @@ from cloudload.convert.input_files import (
     read_decompressed,
 )
 from cloudload.convert.readers.json_elements import BrokenArrayError, split_array
-from cloudload.convert.readers.lines import LinesUnit, parse_object
+from cloudload.convert.readers.json_objects import parse_object
+from cloudload.convert.readers.lines import LinesUnit
 from cloudload.convert.records import (
     BYTE_ORDER_MARK,
     BlockStart,

@@ -16,9 +16,8 @@ is read once. Its reader does not know the numbers of lines, so records are name
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cloudload.convert.input_files import (
     DamagedError,
@@ -27,17 +26,21 @@ from cloudload.convert.input_files import (
     StoredByteCounter,
     read_decompressed,
 )
+from cloudload.convert.readers.json_objects import (
+    NOT_AN_OBJECT,
+    NOT_JSON,
+    Parsed,
+    parse_object,
+)
 from cloudload.convert.records import (
     BYTE_ORDER_MARK,
     BlockStart,
     FileUnit,
     InputBlock,
     Record,
-    describe_not_json,
     describe_not_utf8,
 )
 
-_NOT_JSON, _NOT_AN_OBJECT = "invalid JSON", "a JSON"
 _ONE_PER_LINE = "write one object per line"
 _JQ = "jq -c . FILE"
 
@@ -117,33 +120,30 @@ class LinesBlock:
     def _lines(self) -> Iterator[tuple[str, bytes]]:
         """Yield each line, without its end, and its place: its number, or in a range its offset."""
         data, offset = self.data, self.start.offset
-        if offset == 0 and data.startswith(BYTE_ORDER_MARK):
-            data, offset = data.removeprefix(BYTE_ORDER_MARK), len(BYTE_ORDER_MARK)
-        lines = data.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        for number, line in enumerate(lines, self.start.line):
-            yield f"@{offset}" if self.is_range else str(number), line.removesuffix(b"\r")
-            offset += len(line) + 1
+        begin = len(BYTE_ORDER_MARK) if offset == 0 and data.startswith(BYTE_ORDER_MARK) else 0
+        number = self.start.line
+        while begin < len(data):
+            end = data.find(b"\n", begin)
+            end = len(data) if end < 0 else end
+            place = f"@{offset + begin}" if self.is_range else str(number)
+            yield place, data[begin:end].removesuffix(b"\r")
+            begin, number = end + 1, number + 1
 
 
-_Parsed = tuple[Mapping[str, Any] | None, str | None]
-
-
-def _parse_text(line: bytes, text_key: str) -> _Parsed:
+def _parse_text(line: bytes, text_key: str) -> Parsed:
     try:
         return {text_key: line.decode()}, None
     except UnicodeDecodeError as error:
         return None, describe_not_utf8(error)
 
 
-def _parse_json(line: bytes) -> _Parsed:
+def _parse_json(line: bytes) -> Parsed:
     fields, problem = parse_object(line)
-    if problem is None or not problem.startswith((_NOT_JSON, _NOT_AN_OBJECT)):
+    if problem is None or not problem.startswith((NOT_JSON, NOT_AN_OBJECT)):
         return fields, problem
     if line.lstrip().startswith(b"["):
         return None, f"{problem}; {_ONE_PER_LINE}, not a list of them, or set the format json"
-    if problem.startswith(_NOT_AN_OBJECT):
+    if problem.startswith(NOT_AN_OBJECT):
         return None, f"{problem}; {_ONE_PER_LINE}"
     if _continues(line):
         return None, f"{problem}; if the object continues on the next line, {_ONE_PER_LINE}: {_JQ}"
@@ -159,21 +159,6 @@ def _continues(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return False
-
-
-def parse_object(data: bytes) -> _Parsed:
-    """Parse a JSON object. Return (its fields, None), or (None, the problem)."""
-    try:
-        value = json.loads(data.decode())
-    except UnicodeDecodeError as error:
-        return None, describe_not_utf8(error)
-    except json.JSONDecodeError as error:
-        return None, f"{_NOT_JSON} ({describe_not_json(error)} at column {error.colno})"
-    except (ValueError, RecursionError) as error:
-        return None, f"{_NOT_JSON} ({error})"
-    if isinstance(value, dict):
-        return value, None
-    return None, f"{_NOT_AN_OBJECT} {type(value).__name__}, not an object"
 
 
 def _until_line_end(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:

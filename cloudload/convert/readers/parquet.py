@@ -81,7 +81,7 @@ class ParquetUnit(FileUnit):
                 stored, end = size * (row - 1) // rows, size * (row - 1 + batch.num_rows) // rows
                 if row >= start.line:
                     at = BlockStart(ordinal, 0, row, stored)
-                    yield ArrowBlock.of(self.file, at, end - stored, batch, schema)
+                    yield ArrowBlock(self.file, at, end - stored, batch, schema)
                 ordinal, row = ordinal + 1, row + batch.num_rows
 
 
