@@ -1,0 +1,78 @@
+"""Fingerprints of datasets, which a state stores and a resume compares.
+
+index      SHA-256 of `index.json`, in 64 hex digits; a table has it if it is a whole index
+data       sample counts, columns, raw sizes and raw hashes of the shards, in order
+samples    sample counts, columns and `SAMPLES_HASH`: the same after the data is written again with
+           another compression, other hashes or another size limit, which the header names
+
+The last two do not depend on location or compression.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from cloudload.mds.index import Column
+from cloudload.mds.shard_table import ShardTable
+
+INDEX, DATA, SAMPLES = "index", "data", "samples"
+KINDS = (DATA, SAMPLES)
+
+_DATASET, _DIGITS = b"dataset\n", 32
+
+
+def fingerprint(tables: Sequence[ShardTable], kind: str) -> str:
+    """32 hex digits that identify the shards of datasets; "" if a shard lacks a `SAMPLES_HASH`.
+
+    `kind` is `DATA` or `SAMPLES`. A table keeps its own fingerprints, of both kinds.
+    """
+    if len(tables) != 1:
+        return _hash(tables)[kind]
+    [table] = tables
+    if kind not in table.fingerprints:
+        table.fingerprints.update(_hash(tables))
+    return table.fingerprints[kind]
+
+
+def find_beginning(table: ShardTable, wanted: str, kind: str) -> int | None:
+    """The number of shards at the start of a dataset that have the fingerprint `wanted`.
+
+    None if no number of shards has it.
+    """
+    digest = hashlib.sha256(_DATASET)
+    for number, lines in enumerate(_encode(table) if wanted else (), 1):
+        digest.update(lines[kind])
+        if digest.hexdigest()[:_DIGITS] == wanted:
+            return number
+    return None
+
+
+def _hash(tables: Sequence[ShardTable]) -> dict[str, str]:
+    """Both fingerprints. They are computed together, because making the `ShardInfo`s is slow."""
+    digests = {kind: hashlib.sha256() for kind in KINDS}
+    for table in tables:
+        for digest in digests.values():
+            digest.update(_DATASET)
+        for lines in _encode(table):
+            for kind, digest in digests.items():
+                digest.update(lines[kind])
+    found = {kind: digest.hexdigest()[:_DIGITS] for kind, digest in digests.items()}
+    forms = (form for table in tables for form in table.count_forms())
+    has_samples = all(form.has_samples_hash for form in forms)
+    return found if has_samples else {**found, SAMPLES: ""}
+
+
+def _encode(table: ShardTable) -> Iterator[dict[str, bytes]]:
+    """The line of each shard, by kind."""
+    last: tuple[Column, ...] = ()
+    columns = "[]"
+    for shard in table:
+        if shard.columns is not last:
+            last = shard.columns
+            columns = str([(column.name, column.encoding) for column in last])
+        data = f"{shard.raw.bytes} {sorted(shard.raw.hashes.items())}"
+        yield {
+            DATA: f"{shard.samples} {data} {columns}\n".encode(),
+            SAMPLES: f"{shard.samples} {shard.samples_hash} {columns}\n".encode(),
+        }
