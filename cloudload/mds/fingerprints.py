@@ -10,25 +10,36 @@ The last two do not depend on location or compression.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 
 from cloudload.mds.index import Column
-from cloudload.mds.shard_table import ShardTable
+from cloudload.mds.shard_table import Origin, ShardTable
+from cloudload.system.array_files import map_arrays, write_arrays
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import lock_path
 
 INDEX, DATA, SAMPLES = "index", "data", "samples"
 KINDS = (DATA, SAMPLES)
 
+SUFFIX = ".fingerprints"
+"""Of the files with the fingerprints of several mapped tables, beside the first one."""
+
 _DATASET, _DIGITS = b"dataset\n", 32
+_MOST_WAIT_S = 60.0
 
 
 def fingerprint(tables: Sequence[ShardTable], kind: str) -> str:
     """32 hex digits that identify the shards of datasets; "" if a shard lacks a `SAMPLES_HASH`.
 
-    `kind` is `DATA` or `SAMPLES`. A table keeps its own fingerprints, of both kinds.
+    `kind` is `DATA` or `SAMPLES`. A table keeps its own fingerprints, of both kinds. Those of
+    several mapped tables are kept in a file beside them, which processes of a node share.
     """
     if len(tables) != 1:
-        return _hash(tables)[kind]
+        origins = [table.origin for table in tables if table.origin is not None]
+        is_mapped = len(origins) == len(tables) > 0
+        return (_hash_once(tables, origins) if is_mapped else _hash(tables))[kind]
     [table] = tables
     if kind not in table.fingerprints:
         table.fingerprints.update(_hash(tables))
@@ -46,6 +57,25 @@ def find_beginning(table: ShardTable, wanted: str, kind: str) -> int | None:
         if digest.hexdigest()[:_DIGITS] == wanted:
             return number
     return None
+
+
+def _hash_once(tables: Sequence[ShardTable], origins: Sequence[Origin]) -> dict[str, str]:
+    """Both fingerprints of mapped tables, from their file; they are computed if it is missing."""
+    parts = "\n".join(f"{each.key} {each.start} {each.stop}" for each in origins)
+    key = hashlib.sha256(parts.encode()).hexdigest()
+    path = origins[0].path.with_name(f"{key[:32]}{SUFFIX}")
+    if (kept := map_arrays(path, key)) is not None:
+        return kept.facts
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            what = "compute the fingerprints of the data"
+            stack.enter_context(locked(lock_path(path), what=what, most_wait_s=_MOST_WAIT_S))
+            if (kept := map_arrays(path, key)) is not None:
+                return kept.facts
+        found = _hash(tables)
+        with contextlib.suppress(OSError):
+            write_arrays(path, key, found, [])
+        return found
 
 
 def _hash(tables: Sequence[ShardTable]) -> dict[str, str]:

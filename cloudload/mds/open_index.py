@@ -26,7 +26,7 @@ from typing import NamedTuple
 from cloudload._version import __version__
 from cloudload.config.stream import Stream
 from cloudload.errors import DatasetError, StoreError
-from cloudload.mds.fingerprints import DATA, INDEX, fingerprint
+from cloudload.mds.fingerprints import DATA, INDEX, SUFFIX, fingerprint
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES
 from cloudload.mds.index_parser import parse_index
 from cloudload.mds.not_a_dataset import explain_hub_name, explain_not_a_dataset
@@ -50,10 +50,12 @@ INDEXES_FOLDER = "indexes"
 # parsing a smaller one takes less than 0.2 s
 _SHARED_FROM_BYTES = 4 << 20
 
-# a process that waits longer, for example for a stopped one, reads the index itself
-_MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 4 << 20
+# a process that waits longer, for example for a stopped one, reads the index itself: it takes about
+# 30 s to parse 500 MB, so this allows for ten times that
+_MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 2 << 20
 
-_MOST_KEPT = 4
+# tables of a dataset, and files of fingerprints
+_MOST_KEPT, _MOST_FINGERPRINTS = 4, 64
 
 
 class OpenedIndex(NamedTuple):
@@ -175,11 +177,13 @@ def _parse(data: bytes, stream: Stream) -> ShardTable:
 
 def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
     """Write a table, and return it, mapped from its file if other processes can map it, too."""
+    folder = place.path.parent
     try:
-        remove_orphans(place.path.parent)
+        remove_orphans(folder)
         fingerprint([parsed], DATA)  # the table keeps it
         parsed.write(*place)
-        _remove_old(place.path)
+        _remove_old(folder, f"{place.path.name.partition('-')[0]}-*.shards", _MOST_KEPT)
+        _remove_old(folder, f"*{SUFFIX}", _MOST_FINGERPRINTS)
         if (mapped := map_table(*place)) is None:
             raise OSError(f"{place.path} cannot be mapped")
     except OSError as error:
@@ -188,11 +192,11 @@ def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
     return mapped
 
 
-def _remove_old(path: Path) -> None:
-    """Remove all but the last used tables of a dataset. Processes that mapped one keep it."""
+def _remove_old(folder: Path, names: str, most: int) -> None:
+    """Remove all but the last used files with these names. Processes that mapped one keep it."""
     with contextlib.suppress(FileNotFoundError):  # another process removes them
-        tables = path.parent.glob(f"{path.name.partition('-')[0]}-*.shards")
-        for old in sorted(tables, key=lambda each: each.lstat().st_atime_ns)[:-_MOST_KEPT]:
+        files = sorted(folder.glob(names), key=lambda each: each.lstat().st_atime_ns)
+        for old in files[:-most]:
             old.unlink()
 
 

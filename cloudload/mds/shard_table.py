@@ -45,7 +45,7 @@ class Form(NamedTuple):
     has_samples_hash: bool
 
 
-class _Origin(NamedTuple):
+class Origin(NamedTuple):
     """The file that a table is mapped from, and the part of it that the table has."""
 
     path: Path
@@ -61,7 +61,7 @@ class _Origin(NamedTuple):
             return (found.st_dev, found.st_ino) == self.inode
         return False
 
-    def cut(self, start: int, stop: int) -> _Origin:
+    def cut(self, start: int, stop: int) -> Origin:
         """The part of a part."""
         return self._replace(start=self.start + start, stop=self.start + stop)
 
@@ -81,10 +81,11 @@ class ShardTable(Sequence[ShardInfo]):
         texts: Ids,
         fingerprints: dict[str, str] | None = None,
         *,
-        origin: _Origin | None = None,
+        origin: Origin | None = None,
     ) -> None:
         self._forms, self._numbers, self._starts, self._texts = forms, numbers, starts, texts
-        self._origin = origin
+        self.origin = origin
+        """The file that the table is mapped from, if it is."""
         self.fingerprints = {} if fingerprints is None else fingerprints
         """Fingerprints of these shards, by kind, as far as they were computed (`fingerprints`)."""
 
@@ -166,8 +167,8 @@ class ShardTable(Sequence[ShardInfo]):
     __hash__ = None  # type: ignore[assignment]  # as lists
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._origin is not None and self._origin.is_there():
-            origin = self._origin  # a worker maps the file, instead of receiving it
+        if self.origin is not None and self.origin.is_there():
+            origin = self.origin  # a worker maps the file, instead of receiving it
             return _map_part, (origin.path, origin.key, origin.start, origin.stop)
         first, end = int(self._starts[0]), int(self._starts[-1])
         numbers, starts = np.array(self._numbers), self._starts - first
@@ -177,7 +178,7 @@ class ShardTable(Sequence[ShardInfo]):
     def _cut(self, start: int, stop: int) -> ShardTable:
         if stop - start == len(self):
             return self
-        origin = self._origin and self._origin.cut(start, stop)
+        origin = self.origin and self.origin.cut(start, stop)
         numbers, starts = self._numbers[:, start:stop], self._starts[start : stop + 1]
         return ShardTable(self._forms, numbers, starts, self._texts, origin=origin)
 
@@ -208,7 +209,7 @@ def map_table(path: Path, key: str) -> ShardTable | None:
         return None
     forms = tuple(map(_decode_form, found.facts["forms"]))
     numbers, starts, texts = found.arrays
-    origin = _Origin(path, key, found.inode, 0, len(starts) - 1)
+    origin = Origin(path, key, found.inode, 0, len(starts) - 1)
     return ShardTable(forms, numbers, starts, texts, found.facts["fingerprints"], origin=origin)
 
 

@@ -17,7 +17,11 @@ import pytest
 
 from cloudload import CloudloadError, Retry, Stream
 from cloudload.errors import CacheError, StoreError
+from cloudload.mds import fingerprints
 from cloudload.mds import open_index as opening
+from cloudload.mds.dataset import open_corpus
+from cloudload.mds.fingerprints import SUFFIX
+from cloudload.mds.index_parser import parse_index
 from cloudload.mds.open_index import INDEXES_FOLDER, OpenedIndex, open_index
 from cloudload.system.file_locks import remove_orphans
 from tests.support.clients import new_clients
@@ -43,13 +47,12 @@ def _shares_small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the indexes that this process parses."""
     sizes: list[int] = []
-    parse = opening.parse_index
 
     def note(data: bytes, dataset: str) -> Any:
         sizes.append(len(data))
-        return parse(data, dataset)
+        return parse_index(data, dataset)
 
-    monkeypatch.setattr(opening, "parse_index", note)
+    monkeypatch.setattr("cloudload.mds.open_index.parse_index", note)
     return sizes
 
 
@@ -107,14 +110,14 @@ def test_every_rank_asks_for_the_index_and_one_requests_it_again_to_parse_it(
 def test_racing_ranks_parse_an_index_once(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, parse = tmp_path / "parsed", opening.parse_index
+    log = tmp_path / "parsed"
 
     def note(content: bytes, dataset: str) -> Any:
         with log.open("a") as file:
             file.write("x")
-        return parse(content, dataset)
+        return parse_index(content, dataset)
 
-    monkeypatch.setattr(opening, "parse_index", note)
+    monkeypatch.setattr("cloudload.mds.open_index.parse_index", note)
     found = in_processes(RANKS, lambda _: list(open_at(data, tmp_path / "cache").shards))
     assert log.read_text() == "x"
     assert all(each == list(open_index(Stream(data), _RETRY).shards) for each in found)
@@ -277,7 +280,7 @@ def _start(
 ) -> int:
     """Fork a rank that calls `parse` instead of parsing the index, and return its ID."""
     with monkeypatch.context() as patch:
-        patch.setattr(opening, "parse_index", parse)
+        patch.setattr("cloudload.mds.open_index.parse_index", parse)
         if not (process := os.fork()):
             with contextlib.suppress(BaseException):
                 open_at(url, cache)
@@ -359,6 +362,24 @@ def test_a_worker_that_is_not_forked_maps_the_table(data: str, tmp_path: Path) -
     # a table without its file is sent
     whole, part = pickle.loads(pickle.dumps([shards, shards[1:3]]))
     assert (list(whole), list(part)) == (wanted, wanted[1:3])
+
+
+def test_fingerprints_of_several_shared_indexes_are_computed_once(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = [write_mds(f"{s3_url}/{number}", DOCUMENTS[number:30]) for number in (1, 2)]
+    streams, whole = [Stream(url) for url in urls], range(2)
+    wanted = open_corpus(streams, _RETRY).fingerprint(whole)
+
+    assert open_corpus(streams, _RETRY, tmp_path).fingerprint(whole) == wanted
+    [kept] = (tmp_path / INDEXES_FOLDER).glob(f"*{SUFFIX}")
+    swapped = open_corpus(streams[::-1], _RETRY, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprints, "_hash", None)
+        assert open_corpus(streams, _RETRY, tmp_path).fingerprint(whole) == wanted
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert open_corpus(streams, _RETRY, tmp_path).fingerprint(whole) == wanted
+    assert swapped.fingerprint(whole) == open_corpus(streams[::-1], _RETRY).fingerprint(whole)
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import tempfile
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cloudload.mds.dataset import Corpus, Dataset
 from cloudload.mds.fingerprints import DATA, SAMPLES, fingerprint
-from cloudload.mds.index import Column, FileInfo, ShardInfo
+from cloudload.mds.index import Column, FileInfo, ShardInfo, parse_shard
+from cloudload.mds.index_parser import parse_index
 from cloudload.mds.shard_table import ShardTable, map_table
 
 TEXT, BOTH = (Column.of("text", "str"),), (Column.of("n", "int"), Column.of("text", "str"))
@@ -29,6 +36,13 @@ SHARDS = [
 ]
 
 
+def map_written(folder: Path) -> ShardTable:
+    """Map the table that was written to the folder."""
+    mapped = map_table(folder / "table", "key")
+    assert mapped is not None
+    return mapped
+
+
 @pytest.fixture(params=["in memory", "mapped", "sent"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> ShardTable:
     made = ShardTable.of(SHARDS)
@@ -36,7 +50,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> ShardTable:
         return made
     fingerprint([made], DATA)
     made.write(tmp_path / "table", "key")
-    mapped = map_table(tmp_path / "table", "key")
+    mapped = map_written(tmp_path)
     assert mapped.fingerprints == made.fingerprints
     sent: ShardTable = pickle.loads(pickle.dumps(mapped))
     return mapped if request.param == "mapped" else sent
@@ -59,6 +73,52 @@ def test_a_table_and_every_part_of_it_is_the_list(table: ShardTable, cut: slice)
         assert sum(found.count_forms().values()) == len(wanted)
 
 
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
+HASHES = st.dictionaries(st.sampled_from(["xxh64", "sha1", "samples-xxh128", "ü"]), TEXTS)
+COLUMNS = st.sampled_from(
+    [[("text", "str", None)], [("text", "str", None), ("n", "int", 8)], [("ü", "bytes", None)]]
+)
+
+
+@st.composite
+def indexes(draw: st.DrawFn) -> dict[str, Any]:
+    """An index of up to nine shards, with one entry's fields independent of the others'."""
+    entries: list[dict[str, Any]] = []
+    for number in range(draw(st.integers(0, 9))):
+        columns, samples = draw(COLUMNS), draw(st.integers(0, 9))
+        name = f"{draw(st.sampled_from(['', 'a/', 'ü b/c/']))}{number}"
+        size = draw(st.integers(4 * (samples + 2), (1 << 32) - 1))
+        entry = {
+            "format": "mds",
+            "samples": samples,
+            "column_names": [column[0] for column in columns],
+            "column_encodings": [column[1] for column in columns],
+            "column_sizes": [column[2] for column in columns],
+            "raw_data": {"basename": f"{name}.mds", "bytes": size, "hashes": draw(HASHES)},
+            "compression": draw(st.sampled_from([None, "zstd:3", "gz"])),
+        }
+        if entry["compression"]:
+            zipped = {"basename": f"{name}.zip", "bytes": draw(st.integers(0, 1 << 31))}
+            entry["zip_data"] = zipped | {"hashes": draw(HASHES | st.none())}
+        entries.append(entry)
+    return {"version": 2, "shards": entries}
+
+
+@given(indexes())
+def test_a_parsed_and_a_mapped_index_have_the_shard_of_each_entry(index: dict[str, Any]) -> None:
+    wanted = [parse_shard(deepcopy(entry)) for entry in index["shards"]]
+    parsed = parse_index(json.dumps(index).encode(), "d")
+    assert list(parsed) == wanted
+    with tempfile.TemporaryDirectory() as folder:
+        parsed.write(Path(folder, "table"), "key")
+        mapped = map_written(Path(folder))
+    assert list(mapped) == wanted
+    for place, shard in enumerate(wanted):
+        assert mapped[place] == shard
+        assert list(mapped[place].raw.hashes) == list(shard.raw.hashes)
+        assert mapped[place].stored == shard.stored
+
+
 def test_a_place_out_of_range_is_an_index_error(table: ShardTable) -> None:
     assert table[-1] == SHARDS[-1]
     for place in (4, -5):
@@ -71,7 +131,7 @@ def test_a_fingerprint_of_the_mapped_table_is_that_of_the_list(tmp_path: Path) -
         made = ShardTable.of(SHARDS[:number])
         wanted = [fingerprint([made], kind) for kind in (DATA, SAMPLES)]
         made.write(tmp_path / "table", "key")
-        mapped = map_table(tmp_path / "table", "key")
+        mapped = map_written(tmp_path)
         assert [fingerprint([mapped], kind) for kind in (DATA, SAMPLES)] == wanted
         assert fingerprint([mapped[:1]], DATA) == fingerprint([ShardTable.of(SHARDS[:1])], DATA)
         assert fingerprint([mapped, mapped], DATA) not in wanted
