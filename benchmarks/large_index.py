@@ -44,7 +44,7 @@ _OPTIONS: dict[str, Any] = {
     "shuffle_algo": "seekable",
     "tokenizer_backend": "hf",
 }
-_SETTLED_S = 3.0
+_DOCUMENTS, _SETTLED_S = 20_000, 3.0
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
     """Yield (title, rows) of each part's table."""
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "index": lambda: measure_index(work / "many", args.shards, args.samples, args.ranks),
-        "requests": lambda: count_requests(work, args.requesting, args.shards),
+        "requests": lambda: count_requests(work, args.requesting),
     }
     for name in args.only or parts:
         yield name, list(parts[name]())
@@ -91,7 +91,7 @@ def _cpu_s(row: Row) -> float:
     return float(str(row["CPU s"]))
 
 
-def count_requests(work: Path, ranks: int, shards: int) -> Iterator[Row]:
+def count_requests(work: Path, ranks: int) -> Iterator[Row]:
     """Yield the requests of a node in a first start and in a later one, by kind."""
     from cloudload import convert_to_mds
 
@@ -99,8 +99,8 @@ def count_requests(work: Path, ranks: int, shards: int) -> Iterator[Row]:
         server = stack.enter_context(start_s3(BUCKET))
         proxy = stack.enter_context(start_fault_proxy(server.endpoint))
         os.environ.update(server.environment())
-        texts = ({"text": text} for text in short_texts(shards))
-        convert_to_mds(texts, _REAL_URL, shard_bytes=1_000, progress=False)
+        texts = ({"text": text} for text in short_texts(_DOCUMENTS))
+        convert_to_mds(texts, _REAL_URL, shard_bytes=10_000, progress=False)
         time.sleep(_SETTLED_S)  # an index is shared once its time of writing tells versions apart
         for start in ("first", "later"):
             proxy.set_faults([])
@@ -162,9 +162,11 @@ def serve(*, cache: str, rank: int, size: int, store: str | None = None) -> None
     from cloudload import CloudLoader
     from cloudload.mds import open_index
 
-    if store is not None:
+    open_index._MOST_WAIT_S = math.inf  # so that one rank parses, however busy the machine is
+    if store is None:
+        open_index._SHARED_FROM_BYTES = 0  # so that a few shards are enough to count requests
+    else:
         use_store(Path(store))
-        open_index._MOST_WAIT_S = math.inf  # so that one rank parses, however busy the machine is
     url = _REAL_URL if store is None else URL
     before_s, before_mb = time.process_time(), high_water_mark(os.getpid()) / 1e6
     with CloudLoader(url, **_OPTIONS, local=cache, dp_rank=rank, dp_world_size=size) as loader:

@@ -7,7 +7,7 @@
     root/<dataset>-<hash>/shard.00000-<hash>.mds.….part       a partial download
     root/space                                                the bytes used; see `space`
     root/space.lock                                           held while bytes are reserved
-    root/indexes/                                             large indexes; see `mds.open_index`
+    root/indexes/                                             large indexes (`mds.open_index`)
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
     root/lengths/                                             token lengths, and tables of them
     root/tokenizers/                                          tokenizers, and their checks

@@ -75,20 +75,20 @@ def test_a_table_and_every_part_of_it_is_the_list(table: ShardTable, cut: slice)
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=5)
 HASHES = st.dictionaries(st.sampled_from(["xxh64", "sha1", "samples-xxh128", "ü"]), TEXTS)
-COLUMNS = st.sampled_from(
+COLUMNS: st.SearchStrategy[list[tuple[str, str, int | None]]] = st.sampled_from(
     [[("text", "str", None)], [("text", "str", None), ("n", "int", 8)], [("ü", "bytes", None)]]
 )
 
 
 @st.composite
 def indexes(draw: st.DrawFn) -> dict[str, Any]:
-    """An index of up to nine shards, with one entry's fields independent of the others'."""
+    """An index of up to nine shards whose entries have different fields."""
     entries: list[dict[str, Any]] = []
     for number in range(draw(st.integers(0, 9))):
         columns, samples = draw(COLUMNS), draw(st.integers(0, 9))
         name = f"{draw(st.sampled_from(['', 'a/', 'ü b/c/']))}{number}"
         size = draw(st.integers(4 * (samples + 2), (1 << 32) - 1))
-        entry = {
+        entry: dict[str, Any] = {
             "format": "mds",
             "samples": samples,
             "column_names": [column[0] for column in columns],
