@@ -136,7 +136,7 @@ def start(request: Message) -> Take:
 
 def describe_output(out: str) -> Message:
     """The number of documents and stored bytes in an index."""
-    from cloudload.mds.index import parse_index
+    from cloudload.mds.index_parser import parse_index
     from cloudload.storage.objects import read_object
 
     shards = parse_index(read_object(f"{out}/index.json"), out)

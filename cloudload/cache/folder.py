@@ -7,6 +7,7 @@
     root/<dataset>-<hash>/shard.00000-<hash>.mds.….part       a partial download
     root/space                                                the bytes used; see `space`
     root/space.lock                                           held while bytes are reserved
+    root/indexes/                                             large indexes (`mds.open_index`)
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
     root/lengths/                                             token lengths, and tables of them
     root/tokenizers/                                          tokenizers, and their checks
@@ -27,11 +28,9 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
-
 from cloudload.arrays import Ints
 from cloudload.errors import CacheError
-from cloudload.mds.dataset import Corpus, Dataset, is_in_place
+from cloudload.mds.dataset import Corpus, Dataset, are_in_place, join_columns
 from cloudload.mds.index import ShardInfo
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
@@ -85,13 +84,8 @@ def shard_path(folder: Path, info: ShardInfo) -> Path:
 
 def cached_bytes(corpus: Corpus) -> Ints:
     """The bytes that each shard uses in the cache: int64 [shards]; 0 if it is mapped in place."""
-    return np.array(
-        [
-            0 if is_in_place(dataset, shard) else shard.raw.bytes
-            for dataset in corpus.datasets
-            for shard in dataset.shards
-        ],
-        np.int64,
+    return join_columns(
+        [dataset.table.raw_bytes * ~are_in_place(dataset) for dataset in corpus.datasets]
     )
 
 

@@ -27,8 +27,8 @@ from cloudload.config.choices import AUTO
 from cloudload.config.stream import Stream
 from cloudload.engines.shares import Share
 from cloudload.errors import DatasetError, FailureKind, StoreError
-from cloudload.mds.dataset import read_index
 from cloudload.mds.index import ShardInfo
+from cloudload.mds.open_index import read_index
 from cloudload.mds.shard import ID_KEY
 from cloudload.option_names import suggests_names
 from cloudload.storage.base import Retry

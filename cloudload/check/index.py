@@ -179,7 +179,7 @@ def _check_shard_names(shards: list[ShardInfo]) -> Iterator[Finding]:
         yield find("name-repeated", name, f"{names[name]:,} files of the index have this name")
     if not repeated:
         try:
-            check_names(shards)
+            check_names(list(names))
         except ValueError as error:
             yield find("name-clash", "", str(error))
 

@@ -18,7 +18,7 @@ from cloudload.count.group import CountWork, count_group, list_groups
 from cloudload.count.new_shards import ShardLengths, write_groups
 from cloudload.engines.units import Engine, run_units
 from cloudload.mds.dataset import Dataset
-from cloudload.mds.index import parse_index
+from cloudload.mds.index_parser import parse_index
 from cloudload.storage.redaction import redact
 
 

@@ -9,7 +9,8 @@ from cloudload.convert.input_files import InputFile
 from cloudload.convert.saved_datasets import FoundFile
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.mds.codecs import check_codec
-from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
+from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo
+from cloudload.mds.index_parser import parse_index
 from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from cloudload.convert.journal import record_shard
 from cloudload.convert.shards import ShardContext, ShardJob
 from cloudload.count.new_shards import measure_shard
-from cloudload.mds.index import parse_index
+from cloudload.mds.index_parser import parse_index
 from cloudload.mds.writer import PackedShard, ShardBuffer, encode_index, pack_shard
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url

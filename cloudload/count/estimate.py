@@ -154,7 +154,7 @@ def _sum_sample_bytes(recipe: Recipe, chosen: Ints, known: Floats) -> float:
     `known` has the bytes of the samples in the `chosen` shards.
     """
     [dataset] = recipe.corpus.datasets
-    bodies = np.array([shard.raw.bytes - 4 * (shard.samples + 2) for shard in dataset.shards])
+    bodies = dataset.table.raw_bytes - 4 * (dataset.table.samples + 2)
     header = (bodies[chosen] - known).mean()
     return float((bodies - header)[recipe.corpus.shard_sizes > 0].sum())
 

@@ -68,14 +68,14 @@ class GroupJob:
     @property
     def raw_bytes(self) -> int:
         """Total uncompressed size of the group's shards."""
-        return sum(shard.raw.bytes for shard in self.dataset.shards)
+        return int(self.dataset.table.raw_bytes.sum())
 
 
 def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
     """The groups of a dataset, in order."""
     return [
-        GroupJob(replace(dataset, shards=dataset.shards[shards.first : shards.stop]), shards)
-        for shards in cut_groups(dataset.shards, work.key)
+        GroupJob(replace(dataset, shards=dataset.table[shards.first : shards.stop]), shards)
+        for shards in cut_groups(dataset.table, work.key)
     ]
 
 

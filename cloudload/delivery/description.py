@@ -190,7 +190,7 @@ def _streams(plan: Plan) -> Iterator[Setting]:
     ends = plan.phase.ending.stream_ends if isinstance(plan.phase, Mixed) else ()
     for stream, label in enumerate(recipe.labels):
         dataset = recipe.corpus.datasets[stream]
-        samples = sum(shard.samples for shard in dataset.shards)
+        samples = int(dataset.table.samples.sum())
         share = f", weight {weights[label]:g}" if recipe.config.is_mixed else ""
         if ends and ends[stream] < NEVER:
             share += f", ends at row {ends[stream]:,}"

@@ -108,7 +108,7 @@ class StartLog:
 def _describe_data(recipe: Recipe) -> str:
     datasets = recipe.corpus.datasets
     num_shards = sum(len(dataset.shards) for dataset in datasets)
-    stored = sum(shard.stored.bytes for dataset in datasets for shard in dataset.shards)
+    stored = sum(int(dataset.table.stored_bytes.sum()) for dataset in datasets)
     urls = [redact(dataset.url) for dataset in datasets[:_SHOWN_URLS]]
     more = [f"{len(datasets) - _SHOWN_URLS:,} more"] * (len(datasets) > _SHOWN_URLS)
     return (

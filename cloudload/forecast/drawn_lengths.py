@@ -68,7 +68,7 @@ def _sample_stream(
         components=(),
     )
     found = sample_lengths(alone, backend, share, retry)
-    raw_bytes = np.array([shard.raw.bytes for shard in corpus.datasets[0].shards], np.float64)
+    raw_bytes = corpus.datasets[0].table.raw_bytes.astype(np.float64)
     mean_bytes = raw_bytes / np.maximum(1, corpus.shard_sizes)
     relative = found.lengths / mean_bytes[found.shards]
     return StreamSample(found.estimate(), found.lengths, relative, mean_bytes, corpus.shard_starts)

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from cloudload.cache.folder import cached_bytes
 from cloudload.delivery.working_set import measure_working_set
 from cloudload.forecast.asked_run import AskedRun, Case
 from cloudload.forecast.cases import Cases
@@ -24,7 +25,7 @@ from cloudload.forecast.node_cache import (
 )
 from cloudload.forecast.run_plan import NodePlan, Point
 from cloudload.forecast.shard_uses import ShardUses
-from cloudload.mds.dataset import Corpus, is_in_place
+from cloudload.mds.dataset import Corpus, are_in_place, join_columns
 from cloudload.stats import READ
 from cloudload.storage.urls import is_local
 
@@ -187,12 +188,8 @@ def _figure(values: Sequence[float]) -> Figure:
 
 
 def _measure_shards(corpus: Corpus) -> ShardSizes:
-    pairs = [
-        (0, 0) if is_in_place(dataset, shard) else (shard.raw.bytes, shard.stored.bytes)
-        for dataset in corpus.datasets
-        for shard in dataset.shards
-    ]
-    return ShardSizes(*np.array(pairs, np.int64).reshape(-1, 2).T)
+    stored = [each.table.stored_bytes * ~are_in_place(each) for each in corpus.datasets]
+    return ShardSizes(cached_bytes(corpus), join_columns(stored))
 
 
 def _schemes_of_shards(corpus: Corpus) -> list[str]:

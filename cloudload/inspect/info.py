@@ -125,19 +125,20 @@ def read_info(
     retry = retry or Retry()
     stream = Stream(os.fspath(dataset), split=split)
     [found] = open_corpus([stream], retry).datasets
-    chosen = _spread(found.shards, sample)
+    shards = tuple(found.shards)
+    chosen = _spread(shards, sample)
     report = _read_report(found.url, retry)
     return DatasetInfo(
         dataset=redact(found.url),
-        samples=sum(shard.samples for shard in found.shards),
-        shards=len(found.shards),
-        raw_bytes=sum(shard.raw.bytes for shard in found.shards),
-        stored_bytes=sum(shard.stored.bytes for shard in found.shards),
-        columns=_list_columns(found.shards),
-        compression=dict(Counter(shard.compression or NO_COMPRESSION for shard in found.shards)),
-        hashes=dict(Counter(name for shard in found.shards for name in shard.stored.hashes)),
-        samples_per_shard=_distribute(found.shards, lambda shard: shard.samples),
-        shard_bytes=_distribute(found.shards, lambda shard: shard.raw.bytes),
+        samples=sum(shard.samples for shard in shards),
+        shards=len(shards),
+        raw_bytes=sum(shard.raw.bytes for shard in shards),
+        stored_bytes=sum(shard.stored.bytes for shard in shards),
+        columns=_list_columns(shards),
+        compression=dict(Counter(shard.compression or NO_COMPRESSION for shard in shards)),
+        hashes=dict(Counter(name for shard in shards for name in shard.stored.hashes)),
+        samples_per_shard=_distribute(shards, lambda shard: shard.samples),
+        shard_bytes=_distribute(shards, lambda shard: shard.raw.bytes),
         sample_bytes=Distribution.of(_read_sizes(found, chosen, retry)),
         shards_read=len(chosen),
         writer="cloudload convert" if report is not None else None,

@@ -152,7 +152,7 @@ class _Filter:
 
     def check(self, dataset: Dataset) -> None:
         """If an ID is given, raise `DatasetError` unless documents can be found by ID."""
-        sets = dict.fromkeys(shard.columns for shard in dataset.shards)
+        sets = dataset.table.column_sets()
         if self.id is not None and any(ID_KEY not in _names(columns) for columns in sets):
             raise DatasetError(
                 f"{redact(dataset.url)} has shards without a column {ID_KEY!r}, so documents "

@@ -188,7 +188,7 @@ def _map_file(path: Path) -> DatasetLengths:
 
 def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths]:
     """Read and verify the groups, several at a time, in order."""
-    expected = list(cut_groups(counted.dataset.shards, counted.key))
+    expected = list(cut_groups(counted.dataset.table, counted.key))
     groups = counted.index.groups
     folder = join_url(counted.place, counted.key.digest)
 
@@ -204,7 +204,7 @@ def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths
 
 def _compare_groups(counted: CountedDataset) -> None:
     """Raise `DatasetError` unless the index lists the groups of the dataset."""
-    expected = {group.name: group for group in cut_groups(counted.dataset.shards, counted.key)}
+    expected = {group.name: group for group in cut_groups(counted.dataset.table, counted.key)}
     listed = [group.name for group in counted.index.groups]
     if listed != list(expected):
         missing = [name for name in expected if name not in set(listed)]

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from cloudload.mds.index import ShardInfo
+from cloudload.mds.shard_table import ShardTable
 
 PLACE = "lengths"
 """The folder of a dataset that holds its lengths by default."""
@@ -138,18 +139,19 @@ def index_name(data: str) -> str:
     return f"index-{data[:16]}.json"
 
 
-def cut_groups(shards: Sequence[ShardInfo], key: LengthsKey) -> Iterator[ShardRange]:
+def cut_groups(shards: ShardTable, key: LengthsKey) -> Iterator[ShardRange]:
     """Group consecutive shards. A group ends after 1,048,576 samples or 1 GiB of raw bytes."""
     first = samples = raw_bytes = number = 0
-    for place, shard in enumerate(shards, 1):
-        samples, raw_bytes = samples + shard.samples, raw_bytes + shard.raw.bytes
+    sizes = zip(shards.samples.tolist(), shards.raw_bytes.tolist(), strict=True)
+    for place, (own_samples, own_bytes) in enumerate(sizes, 1):
+        samples, raw_bytes = samples + own_samples, raw_bytes + own_bytes
         if samples >= _GROUP_SAMPLES or raw_bytes >= _GROUP_BYTES or place == len(shards):
             digest = _identify(shards[first:place], key)
             yield ShardRange(number, first, place, samples, digest)
             first, samples, raw_bytes, number = place, 0, 0, number + 1
 
 
-def _identify(shards: Sequence[ShardInfo], key: LengthsKey) -> str:
+def _identify(shards: Iterable[ShardInfo], key: LengthsKey) -> str:
     digest = hashlib.sha256(key.digest.encode())
     for shard in shards:
         columns = [(column.name, column.encoding) for column in shard.columns]

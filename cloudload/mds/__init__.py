@@ -4,7 +4,8 @@
     shard         uint32 count │ uint32 offsets[count + 1] │ JSON header │ samples
     sample        uint32 size of each variable-sized column │ the columns' bytes, by column name
 
-    dataset ─► index        list the shards       writer            samples ─► a raw shard's bytes
+    dataset ─► open_index   list the shards       writer            samples ─► a raw shard's bytes
+      index_parser ─► index, shard_table          fingerprints      of the shards, for states
     shard                   read samples          codecs, hashes    compress and check stored shards
     token_columns           read token IDs        document_columns  check the columns of documents
     not_a_dataset ─► survey, raw_files            explain a location without an index

@@ -8,30 +8,28 @@ stream_starts 0, 5, 9                     shard_starts 0, 3, 5, 9
 
 from __future__ import annotations
 
-import hashlib
+import bisect
 import itertools
 import math
-import shlex
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
-from cloudload.arrays import Ints
+from cloudload.arrays import Flags, Ints
 from cloudload.config.stream import Stream
-from cloudload.errors import DatasetError, StoreError
+from cloudload.errors import DatasetError
 from cloudload.mds.codecs import check_codec
+from cloudload.mds.fingerprints import DATA, SAMPLES, find_beginning, fingerprint
 from cloudload.mds.hashes import fastest_hash
-from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo, parse_index
-from cloudload.mds.not_a_dataset import explain_hub_name, explain_not_a_dataset
+from cloudload.mds.index import ShardInfo
+from cloudload.mds.open_index import open_index
+from cloudload.mds.shard_table import ShardTable
 from cloudload.storage.base import Retry
-from cloudload.storage.nearby import raise_if_nothing
-from cloudload.storage.objects import read_object_version
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import is_local, join_url
+from cloudload.storage.urls import is_local
 from cloudload.storage.versions import UNKNOWN, Version
 
 
@@ -40,7 +38,8 @@ class Dataset:
     """An MDS dataset, as described by its index."""
 
     url: str
-    shards: tuple[ShardInfo, ...]
+    shards: Sequence[ShardInfo]
+    """Its shards, in order. An opened dataset has a `ShardTable`."""
     index_hash: str
     """SHA-256 of `index.json`, in hex digits."""
     version: Version = field(default=UNKNOWN, compare=False)
@@ -58,16 +57,21 @@ class Dataset:
         return replace(self, shards=self.shards[:number], num_left_out=left_out)
 
     @cached_property
+    def table(self) -> ShardTable:
+        """The shards as columns."""
+        return self.shards if isinstance(self.shards, ShardTable) else ShardTable.of(self.shards)
+
+    @cached_property
     def num_without_hash(self) -> int:
         """Number of shards whose index entry has no hash that can be checked.
 
         If such a shard is rewritten at the same size, the index stays the same.
         """
-        kinds = Counter((*shard.raw.hashes, *shard.stored.hashes) for shard in self.shards)
         return sum(
             number
-            for names, number in kinds.items()
-            if fastest_hash(dict.fromkeys(names, "")) is None
+            for form, number in self.table.count_forms().items()
+            if fastest_hash(dict.fromkeys((*form.raw_hashes, *(form.zipped_hashes or ())), ""))
+            is None
         )
 
     def __repr__(self) -> str:
@@ -82,10 +86,8 @@ class Corpus:
 
     @cached_property
     def shard_sizes(self) -> Ints:
-        """Number of samples in each shard: int64 [shards]."""
-        return np.array(
-            [shard.samples for dataset in self.datasets for shard in dataset.shards], np.int64
-        )
+        """Number of samples in each shard: int64 [shards]. May be read-only."""
+        return join_columns([dataset.table.samples for dataset in self.datasets])
 
     @cached_property
     def shard_starts(self) -> Ints:
@@ -95,19 +97,22 @@ class Corpus:
     @cached_property
     def stream_starts(self) -> Ints:
         """First sample of each dataset, and the total number of samples: int64 [datasets + 1]."""
-        sizes = [sum(shard.samples for shard in dataset.shards) for dataset in self.datasets]
+        sizes = [int(dataset.table.samples.sum()) for dataset in self.datasets]
         return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
     @cached_property
-    def shard_owners(self) -> list[tuple[int, int]]:
-        """The index of each shard's dataset, and the shard's index within that dataset."""
-        return [
-            (d, s) for d, dataset in enumerate(self.datasets) for s in range(len(dataset.shards))
-        ]
+    def _first_shards(self) -> list[int]:
+        """The index of each dataset's first shard, and the number of all shards."""
+        return [0, *itertools.accumulate(len(dataset.shards) for dataset in self.datasets)]
+
+    def find_owner(self, number: int) -> tuple[int, int]:
+        """The index of a shard's dataset, and the shard's index within that dataset."""
+        owner = bisect.bisect_right(self._first_shards, number) - 1
+        return owner, number - self._first_shards[owner]
 
     def find_shard(self, number: int) -> tuple[Dataset, ShardInfo]:
         """The dataset of the shard with index `number`, and the shard's entry in its index."""
-        owner, shard = self.shard_owners[number]
+        owner, shard = self.find_owner(number)
         dataset = self.datasets[owner]
         return dataset, dataset.shards[shard]
 
@@ -134,7 +139,7 @@ class Corpus:
         They depend on each shard's sample count, columns, raw size, and raw hashes, in order, but
         not on location or compression.
         """
-        return self._hash_shards(streams, _describe_data)
+        return self._fingerprint(streams, DATA)
 
     def fingerprint_samples(self, streams: range) -> str:
         """Return 32 hex digits that identify the samples of the datasets with indices `streams`.
@@ -143,10 +148,7 @@ class Corpus:
         its header, which names the compression, hashes, and size limit. "" if a shard has no such
         hash in the index.
         """
-        shards = itertools.chain.from_iterable(self.datasets[each].shards for each in streams)
-        if not all(shard.samples_hash for shard in shards):
-            return ""
-        return self._hash_shards(streams, _describe_samples)
+        return self._fingerprint(streams, SAMPLES)
 
     def take(self, numbers: Sequence[int]) -> Corpus:
         """The corpus of the first `n` shards of each dataset, given each `n`."""
@@ -159,42 +161,23 @@ class Corpus:
         `fingerprint` and `samples` are results of `fingerprint` and `fingerprint_samples`, or "".
         Returns None if no number of shards matches.
         """
-        found = self._find_hash(stream, fingerprint, _describe_data)
-        return found or self._find_hash(stream, samples, _describe_samples)
+        table = self.datasets[stream].table
+        return find_beginning(table, fingerprint, DATA) or find_beginning(table, samples, SAMPLES)
 
-    def _find_hash(
-        self, stream: int, wanted: str, describe: Callable[[ShardInfo], str]
-    ) -> int | None:
-        digest = hashlib.sha256(_DATASET)
-        for number, shard in enumerate(self.datasets[stream].shards if wanted else (), 1):
-            digest.update(_encode_shard(shard, describe))
-            if digest.hexdigest()[:_DIGITS] == wanted:
-                return number
-        return None
+    @cached_property
+    def _fingerprints(self) -> dict[tuple[range, str], str]:
+        return {}
 
-    def _hash_shards(self, streams: range, describe: Callable[[ShardInfo], str]) -> str:
-        digest = hashlib.sha256()
-        for stream in streams:
-            digest.update(_DATASET)
-            for shard in self.datasets[stream].shards:
-                digest.update(_encode_shard(shard, describe))
-        return digest.hexdigest()[:_DIGITS]
+    def _fingerprint(self, streams: range, kind: str) -> str:
+        if (streams, kind) not in self._fingerprints:
+            tables = [self.datasets[each].table for each in streams]
+            self._fingerprints[streams, kind] = fingerprint(tables, kind)
+        return self._fingerprints[streams, kind]
 
 
-_DATASET, _DIGITS = b"dataset\n", 32
-
-
-def _encode_shard(shard: ShardInfo, describe: Callable[[ShardInfo], str]) -> bytes:
-    columns = [(column.name, column.encoding) for column in shard.columns]
-    return f"{shard.samples} {describe(shard)} {columns}\n".encode()
-
-
-def _describe_data(shard: ShardInfo) -> str:
-    return f"{shard.raw.bytes} {sorted(shard.raw.hashes.items())}"
-
-
-def _describe_samples(shard: ShardInfo) -> str:
-    return str(shard.samples_hash)
+def join_columns(columns: Sequence[Ints]) -> Ints:
+    """Join a column of several tables: int64 [shards]. That of a single table is not copied."""
+    return columns[0] if len(columns) == 1 else np.concatenate([np.zeros(0, np.int64), *columns])
 
 
 def is_in_place(dataset: Dataset, shard: ShardInfo) -> bool:
@@ -202,54 +185,34 @@ def is_in_place(dataset: Dataset, shard: ShardInfo) -> bool:
     return is_local(dataset.url) and shard.zipped is None
 
 
-def open_corpus(streams: Sequence[Stream], retry: Retry, *, may_be_empty: bool = True) -> Corpus:
-    """Read the index of each stream.
+def are_in_place(dataset: Dataset) -> Flags:
+    """Whether each shard of a dataset is mapped in place: bool [shards]."""
+    return ~dataset.table.is_zipped & is_local(dataset.url)
+
+
+def open_corpus(
+    streams: Sequence[Stream], retry: Retry, root: Path | None = None, *, may_be_empty: bool = True
+) -> Corpus:
+    """Open the index of each stream; with a cache folder `root`, once for the node.
 
     Raises `StoreError` if an index cannot be read. Raises `DatasetError` if an index is invalid, if
     a location has something else, such as raw files, if a package for its compression is missing,
     if all datasets are empty, or if one is empty and `may_be_empty` is False.
     """
-    corpus = Corpus(tuple(_open_dataset(stream, retry) for stream in streams))
-    empty = [
-        dataset for dataset in corpus.datasets if not any(shard.samples for shard in dataset.shards)
-    ]
+    corpus = Corpus(tuple(_open_dataset(stream, retry, root) for stream in streams))
+    empty = [dataset for dataset in corpus.datasets if not dataset.table.samples.any()]
     if len(empty) == len(corpus.datasets) or (empty and not may_be_empty):
         urls = ", ".join(redact(dataset.url) for dataset in empty)
         raise DatasetError(f"no samples in {urls}. Convert a corpus first, or remove empty streams")
     return corpus
 
 
-def read_index(stream: Stream, retry: Retry) -> tuple[bytes, Version]:
-    """Read the index of a stream's dataset, and its version.
-
-    Raises `DatasetError` if the location has something else, such as raw files, and `StoreError` if
-    the index cannot be read for another reason.
-    """
-    if reason := explain_hub_name(stream):
-        raise DatasetError(reason)
-    try:
-        return read_object_version(join_url(stream.url, INDEX_NAME), retry, MOST_INDEX_BYTES)
-    except StoreError as error:
-        if not error.is_missing:
-            raise
-        if (reason := explain_not_a_dataset(stream, retry)) is None:
-            what = f"read the dataset in {redact(stream.url)}"
-            advice = "Check the location, or convert a corpus to it: cloudload convert INPUT "
-            advice += shlex.quote(redact(stream.url))
-            raise_if_nothing(error, stream.url, what, noun="folder", retry=retry, advice=advice)
-            raise
-    raise DatasetError(reason)
-
-
-def _open_dataset(stream: Stream, retry: Retry) -> Dataset:
-    before_s = time.time()
-    data, version = read_index(stream, retry)
-    shards = parse_index(data, redact(stream.url))
-    for compression in {shard.compression for shard in shards}:
-        if compression is not None:
-            check_codec(compression)
-    read_s = max(version.read_s or before_s, version.written_s or 0.0)
-    return Dataset(stream.url, shards, hashlib.sha256(data).hexdigest(), version, read_s)
+def _open_dataset(stream: Stream, retry: Retry, root: Path | None) -> Dataset:
+    index = open_index(stream, retry, root)
+    for form in index.shards.count_forms():
+        if form.compression is not None:
+            check_codec(form.compression)
+    return Dataset(stream.url, index.shards, index.hash, index.version, index.read_s)
 
 
 def warn_of_missing_hashes(dataset: Dataset) -> str | None:

@@ -75,7 +75,7 @@ def is_token_array(encoding: str) -> bool:
 def _list_columns(datasets: Iterable[Dataset]) -> Iterable[tuple[str, tuple[Column, ...]]]:
     """The redacted URL of each dataset, with each set of columns that its shards have."""
     for dataset in datasets:
-        for columns in dict.fromkeys(shard.columns for shard in dataset.shards):
+        for columns in dataset.table.column_sets():
             yield redact(dataset.url), columns
 
 

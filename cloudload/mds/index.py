@@ -1,4 +1,4 @@
-"""Parse and validate the untrusted `index.json` of an MDS dataset.
+"""Validate the untrusted `index.json` of an MDS dataset, and parse its entries.
 
     {"version": 2, "shards": [{format, samples, column_names, column_encodings, column_sizes,
                                raw_data: {basename, bytes, hashes}, zip_data, compression, …}, …]}
@@ -13,12 +13,11 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from cloudload.errors import DatasetError
 from cloudload.mds.hashes import SAMPLES_HASH, fastest_hash
 from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
@@ -61,7 +60,7 @@ _CACHE_SUFFIXES = (PART_SUFFIX, LOCK_SUFFIX)
 
 # fast path for the names that MDS writers produce, because an index may list a million of them
 _PLAIN_NAME = re.compile(
-    r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)"
+    r"([A-Za-z0-9_-]{1,100}/)?[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)"
 )
 
 
@@ -123,30 +122,6 @@ class ShardInfo:
         return fastest_hash(self.stored.hashes) is not None
 
 
-def parse_index(data: bytes, dataset: str) -> tuple[ShardInfo, ...]:
-    """Parse the shards of an `index.json`, in order.
-
-    `dataset` is the dataset's URL, for messages. Raises `DatasetError` if the index is invalid or
-    too large.
-    """
-    try:
-        check_extent(data)
-        index = json.loads(data, object_hook=_parse_shard_or_keep)
-        check_version(index)
-        shards = index["shards"]
-        is_list = isinstance(shards, list)
-        if not is_list or not all(isinstance(shard, ShardInfo) for shard in shards):
-            raise ValueError("'shards' is not a list of entries with raw_data")
-        check_names(shards)
-        return tuple(shards)
-    except FAULTS as error:
-        reason = explain_fault(error)[:500]
-        raise DatasetError(
-            f"{dataset}/{INDEX_NAME} is not an MDS index: {reason}. Convert the raw corpus "
-            "with cloudload convert, or copy the dataset again"
-        ) from error
-
-
 def check_version(index: Any) -> None:
     """Raise one of `FAULTS` unless a parsed index is an MDS index of version 2."""
     if not isinstance(index, Mapping):
@@ -183,14 +158,6 @@ def check_extent(data: bytes) -> None:
             f"it has about {count:,} values, more than the {_MOST_INDEX_VALUES:,} allowed, so use "
             "larger shards or several datasets"
         )
-
-
-def _parse_shard_or_keep(entry: dict[str, Any]) -> Any:
-    """Convert a shard's entry to a `ShardInfo`, and return any other object unchanged.
-
-    Entries are converted while the JSON is parsed, so that their dicts do not fill memory.
-    """
-    return parse_shard(entry) if "raw_data" in entry else entry
 
 
 def parse_shard(entry: dict[str, Any]) -> ShardInfo:
@@ -295,18 +262,17 @@ def fault_of_name(name: object) -> str | None:
     return None
 
 
-def check_names(shards: Iterable[ShardInfo]) -> None:
+def check_names(names: Sequence[str]) -> None:
     """Raise `ValueError` if two names are equal ignoring case, or if a file is also a folder."""
-    files = [file for shard in shards for file in (shard.raw, shard.zipped) if file is not None]
-    folded = {file.name.casefold() for file in files}
-    if len(folded) < len(files):
+    folded = {name.casefold() for name in names}
+    if len(folded) < len(names):
         seen: set[str] = set()
-        for file in files:
-            if file.name.casefold() in seen:
+        for name in names:
+            if name.casefold() in seen:
                 raise ValueError(
-                    f"two files have the name {file.name!r}, or names that differ only in case"
+                    f"two files have the name {name!r}, or names that differ only in case"
                 )
-            seen.add(file.name.casefold())
+            seen.add(name.casefold())
     folders = {folder for name in folded if "/" in name for folder in _folders_of(name)}
     if both := sorted(folders & folded):
         raise ValueError(f"{both[0]!r} is the name of both a file and a folder")

@@ -99,6 +99,6 @@ def _list_candidates(
         return
     appended = corpus.num_samples - int(choose)
     for stream, dataset in enumerate(corpus.datasets):
-        ends = np.cumsum([shard.samples for shard in dataset.shards])
+        ends = np.cumsum(dataset.table.samples)
         for place in np.flatnonzero(ends == ends[-1:] - appended).tolist():
             yield [*shards[:stream], place + 1, *shards[stream + 1 :]]

@@ -15,12 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import numpy as np
-
 from cloudload.arrays import Ints
 from cloudload.cache.folder import ORDERS_FOLDER
 from cloudload.config.rows import RowsConfig
-from cloudload.mds.dataset import Corpus
+from cloudload.mds.dataset import Corpus, join_columns
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.lanes import Lanes
 from cloudload.order.layout import Layout
@@ -100,12 +98,12 @@ def build_components(
 def _specify(config: RowsConfig, corpus: Corpus, streams: range) -> ComponentSpec:
     datasets = corpus.datasets[streams.start : streams.stop]
     asked = config.streams[streams.start : streams.stop]
-    sizes = [np.array([shard.samples for shard in each.shards], np.int64) for each in datasets]
+    sizes = [each.table.samples for each in datasets]
     return ComponentSpec(
         streams=streams,
         first_sample=int(corpus.stream_starts[streams.start]),
-        shard_sizes=np.concatenate(sizes),
-        raw_bytes=sum(shard.raw.bytes for each in datasets for shard in each.shards),
+        shard_sizes=join_columns(sizes),
+        raw_bytes=sum(int(each.table.raw_bytes.sum()) for each in datasets),
         sampling=Sampling.of(
             [int(each.sum()) for each in sizes],
             [len(each) for each in sizes],

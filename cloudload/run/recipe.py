@@ -183,17 +183,22 @@ class Recipe:
 
 
 def open_recipe(
-    config: RowsConfig, tokenizer: Any, retry: Retry, spec: TokenizerSpec | None = None
+    config: RowsConfig,
+    tokenizer: Any,
+    retry: Retry,
+    spec: TokenizerSpec | None = None,
+    cache_root: Path | None = None,
 ) -> Recipe:
     """Load the tokenizer, read each stream's index, and choose the values that the config omits.
 
-    `spec` is the tokenizer if it is loaded already. Raises `TokenizerError`, `StoreError`, and
-    `DatasetError` if the tokenizer or the data cannot be used, and `ValueError` for a config that
-    does not fit the data.
+    `spec` is the tokenizer if it is loaded already. With a cache folder `cache_root`, the processes
+    of a node share large indexes there. Raises `TokenizerError`, `StoreError`, and `DatasetError`
+    if the tokenizer or the data cannot be used, and `ValueError` for a config that does not fit the
+    data.
     """
     spec = spec or open_tokenizer(config, tokenizer)
     began = time.monotonic()
-    corpus = open_corpus(config.streams, retry, may_be_empty=not config.is_mixed)
+    corpus = open_corpus(config.streams, retry, cache_root, may_be_empty=not config.is_mixed)
     index_s = time.monotonic() - began
     _check_columns(config, corpus)
     layout, components = _settle(config, specify_components(config, corpus), None)

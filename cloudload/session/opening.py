@@ -86,7 +86,7 @@ def open_run(
     backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
     if backend.name == FASTOKENS and delivery.shares_tokenizer:
         start_loading(text)  # while this process reads the index and creates the model
-    recipe = open_recipe(asked, tokenizer, retry, spec)
+    recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
     start_log.log_opened(recipe, backend)
     found = find_lengths(recipe, lengths, retry)
     return OpenedRun(recipe, backend, cache_root, lengths, found, retry)

@@ -4,7 +4,7 @@
     write_object  write_pieces  create_object  upload_file  delete_object
 
 `read_object_version` and `download_object_version` also return the version that they read, as the
-store reports it.
+store reports it. `name_endpoint` tells which server answers.
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
@@ -46,12 +46,23 @@ def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = N
 
 
 def read_object_version(
-    url: str, retry: Retry | None = None, most_bytes: int | None = None
+    url: str,
+    retry: Retry | None = None,
+    most_bytes: int | None = None,
+    unless: Callable[[Version], bool] | None = None,
 ) -> tuple[bytes, Version]:
-    """Read an object as `read_object` does, and also return its version."""
+    """Read an object as `read_object` does, and also return its version.
+
+    If `unless` of that version is true, the request ends after its headers, and the bytes are b"".
+    """
     buffer = io.BytesIO()
-    version = download_object_version(url, buffer, retry, most_bytes)
+    version = download_object_version(url, buffer, retry, most_bytes, unless=unless)
     return buffer.getvalue(), version
+
+
+def name_endpoint(url: str) -> str:
+    """The endpoint that serves a URL, as `Backend.describe_endpoint` describes it."""
+    return backend_of(url).describe_endpoint(url)
 
 
 def download_object(
@@ -85,10 +96,12 @@ def download_object_version(
     *,
     start: int = 0,
     tag: str = "",
+    unless: Callable[[Version], bool] | None = None,
 ) -> Version:
     """Download an object as `download_object` does, but return its version.
 
-    Leaves `target` at the end of the object.
+    Leaves `target` at the end of the object. If `unless` of the version is true, nothing is
+    downloaded.
     """
     retry, backend = retry or Retry(), backend_of(url)
     place = target.tell()
@@ -99,6 +112,8 @@ def download_object_version(
         target.seek(place)
         left = sys.maxsize if most_bytes is None else most_bytes + 1
         with contextlib.closing(backend.open(url, retry, start, tag)) as source:
+            if unless is not None and unless(source.version):
+                return source.version
             while chunk := source.read(min(left, CHUNK_BYTES)):
                 with writing:
                     if is_over:

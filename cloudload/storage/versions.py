@@ -5,6 +5,9 @@
     fsspec           etag, generation, last_modified, …          from fsspec's details of the file
 
 A store may report nothing. Then the version is `UNKNOWN`.
+
+Only the response to a read tells which content it has. fsspec may keep details from an earlier
+listing, so they are never `exact`.
 """
 
 from __future__ import annotations
@@ -18,8 +21,12 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 _TAGS = ("x-amz-version-id", "x-goog-generation", "etag")
+_IDS = ("x-amz-version-id", "x-goog-generation")
 _DETAILED_TAGS = ("VersionId", "generation", "ETag", "etag", "md5", "content_md5", "blob_id")
 _DETAILED_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+
+# servers and file systems may round times down to two seconds, and derive an ETag from the time
+_SETTLED_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,11 @@ class Version:
     to a second."""
     read_s: float | None = None
     """When the store answered, by the same clock; None if unknown."""
+    exact: str = ""
+    """An ID that no other content of the object has had or can get; "" if the store reports none,
+    such as for a weak ETag, or for an object that was written less than two seconds ago."""
+    size: int | None = None
+    """The number of stored bytes; None if unknown."""
 
     @property
     def is_known(self) -> bool:
@@ -52,13 +64,23 @@ def version_of_headers(headers: Mapping[str, str]) -> Version:
     """The version in the headers of an HTTP response."""
     lower = {name.lower(): value for name, value in headers.items()}
     tag = " ".join(lower[name] for name in _TAGS if name in lower)
-    return Version(tag, _parse_date(lower.get("last-modified")), _parse_date(lower.get("date")))
+    written_s, read_s = _parse_date(lower.get("last-modified")), _parse_date(lower.get("date"))
+    has_id = any(lower.get(name, "null") != "null" for name in _IDS)
+    has_etag = '"' in lower.get("etag", "") and not lower["etag"].startswith("W/")
+    is_exact = has_id or (has_etag and _is_settled(written_s, read_s))
+    size = lower.get("content-length", "")
+    return Version(
+        tag, written_s, read_s, tag if is_exact else "", int(size) if size.isdecimal() else None
+    )
 
 
 def version_of_file(descriptor: int) -> Version:
     """The version of an open local file."""
-    found = os.fstat(descriptor)
-    return Version(str(found.st_mtime_ns), found.st_mtime, time.time())
+    found, now_s = os.fstat(descriptor), time.time()
+    values = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    is_exact = _is_settled(max(found.st_mtime, found.st_ctime), now_s)
+    exact = " ".join(map(str, values)) if is_exact else ""
+    return Version(str(found.st_mtime_ns), found.st_mtime, now_s, exact, found.st_size)
 
 
 def version_of_details(details: Mapping[str, Any]) -> Version:
@@ -66,6 +88,11 @@ def version_of_details(details: Mapping[str, Any]) -> Version:
     tags = [str(details[name]) for name in _DETAILED_TAGS if details.get(name)]
     times = [_read_time(details[name]) for name in _DETAILED_TIMES if details.get(name)]
     return Version(" ".join(tags), next((each for each in times if each is not None), None))
+
+
+def _is_settled(written_s: float | None, read_s: float | None) -> bool:
+    """Whether a later write would give the object another time."""
+    return written_s is not None and read_s is not None and read_s - written_s >= _SETTLED_S
 
 
 def _parse_date(text: str | None) -> float | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,16 +26,20 @@ from cloudload.system.temp_files import (
     unregister,
 )
 
+_LOOK_EVERY_S = 0.05
+
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool = True, what: Text = "") -> Iterator[bool]:
+def locked(
+    path: Path, *, wait: bool = True, what: Text = "", most_wait_s: float = math.inf
+) -> Iterator[bool]:
     """Lock the file `path` against all other threads and processes on this node.
 
-    Yields True, or False if `wait` is False and another thread or process holds the lock. A message
-    about a wait says that another process does `what`. Raises `OSError` if the file cannot be
-    created or locked.
+    Yields True, or False if another thread or process holds the lock, and `wait` is False or it
+    still does so after `most_wait_s` seconds. A message about a wait says that another process does
+    `what`. Raises `OSError` if the file cannot be created or locked.
     """
-    descriptor = acquire(path, wait=wait, what=what)
+    descriptor = acquire(path, wait=wait, what=what, most_wait_s=most_wait_s)
     try:
         yield descriptor is not None
     finally:
@@ -41,13 +47,17 @@ def locked(path: Path, *, wait: bool = True, what: Text = "") -> Iterator[bool]:
             release(path, descriptor)
 
 
-def acquire(path: Path, *, wait: bool, what: Text = "") -> int | None:
+def acquire(
+    path: Path, *, wait: bool, what: Text = "", most_wait_s: float = math.inf
+) -> int | None:
     """Lock the file `path`, and return a descriptor that holds the lock until it is closed.
 
-    If processes inherit the descriptor, all of them must close it. Returns None if `wait` is False
-    and another thread or process holds the lock. A message about a wait says that another process
-    does `what`. Raises `OSError` if the file cannot be created or locked.
+    If processes inherit the descriptor, all of them must close it. Returns None if another thread
+    or process holds the lock, and `wait` is False or it still does so after `most_wait_s` seconds.
+    A message about a wait says that another process does `what`. Raises `OSError` if the file
+    cannot be created or locked.
     """
+    deadline_s = time.monotonic() + most_wait_s
 
     def describe() -> str:
         work = what if isinstance(what, str) else what()
@@ -70,12 +80,25 @@ def acquire(path: Path, *, wait: bool, what: Text = "") -> int | None:
                 raise
         try:
             if wait and not is_free:
-                with doing(describe):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the holder deletes the file
+                with doing(describe):  # until the holder deletes the file
+                    wait = _wait_for(descriptor, deadline_s)
         finally:
             os.close(descriptor)
         if not wait and not is_free:
             return None
+
+
+def _wait_for(descriptor: int, deadline_s: float) -> bool:
+    """Wait for a lock, and return whether it was taken before `deadline_s` of `time.monotonic`."""
+    if deadline_s == math.inf:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return True
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(_LOOK_EVERY_S)
+    return False
 
 
 def release(path: Path, descriptor: int) -> None:

@@ -118,7 +118,7 @@ class DocumentReader:
         return doubts
 
     def _check_texts(self, shard: int, samples: Ints, texts: Sequence[TextOrError]) -> None:
-        stream = self._corpus.shard_owners[shard][0]
+        stream = self._corpus.find_owner(shard)[0]
         good = [text if isinstance(text, str) else None for text in texts]
         doubt = self._text_check.look(stream, samples, good)
         if doubt is None:
@@ -167,7 +167,7 @@ class DocumentReader:
         values: list[memoryview] = [memoryview(b"")] * len(samples)
         places_of: defaultdict[np.dtype[Any], list[Ints]] = defaultdict(list)
         for number, places, within in self._by_shard(samples):
-            shard, owner = self._open(number), self._corpus.shard_owners[number][0]
+            shard, owner = self._open(number), self._corpus.find_owner(number)[0]
             column = self._columns[owner]
             assert column is not None
             with stage(READ_SHARDS):

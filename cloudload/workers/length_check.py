@@ -50,13 +50,13 @@ def choose_samples(corpus: Corpus) -> Iterator[tuple[int, Ints]]:
     groups = [
         (stream, group)
         for stream, dataset in enumerate(corpus.datasets)
-        for group in cut_groups(dataset.shards, LengthsKey("", "", ""))
+        for group in cut_groups(dataset.table, LengthsKey("", "", ""))
         if group.samples
     ]
     first_shards = np.cumsum([0, *(len(dataset.shards) for dataset in corpus.datasets)])
     chosen = np.unique(np.linspace(0, len(groups) - 1, _MOST_SHARDS).astype(np.int64))
     for stream, group in (groups[place] for place in chosen.tolist()):
-        sizes = np.array([each.samples for each in corpus.datasets[stream].shards])
+        sizes = corpus.datasets[stream].table.samples
         full = group.first + np.flatnonzero(sizes[group.first : group.stop])
         within = int(full[int(group.digest, 16) % len(full)])
         number = int(first_shards[stream]) + within
@@ -81,8 +81,6 @@ class _ShardStart:
 
 @contextlib.contextmanager
 def _open_start(corpus: Corpus, number: int, retry: Retry) -> Iterator[_ShardStart]:
-    stream, within = corpus.shard_owners[number]
-    dataset = corpus.datasets[stream]
-    info = dataset.shards[within]
+    dataset, info = corpus.find_shard(number)
     with open_shard_start(dataset, info, _SAMPLES_OF_SHARD, retry) as shard:
         yield _ShardStart(number, shard)

@@ -12,7 +12,7 @@ from cloudload.mds.codecs import compression_extension
 from cloudload.mds.dataset import Corpus, Dataset
 from cloudload.mds.document_columns import check_text_column
 from cloudload.mds.hashes import fastest_hash
-from cloudload.mds.index import parse_index
+from cloudload.mds.index_parser import parse_index
 from stress.fuzz.target import Target, expect
 
 

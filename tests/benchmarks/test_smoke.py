@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
 COVERED |= {"trace", "losses", "check_rules", "convert_scale", "node", "store_reads", "epoch_end"}
+COVERED |= {"large_index"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -142,6 +143,18 @@ def test_convert_scale_reports_each_process() -> None:
 
 
 @pytest.mark.long
+def test_large_index_reports_each_rank_and_the_requests() -> None:
+    index, requests = run_json("large_index").values()
+    assert [(row["start"], row["ranks"]) for row in index] == [
+        *[("first", 2), ("first", 2), ("later", 2), ("later", 2), ("later", 1)]
+    ]
+    assert all(row["PSS of the rank and its worker, MB"] > 10 for row in index)
+    parsing, *others = [row["CPU s"] for row in index]
+    assert parsing > max(others)
+    assert index[0]["file in the cache, MB"] > 1
+    assert [(row["start"], row["of the index"]) for row in requests] == [("first", 3), ("later", 2)]
+
+
 def test_exchange_reports_its_cost_for_thousands_of_ranks() -> None:
     *_, predicted = run("exchange", "--processes", "2", "3", "--rounds", "3").splitlines()
     assert re.search(r"^10,000 processes, +320 bytes each: +[-\d.]+ ms", predicted)

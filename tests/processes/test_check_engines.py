@@ -18,7 +18,7 @@ from cloudload.check.document_rules import choose_rules
 from cloudload.check.duplicates import DuplicateFinder
 from cloudload.check.findings import MOST_LISTED, CheckReport
 from cloudload.check.shards import check_shard
-from cloudload.mds.index import parse_index
+from cloudload.mds.index_parser import parse_index
 from cloudload.storage.base import Retry
 from tests.support.corpora import write_mds
 from tests.support.segments import LastFirst, Twice

@@ -42,6 +42,30 @@ for _ in range(200):
     assert not path.exists()
 
 
+def test_a_wait_for_a_lock_can_be_limited(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    with locked(path), locked(path, most_wait_s=0.2) as is_free:
+        assert not is_free
+    with locked(path, most_wait_s=0.0) as is_free:
+        assert is_free
+    context: Any = multiprocessing.get_context("fork")
+    queue, is_held = context.Queue(), context.Event()
+
+    def take() -> None:
+        is_held.wait()
+        with locked(path, most_wait_s=600.0) as is_free:
+            queue.put(is_free)
+
+    child = context.Process(target=take)
+    child.start()  # before the lock, which it would inherit
+    with locked(path):
+        is_held.set()
+        time.sleep(0.2)
+    assert queue.get(timeout=60)
+    child.join()
+    assert not path.exists()
+
+
 def end_while_threads_hold_files(folder: Path) -> None:
     """Threads hold a lock and a partial file when the main function returns."""
     holds = threading.Barrier(3)

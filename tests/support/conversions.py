@@ -21,7 +21,7 @@ from cloudload.convert.report import ConvertReport
 from cloudload.errors import StoreError
 from cloudload.mds.codecs import decompress
 from cloudload.mds.hashes import SAMPLES_HASH
-from cloudload.mds.index import parse_index
+from cloudload.mds.index_parser import parse_index
 from cloudload.mds.shard import Shard
 from cloudload.mds.writer import encode_index
 from cloudload.storage.objects import list_objects, read_object, upload_file, write_object

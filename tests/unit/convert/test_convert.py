@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.codecs import decompress
-from cloudload.mds.index import parse_index
+from cloudload.mds.index_parser import parse_index
 from tests.support.conversions import (
     QUIET,
     convert_lines,

@@ -12,7 +12,7 @@ from streaming import MDSWriter, StreamingDataset
 
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
-from cloudload.mds.index import parse_index
+from cloudload.mds.index_parser import parse_index
 from tests.support.conversions import QUIET, dataset_bytes, documents, read_dataset, stop_after
 from tests.support.readers import check_blocks
 

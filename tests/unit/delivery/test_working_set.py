@@ -43,9 +43,9 @@ def test_the_working_set_of_a_large_order_is_close_to_the_real_one() -> None:
 def needed_bytes(sizes: list[int], order: Any, num_nodes: int, hosts: int) -> int:
     """The bytes that a cache must hold if a shard has 100 bytes per sample."""
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    shards = [SimpleNamespace(raw=SimpleNamespace(bytes=100 * size), zipped=None) for size in sizes]
+    table = SimpleNamespace(raw_bytes=100 * np.array(sizes), is_zipped=np.zeros(len(sizes), bool))
     corpus: Any = SimpleNamespace(
-        datasets=[SimpleNamespace(url="s3://x", shards=shards)],
+        datasets=[SimpleNamespace(url="s3://x", table=table)],
         shard_sizes=np.array(sizes),
         shards_of=lambda samples: np.searchsorted(starts, samples, side="right") - 1,
     )

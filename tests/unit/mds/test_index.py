@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cloudload.errors import DatasetError
-from cloudload.mds.index import Column, parse_index
+from cloudload.mds.index import Column
+from cloudload.mds.index_parser import parse_index
 
 TEXT = (Column.of("text", "str"),)
 

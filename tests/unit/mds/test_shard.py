@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.errors import DatasetError
-from cloudload.mds.index import Column, FileInfo, ShardInfo, parse_index
+from cloudload.mds.index import Column, FileInfo, ShardInfo
+from cloudload.mds.index_parser import parse_index
 from cloudload.mds.shard import Shard
 from cloudload.mds.writer import ShardFormat, encode_sample
 from tests.support.corpora import encode_shard, random_documents, write_mds

@@ -1,0 +1,209 @@
+"""Open the index of a dataset. The processes of a node share a large one as a file in the cache.
+
+    request index.json ─► version and size, from the headers of the response
+      small, or no exact version ─► read and parse it
+      large ─► map root/indexes/<dataset>-<version>.shards
+                 │ it is missing or invalid
+               lock, wait for a limited time ─► map it, or read, parse, and write it
+
+Each process asks the store, with its own credentials, which version the index has. So a file in the
+cache never decides which index a process gets, or whether it may read it. A process that cannot use
+the cache reads and parses the index itself, and no process gets the error of another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shlex
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from cloudload._version import __version__
+from cloudload.config.stream import Stream
+from cloudload.errors import DatasetError, StoreError
+from cloudload.mds.fingerprints import DATA, INDEX, SUFFIX, fingerprint
+from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES
+from cloudload.mds.index_parser import parse_index
+from cloudload.mds.not_a_dataset import explain_hub_name, explain_not_a_dataset
+from cloudload.mds.shard_table import ShardTable, map_table
+from cloudload.storage.base import Retry
+from cloudload.storage.nearby import raise_if_nothing
+from cloudload.storage.objects import name_endpoint, read_object_version
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import join_url
+from cloudload.storage.versions import Version
+from cloudload.system.array_files import make_own_folder
+from cloudload.system.file_locks import locked, remove_orphans
+from cloudload.system.temp_files import lock_path
+from cloudload.system.verified_files import mark_used
+
+logger = logging.getLogger(__name__)
+
+INDEXES_FOLDER = "indexes"
+"""The folder of indexes in a cache folder."""
+
+# parsing a smaller one takes less than 0.2 s
+_SHARED_FROM_BYTES = 4 << 20
+
+# a process that waits longer, for example for a stopped one, reads the index itself: it takes about
+# 30 s to parse 500 MB, so this allows for ten times that
+_MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 2 << 20
+
+# tables of a dataset, and files of fingerprints
+_MOST_KEPT, _MOST_FINGERPRINTS = 4, 64
+
+
+class OpenedIndex(NamedTuple):
+    """An index."""
+
+    shards: ShardTable
+    hash: str
+    """SHA-256 of `index.json`, in hex digits."""
+    version: Version
+    """Its version, as the store reported it to this process."""
+    read_s: float
+    """When it was read, in seconds since 1970, by the store's clock if the store reports the time.
+    It is not before the time at which the index was written."""
+
+
+def open_index(stream: Stream, retry: Retry, root: Path | None = None) -> OpenedIndex:
+    """Open the index of a stream's dataset; with a cache folder `root`, share a large one there.
+
+    Raises `DatasetError` if the index is invalid, and the errors of `read_index`.
+    """
+    before_s = time.time()
+    is_shared = _is_large if root is not None and redact(stream.url) == stream.url else None
+    data, version = read_index(stream, retry, is_shared)
+    if root is not None and is_shared is not None and is_shared(version):
+        shards, version = _open_shared(stream, retry, root / INDEXES_FOLDER, version)
+    else:
+        shards = _parse(data, stream)
+    read_s = max(version.read_s or before_s, version.written_s or 0.0)
+    return OpenedIndex(shards, shards.fingerprints[INDEX], version, read_s)
+
+
+def read_index(
+    stream: Stream, retry: Retry, unless: Callable[[Version], bool] | None = None
+) -> tuple[bytes, Version]:
+    """Read the index of a stream's dataset, and its version; `unless` as for `read_object_version`.
+
+    Raises `DatasetError` if the location has something else, such as raw files, and `StoreError` if
+    the index cannot be read for another reason.
+    """
+    if reason := explain_hub_name(stream):
+        raise DatasetError(reason)
+    try:
+        return read_object_version(
+            join_url(stream.url, INDEX_NAME), retry, MOST_INDEX_BYTES, unless
+        )
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        if (reason := explain_not_a_dataset(stream, retry)) is None:
+            what = f"read the dataset in {redact(stream.url)}"
+            advice = "Check the location, or convert a corpus to it: cloudload convert INPUT "
+            advice += shlex.quote(redact(stream.url))
+            raise_if_nothing(error, stream.url, what, noun="folder", retry=retry, advice=advice)
+            raise
+    raise DatasetError(reason)
+
+
+def _is_large(version: Version) -> bool:
+    """Whether sharing an index is worth a file, and its version tells its content."""
+    return bool(version.exact) and (version.size or 0) >= _SHARED_FROM_BYTES
+
+
+class _Place(NamedTuple):
+    """Where the table of a version of an index is kept."""
+
+    path: Path
+    key: str
+    """What the table depends on."""
+
+
+def _place_of(folder: Path, url: str, version: Version) -> _Place:
+    """The place of a table. Releases and users do not share tables."""
+    origin = f"{url}\n{name_endpoint(url)}\n{os.geteuid()}"
+    key = f"{origin}\n{version.exact}\n{version.size}\n{__version__}"
+    return _Place(folder / f"{_digest(origin)[:16]}-{_digest(key)[:32]}.shards", _digest(key))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _open_shared(
+    stream: Stream, retry: Retry, folder: Path, version: Version
+) -> tuple[ShardTable, Version]:
+    """Map the table of a version, or read the index, and write the table for others.
+
+    Returns the version of the table, which is later if the index was published again meanwhile.
+    """
+    place = _place_of(folder, stream.url, version)
+    if (found := map_table(*place)) is not None:
+        mark_used(place.path)
+        return found, version
+    wait_s = _MOST_WAIT_S + (version.size or 0) / _LEAST_BYTES_PER_S
+    what = f"read and parse the index of {redact(stream.url)}"
+    with contextlib.ExitStack() as stack:
+        try:
+            make_own_folder(folder)
+            stack.enter_context(locked(lock_path(place.path), what=what, most_wait_s=wait_s))
+            can_share = True
+        except OSError as error:
+            can_share = False
+            _warn(stream, error)
+        if can_share and (found := map_table(*place)) is not None:
+            return found, version
+        data, version = read_index(stream, retry)
+        parsed = _parse(data, stream)
+        del data
+        if not can_share or not version.exact:
+            return parsed, version
+        return _share(parsed, stream, _place_of(folder, stream.url, version)), version
+
+
+def _parse(data: bytes, stream: Stream) -> ShardTable:
+    """Parse an index. Its hash becomes a fingerprint of the table."""
+    table = parse_index(data, redact(stream.url))
+    table.fingerprints[INDEX] = hashlib.sha256(data).hexdigest()
+    return table
+
+
+def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
+    """Write a table, and return it, mapped from its file if other processes can map it, too."""
+    folder = place.path.parent
+    try:
+        remove_orphans(folder)
+        fingerprint([parsed], DATA)  # the table keeps it
+        parsed.write(*place)
+        _remove_old(folder, f"{place.path.name.partition('-')[0]}-*.shards", _MOST_KEPT)
+        _remove_old(folder, f"*{SUFFIX}", _MOST_FINGERPRINTS)
+        if (mapped := map_table(*place)) is None:
+            raise OSError(f"{place.path} cannot be mapped")
+    except OSError as error:
+        _warn(stream, error)
+        return parsed
+    return mapped
+
+
+def _remove_old(folder: Path, names: str, most: int) -> None:
+    """Remove all but the last used files with these names. Processes that mapped one keep it."""
+    with contextlib.suppress(FileNotFoundError):  # another process removes them
+        files = sorted(folder.glob(names), key=lambda each: each.lstat().st_atime_ns)
+        for old in files[:-most]:
+            old.unlink()
+
+
+def _warn(stream: Stream, error: OSError) -> None:
+    logger.warning(
+        "cannot share the index of %s with the other processes of this node (%s), so each process "
+        "reads and parses it. Use a folder of your own on a local disk as `local`",
+        redact(stream.url),
+        error,
+    )
