@@ -66,16 +66,21 @@ def load_special_hf(text: str) -> Any:
 
 def make_hf(text: str) -> Any:
     """Create a `tokenizers.Tokenizer` like `load_hf`, but one that the caller may modify."""
+    tokenizer = parse_hf(text)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def parse_hf(text: str) -> Any:
+    """Parse the tokenizer.json `text` as a `tokenizers.Tokenizer`. Raises its errors."""
     from tokenizers import Tokenizer
 
     # parse in a thread, which has a separate heap: parsing fragments the heap, and encoding with a
     # fragmented heap is up to a third slower
     with ThreadPoolExecutor(1) as thread:
-        tokenizer = thread.submit(Tokenizer.from_str, text).result()
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+        return thread.submit(Tokenizer.from_str, text).result()
 
 
 def has_hf(text: str) -> bool:

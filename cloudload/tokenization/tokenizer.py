@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,7 +40,7 @@ from cloudload.tokenization.framing import (
 )
 from cloudload.tokenization.hub import load_by_name
 from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
-from cloudload.tokenization.loading import load_hf, shorten_merges
+from cloudload.tokenization.loading import keep_hf, load_hf, parse_hf, shorten_merges
 from cloudload.tokenization.probes import FIXED_TEXTS
 
 if TYPE_CHECKING:
@@ -139,8 +139,10 @@ def _describe(
     ]
     warnings = [eos.warning for _, eos in tokens if eos.warning]
     plain = backend.to_str()
+    text = shorten_merges(plain)
+    keep_hf(text, backend)  # workers may need it, and parsing a large one again takes a second
     return TokenizerSpec(
-        json=shorten_merges(plain),
+        json=text,
         frames=tuple((bos.id, eos.id) for bos, eos in tokens),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         token_ids=_hash_ids(backend),
@@ -249,10 +251,8 @@ def _read(file: Path) -> str:
 
 
 def _parse(text: str, file: Path | None) -> Tokenizer:
-    from tokenizers import Tokenizer
-
     try:
-        return Tokenizer.from_str(text)
+        return parse_hf(text)
     except Exception as error:
         if file is None:
             raise
@@ -283,9 +283,9 @@ def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
 class DocumentTokenizer:
     """Encodes and decodes documents. The options are passed to `open_encoder`."""
 
-    def __init__(self, spec: TokenizerSpec, backend: str = HF, *, compares: bool = True) -> None:
-        self._json, self._backend, self._compares = spec.json, backend, compares
-        self._encoder = open_encoder(spec.json, backend, compares=compares)
+    def __init__(self, spec: TokenizerSpec, backend: str = HF, **options: Any) -> None:
+        self._json, self._open = spec.json, partial(open_encoder, spec.json, backend, **options)
+        self._encoder = self._open()
         self.frames = spec.frames
         """The (bos, eos) IDs of each stream's documents; None for no token."""
 
@@ -320,7 +320,7 @@ class DocumentTokenizer:
 
     @cached_property
     def _special_encoder(self) -> Encoder:
-        return open_encoder(self._json, self._backend, special_tokens=True, compares=self._compares)
+        return self._open(special_tokens=True)
 
     def explain_failure(self, document: str) -> TokenizerError | None:
         """Encode one document with hf, and return the error that this raises, or None."""
