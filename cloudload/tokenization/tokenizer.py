@@ -245,7 +245,7 @@ def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text("utf-8")
+        return file.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise _explain_file(file, error) from error
 
