@@ -139,22 +139,23 @@ def _describe(
     ]
     warnings = [eos.warning for _, eos in tokens if eos.warning]
     plain = backend.to_str()
-    text = shorten_merges(plain)
+    content = json.loads(plain)
+    text = shorten_merges(plain, content)
     keep_hf(text, backend)  # workers may need it, and parsing a large one again takes a second
     return TokenizerSpec(
         json=text,
         frames=tuple((bos.id, eos.id) for bos, eos in tokens),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         token_ids=_hash_ids(backend),
-        fingerprint=_fingerprint(plain),
+        fingerprint=_fingerprint(content),
         framing=" · ".join(dict.fromkeys(f"{bos.text}, {eos.text}" for bos, eos in tokens)),
         framing_warning=warnings[0] if warnings else None,
     )
 
 
-def _fingerprint(text: str) -> str:
+def _fingerprint(content: dict[str, Any]) -> str:
     # templates do not affect documents, and transformers 5 adds one that has no effect
-    content = json.loads(text) | {"post_processor": None, "decoder": None}
+    content = content | {"post_processor": None, "decoder": None}
     # keep the vocabulary in ID order, because encoding with a sorted one is 20% slower
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
