@@ -112,6 +112,13 @@ def choose_backend(text: str, asked: str, cache_root: Path, *, defers: bool = Fa
     return Choice(FASTOKENS, both, why)
 
 
+def compare_now(choice: Choice, text: str) -> Choice:
+    """Make the comparison that a choice for the tokenizer.json `text` deferred, if any."""
+    if choice.deferral is None:
+        return choice
+    return choose_backend(text, AUTO, choice.deferral.cache_root)
+
+
 _warnings: set[str] = set()
 
 

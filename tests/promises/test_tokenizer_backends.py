@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloudload.errors import TokenizerError
+from cloudload.forecast import plan_run
 from cloudload.tokenization import encoders
 from tests.support.corpora import EOS, byte_tokenizer
 from tests.support.loaders import make_loader
@@ -96,6 +97,16 @@ def test_rows_do_not_depend_on_when_fastokens_begins(
         assert loader.state_dict()["tokenizer_backend"] == state["tokenizer_backend"]
     with make_loader(larger_folder, local=tmp_path, tokenizer_backend="hf") as loader:
         assert [batch["input_ids"].tolist() for batch in loader.take(len(found))] == found
+
+
+@needs_fastokens
+@pytest.mark.usefixtures("deferring")
+def test_a_plan_of_a_run_does_not_defer_the_comparison(larger_folder: str, tmp_path: Path) -> None:
+    """No worker of the run would make it, and the plan encodes a sample of the documents."""
+    options = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 32, "batch_size": 4}
+    plan_run(larger_folder, **options, steps=2, measure=False, local=tmp_path)
+    kept = [path.name for path in (tmp_path / "tokenizers").iterdir()]
+    assert any("-checks-" in name for name in kept)
 
 
 def test_a_backend_that_there_is_not_is_a_wrong_argument(
