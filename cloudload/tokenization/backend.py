@@ -180,7 +180,8 @@ def _hash(text: str) -> str:
 def _find_deferral(text: str, cache_root: Path) -> Deferral | None:
     """The comparison that this node should make later, or None if it should not wait.
 
-    That is if there is a result, if the features already decide, or if no other process can run.
+    That is if there is a result or a failure, if the features already decide, or if no other
+    process can run.
     """
     if not _is_measured() or _hash(text) in _refusals or _find_import_error() is not None:
         return None

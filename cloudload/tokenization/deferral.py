@@ -38,12 +38,11 @@ class Deferral:
 
     @property
     def is_possible(self) -> bool:
-        """Whether another process can run here, and write the result. False if one has failed."""
+        """Whether another process can run here, and write the result."""
         with contextlib.suppress(OSError):
             folder = self.path.parent
             folder.mkdir(parents=True, exist_ok=True)
-            is_writable = os.access(folder, os.W_OK)
-            return bool(sys.executable) and is_writable and not self.failure_path.exists()
+            return bool(sys.executable) and os.access(folder, os.W_OK)
         return False
 
     def read(self) -> str | None:
