@@ -138,8 +138,7 @@ def _describe(
         for bos, eos in frames
     ]
     warnings = [eos.warning for _, eos in tokens if eos.warning]
-    plain = backend.to_str()
-    content = json.loads(plain)
+    content = json.loads(plain := backend.to_str())
     text = shorten_merges(plain, content)
     keep_hf(text, backend)  # workers may need it, and parsing a large one again takes a second
     return TokenizerSpec(
