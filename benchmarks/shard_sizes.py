@@ -94,6 +94,7 @@ def write_dataset(pool: list[str], size: float, dataset_mb: float) -> Measured:
 
 def run_to_first_batch(store: Store, size: float, measured: Measured, work: Path) -> None:
     with cache_folder(work) as cache:
+        store.reset(0)
         process = store.child("first_batch", "cloudload", 0, cache, data=url_of(size))
         result = read_result(process)
         # count now, because the loader keeps reading until it is closed
@@ -107,6 +108,7 @@ def run_to_first_batch(store: Store, size: float, measured: Measured, work: Path
 
 def run_epoch(store: Store, size: float, measured: Measured, work: Path) -> None:
     with cache_folder(work) as cache:
+        store.reset(0)
         process = store.child("epoch", "cloudload", 0, cache, data=url_of(size))
         read_result(process)
         measured.epoch_requests = store.requested(0)

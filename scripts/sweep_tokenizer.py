@@ -34,11 +34,8 @@ def main() -> int:
 
 def sweep(name: str) -> int:
     """Print the findings for one tokenizer. Return 1 if it has different IDs."""
-    from cloudload.tokenization.backend import (
-        find_probe_mismatch,
-        find_unsupported_feature,
-        sweep_code_points,
-    )
+    from cloudload.tokenization.backend import find_probe_mismatch, sweep_code_points
+    from cloudload.tokenization.features import find_unsupported_feature
     from cloudload.tokenization.probes import all_code_points
     from cloudload.tokenization.tokenizer import load_tokenizer
 

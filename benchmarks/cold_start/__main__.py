@@ -12,6 +12,8 @@ documents. Both read from an S3 server on this machine, through a proxy that del
                   until then. The loaders take turns, each in a new process: with an empty cache,
                   with one that has only the checked tokenizer (cloudload), and with the cache of
                   the previous run.
+    ranks         The same for --ranks ranks of one node, which share a cache, and construct their
+                  loaders together: seconds of the last rank, and bytes of all ranks.
     epoch         --shards shards of --epoch-shard-mb MB of short documents. The bytes that each
                   node downloads for one epoch, as a share of the dataset, with one node and with
                   two that share the data. A node is a process with its own cache. Two nodes run one
@@ -60,6 +62,7 @@ EPOCHS = {
     "cloudload_finite": "cloudload, epochs=1, with its tail",
     "streaming": "Streaming",
 }
+PARTS = ["first-batch", "ranks", "epoch"]
 SHORT_BYTES = 2_000
 FORMS = {"s to the first batch": ".2f", "s of the process": ".2f"}
 
@@ -84,16 +87,25 @@ def main() -> None:
         os.environ.update(server.environment())
         sizes = write_datasets(texts, args)
         store = Store(server, proxies, tokenizer, framing_of(tokenizer)[0], args.latency_ms / 1e3)
-        first = {} if args.only == "epoch" else time_first_batches(store, work, args.repeats)
-        epochs = [] if args.only == "first-batch" else count_epochs(store, work, sizes["epoch"])
+        first = time_first_batches(store, work, args.repeats) if "first-batch" in args.only else {}
+        ranks = (
+            time_first_batches(store, work, args.repeats, args.ranks)
+            if "ranks" in args.only
+            else {}
+        )
+        epochs = count_epochs(store, work, sizes["epoch"]) if "epoch" in args.only else []
     facts = facts_of(args, sizes)
+    of_ranks = first_rows(ranks, f"loader, {args.ranks} ranks of one node")
     body = "\n\n".join(
-        table(rows, FORMS) for rows in (first_rows(first), epoch_rows(epochs)) if rows
+        table(rows, FORMS) for rows in (first_rows(first), of_ranks, epoch_rows(epochs)) if rows
     )
     print(f"\n{body}")
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "cold_start.json").write_text(
-        json.dumps({"facts": facts, "first batch": first, "epoch": epochs}, indent=1) + "\n"
+        json.dumps(
+            {"facts": facts, "first batch": first, "ranks": ranks, "epoch": epochs}, indent=1
+        )
+        + "\n"
     )
     lines = ["# Cold start: results", "", "Written by `make bench-cold`; do not edit.", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
@@ -117,7 +129,8 @@ def parse() -> argparse.Namespace:
     options.add_amount("epoch-shard-mb", 1.0, 0.1, "the same for the part `epoch`")
     options.add_amount("latency-ms", 20.0, 2.0, "delay of every request")
     options.add_amount("repeats", 5, 1, "first batches of each loader")
-    options.add_argument("--only", choices=["first-batch", "epoch"], help="only this part")
+    options.add_amount("ranks", 8, 2, "ranks of the node in the part `ranks`")
+    options.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="only these parts")
     return options.parse()
 
 
@@ -136,7 +149,7 @@ def write_datasets(texts: Sequence[str], args: argparse.Namespace) -> dict[str, 
     plans = {"cold": (texts, args.shard_mb), "epoch": (short, args.epoch_shard_mb)}
     sizes = {}
     for name, (pool, shard_mb) in plans.items():
-        if args.only == {"cold": "epoch", "epoch": "first-batch"}[name]:
+        if not {"cold": {"first-batch", "ranks"}, "epoch": {"epoch"}}[name] & set(args.only):
             continue
         shard_bytes = int(shard_mb * 1e6)
         samples = repeat(pool, args.shards * shard_bytes)
@@ -166,7 +179,9 @@ def repeat(pool: Sequence[str], num_bytes: int) -> Iterator[dict[str, str]]:
 # ---------------------------------------------------------------- the parts
 
 
-def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list[dict[str, float]]]:
+def time_first_batches(
+    store: Store, work: Path, repeats: int, ranks: int = 1
+) -> dict[str, list[dict[str, float]]]:
     """Measure the seconds and bytes to the first batch, for each label in `STARTS`."""
     times: dict[str, list[dict[str, float]]] = {label: [] for label in STARTS.values()}
     for repeat_ in range(repeats):
@@ -175,14 +190,28 @@ def time_first_batches(store: Store, work: Path, repeats: int) -> dict[str, list
             for (loader, start), label in STARTS.items():
                 cache = folders[loader]
                 if start == "known tokenizer":
+                    finish(store.child("learn", loader, 0, cache))
                     remove_shards(cache)
-                process = store.child("first_batch", loader, 0, cache)
-                result = read_result(process)
-                # count now, because the loader keeps reading until it is closed
-                times[label].append(result | {"bytes": store.downloaded(0)})
-                finish(process)
+                times[label].append(time_first_batch(store, loader, cache, ranks))
                 note(f"first batch {repeat_ + 1} of {repeats}, {label}: {times[label][-1]}")
     return times
+
+
+def time_first_batch(store: Store, loader: str, cache: Path, ranks: int) -> dict[str, float]:
+    """Measure one start: the seconds of the last rank, and the bytes of the node."""
+    group = {"port": free_ports(1)[0], "ranks": ranks} if ranks > 1 else {}
+    store.reset(0)
+    running = [
+        store.child("first_batch", loader, 0, cache, **group, **({"rank": rank} if group else {}))
+        for rank in range(ranks)
+    ]
+    results = [read_result(process) for process in running]
+    # count now, because the loader keeps reading until it is closed
+    downloaded = store.downloaded(0)
+    for process in running:
+        finish(process)
+    last = {name: max(result[name] for result in results) for name in results[0]}
+    return last | {"bytes": downloaded}
 
 
 def remove_shards(cache: Path) -> None:
@@ -202,6 +231,8 @@ def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
         for nodes in (1, 2):
             with contextlib.ExitStack() as caches:
                 folders = [caches.enter_context(cache_folder(work)) for _ in range(nodes)]
+                for node in range(nodes):
+                    store.reset(node)
                 if loader == "cloudload_finite" and nodes > 1:
                     (port,) = free_ports(1)
                     running = [
@@ -226,11 +257,13 @@ def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- tables
 
 
-def first_rows(times: Mapping[str, Sequence[Mapping[str, float]]]) -> list[Row]:
+def first_rows(
+    times: Mapping[str, Sequence[Mapping[str, float]]], heading: str = "loader"
+) -> list[Row]:
     """The table of first batches: one row per loader and start."""
     return [
         {
-            "loader": label,
+            heading: label,
             "s to the first batch": [entry["seconds"] for entry in found],
             "s of the process": [entry["process"] for entry in found],
             "MB downloaded by then": [entry["bytes"] / 1e6 for entry in found],

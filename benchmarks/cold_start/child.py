@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import exit_within
@@ -27,8 +28,12 @@ def main() -> None:
     import torch
     import transformers  # noqa: F401
 
+    if request["what"] == "learn":
+        learn_tokenizer(request)
+        return
     if "port" in request:
         torch.distributed.init_process_group("gloo")
+        torch.distributed.barrier()  # the ranks start together
     started = time.perf_counter()
     batches = LOADERS[request["loader"]](request)
     count = 0
@@ -42,6 +47,14 @@ def main() -> None:
         flush=True,
     )
     exit_within(20)
+
+
+def learn_tokenizer(request: dict[str, Any]) -> None:
+    """Let the node compare the backends of the tokenizer, unless another process does already."""
+    from cloudload.tokenization.backend import choose_backend
+    from cloudload.tokenization.tokenizer import load_tokenizer
+
+    choose_backend(load_tokenizer(request["tokenizer"]).json, "auto", Path(request["cache"]))
 
 
 def make_cloudload(request: dict[str, Any], **more: Any) -> Any:
@@ -61,9 +74,11 @@ def make_cloudload(request: dict[str, Any], **more: Any) -> Any:
 
 def cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
     """Yield the batches of an endless run, until this node has started its share of documents."""
-    nodes = request.get("nodes", 1)
-    os.environ["LOCAL_WORLD_SIZE"] = "1"
-    with make_cloudload(request, dp_rank=request["node"], dp_world_size=nodes) as loader:
+    nodes, place = request.get("nodes", 1), {}
+    if "port" not in request:
+        os.environ["LOCAL_WORLD_SIZE"] = "1"
+        place = {"dp_rank": request["node"], "dp_world_size": nodes}
+    with make_cloudload(request, **place) as loader:
         begun = 0
         for batch in loader:
             yield batch
@@ -89,9 +104,10 @@ def streaming_batches(request: dict[str, Any]) -> Iterator[Any]:
 
     from benchmarks.side_streaming import ConcatenatedTokens, load_encoder
 
-    # one rank per node; Streaming detects the workers later
-    world = World(request.get("nodes", 1), 1, 1, request["node"])
-    World.detect = classmethod(lambda _: world.copy())
+    if "port" not in request:
+        # one rank per node; Streaming detects the workers later
+        world = World(request.get("nodes", 1), 1, 1, request["node"])
+        World.detect = classmethod(lambda _: world.copy())
     source = StreamingDataset(
         remote=request["data"],
         local=f"{request['cache']}/local",

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,14 +32,21 @@ class Store:
     eos: int
     latency_s: float
 
-    def child(
-        self, what: str, loader: str, node: int, cache: Path, **more: Any
-    ) -> subprocess.Popen[str]:
-        """Reset the node's proxy, and start a loader in a process that reads through it."""
+    def reset(self, node: int) -> None:
+        """Reset the counts and the delay of a node's proxy."""
         self.proxies[node].set_faults(
             [Fault("", "delay", seconds=self.latency_s)] if self.latency_s else []
         )
-        data = {"first_batch": "cold", "epoch": "epoch"}[what]
+
+    def child(
+        self, what: str, loader: str, node: int, cache: Path, **more: Any
+    ) -> subprocess.Popen[str]:
+        """Start a loader in a process that reads through the node's proxy.
+
+        With a `port`, the process is a rank of a process group: of the node with `rank` and
+        `ranks`, or else the only one of its node.
+        """
+        data = "epoch" if what == "epoch" else "cold"
         request = {
             "what": what,
             "loader": loader,
@@ -60,11 +68,12 @@ class Store:
             json.dumps(request | {"tokenizer": str(self.tokenizer)}),
         ]
         if "port" in more:
+            rank, ranks = more.get("rank", node), more.get("ranks", 1)
             environment |= {
-                "RANK": str(node),
-                "LOCAL_RANK": "0",
-                "LOCAL_WORLD_SIZE": "1",
-                "WORLD_SIZE": str(more["nodes"]),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank % ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                "WORLD_SIZE": str(max(ranks, more.get("nodes", 1))),
             }
             environment |= {
                 "MASTER_ADDR": "127.0.0.1",
@@ -111,7 +120,8 @@ def read_result(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    """Wait until a loader's process ends. Raises `SystemExit` if its exit status is not 0."""
+    """Wait until a loader's process ends. Raises `SystemExit` if it fails."""
     process.communicate(timeout=CHILD_TIMEOUT_S)
-    if process.returncode:
+    # an alarm ends a process that is slow to exit
+    if process.returncode not in (0, -signal.SIGALRM):
         raise SystemExit(f"a loader ended with status {process.returncode}. See its output above")

@@ -8,7 +8,8 @@
 
 For some tokenizers, fastokens silently gives different IDs. The feature check recognizes the known
 cases. The later checks are for unknown cases. A loader chooses when it is created, and passes the
-choice to its workers.
+choice to its workers. On a node's first run with a tokenizer, another process makes the later
+checks, and workers use hf until it ends; see `deferral`.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ import hashlib
 import json
 import logging
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from cloudload.config.choices import AUTO, FASTOKENS, HF, NO_BACKEND
 from cloudload.errors import TokenizerError
+from cloudload.tokenization.deferral import Deferral
 from cloudload.tokenization.encoders import encode_flat, is_failure
+from cloudload.tokenization.features import find_unsupported_feature
 from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
 from cloudload.tokenization.loading import keep_hf, load_fastokens, load_hf, make_hf
 from cloudload.tokenization.probes import assigned_code_points, probes
@@ -41,6 +44,11 @@ _INSTALL = f"Run: pip install fastokens=={MEASURED_VERSIONS[-1]}"
 # part of the cache key, to be incremented when a check changes
 _CHECKS = 2
 _CODE_POINTS_AT_ONCE = 64
+_PASSED = "it passed every check"
+_DEFERRED = (
+    "it supports the tokenizer's features; tokenizers encodes documents until another process has "
+    "compared the IDs"
+)
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,17 @@ class Choice:
     """Why this backend was chosen, as text that follows "because"."""
     is_fallback: bool = False
     """Whether this is `hf` because fastokens cannot be used."""
+    deferral: Deferral | None = None
+    """The comparison that fastokens must pass before workers use it instead of `hf`, if any."""
+
+    def settled(self) -> Choice:
+        """The choice with the result of its deferred comparison, if there is a result."""
+        result = None if self.deferral is None else self.deferral.read()
+        if result is None:
+            return self
+        if not result:
+            return replace(self, why=_PASSED, deferral=None)
+        return Choice(HF, f"tokenizers {version('tokenizers')}", result, is_fallback=True)
 
     @property
     def reason(self) -> str | None:
@@ -66,26 +85,38 @@ class Choice:
         return f"{self.name}{versions}, because {self.why}"
 
 
-def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
+def choose_backend(text: str, asked: str, cache_root: Path, *, defers: bool = False) -> Choice:
     """Choose the backend for the tokenizer.json `text`, which is empty if no text is
     tokenized.
 
     `asked` is "auto", "hf" or "fastokens". The result of comparing all code points is cached in a
-    file under `cache_root`. Raises `TokenizerError` if `asked` is "fastokens" and a check fails.
+    file under `cache_root`. With `defers` and "auto", a comparison that this node has not made yet
+    is left to workers (`Choice.deferral`). Raises `TokenizerError` if `asked` is "fastokens" and a
+    check fails.
     """
     if not text:
         return Choice(NO_BACKEND, NO_BACKEND, "there is no text to tokenize")
     tokenizers = f"tokenizers {version('tokenizers')}"
+    both = f"fastokens {_installed_version()}, {tokenizers}"
+    if defers and asked == AUTO and (deferral := _find_deferral(text, cache_root)) is not None:
+        return Choice(FASTOKENS, both, _DEFERRED, deferral=deferral)
     refusal = None if asked == HF else _find_refusal(text, cache_root)
     if asked == FASTOKENS and refusal:
         advice = "Use 'auto' or 'hf'" if _is_measured() else f"{_INSTALL}, or use 'auto' or 'hf'"
         raise TokenizerError(f"tokenizer_backend is 'fastokens', but {refusal}. {advice}")
     if refusal:
         return Choice(HF, tokenizers, refusal, is_fallback=True)
-    why = "it passed every check" if asked == AUTO else f"tokenizer_backend={asked!r}"
+    why = _PASSED if asked == AUTO else f"tokenizer_backend={asked!r}"
     if asked == HF:
         return Choice(HF, tokenizers, why)
-    return Choice(FASTOKENS, f"fastokens {version('fastokens')}, {tokenizers}", why)
+    return Choice(FASTOKENS, both, why)
+
+
+def compare_now(choice: Choice, text: str) -> Choice:
+    """Make the comparison that a choice for the tokenizer.json `text` deferred, if any."""
+    if choice.deferral is None:
+        return choice
+    return choose_backend(text, AUTO, choice.deferral.cache_root)
 
 
 _warnings: set[str] = set()
@@ -136,10 +167,51 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
             f"fastokens {found} has not been verified to give the same IDs, unlike "
             f"{', '.join(MEASURED_VERSIONS)}"
         )
-    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    digest = _hash(text)
     if digest not in _refusals:
         _refusals[digest] = _check_once(text, cache_root)
     return _refusals[digest]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _find_deferral(text: str, cache_root: Path) -> Deferral | None:
+    """The comparison that this node should make later, or None if it should not wait.
+
+    That is if there is a result or a failure, if the features already decide, or if no other
+    process can run.
+    """
+    if not _is_measured() or _hash(text) in _refusals or _find_import_error() is not None:
+        return None
+    deferral = Deferral(cache_root, _result_path(text, cache_root))
+    if deferral.read() is not None or not deferral.is_possible:
+        return None
+    return None if find_unsupported_feature(json.loads(text)) else deferral
+
+
+def _find_import_error() -> str | None:
+    try:
+        import fastokens  # noqa: F401
+    except (ImportError, OSError) as error:
+        return f"fastokens cannot be imported ({error})"
+    return None
+
+
+def _result_path(text: str, cache_root: Path) -> Path:
+    """The file for the result of checking this tokenizer with the installed versions."""
+    packages = [with_version(name) for name in ("fastokens", "tokenizers")]
+    names = [f"checks-{_CHECKS}", *packages, unicodedata.unidata_version]
+    return kept_path(cache_root, [text], names)
+
+
+def check_deferred(text: str, cache_root: Path) -> None:
+    """Make the comparison of a `Deferral`, and write its result, or why it could not be made."""
+    deferral = Deferral(cache_root, _result_path(text, cache_root))
+    refusal = _check_once(text, cache_root)
+    if refusal and deferral.read() is None:
+        deferral.keep_failure(refusal)
 
 
 def _check_once(text: str, cache_root: Path) -> str | None:
@@ -148,13 +220,9 @@ def _check_once(text: str, cache_root: Path) -> str | None:
     A node checks each tokenizer once, and again only after fastokens failed. Every start tests that
     fastokens can be imported, because different kinds of machines may share the cache folder.
     """
-    try:
-        import fastokens  # noqa: F401
-    except (ImportError, OSError) as error:
-        return f"fastokens cannot be imported ({error})"
-    packages = [with_version(name) for name in ("fastokens", "tokenizers")]
-    names = [f"checks-{_CHECKS}", *packages, unicodedata.unidata_version]
-    path = kept_path(cache_root, [text], names)
+    if (error := _find_import_error()) is not None:
+        return error
+    path = _result_path(text, cache_root)
     if (found_before := read_kept(path)) is not None:
         return found_before or None
     with learning(path):
@@ -162,12 +230,12 @@ def _check_once(text: str, cache_root: Path) -> str | None:
             return found_before or None
         try:
             refusal = _check(text)
-        except _FailedError as error:
-            return str(error)
-        except BaseException as error:
-            if not is_failure(error):
+        except _FailedError as failure:
+            return str(failure)
+        except BaseException as failure:
+            if not is_failure(failure):
                 raise
-            return f"fastokens fails on some texts ({error})"
+            return f"fastokens fails on some texts ({failure})"
         keep(path, refusal or "")
         return refusal
 
@@ -183,68 +251,6 @@ def _check(text: str) -> str | None:
         or find_probe_mismatch(text, content)
         or find_code_point_mismatch(text)
     )
-
-
-# ---------------------------------------------------------------- features of the tokenizer.json
-
-
-def find_unsupported_feature(content: Mapping[str, Any]) -> str | None:
-    """Find a feature of a tokenizer.json for which fastokens may fail or give wrong IDs.
-
-    `content` is the parsed tokenizer.json. Returns a description of the first one found, or None.
-    """
-    model = content["model"]
-    if model.get("type") != "BPE":
-        return f"the tokenizer's model is {model.get('type')}, not BPE"
-    if model.get("dropout"):
-        return "the tokenizer's model has dropout"
-    if affixes := [
-        name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)
-    ]:
-        return f"the tokenizer's model has a {affixes[0]}"
-    return _check_added_tokens(content.get("added_tokens") or [], model["vocab"]) or _check_bytes(
-        content
-    )
-
-
-def _check_added_tokens(
-    tokens: Iterable[Mapping[str, Any]], vocabulary: Mapping[str, int]
-) -> str | None:
-    for token in tokens:
-        name, number = token["content"], token["id"]
-        if vocabulary.get(name, number) != number:
-            return (
-                f"the tokenizer's added token {name!r} has the ID {number}, but "
-                f"{vocabulary[name]} in the vocabulary"
-            )
-        if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]:
-            return f"the tokenizer's added token {name!r} has {flags[0]}"
-    return None
-
-
-def _check_bytes(content: Mapping[str, Any]) -> str | None:
-    model = content["model"]
-    if _has_byte_level(content.get("pre_tokenizer")) or _has_byte_level(content.get("normalizer")):
-        from tokenizers.pre_tokenizers import ByteLevel
-
-        symbols = sorted(ByteLevel.alphabet())
-    elif model.get("byte_fallback"):
-        symbols = [f"<0x{byte:02X}>" for byte in range(256)]
-    else:
-        return "the tokenizer is not byte-level and does not fall back to bytes"
-    missing = [symbol for symbol in symbols if symbol not in model["vocab"]]
-    return (
-        f"the tokenizer's vocabulary lacks {len(missing)} of 256 bytes, such as {missing[0]!r}"
-        if missing
-        else None
-    )
-
-
-def _has_byte_level(part: Any) -> bool:
-    if not isinstance(part, Mapping):
-        return False
-    inner = [*(part.get("pretokenizers") or ()), *(part.get("normalizers") or ())]
-    return part.get("type") == "ByteLevel" or any(map(_has_byte_level, inner))
 
 
 # ---------------------------------------------------------------- comparison of the IDs

@@ -36,9 +36,9 @@ def with_version(package: str) -> str:
 def read_kept(path: Path) -> str | None:
     """Read a file that `keep` wrote; None if it is missing, truncated or damaged."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        digest, _, content = path.read_text("utf-8").partition("\n")
+        digest, _, content = path.read_bytes().partition(b"\n")
         if digest == _hash(content):
-            return content
+            return content.decode()
     return None
 
 
@@ -62,9 +62,10 @@ def keep(path: Path, content: str) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(lock_path(path)), partial_file(path) as part:
-            part.write_text(f"{_hash(content)}\n{content}", "utf-8")
+            data = content.encode()
+            part.write_bytes(b"%s\n%s" % (_hash(data), data))
             part.replace(path)
 
 
-def _hash(content: str) -> str:
-    return hashlib.sha256(content.encode()).hexdigest()
+def _hash(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()

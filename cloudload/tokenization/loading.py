@@ -14,6 +14,7 @@ import contextlib
 import functools
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,22 +24,24 @@ from cloudload.config.choices import FASTOKENS
 _kept: dict[str, Any] = {}
 
 
-def shorten_merges(text: str) -> str:
+def shorten_merges(text: str, content: Mapping[str, Any]) -> str:
     """Write each merge of the tokenizer.json `text` as "a b", not ["a", "b"].
 
-    fastokens then loads a large vocabulary in a sixth less time. Returns `text` unchanged if it has
-    no merges, or if this form cannot express a merge, because `tokenizers` splits merges at their
-    only space, and skips any that begin with "#version".
+    `content` is the parsed `text`, as `tokenizers` writes it. fastokens then loads a large
+    vocabulary in a sixth less time. Returns `text` unchanged if it has no merges, or if this form
+    cannot express a merge, because `tokenizers` splits merges at their only space, and skips any
+    that begin with "#version".
     """
-    content = json.loads(text)
-    merges = content["model"].get("merges") or []
-    if not merges or any(
-        isinstance(merge, str) or " " in merge[0] + merge[1] or merge[0].startswith("#version")
-        for merge in merges
-    ):
+    # quotes within a token are escaped, so this is the field, which `tokenizers` writes last
+    before, field, after = text.partition('"merges":[[')
+    if not field or not after.endswith('"]]}}'):
         return text
-    content["model"]["merges"] = [" ".join(merge) for merge in merges]
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    merges = content["model"]["merges"]
+    short = list(map(" ".join, merges))
+    if "".join(short).count(" ") > len(short) or any(each[:8] == "#version" for each in short):
+        return text
+    written = json.dumps(short, ensure_ascii=False, separators=(",", ":"))
+    return f'{before}"merges":{written}}}}}'
 
 
 def load_hf(text: str) -> Any:
@@ -66,16 +69,21 @@ def load_special_hf(text: str) -> Any:
 
 def make_hf(text: str) -> Any:
     """Create a `tokenizers.Tokenizer` like `load_hf`, but one that the caller may modify."""
+    tokenizer = parse_hf(text)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def parse_hf(text: str) -> Any:
+    """Parse the tokenizer.json `text` as a `tokenizers.Tokenizer`. Raises its errors."""
     from tokenizers import Tokenizer
 
     # parse in a thread, which has a separate heap: parsing fragments the heap, and encoding with a
     # fragmented heap is up to a third slower
     with ThreadPoolExecutor(1) as thread:
-        tokenizer = thread.submit(Tokenizer.from_str, text).result()
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
-    return tokenizer
+        return thread.submit(Tokenizer.from_str, text).result()
 
 
 def has_hf(text: str) -> bool:

@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,7 +40,7 @@ from cloudload.tokenization.framing import (
 )
 from cloudload.tokenization.hub import load_by_name
 from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
-from cloudload.tokenization.loading import load_hf, shorten_merges
+from cloudload.tokenization.loading import keep_hf, load_hf, parse_hf, shorten_merges
 from cloudload.tokenization.probes import FIXED_TEXTS
 
 if TYPE_CHECKING:
@@ -138,21 +138,23 @@ def _describe(
         for bos, eos in frames
     ]
     warnings = [eos.warning for _, eos in tokens if eos.warning]
-    plain = backend.to_str()
+    content = json.loads(plain := backend.to_str())
+    text = shorten_merges(plain, content)
+    keep_hf(text, backend)  # workers may need it, and parsing a large one again takes a second
     return TokenizerSpec(
-        json=shorten_merges(plain),
+        json=text,
         frames=tuple((bos.id, eos.id) for bos, eos in tokens),
         vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         token_ids=_hash_ids(backend),
-        fingerprint=_fingerprint(plain),
+        fingerprint=_fingerprint(content),
         framing=" · ".join(dict.fromkeys(f"{bos.text}, {eos.text}" for bos, eos in tokens)),
         framing_warning=warnings[0] if warnings else None,
     )
 
 
-def _fingerprint(text: str) -> str:
+def _fingerprint(content: dict[str, Any]) -> str:
     # templates do not affect documents, and transformers 5 adds one that has no effect
-    content = json.loads(text) | {"post_processor": None, "decoder": None}
+    content = content | {"post_processor": None, "decoder": None}
     # keep the vocabulary in ID order, because encoding with a sorted one is 20% slower
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
@@ -243,16 +245,14 @@ def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text("utf-8")
+        return file.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise _explain_file(file, error) from error
 
 
 def _parse(text: str, file: Path | None) -> Tokenizer:
-    from tokenizers import Tokenizer
-
     try:
-        return Tokenizer.from_str(text)
+        return parse_hf(text)
     except Exception as error:
         if file is None:
             raise
@@ -283,9 +283,9 @@ def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
 class DocumentTokenizer:
     """Encodes and decodes documents. The options are passed to `open_encoder`."""
 
-    def __init__(self, spec: TokenizerSpec, backend: str = HF, *, compares: bool = True) -> None:
-        self._json, self._backend, self._compares = spec.json, backend, compares
-        self._encoder = open_encoder(spec.json, backend, compares=compares)
+    def __init__(self, spec: TokenizerSpec, backend: str = HF, **options: Any) -> None:
+        self._json, self._open = spec.json, partial(open_encoder, spec.json, backend, **options)
+        self._encoder = self._open()
         self.frames = spec.frames
         """The (bos, eos) IDs of each stream's documents; None for no token."""
 
@@ -320,7 +320,7 @@ class DocumentTokenizer:
 
     @cached_property
     def _special_encoder(self) -> Encoder:
-        return open_encoder(self._json, self._backend, special_tokens=True, compares=self._compares)
+        return self._open(special_tokens=True)
 
     def explain_failure(self, document: str) -> TokenizerError | None:
         """Encode one document with hf, and return the error that this raises, or None."""

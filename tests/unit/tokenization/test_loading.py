@@ -27,12 +27,12 @@ def with_merges(*merges: list[str]) -> str:
         for token in (left, right, left + right):
             vocabulary.setdefault(token, len(vocabulary) + 1_000)
     content["model"]["merges"] = list(merges)
-    return json.dumps(content)
+    return json.dumps(content, separators=(",", ":"))
 
 
 def test_short_merges_make_the_same_tokenizer() -> None:
     text = Tokenizer.from_file(str(EXAMPLE)).to_str()
-    short = shorten_merges(text)
+    short = shorten_merges(text, json.loads(text))
     assert len(short) < len(text)
     assert isinstance(json.loads(short)["model"]["merges"][0], str)
     assert Tokenizer.from_str(short).to_str() == text
@@ -41,7 +41,24 @@ def test_short_merges_make_the_same_tokenizer() -> None:
 @pytest.mark.parametrize("merge", [["a ", "b"], ["a", " b"], ["#version", ":"], ["#version1", "2"]])
 def test_merges_that_a_space_does_not_separate_stay_pairs(merge: list[str]) -> None:
     text = with_merges(["t", "h"], merge)
-    assert shorten_merges(text) is text
+    assert shorten_merges(text, json.loads(text)) is text
+
+
+def test_merges_of_any_other_tokens_are_short() -> None:
+    merges = [
+        ["t", "h"],
+        ["]", "]"],
+        ['"', "]]"],
+        ["\\", "u"],
+        ["}", "}"],
+        ["[", '"]]}}'],
+        ["é", "\n"],
+    ]
+    text = with_merges(*merges)
+    short = shorten_merges(text, json.loads(text))
+    content = json.loads(text)
+    content["model"]["merges"] = [" ".join(merge) for merge in merges]
+    assert json.loads(short) == content
 
 
 @needs_fastokens
