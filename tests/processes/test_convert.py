@@ -25,6 +25,16 @@ from tests.support.conversions import (
 )
 
 
+@pytest.fixture(scope="module")
+def large_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """20,000 short documents, which two processes take seconds to convert."""
+    folder = tmp_path_factory.mktemp("large")
+    lines = "".join(f'{{"text": "{"stone water " * (row % 60)}"}}\n' for row in range(20_000))
+    for number in range(4):
+        (folder / f"{number}.jsonl").write_text(lines)
+    return folder
+
+
 def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     for processes in (1, 2, 5):
@@ -115,9 +125,8 @@ def test_twenty_kills_end_in_the_same_bytes(tmp_path: Path) -> None:
     check_kills(tmp_path, kills=20, seed=11)
 
 
-def test_a_killed_worker_is_an_error_in_seconds(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "corpus", files=4, lines=20_000)
-    process = start_cli(str(corpus), str(tmp_path / "out"), *SMALL, "--processes", "2")
+def test_a_killed_worker_is_an_error_in_seconds(large_corpus: Path, tmp_path: Path) -> None:
+    process = start_cli(str(large_corpus), str(tmp_path / "out"), *SMALL, "--processes", "2")
     _wait_for_progress(process, str(tmp_path / "out"), 3)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     workers = [
@@ -133,9 +142,8 @@ def test_a_killed_worker_is_an_error_in_seconds(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "index.json").exists()
 
 
-def test_workers_do_not_outlive_their_parent(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "corpus", files=4, lines=20_000)
-    process = start_cli(str(corpus), str(tmp_path / "out"), *SMALL, "--processes", "2")
+def test_workers_do_not_outlive_their_parent(large_corpus: Path, tmp_path: Path) -> None:
+    process = start_cli(str(large_corpus), str(tmp_path / "out"), *SMALL, "--processes", "2")
     _wait_for_progress(process, str(tmp_path / "out"), 2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
@@ -153,9 +161,8 @@ def _is_running(pid: str) -> bool:
         return False
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path / "corpus", files=4, lines=20_000)
-    process = start_cli(str(corpus), str(tmp_path / "out"), *SMALL, "--processes", "2")
+def test_ctrl_c_says_how_to_go_on(large_corpus: Path, tmp_path: Path) -> None:
+    process = start_cli(str(large_corpus), str(tmp_path / "out"), *SMALL, "--processes", "2")
     _wait_for_progress(process, str(tmp_path / "out"), 2)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
