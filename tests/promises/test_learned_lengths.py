@@ -286,7 +286,7 @@ def test_the_end_of_the_data_does_not_wait_for_a_slow_store_and_closing_not_fore
     is_fast = threading.Event()
 
     def write_slowly(*arguments: Any) -> None:
-        assert is_fast.wait(10)
+        assert is_fast.wait(60)
         write_group(*arguments)
 
     monkeypatch.setattr(learn_module, "write_group", write_slowly)
