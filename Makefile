@@ -26,8 +26,7 @@ docs: .venv/.installed-dev  ## build the documentation, and serve it on http://1
 	NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs serve --strict
 
 test: .venv/.installed-dev  ## check lint and types, and run every test except those that take minutes
-	scripts/check
-	scripts/test
+	scripts/check-and-test
 
 test-long: .venv/.installed-dev  ## run all tests, including those that take minutes
 	CLOUDLOAD_EXAMPLES=1000 scripts/test --long

@@ -43,21 +43,17 @@ from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.run.state import State, read_state
 from cloudload.run.streaming_state import start_from_streaming
-from cloudload.session import saving
+from cloudload.session import batch_counts, saving
+from cloudload.session.batch_counts import NO_DATASET
 from cloudload.session.current_run import CurrentRun
 from cloudload.session.membership import Membership
 from cloudload.session.opening import open_run, read_arguments
-from cloudload.session.preparation import check_cache_limit_of, make_plan
+from cloudload.session.preparation import make_plan
 from cloudload.session.reader import Reader
 from cloudload.stats import Stats
 from cloudload.storage.base import Retry
 from cloudload.workers.plan import Plan
 from cloudload.workers.trace import TracedSpan, Tracer
-
-_NO_DATASET = (
-    "A CloudLoader is not a dataset: iterate over it, and do not wrap it in a DataLoader. With the "
-    "Hugging Face Trainer, use cloudload.integrations.transformers.CloudloadTrainer"
-)
 
 
 @explained_by(RowsConfig, DeliveryConfig)
@@ -185,11 +181,7 @@ class CloudLoader:
     @property
     def is_endless(self) -> bool:
         """Whether a pass never ends, because the run is endless, and there is no `stop_every`."""
-        if self._reader.member.delivery.stop_every is not None:
-            return False
-        if self.recipe.has_stream_ends:
-            return self._run.count_rows() is None
-        return self.recipe.config.epochs is None
+        return batch_counts.is_endless(self._run, self._reader.member)
 
     def __len__(self) -> int:
         """Number of batches in a full pass, or in the whole run without `stop_every`.
@@ -198,20 +190,7 @@ class CloudLoader:
         lengths (see `lengths`), or in which every document becomes exactly one row. Raises
         `TypeError` if it is unknown, as with stop_every="epoch".
         """
-        member = self._reader.member
-        if isinstance(member.delivery.stop_every, int):
-            return member.delivery.stop_every
-        rows = None if member.delivery.stop_every is not None else self._run.count_rows()
-        if rows is None:
-            raise TypeError(
-                f"{_NO_DATASET}. Its number of batches is known only with stop_every=N (see "
-                "count_batches for an epoch); or with epochs=N and token lengths, which cloudload "
-                "count makes; or if every document is "
-                "one row: packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no "
-                "transform, stop_every, or min_tokens above 1"
-            )
-        is_dropped = member.delivery.tail == "drop"
-        return rows // member.global_batch if is_dropped else -(-rows // member.global_batch)
+        return batch_counts.count_pass(self._run, self._reader.member)
 
     def count_batches(self, epochs: int = 1) -> int:
         """Return the number of global batches in `epochs` epochs of the data.
@@ -222,21 +201,13 @@ class CloudLoader:
         of a run with `epochs` set to this number, and with the loader's `max_epochs` and
         `stopping`. Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
         """
-        if epochs < 1:
-            raise ValueError(f"epochs is {epochs}. It must be at least 1")
-        rows = self._run.count_rows_of_epochs(epochs)
-        if rows is None:
-            raise ValueError(
-                "the number of batches in an epoch is unknown, because there are no token lengths. "
-                "Run cloudload count, or choose a number of batches"
-            )
-        return -(-rows // self._reader.member.global_batch)
+        return batch_counts.count_epochs(self._run, self._reader.member, epochs)
 
     def __bool__(self) -> bool:
         return True  # otherwise Python would call len(), which may raise
 
     def __getitem__(self, index: Any) -> NoReturn:
-        raise TypeError(_NO_DATASET)
+        raise TypeError(NO_DATASET)
 
     @property
     def dataset(self) -> NoReturn:
@@ -383,14 +354,9 @@ class CloudLoader:
         `RanksDisagreeError` if no rank knows the whole state; and `CacheError` if `cache_limit` is
         below the working set in the new world. The world is then unchanged.
         """
-        run, member = self._run, self._reader.member
-        member = member.moved(rank, size, batch_size, ranks_per_node)
-        run.check_world(size)
-        saving.check_knows_all_lanes(run.log)
-        position = run.log.position if rows is None else run.log.find(rows)
-        position = position or run.find_position(rows or 0)
-        check_cache_limit_of(run, member)
-        self._reader.move(member, position)
+        member = self._reader.member.moved(rank, size, batch_size, ranks_per_node)
+        self._run.check_world(size)
+        self._reader.move(member, rows)
 
     # ------------------------------------------------------------ inspecting and closing
 

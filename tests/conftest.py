@@ -27,13 +27,14 @@ import pytest
 from hypothesis import settings
 
 from cloudload.tokenization.deferral import Deferral
-from tests.support.clients import environment, new_clients
+from tests.support.clients import environment, models_read_once, new_clients
 from tests.support.corpora import random_documents, write_mds
 from tests.support.examples import EXAMPLES
 from tests.support.fault_proxy import FaultProxy, start_fault_proxy
 from tests.support.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
 from tests.support.shared_servers import shared
 from tests.support.tokenizer_files import DEFERS, forget
+from tests.support.warm_start import WarmServer, servers_from, start_warm_server
 
 # no test asserts a time
 settings.register_profile("cloudload", deadline=None, max_examples=4 * EXAMPLES)
@@ -65,12 +66,20 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _warm_programs(run_folder: Path) -> Iterator[None]:
+    """All processes of this run start their warm programs from one server."""
+    with servers_from(lambda: shared(run_folder, WarmServer, start_warm_server)):
+        yield
+
+
 @pytest.fixture(scope="session")
 def s3_server(run_folder: Path) -> Iterator[S3Server]:
     """A running S3 server with one bucket. `os.environ` points to it, also for subprocesses."""
     with (
         shared(run_folder, S3Server, start_s3) as server,
         environment(server.environment()),
+        models_read_once(),
     ):
         yield server
 

@@ -4,6 +4,7 @@
                             ▲    │         ▲    ▲
                       load ─┘    └─► save  │    └── learning: lengths for later runs
                            saving       membership: the rank in its world
+                                        batch_counts: the length of a pass
 
 Only `cloudload.loader` imports these modules.
 """

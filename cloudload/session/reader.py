@@ -29,7 +29,14 @@ from cloudload.run.position import Position
 from cloudload.session.current_run import CurrentRun
 from cloudload.session.learning import Learning
 from cloudload.session.membership import Membership
-from cloudload.session.preparation import check_alone, find_known, foresee, make_plan
+from cloudload.session.preparation import (
+    check_alone,
+    check_cache_limit_of,
+    find_known,
+    foresee,
+    make_plan,
+)
+from cloudload.session.saving import check_knows_all_lanes
 from cloudload.system.activity import Wait
 from cloudload.workers.plan import Plan
 
@@ -95,18 +102,27 @@ class Reader:
             iteration.close(reason)
         self._iteration, self._kept = _no_iteration, None
 
-    def move(self, member: Membership, position: Position) -> None:
-        """Continue as another member. A pass in progress continues with a new iteration."""
+    def move(self, member: Membership, rows: int | None) -> None:
+        """Continue as another member, at row `rows`; by default, at the current position.
+
+        A pass in progress continues with a new iteration. Raises the errors of
+        `CloudLoader.set_world`, and then changes nothing.
+        """
+        run = self._run
+        check_knows_all_lanes(run.log)
+        position = run.log.position if rows is None else run.log.find(rows)
+        position = position or run.find_position(rows or 0)
+        check_cache_limit_of(run, member)
         if (iteration := self._iteration()) is not None:
             iteration.replace()
         self._iteration, self._kept = _no_iteration, None
         self.member.disconnect()
         self.stop_learning()  # another rank may publish in the new world
         self.member = member
-        self._run.log.move_to(position)
+        run.log.move_to(position)
         if member.is_first:
-            rows = f"{position.rows:,}"
-            logger.info("from row %s on, there are %d ranks", rows, member.delivery.dp_world_size)
+            row = f"{position.rows:,}"
+            logger.info("from row %s on, there are %d ranks", row, member.delivery.dp_world_size)
 
     def close(self) -> None:
         """End the iteration, and close the connection. The next iteration opens both again."""

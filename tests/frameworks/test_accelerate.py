@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,8 +15,8 @@ import torch
 from cloudload import FromStart
 from cloudload.provenance import load_state
 from tests.frameworks.small import Model, Rows, rows_of
-from tests.support import ROOT
 from tests.support.loaders import make_loader
+from tests.support.warm_start import stand_in
 
 pytest.importorskip("accelerate")
 
@@ -85,11 +84,10 @@ def test_prepare_hands_back_the_loader_itself(folder: str, settings: dict[str, A
 def test_prepared_loaders_of_two_ranks_read_the_rows_of_one(folder: str, tmp_path: Path) -> None:
     program = tmp_path / "ranks.py"
     program.write_text(RANKS)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*command, str(program), folder, str(tmp_path)], env=environment, check=True, timeout=300
-    )
+    command = [*stand_in(), "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["--no-python", *stand_in(), "tests.support.warm_script", str(program)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, folder, str(tmp_path)], env=environment, check=True, timeout=300)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     together = [row for step in zip(*ranks, strict=True) for row in interleave(*step)]
     assert together == rows_of(make_loader(folder, batch_size=8), 3)

@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,9 @@ from torch.utils.data import DataLoader
 
 from cloudload import Rows, count_tokens
 from tests.frameworks.small import Model, rows_of
-from tests.support import ROOT
 from tests.support.corpora import EOS, byte_tokenizer
 from tests.support.loaders import SEQ_LEN, make_loader
+from tests.support.warm_start import start
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -129,18 +127,10 @@ def test_a_killed_job_of_data_loaders_continues_on_another_world(
 
 def run_until_step(step: int, arguments: list[Any]) -> None:
     """Kill a training process and the workers of its DataLoader when it reaches a step."""
-    process = subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-    assert process.stdout
-    with process, process.stdout as lines:
-        for line in lines:
-            if int(line) == step:
-                os.killpg(process.pid, signal.SIGKILL)
-                return
-    raise AssertionError(f"the job ended with status {process.returncode}")
+    process = start("tests.support.warm_script", [*map(str, arguments)])
+    for line in process.stdout:
+        if int(line) == step:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate(timeout=60)
+            return
+    raise AssertionError(f"the job ended: {process.communicate(timeout=60)[1]}")

@@ -30,6 +30,7 @@ from tests.promises.test_counting import word_tokenizer
 from tests.promises.test_lengths import fail_on_some, keep_most
 from tests.support.corpora import EOS, random_documents, write_mds
 from tests.support.loaders import make_loader
+from tests.support.warm_start import stand_in
 
 NUM_DOCUMENTS = 300
 
@@ -255,8 +256,10 @@ with learn(data, Path(cache), epochs=1, num_workers=2) as loader:
 def test_a_run_that_is_killed_loses_no_length(tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "data")
     arguments = [data, str(tmp_path / "cache"), str(tmp_path / "state.json")]
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
     for batches in (20, 30, 10_000):
-        command = [sys.executable, "-c", KILLED, *arguments, str(batches)]
+        command = [*stand_in(), "tests.support.warm_script", str(script), *arguments, str(batches)]
         ended = subprocess.run(command, check=False, env=os.environ).returncode
         assert ended == (0 if batches == 10_000 else -signal.SIGKILL)
     assert files_of(data) == count_apart(data, tmp_path)
@@ -283,7 +286,7 @@ def test_the_end_of_the_data_does_not_wait_for_a_slow_store_and_closing_not_fore
     is_fast = threading.Event()
 
     def write_slowly(*arguments: Any) -> None:
-        assert is_fast.wait(10)
+        assert is_fast.wait(60)
         write_group(*arguments)
 
     monkeypatch.setattr(learn_module, "write_group", write_slowly)

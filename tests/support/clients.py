@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, Mapping
 
@@ -18,6 +19,23 @@ def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
             yield
         finally:
             registry._open.clear()
+
+
+@contextlib.contextmanager
+def models_read_once() -> Iterator[None]:
+    """Within this block, boto3's clients share the models of services, which are files of JSON.
+
+    Each client would otherwise read and parse a megabyte.
+    """
+    from botocore.loaders import JSONFileLoader
+
+    load_file = JSONFileLoader.load_file
+    load = functools.cache(functools.partial(load_file, JSONFileLoader()))
+    JSONFileLoader.load_file = lambda _, path: load(path)
+    try:
+        yield
+    finally:
+        JSONFileLoader.load_file = load_file
 
 
 @contextlib.contextmanager

@@ -2,4 +2,4 @@
 
 import os
 
-EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "10"))

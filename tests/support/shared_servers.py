@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from tests.support.servers import GCSServer, S3Server
+from tests.support.warm_start import WarmServer
 
-Server = TypeVar("Server", S3Server, GCSServer)
+Server = TypeVar("Server", S3Server, GCSServer, WarmServer)
 
 
 @contextlib.contextmanager

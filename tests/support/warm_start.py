@@ -15,7 +15,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import IO
@@ -28,6 +30,13 @@ _ADDRESS = "CLOUDLOAD_TESTS_WARM_SERVER"
 
 _exits = contextlib.ExitStack()
 atexit.register(_exits.close)
+
+
+@dataclass(frozen=True)
+class WarmServer:
+    """A running server of warm programs, and where it answers."""
+
+    address: str
 
 
 class Program:
@@ -88,22 +97,39 @@ def stand_in() -> list[str]:
     return [sys.executable, "-I", "-S", str(script), _server_address()]
 
 
+@contextlib.contextmanager
+def servers_from(start_server: Callable[[], AbstractContextManager[WarmServer]]) -> Iterator[None]:
+    """Within the context, the first program that starts warm gets its server from
+    `start_server`."""
+    _starts.append(start_server)
+    try:
+        yield
+    finally:
+        _starts.pop()
+        os.environ.pop(_ADDRESS, None)
+        _exits.close()
+
+
+@contextlib.contextmanager
+def start_warm_server() -> Iterator[WarmServer]:
+    """Run a server of warm programs."""
+    with tempfile.TemporaryDirectory(prefix="cloudload-warm-") as folder:
+        address = f"{folder}/socket"
+        # the forked process must not have threads of numerical libraries
+        variables = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+        command = [sys.executable, "-m", "tests.support.warm_server", address]
+        variables["PYTHONPATH"] = str(ROOT)
+        with running(command, Path(folder), variables, pipe=True) as process:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise RuntimeError(Path(folder, "server.log").read_text())
+            yield WarmServer(address)
+
+
+_starts: list[Callable[[], AbstractContextManager[WarmServer]]] = [start_warm_server]
+
+
 def _server_address() -> str:
     if _ADDRESS not in os.environ:
-        os.environ[_ADDRESS] = _start_server()
+        os.environ[_ADDRESS] = _exits.enter_context(_starts[-1]()).address
     return os.environ[_ADDRESS]
-
-
-def _start_server() -> str:
-    folder = _exits.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-warm-"))
-    address = f"{folder}/socket"
-    # the forked process must not have threads of numerical libraries
-    variables = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    command = [sys.executable, "-m", "tests.support.warm_server", address]
-    process = _exits.enter_context(
-        running(command, Path(folder), {**variables, "PYTHONPATH": str(ROOT)}, pipe=True)
-    )
-    assert process.stdout is not None
-    if process.stdout.readline() != "ready\n":
-        raise RuntimeError(Path(folder, "server.log").read_text())
-    return address

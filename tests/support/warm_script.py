@@ -1,0 +1,18 @@
+"""Runs the script of a test in a program that starts warm: its path, then its arguments.
+
+[*stand_in(), "tests.support.warm_script", "train.py", "--steps=7"]
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+
+
+def main() -> None:
+    del sys.argv[0]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
