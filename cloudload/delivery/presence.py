@@ -74,7 +74,10 @@ def open_presence(store: Any, rank: int) -> Presence:
         if store.add("hosts", 1) == 1:
             return _Host(store, rank)
         store.wait(["host"], timedelta(seconds=_CONNECT_S))
-        return _connect(rank, json.loads(store.get("host")))
+        host = json.loads(store.get("host"))
+        if host["machine"] != _describe_machine() and _is_own(host["address"]):
+            raise OSError(f"{host['address']} is an address of both this and another machine")
+        return _Guest(rank, host)
     except (OSError, RuntimeError) as error:
         logger.debug("the end of other processes will not be noticed early: %s", error)
         return Presence()
@@ -198,60 +201,62 @@ def _own_addresses() -> list[str]:
 
 
 class _Guest(Presence):
-    """A connection to the host, whose end shows that the host has ended."""
+    """A connection to the host, whose end shows that the host has ended.
 
-    def __init__(self, connection: socket.socket, token: bytes, host: int) -> None:
-        self._connection, self._token, self._host = connection, token, host
-        self._received, self._is_open = b"", True
+    The host proves itself by its token, because another program may listen at its address. If the
+    connection ends before, the host may have ended or not; if nobody listens there, it has ended.
+    """
+
+    def __init__(self, rank: int, host: dict[str, Any]) -> None:
+        self._rank, self._host, self._token = rank, host["rank"], bytes.fromhex(host["token"])
+        self._address, self._received = (host["address"], host["port"]), b""
+        self._connection: socket.socket | None = None
+        self._has_lost_host = False
+        self._connect()
+
+    def _connect(self) -> None:
+        try:
+            connection = socket.create_connection(self._address, _CONNECT_S)
+        except ConnectionRefusedError:
+            self._has_lost_host = True
+            return
+        _sockets.add(connection)
+        _watch(connection)
+        self._connection, self._received = connection, b""
+        connection.send(self._token + _RANK.pack(self._rank))
 
     def find_ended(self) -> set[int]:
-        if self._is_open:
-            self._receive()
-        if not self._received.startswith(self._token):
-            return set()  # nothing is known of a process that is not the host
-        ranks = self._received[_TOKEN_BYTES:]
-        ended = {rank for (rank,) in _RANK.iter_unpack(ranks[: len(ranks) // 4 * 4])}
-        return ended if self._is_open else ended | {self._host}
+        if self._connection is not None and not self._receive(self._connection):
+            self.close()
+            if self._received.startswith(self._token):
+                self._has_lost_host = True
+            else:
+                with contextlib.suppress(OSError):
+                    self._connect()
+        ended = {self._host} if self._has_lost_host else set()
+        if self._received.startswith(self._token):
+            ranks = self._received[_TOKEN_BYTES:]
+            whole = ranks[: len(ranks) // _RANK.size * _RANK.size]
+            ended |= {rank for (rank,) in _RANK.iter_unpack(whole)}
+        return ended
 
-    def _receive(self) -> None:
+    def _receive(self, connection: socket.socket) -> bool:
+        """Ask the host, and read what it has sent. Returns False if the connection has ended."""
         with contextlib.suppress(OSError):  # `recv` reports it, after what has arrived before
-            self._connection.send(_ASK)
+            connection.send(_ASK)
         try:
-            while data := self._connection.recv(_CHUNK):
+            while data := connection.recv(_CHUNK):
                 self._received += data
         except BlockingIOError:
-            return
+            return True
         except OSError:
             pass
-        self._is_open = False
+        return False
 
     def close(self) -> None:
-        self._is_open, self._received = False, b""
-        self._connection.close()
-
-
-class _Refused(Presence):
-    """Knows that the host had ended before this process connected to it."""
-
-    def __init__(self, host: int) -> None:
-        self._host = host
-
-    def find_ended(self) -> set[int]:
-        return {self._host}
-
-
-def _connect(rank: int, host: dict[str, Any]) -> Presence:
-    address, token = host["address"], bytes.fromhex(host["token"])
-    if host["machine"] != _describe_machine() and _is_own(address):
-        raise OSError(f"{address} is an address of both this and another machine")
-    try:
-        connection = socket.create_connection((address, host["port"]), _CONNECT_S)
-    except ConnectionRefusedError:
-        return _Refused(host["rank"])
-    _sockets.add(connection)
-    _watch(connection)
-    connection.send(token + _RANK.pack(rank))
-    return _Guest(connection, token, host["rank"])
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _watch(connection: socket.socket) -> None:
