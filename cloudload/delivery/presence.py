@@ -72,15 +72,25 @@ def open_presence(store: Any, rank: int) -> Presence:
     """
     try:
         if store.add("hosts", 1) == 1:
-            return _Host(store, rank)
+            return _open_host(store, rank)
         store.wait(["host"], timedelta(seconds=_CONNECT_S))
         host = json.loads(store.get("host"))
+        if host is None:
+            return Presence()
         if host["machine"] != _describe_machine() and _is_own(host["address"]):
             raise OSError(f"{host['address']} is an address of both this and another machine")
         return _Guest(rank, host)
     except (OSError, RuntimeError) as error:
         logger.debug("the end of other processes will not be noticed early: %s", error)
         return Presence()
+
+
+def _open_host(store: Any, rank: int) -> Presence:
+    try:
+        return _Host(store, rank)
+    except OSError:
+        store.set("host", "null")  # so that the others do not wait for it
+        raise
 
 
 # ---------------------------------------------------------------- the process that listens

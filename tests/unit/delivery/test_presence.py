@@ -92,3 +92,12 @@ def test_without_an_answer_from_the_store_nothing_is_watched(
     monkeypatch.setattr(presence, "_CONNECT_S", 0.1)
     store.add("hosts", 1)
     assert open_presence(store, 1).find_ended() == set()
+
+
+def test_nobody_waits_for_a_host_that_cannot_listen(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "missing")
+    assert open_presence(store, 3).find_ended() == set()
+    assert store.check(["host"])
+    assert open_presence(store, 1).find_ended() == set()
