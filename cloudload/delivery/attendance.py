@@ -67,8 +67,8 @@ class Attendance:
         Raises `RuntimeError` if the store does not answer.
         """
         lost = dict.fromkeys(self._presence.find_ended() - {self._rank}, "has ended")
-        now = time.monotonic()
-        for rank, (error, text, read_at) in self._read().items():
+        notices, now = self._read(), time.monotonic()
+        for rank, (error, text, read_at) in notices.items():
             if rank in lost:
                 lost[rank] = f"has ended after it raised {text}"
             elif (
