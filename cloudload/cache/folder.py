@@ -32,14 +32,12 @@ from cloudload.arrays import Ints
 from cloudload.errors import CacheError
 from cloudload.mds.dataset import Corpus, Dataset, are_in_place, join_columns
 from cloudload.mds.index import ShardInfo
+from cloudload.mds.open_index import sweep_indexes
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
 from cloudload.system.file_locks import locked, remove_if_orphaned
-from cloudload.system.temp_files import (
-    TAG,
-    is_temporary,
-    lock_path,
-)
+from cloudload.system.temp_files import TAG, is_temporary, lock_path
+from cloudload.tokenization.kept import sweep_tokenizers
 
 ORDERS_FOLDER, LENGTHS_FOLDER = "orders", "lengths"
 
@@ -114,13 +112,15 @@ def open_cache_folder(root: Path) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove the partial files and locks that killed processes left among shards and orders.
+    """Remove the partial files and locks that killed processes left in a cache folder.
 
     The next process that reserves bytes lists all files, in case anyone else changed them.
     """
     for path in _own_files(root, ["", ORDERS_FOLDER]):
         if is_temporary(path):
             remove_if_orphaned(path)
+    sweep_tokenizers(root)
+    sweep_indexes(root)
     with contextlib.suppress(OSError), locked(lock_path(root / SPACE)):  # it may be read-only
         (root / SPACE).unlink(missing_ok=True)
 

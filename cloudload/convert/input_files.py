@@ -16,7 +16,7 @@ import zstandard
 try:
     from zlib_ng import zlib_ng as fast_zlib
 except ImportError:  # it has no wheel for some machines
-    fast_zlib = zlib
+    fast_zlib = zlib  # type: ignore[misc]
 
 from cloudload.errors import StoreError
 from cloudload.mds.index import ShardInfo

@@ -19,7 +19,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -38,12 +38,18 @@ _NAMED_PROCESSES = 8
 _LOOK_EVERY_S = 5.0
 
 
-def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
+FindLost = Callable[[Callable[[int], bool]], Mapping[int, str]]
+"""Given whether a process has arrived, finds those that will not: what happened to them."""
+
+
+def wait_for_all(
+    store: Any, rank: int, size: int, timeout_s: float, find_lost: FindLost = lambda _: {}
+) -> None:
     """Wait until all `size` processes have called this with the same store.
 
     `store` is a `torch.distributed.Store`, with keys that only these calls use. Raises
-    `RanksDisagreeError`, which names processes that are missing, after `timeout_s`, and
-    `RuntimeError` if the store does not answer.
+    `RanksDisagreeError`, which names processes, if some are lost, and after `timeout_s` if some are
+    missing; and `RuntimeError` if the store does not answer.
     """
     store.set(f"here/{rank}", "")
     if store.add("arrived", 1) == size:
@@ -51,6 +57,11 @@ def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     with doing(lambda: f"waiting for {_name_missing(store, size)} to start iterating"):
         while not store.check(["all"]):
+            if lost := find_lost(lambda other: bool(store.check([f"here/{other}"]))):
+                raise RanksDisagreeError(
+                    f"the ranks cannot start iterating: {describe_lost(lost, size)}. Look at its "
+                    "log, correct the cause, and start the job again"
+                )
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise RanksDisagreeError(
@@ -60,6 +71,14 @@ def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
                 )
             with contextlib.suppress(RuntimeError):  # not yet; `check` raises if the store is gone
                 store.wait(["all"], timedelta(seconds=min(left_s, _LOOK_EVERY_S)))
+
+
+def describe_lost(lost: Mapping[int, str], size: int) -> str:
+    """Describe processes that are lost, such as "process 3 (of 0 to 7) has ended"."""
+    named = sorted(lost)[:_NAMED_PROCESSES]
+    more = f", and {len(lost) - len(named)} more have failed" if named != sorted(lost) else ""
+    texts = [f"process {rank} (of 0 to {size - 1}) {lost[rank]}" for rank in named]
+    return "; ".join(texts) + more
 
 
 def _name_missing(store: Any, size: int) -> str:

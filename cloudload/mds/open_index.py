@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 INDEXES_FOLDER = "indexes"
 """The folder of indexes in a cache folder."""
+
+_OWN_NAMES = re.compile(r"[0-9a-f]{16}")
 
 # parsing a smaller one takes less than 0.2 s
 _SHARED_FROM_BYTES = 4 << 20
@@ -179,7 +182,7 @@ def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
     """Write a table, and return it, mapped from its file if other processes can map it, too."""
     folder = place.path.parent
     try:
-        remove_orphans(folder)
+        remove_orphans(folder, _OWN_NAMES)
         fingerprint([parsed], DATA)  # the table keeps it
         parsed.write(*place)
         _remove_old(folder, f"{place.path.name.partition('-')[0]}-*.shards", _MOST_KEPT)
@@ -190,6 +193,11 @@ def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
         _warn(stream, error)
         return parsed
     return mapped
+
+
+def sweep_indexes(root: Path) -> None:
+    """Remove the partial files and locks that killed processes left among indexes."""
+    remove_orphans(root / INDEXES_FOLDER, _OWN_NAMES)
 
 
 def _remove_old(folder: Path, names: str, most: int) -> None:

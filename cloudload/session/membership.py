@@ -7,6 +7,7 @@ Membership ── world     rank, size, ranks per node
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from cloudload.config.checks import check_positive
@@ -52,6 +53,10 @@ class Membership:
             check_positive("ranks_per_node", ranks_per_node)
         World(rank, size, 1)
         return Membership(self.environment, delivery, ranks_per_node)
+
+    def starting(self) -> AbstractContextManager[None]:
+        """A block on which the first batch depends; see `Environment.starting`."""
+        return self.environment.starting(self.delivery)
 
     def connect(self) -> Exchange:
         """Return the connection, opened by the first call, which all ranks must make together."""

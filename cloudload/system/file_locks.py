@@ -11,6 +11,7 @@ import errno
 import fcntl
 import math
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,11 +120,14 @@ def remove_if_orphaned(path: Path) -> bool:
     return False  # the lock cannot be opened, for example in another user's folder
 
 
-def remove_orphans(folder: Path) -> None:
-    """Remove the partial files and locks that killed processes left in a folder, if it exists."""
+def remove_orphans(folder: Path, names: re.Pattern[str]) -> None:
+    """Remove the partial files and locks that killed processes left in a folder, if it exists.
+
+    Only those whose name begins as `names` does.
+    """
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            if is_temporary(path):
+            if is_temporary(path) and names.match(path.name):
                 remove_if_orphaned(path)
 
 

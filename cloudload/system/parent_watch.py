@@ -29,9 +29,20 @@ def exit_with_parent() -> None:
 
     It ignores Ctrl-C. Call this in the main thread of a `multiprocessing` child.
     """
-    signal.signal(signal.SIGTERM, _exit)
+    own, (requests, request) = os.getpid(), os.pipe()
+
+    def end(*_: Any) -> None:
+        # not in this thread, because it may have created a lock file and not yet registered it
+        if os.getpid() == own:
+            os.write(request, b"\0")
+        else:
+            _exit(SIGTERM_STATUS)
+
+    signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_watch_parent, name="cloudload-parent-watch", daemon=True).start()
+    threading.Thread(
+        target=_watch_parent, args=(requests,), name="cloudload-parent-watch", daemon=True
+    ).start()
 
 
 def open_trainer_pidfd() -> int | None:
@@ -58,16 +69,17 @@ def exit_with_trainer(pidfd: int) -> None:
     ).start()
 
 
-def _watch_parent() -> None:
+def _watch_parent(requests: int) -> None:
+    """Exit when the parent ends, or once `requests`, the end of a pipe, can be read."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     # the sentinel is a pipe that closes when the parent ends, but siblings of a forked child may
     # keep its other end open, so check the parent's process ID as well
     is_child = os.getppid() == parent.pid
-    while not wait([parent.sentinel], timeout=_CHECK_EVERY_S):
+    while not (ready := wait([parent.sentinel, requests], timeout=_CHECK_EVERY_S)):
         if is_child and os.getppid() != parent.pid:
             break
-    _exit()
+    _exit(SIGTERM_STATUS if requests in ready else 0)
 
 
 def _watch_trainer(pidfd: int) -> None:
@@ -75,7 +87,7 @@ def _watch_trainer(pidfd: int) -> None:
     _exit()
 
 
-def _exit(signal_number: int = 0, _: Any = None) -> None:
+def _exit(status: int = 0) -> None:
     remove_all_and_stop()
     # sys.exit would end only this thread, or wait for threads that are blocked on a store
-    os._exit(SIGTERM_STATUS if signal_number else 0)
+    os._exit(status)

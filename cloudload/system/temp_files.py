@@ -38,8 +38,8 @@ _SETTLE_S, _MOST_CREATION_S = 0.1, 5.0
 
 _registered: dict[Path, int | None] = {}
 
-# contains this process's ID once the process is exiting
-_exiting: set[int] = set()
+# this process's ID, and the thread that ends it, once it is exiting
+_exiting: dict[int, threading.Thread] = {}
 
 # contains this process's ID once `multiprocessing` runs its finalizers, because forked children may
 # skip `atexit` functions
@@ -120,11 +120,12 @@ def target_of(temporary: Path) -> Path:
 def creation() -> Iterator[None]:
     """Create and register a temporary file in this context, so that an exiting process removes it.
 
-    In an exiting process, this blocks daemon threads forever so that they do not create more files.
+    In an exiting process, this blocks other threads forever so that they do not create more files:
+    daemon threads, and all others if a daemon thread ends the process.
     """
     with _creation:
-        is_exiting = os.getpid() in _exiting
-        if not is_exiting or not threading.current_thread().daemon:
+        ending, own = _exiting.get(os.getpid()), threading.current_thread()
+        if ending is None or own is ending or not (own.daemon or ending.daemon):
             yield
             return
     while True:
@@ -135,7 +136,7 @@ def register(path: Path, descriptor: int | None = None) -> None:
     """Register `path` for removal at exit. For a lock, pass the descriptor that holds it."""
     if os.getpid() not in _finalizing:
         _finalizing.add(os.getpid())
-        Finalize(None, remove_all, exitpriority=-1)
+        Finalize(None, remove_all_and_stop, exitpriority=-1)
     _registered[path] = descriptor
 
 
@@ -145,23 +146,23 @@ def unregister(path: Path) -> None:
 
 
 @atexit.register
-def remove_all() -> None:
-    """Remove all registered files, except locks that this process no longer holds."""
+def remove_all_and_stop() -> None:
+    """Remove all registered files before this process exits.
+
+    Locks that this process no longer holds are left alone. From then on, `creation` blocks threads.
+    """
+    _exiting[os.getpid()] = threading.current_thread()
+    if _creation.acquire(timeout=_MOST_CREATION_S):  # no file is created but not registered
+        _creation.release()
+    if _registered:
+        _remove_all()
+        time.sleep(_SETTLE_S)  # a thread may be about to open a partial file that is registered
+        _remove_all()
+
+
+def _remove_all() -> None:
     for path, descriptor in list(_registered.items()):
         with contextlib.suppress(OSError):
             # another process may already hold this lock, in a new file with the same name
             if descriptor is None or os.fstat(descriptor).st_ino == os.stat(path).st_ino:
                 path.unlink()
-
-
-def remove_all_and_stop() -> None:
-    """Remove all registered files before this process exits.
-
-    From then on, `register` blocks daemon threads.
-    """
-    _exiting.add(os.getpid())
-    if _creation.acquire(timeout=_MOST_CREATION_S):  # wait until a new file is registered
-        _creation.release()
-    remove_all()
-    time.sleep(_SETTLE_S)  # a thread may be about to open a partial file that is registered
-    remove_all()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,7 @@ from cloudload.system.file_locks import locked, remove_orphans
 from cloudload.system.temp_files import lock_path, partial_file
 
 FOLDER = "tokenizers"
+_OWN_NAMES = re.compile(r"(learning-)?[0-9a-f]{32}-")
 
 
 def kept_path(cache_root: Path, inputs: Iterable[str], names: Iterable[str]) -> Path:
@@ -58,13 +60,18 @@ def learning(path: Path) -> Iterator[None]:
 
 def keep(path: Path, content: str) -> None:
     """Write `content` to a file atomically. Does nothing if its folder is not writable."""
-    remove_orphans(path.parent)
+    remove_orphans(path.parent, _OWN_NAMES)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(lock_path(path)), partial_file(path) as part:
             data = content.encode()
             part.write_bytes(b"%s\n%s" % (_hash(data), data))
             part.replace(path)
+
+
+def sweep_tokenizers(cache_root: Path) -> None:
+    """Remove the partial files and locks that killed processes left among the kept files."""
+    remove_orphans(cache_root / FOLDER, _OWN_NAMES)
 
 
 def _hash(content: bytes) -> bytes:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.cache.counters import WorkerCounts
+from cloudload.cache.folder import sweep
 from cloudload.config.choices import HF
 from cloudload.errors import CloudloadError, WorkerError
 from cloudload.stats import PACK
@@ -127,7 +128,7 @@ class WorkerProcess:
                 self._process.pid,
                 _START_S,
             )
-            end_workers([self])
+            end_workers([self], self._plan.cache_root)
             self._begin()
         raise WorkerError(
             f"a worker process did not start in {_STARTS} attempts of {_START_S:.0f} s. Use "
@@ -221,26 +222,33 @@ class WorkerProcess:
         """Ask the worker to end, and return immediately."""
         self._process.terminate()
 
-    def end(self, deadline: float) -> None:
-        """Wait for the worker until `deadline` (in `time.monotonic` seconds), then kill it."""
+    def end(self, deadline: float) -> bool:
+        """Wait for the worker until `deadline` (in `time.monotonic` seconds), then kill it.
+
+        Returns whether this or another signal killed it, so that it left its temporary files.
+        """
         self._process.join(max(0.0, deadline - time.monotonic()))
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
         self._connection.close()
+        return (self._process.exitcode or 0) < 0
 
 
-def end_workers(workers: Sequence[WorkerProcess]) -> None:
+def end_workers(workers: Sequence[WorkerProcess], cache_root: Path) -> None:
     """End workers in parallel, even blocked ones, within a few seconds.
 
-    Leaves alone the workers that a parent of this process started.
+    Removes the temporary files of killed workers from their cache. Leaves alone the workers that a
+    parent of this process started.
     """
     workers = [worker for worker in workers if worker.is_own]
     for worker in workers:
         worker.ask_to_end()
     deadline = time.monotonic() + _END_S
-    for worker in workers:
-        worker.end(deadline)
+    were_killed = [worker.end(deadline) for worker in workers]
+    if any(were_killed):
+        with contextlib.suppress(OSError):
+            sweep(cache_root)
 
 
 def is_stopped(pid: int) -> bool:
@@ -332,7 +340,7 @@ def process_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
     finally:
         # end the workers here, not when they are garbage collected: the next iteration must not
         # fork while they run
-        end_workers(workers)
+        end_workers(workers, plan.cache_root)
 
 
 def _halt(workers: Sequence[WorkerProcess], memory: Memory) -> list[list[Block]]:

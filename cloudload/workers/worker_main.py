@@ -78,12 +78,12 @@ def work(number: int, memory: Memory, connection: Connection, plan: Plan | None)
     import torch
 
     exit_with_parent()
-    connection.send("started")
     # one thread per worker: work is parallel across workers
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     raise_open_file_limit()  # lanes keep many shards mapped at once
     try:
+        connection.send("started")
         plan = receive_work(connection) if plan is None else plan
         with (
             published(partial(memory.activities.write_text, number), "making its next rows"),

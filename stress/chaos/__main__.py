@@ -18,12 +18,15 @@ with a different world, continues it from the last checkpoint. Its datasets have
 the start, never, or once its jobs have learned them, and each job may use them or not. If it does,
 its ranks need not divide the lanes. Every rank writes a hash of each row.
 
-A job must leave no process, nothing in /dev/shm, and, once the next job has started, no lock file
-and no part file. It hangs if it writes no row for 30 s more than its ranks wait for each other (60
-or 150 s). The exit status is 1 if a row was lost, repeated or changed between checkpoints, if a job
-hung, left something behind, or failed because of a short stop, if learned lengths are not those of
-a count, or if an error is neither cloudload's nor caused by a broken connection between ranks.
-Prints a line for each job, and a summary as JSON.
+A job must leave no process, nothing in /dev/shm, and no lock file and no part file: once it has
+ended, if nothing was killed, and otherwise once the next job has started. It hangs if it writes no
+row for 30 s more than its ranks wait for each other (60 or 150 s), less the time in which its
+processes wait for a core. The exit status is 1 if a row was lost, repeated or changed between
+checkpoints, if a job hung, left something behind, or failed because of a short stop, if learned
+lengths are not those of a count, or if an error is neither cloudload's nor caused by a broken
+connection between ranks.
+Prints a line for each job, and a summary as JSON, which `--summary` also writes to a file after
+each job.
 """
 
 from __future__ import annotations
@@ -73,6 +76,7 @@ def main() -> int:
         default=1,
         help="number of campaigns that run at the same time, each on its own stores",
     )
+    parser.add_argument("--summary", help="file of the summary so far, written after each job")
     parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
     args = parser.parse_args()
     if args.together > 1:

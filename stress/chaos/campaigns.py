@@ -24,7 +24,7 @@ from stress.chaos.corpus import (
 from stress.chaos.disks import can_mount, give_room, unmount
 from stress.chaos.drama import draw_drama
 from stress.chaos.family import Family
-from stress.chaos.findings import Findings
+from stress.chaos.findings import Findings, write_summary
 from stress.chaos.jobs import MOST_ROWS, NUM_LANES, draw_job
 from stress.chaos.kinds import COUNTED, KINDS, LEARNED
 from stress.chaos.rank import Campaign, Job, hash_rows, make_lengths_small
@@ -42,21 +42,25 @@ class Campaigns:
         make_lengths_small()
         self._tokenizer = make_tokenizer(folder)
         self._has_disks = can_mount(folder)
-        self._deadline = time.monotonic() + 60.0 * args.minutes
+        self._campaigns, self._started = 0, time.monotonic()
+        self._deadline = self._started + 60.0 * args.minutes
         self._variables = {
             name: value for store in stores for name, value in store.environment.items()
         }
 
     def run(self) -> dict[str, Any]:
         """Run campaigns until there are enough jobs and faults, and return a summary."""
-        started, number = time.monotonic(), self._args.seed
+        number = self._args.seed
         with self._family.started():
             while not self._is_over():
                 self._run_campaign(number)
+                self._campaigns += 1
                 number += 1
-        minutes = round((time.monotonic() - started) / 60, 1)
-        campaigns = number - self._args.seed
-        return {"campaigns": campaigns, **self._found.summary(), "minutes": minutes}
+        return self._summarize()
+
+    def _summarize(self) -> dict[str, Any]:
+        minutes = round((time.monotonic() - self._started) / 60, 1)
+        return {"campaigns": self._campaigns, **self._found.summary(), "minutes": minutes}
 
     def _is_over(self) -> bool:
         found, args = self._found, self._args
@@ -130,6 +134,8 @@ class Campaigns:
                 f"{stop:,}, {did}, {self._found.faults.total():,} faults so far",
                 flush=True,
             )
+            if self._args.summary:
+                write_summary(self._args.summary, self._summarize())
             start = stop
             if (campaign.folder / "ended").exists() or self._is_over():
                 break

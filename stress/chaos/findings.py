@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stress.campaign import Failures
@@ -52,3 +54,10 @@ def find_commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
+
+
+def write_summary(path: str, summary: dict[str, Any]) -> None:
+    """Write a summary to a file, which then has this one or the one before."""
+    new = Path(f"{path}.new")
+    new.write_text(json.dumps(summary, indent=2))
+    new.replace(path)

@@ -201,9 +201,11 @@ class JobRun:
 
     def _check_left(self, named: set[str], littered: set[tuple[str, int]]) -> None:
         more = left_overs(self._campaign, self._job) - littered
-        if more and all(rank.exitcode == 0 for rank in self._watch.ranks):
-            # as designed, if a worker was killed because it did not end within 3 s
-            self._found.errors["locks or partial files left until the next start"] += 1
+        is_clean = self._drama.end == "none" and all(
+            rank.exitcode == 0 for rank in self._watch.ranks
+        )
+        if more and is_clean:
+            self._found.fail(f"job {self._job.number} left {sorted(more)[:3]} after a clean end")
         if not soon(lambda: not orphans(named), 5.0):
             self._found.fail(
                 f"job {self._job.number} left {orphans(named)} in /dev/shm after {self._drama.end}"

@@ -8,20 +8,27 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-_SEEDS_APART = 1_003
+from stress.chaos.findings import write_summary
+
+_SEEDS_APART, _SUMMARY_EVERY_S = 1_003, 10.0
 
 
 def run_together(module: str, arguments: Sequence[str], args: argparse.Namespace) -> int:
     """Run a module `args.together` times, each with its share of `restarts` and `faults`.
 
-    Prints what each prints, and the sum of their summaries. Returns the exit status.
+    Prints what each prints, and the sum of their summaries, of which it also writes the sum so far
+    to `args.summary` if it is not None. Returns the exit status.
     """
     number = args.together
     runs = [_Run(module, arguments, args, each) for each in range(number)]
     for run in runs:
-        run.thread.join()
+        while run.thread.is_alive():
+            run.thread.join(_SUMMARY_EVERY_S)
+            if args.summary:
+                write_summary(args.summary, add([each.read_summary() for each in runs]))
     summaries = [run.summary for run in runs]
     print(json.dumps(add(summaries), indent=2))
     return max(run.status for run in runs)
@@ -33,12 +40,16 @@ class _Run:
     def __init__(
         self, module: str, arguments: Sequence[str], args: argparse.Namespace, number: int
     ) -> None:
-        own = {
+        own: dict[str, Any] = {
             "--together": 1,
             "--seed": args.seed + number * _SEEDS_APART,
             "--restarts": -(-args.restarts // args.together),
             "--faults": -(-args.faults // args.together),
         }
+        self._file = Path(f"{args.summary}.{number}") if args.summary else None
+        if self._file is not None:
+            own["--summary"] = self._file
+            self._file.unlink(missing_ok=True)
         more = [str(part) for pair in own.items() for part in pair]
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments, *more], stdout=subprocess.PIPE, text=True
@@ -48,6 +59,13 @@ class _Run:
         self.status = 1
         self.thread = threading.Thread(target=self._print)
         self.thread.start()
+
+    def read_summary(self) -> dict[str, Any]:
+        """The summary so far, which the run has written to its file."""
+        if self._file is not None and self._file.exists():
+            found: dict[str, Any] = json.loads(self._file.read_text())
+            return found
+        return {}
 
     def _print(self) -> None:
         assert self._process.stdout is not None

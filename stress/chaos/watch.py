@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,41 @@ from stress.chaos.rank import Campaign, Job, run_rank
 
 _CONNECTS = "_create_gloo_process_group"
 _LOOK_EVERY_S, _STACKS_S = 0.02, 1.0
+_LOOK_AT_WAITS_EVERY_S = 5.0
+
+
+class Quiet:
+    """A time in which processes write nothing, less their longest wait for a core."""
+
+    def __init__(self, family: Family) -> None:
+        self._family, self._looked_at = family, -math.inf
+        self._waits: dict[int, float] = {}
+        """Seconds that each process had waited for a core when the time began."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again. To save work, recent waits for a core are not read again."""
+        self._began = time.monotonic()
+        if self._began - self._looked_at > _LOOK_AT_WAITS_EVERY_S:
+            self._looked_at, self._waits = self._began, self._read_waits()
+
+    def has_lasted(self, seconds: float) -> bool:
+        """Whether the time has lasted for `seconds`."""
+        passed = time.monotonic() - self._began
+        if passed <= seconds or time.monotonic() - self._looked_at < _LOOK_AT_WAITS_EVERY_S / 5:
+            return False
+        self._looked_at = time.monotonic()
+        waits = self._read_waits()
+        longest = max((waits[pid] - self._waits.get(pid, 0.0) for pid in waits), default=0.0)
+        return passed > seconds + longest
+
+    def _read_waits(self) -> dict[int, float]:
+        found = {}
+        for pid in self._family.members():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/schedstat").read_text().split()
+                found[pid] = int(fields[1]) / 1e9
+        return found
 
 
 class Watch:
@@ -54,14 +91,16 @@ class Watch:
     def wait_until(self, condition: Callable[[], bool], quiet_s: float) -> bool:
         """Wait until a condition is true, and return True.
 
-        Returns False after `quiet_s` seconds in which the ranks wrote nothing.
+        Returns False after `quiet_s` seconds in which the ranks wrote nothing, not counting the
+        seconds in which their processes waited for a core of a busy machine.
         """
-        written, deadline = self.written(), time.monotonic() + quiet_s
+        written, quiet = self.written(), Quiet(self._family)
         while not condition():
-            if time.monotonic() > deadline:
+            if quiet.has_lasted(quiet_s):
                 return condition()
             if (now := self.written()) > written:
-                written, deadline = now, time.monotonic() + quiet_s
+                written = now
+                quiet.restart()
             time.sleep(_LOOK_EVERY_S)
         return True
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import AbstractContextManager
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 
 from cloudload.system import temp_files
 from cloudload.system.file_locks import locked
+from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
 from cloudload.system.temp_files import partial_file, remove_all_and_stop
 from tests.support import ROOT
 
@@ -122,3 +125,57 @@ def test_processes_that_end_while_they_take_locks_leave_none(tmp_path: Path) -> 
         for process in processes:
             process.join()
         assert list(tmp_path.iterdir()) == []
+
+
+def create_a_lock_as_sigterm_arrives(path: Path) -> None:
+    """SIGTERM arrives when the file has been created, and is not yet known to this process."""
+    exit_with_parent()
+    create = os.open
+
+    def create_and_interrupt(name: Any, *arguments: Any) -> int:
+        descriptor = create(name, *arguments)
+        if name == path:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return descriptor
+
+    vars(os)["open"] = create_and_interrupt
+    with locked(path):
+        time.sleep(60)
+
+
+def test_a_worker_that_is_terminated_while_it_creates_a_lock_leaves_none(tmp_path: Path) -> None:
+    arguments = (tmp_path / "x.lock",)
+    child = multiprocessing.get_context("fork").Process(
+        target=create_a_lock_as_sigterm_arrives, args=arguments
+    )
+    child.start()
+    child.join()
+    assert child.exitcode == SIGTERM_STATUS
+    assert list(tmp_path.iterdir()) == []
+
+
+def exit_while_threads_take_locks(folder: Path) -> None:
+    """The main function returns, and exiting takes a while."""
+    Finalize(None, time.sleep, args=(0.5,), exitpriority=-2)  # after the removal of files
+    for number in range(6):
+        threading.Thread(
+            target=take_lock_again_and_again, args=(folder, number), daemon=True
+        ).start()
+    time.sleep(0.1)
+
+
+def take_lock_again_and_again(folder: Path, number: int) -> None:
+    while True:
+        with locked(folder / f"{number}.lock"), partial_file(folder / str(number)) as part:
+            part.touch()
+            time.sleep(0.002)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_threads_create_no_files_once_their_process_exits(tmp_path: Path, method: str) -> None:
+    context: Any = multiprocessing.get_context(method)
+    child = context.Process(target=exit_while_threads_take_locks, args=(tmp_path,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert list(tmp_path.iterdir()) == []

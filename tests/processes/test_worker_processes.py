@@ -4,18 +4,21 @@ seconds."""
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError, WorkerError
+from cloudload.system.temp_files import TAG
 from cloudload.workers import processes as worker_processes
+from cloudload.workers.worker_main import Memory, work
 from tests.support.corpora import EOS, byte_tokenizer, write_mds
 from tests.support.loaders import make_loader
 from tests.support.processes import children_of
@@ -214,3 +217,33 @@ def test_an_interrupted_iteration_neither_shifts_the_run_nor_looks_like_its_end(
         assert loader.rows == 12
         seen += [batch["input_ids"] for batch in loader.take(3)]
     assert all(torch.equal(one, other) for one, other in zip(seen, expected, strict=True))
+
+
+def test_a_worker_that_had_to_be_killed_leaves_no_file_in_the_cache(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_processes, "_END_S", 0.2)
+    before = children_of(os.getpid())
+    with corpus.make_loader(batch_size=2, num_workers=1, start_method="fork") as loader:
+        batches = iter(loader)
+        next(batches)
+        [worker] = children_of(os.getpid()) - before
+        os.kill(worker, signal.SIGSTOP)
+        [tag] = corpus.cache.glob(f"*-*/{TAG}")
+        left = [tag.with_name("x.mds.lock"), tag.with_name("x.mds.0123456789ab.part")]
+        for path in left:
+            path.touch()  # as if by the worker
+    assert [path for path in left if path.exists()] == []
+
+
+def start_without_a_trainer() -> None:
+    theirs, own = multiprocessing.Pipe()
+    theirs.close()
+    work(0, cast("Memory", None), own, None)
+
+
+def test_a_worker_whose_trainer_ended_as_it_started_ends_in_silence() -> None:
+    process = multiprocessing.get_context("fork").Process(target=start_without_a_trainer)
+    process.start()
+    process.join()
+    assert process.exitcode == 0

@@ -22,8 +22,7 @@ from cloudload.mds import open_index as opening
 from cloudload.mds.dataset import open_corpus
 from cloudload.mds.fingerprints import SUFFIX
 from cloudload.mds.index_parser import parse_index
-from cloudload.mds.open_index import INDEXES_FOLDER, OpenedIndex, open_index
-from cloudload.system.file_locks import remove_orphans
+from cloudload.mds.open_index import INDEXES_FOLDER, OpenedIndex, open_index, sweep_indexes
 from tests.support.clients import new_clients
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -302,7 +301,7 @@ def test_a_rank_that_starts_meanwhile_leaves_a_table_that_is_being_written(
     fsync = os.fsync
 
     def sweep(descriptor: int) -> None:
-        remove_orphans(tmp_path / INDEXES_FOLDER)
+        sweep_indexes(tmp_path)
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", sweep)

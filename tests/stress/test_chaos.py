@@ -13,11 +13,13 @@ import pytest
 
 from stress.chaos.campaigns import compare
 from stress.chaos.drama import CONNECTING, ENDS, STOPPED, draw_drama
+from stress.chaos.family import Family
 from stress.chaos.findings import Findings
 from stress.chaos.jobs import MOST_ROWS, NUM_LANES, START_METHODS, draw_job
 from stress.chaos.kinds import COUNTED, KINDS
 from stress.chaos.rank import Campaign, Job, hash_rows
 from stress.chaos.together import add
+from stress.chaos.watch import Quiet
 from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
 
@@ -26,8 +28,10 @@ COMMAND = "--restarts 16 --faults 200 --documents 1500 --jobs 8 --minutes 10 --t
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_job_in_a_hostile_world_loses_repeats_and_changes_nothing() -> None:
+def test_a_job_in_a_hostile_world_loses_repeats_and_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "summary.json"
     command = [sys.executable, "-m", "stress.chaos", *COMMAND.split()]
+    command += ["--summary", str(file)]
     ended = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=850, check=False
     )
@@ -38,6 +42,8 @@ def test_a_job_in_a_hostile_world_loses_repeats_and_changes_nothing() -> None:
     assert summary["restarts"] >= 10
     assert summary["faults"] >= 200
     assert summary["rows"] > 0
+    so_far = json.loads(file.read_text())
+    assert (so_far["restarts"], so_far["ends"]) == (summary["restarts"], summary["ends"])
 
 
 def test_jobs_have_every_option_and_ranks_that_can_share_the_lanes(tmp_path: Path) -> None:
@@ -104,3 +110,26 @@ def test_a_row_that_differs_from_the_undisturbed_run_is_a_failure(
     compare(campaign, trained | {17: trained[16]}, 24, changed)
     assert len(changed.failures) == 1
     assert "rows [17], 1 in total, differ from those of an undisturbed run" in changed.failures[0]
+
+
+def test_a_time_is_not_quiet_while_processes_wait_for_a_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stress.chaos.watch._LOOK_AT_WAITS_EVERY_S", 0.0)
+    waits = {"3": 50.0, "4": 1.0}
+    monkeypatch.setattr(
+        Quiet, "_read_waits", lambda _: {int(pid): each for pid, each in waits.items()}
+    )
+    now = 1_000.0
+    monkeypatch.setattr("stress.chaos.watch.time.monotonic", lambda: now)
+    quiet = Quiet(Family())
+    now = 1_089.0
+    assert not quiet.has_lasted(90.0)
+    now = 1_091.0
+    assert quiet.has_lasted(90.0)
+    waits["3"], waits["5"] = 55.0, 2.0
+    assert not quiet.has_lasted(90.0)
+    now = 1_096.0
+    assert quiet.has_lasted(90.0)
+    quiet.restart()
+    assert not quiet.has_lasted(90.0)

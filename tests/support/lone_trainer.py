@@ -89,7 +89,7 @@ def train(options: dict[str, Any]) -> None:
     if retry := settings.pop("retry", None):
         settings["retry"] = Retry(**retry)
     if "ranks" in options:
-        _meet(options)
+        meet(options)
     loader = CloudLoader(
         options["data"],
         tokenizer=byte_tokenizer(),
@@ -122,7 +122,7 @@ def train(options: dict[str, Any]) -> None:
         loader.close()
 
 
-def _meet(options: dict[str, Any]) -> None:
+def meet(options: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"

@@ -16,7 +16,7 @@ from cloudload.convert.records import describe_not_json, describe_not_utf8
 try:
     import orjson
 except ImportError:  # it has no wheel for some machines
-    orjson = None
+    orjson = None  # type: ignore[assignment]
 
 NOT_JSON, NOT_AN_OBJECT = "invalid JSON", "a JSON"
 

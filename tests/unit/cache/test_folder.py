@@ -9,6 +9,7 @@ import pytest
 from cloudload.cache.folder import default_cache, sweep
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import TAG, lock_path, make_folder
+from cloudload.tokenization.kept import keep, kept_path
 
 
 def test_the_default_cache_is_the_users_own(
@@ -49,3 +50,20 @@ def test_a_sweep_leaves_what_is_in_use_and_what_is_not_ours(tmp_path: Path) -> N
     sweep(tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == [TAG, "a.mds"]
     assert all(path.exists() for path in mine)
+
+
+def test_a_sweep_removes_what_a_killed_check_of_a_tokenizer_left(tmp_path: Path) -> None:
+    path = kept_path(tmp_path, ["a tokenizer"], ["checks-2", "tokenizers-0.22.2"])
+    keep(path, "no problem")
+    left = [
+        lock_path(path.with_name(f"learning-{path.name}")),
+        lock_path(path),
+        path.with_name(f"{path.name}.3f2a3f2a3f2a.part"),
+    ]
+    for each in left:
+        each.touch()
+    with locked(left[0]):
+        sweep(tmp_path)
+        assert sorted(path.parent.iterdir()) == sorted([path, left[0]])
+    sweep(tmp_path)
+    assert list(path.parent.iterdir()) == [path]

@@ -23,6 +23,7 @@ from cloudload.system.temp_files import lock_path
 from cloudload.tokenization import backend as gate
 from cloudload.tokenization import loading
 from cloudload.tokenization.backend import choose_backend, log_choice
+from cloudload.tokenization.kept import kept_path
 from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
 from tests.support.tokenizer_files import (
@@ -308,10 +309,11 @@ def test_ranks_that_start_together_on_a_node_check_a_tokenizer_once(
 def test_the_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
     tokenizers = tmp_path / "tokenizers"
     tokenizers.mkdir()
-    orphan, held = (tokenizers / f"{name}.0123456789ab.part" for name in ("other", "held"))
+    other, used = (kept_path(tmp_path, [text], ["x"]) for text in ("other", "used"))
+    orphan, held = (path.with_name(f"{path.name}.0123456789ab.part") for path in (other, used))
     for path in (orphan, held):
         path.write_text("half")
-    with locked(lock_path(tokenizers / "held")):
+    with locked(lock_path(used)):
         gate._refusals.clear()
         choose_backend(JSONS["byte-level"](), "auto", tmp_path)
         assert held.exists(), "another process writes it"
