@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudload.cache.folder import default_cache, sweep
+from cloudload.mds.open_index import INDEXES_FOLDER
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import TAG, lock_path, make_folder
 from cloudload.tokenization.kept import keep, kept_path
@@ -67,3 +68,14 @@ def test_a_sweep_removes_what_a_killed_check_of_a_tokenizer_left(tmp_path: Path)
         assert sorted(path.parent.iterdir()) == sorted([path, left[0]])
     sweep(tmp_path)
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_sweep_removes_what_a_killed_reader_of_an_index_left(tmp_path: Path) -> None:
+    folder = tmp_path / INDEXES_FOLDER
+    folder.mkdir()
+    table = folder / f"{'0a' * 8}-{'1b' * 16}.shards"
+    left = [lock_path(table), table.with_name(f"{table.name}.3f2a3f2a3f2a.part")]
+    for each in [table, *left]:
+        each.touch()
+    sweep(tmp_path)
+    assert list(folder.iterdir()) == [table]
