@@ -14,15 +14,17 @@ added to the corpus, because the loader must not read ahead into the next epoch.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.documents import ROOT, read_corpus, read_environment
+from benchmarks.documents import read_corpus, read_environment
 from benchmarks.figures import Row, print_tables, spread_of
-from benchmarks.harness import Message, Options, Side, last_cores, note
+from benchmarks.harness import ROOT, Message, Options, Side, last_cores, note
 
 SHARD_BYTES = 4 << 20
 PLACES = {"once": (0.3, 0.7), "repeated": (1.2, 1.6)}
@@ -60,7 +62,8 @@ def write_documents(corpus: Path | None, folder: Path, num_bytes: float) -> None
     """Write the documents as JSON Lines, and as uncompressed MDS shards."""
     from cloudload import convert_to_mds
 
-    texts = list(read_environment(folder, num_bytes))
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is for the tables
+        texts = list(read_environment(folder, num_bytes))
     texts += read_corpus(corpus, float("inf")) if corpus else []
     random.Random(0).shuffle(texts)
     note(f"{len(texts):,} documents, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB")
