@@ -39,16 +39,17 @@ def join_blocks(
     """
     shape = len(rows), blocks[0].tokens.shape[1]
     pin_memory = delivery.pin_memory and torch.cuda.is_available()
-    input_ids, labels = (_new_tensor(shape, pin_memory) for _ in range(2))
     # fill tensors through NumPy, because torch may wake a thread for every core
-    ids, targets = input_ids.numpy(), labels.numpy()
+    (input_ids, ids), (labels, targets) = _new(shape, pin_memory), _new(shape, pin_memory)
     parts: SpanParts = []
+    is_full = True
     for block, own in zip(blocks, batch_rows, strict=True):
         of_batch = block.rows_of(number)
         ids[own] = block.tokens[of_batch]
         parts.append((block.spans[block.spans_of(number)], of_batch.start, own))
+        is_full = is_full and block.is_full
     targets[:] = ids
-    if not all(block.is_full for block in blocks):
+    if not is_full:
         _mask_padding(targets, blocks, number, batch_rows)
     batch = Batch({"input_ids": input_ids, "labels": labels}, parts, rows)
     if delivery.mask_edges or delivery.fields:
@@ -56,11 +57,13 @@ def join_blocks(
     return batch
 
 
-def _new_tensor(shape: tuple[int, int], pin_memory: bool) -> torch.Tensor:
+def _new(shape: tuple[int, int], pin_memory: bool) -> tuple[torch.Tensor, Ints]:
+    """Allocate an int64 tensor. Returns it, and an array of the same memory."""
     if pin_memory:
-        return torch.empty(shape, dtype=torch.int64, pin_memory=True)
-    # NumPy allocates faster
-    return torch.from_numpy(np.empty(shape, np.int64))
+        tensor = torch.empty(shape, dtype=torch.int64, pin_memory=True)
+        return tensor, tensor.numpy()
+    array = np.empty(shape, np.int64)  # NumPy allocates faster
+    return torch.from_numpy(array), array
 
 
 def _mask_padding(

@@ -83,7 +83,7 @@ def start_check(exchange: Exchange, stop: int) -> Callable[[], None]:
 
 def check_in_step(stops: list[int], stop: int) -> None:
     """Raise `RanksDisagreeError` unless all ranks are at row `stop`."""
-    if any(each != stop for each in stops):
+    if stops.count(stop) != len(stops):
         raise RanksDisagreeError(
             f"the ranks are out of step: after this batch, they are at rows {stops}. Take the "
             "same number of batches on every rank"

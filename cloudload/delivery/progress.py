@@ -95,8 +95,8 @@ def merge_reports(reports: Sequence[Report]) -> Report:
 class Joined(NamedTuple):
     """The reports of all ranks on a window."""
 
-    stops: Ints
-    """int64 [ranks]: the row of the run that each rank is at."""
+    stops: list[int]
+    """The row of the run that each rank is at."""
     first_dry: int
     counts: Ints
     """int64 [streams, counts]."""
@@ -154,7 +154,7 @@ class Window(NamedTuple):
         places = np.arange(num_rows.sum()) - np.repeat(before, num_rows)
         parts = [message[cursors_at:stop] for message, stop in zip(messages, stops, strict=True)]
         return Joined(
-            stops=heads[:, 0],
+            stops=heads[:, 0].tolist(),
             first_dry=int(heads[:, 2].min()),
             counts=heads[:, _HEADER:].sum(axis=0).reshape(counts_shape),
             rows=np.repeat(first_rows, num_rows) + self.world_size * places,
@@ -172,7 +172,7 @@ class Window(NamedTuple):
     def _join_own(self, report: Report) -> Joined:
         own = rank_rows(self.start, self.stop, report.rank_index, self.world_size)
         return Joined(
-            stops=np.array([report.stop]),
+            stops=[report.stop],
             first_dry=report.first_dry,
             counts=report.counts,
             rows=np.arange(own.start, own.stop, own.step),
@@ -185,7 +185,7 @@ class Window(NamedTuple):
 
         Raises `RanksDisagreeError` if the ranks are at different rows.
         """
-        check_in_step(joined.stops.tolist(), self.stop)
+        check_in_step(joined.stops, self.stop)
         return joined.first_dry
 
 
@@ -199,22 +199,22 @@ class Update(NamedTuple):
 
 def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
     """Move lane arrays past consecutive windows, in place."""
-    # rows at `stop` and later may be invalid, because a lane could not fill one
-    valid = [update.joined.rows < update.stop for update in updates]
-    parts = [(update.joined, own) for update, own in zip(updates, valid, strict=True)]
-    recipe, rows = updates[0].recipe, np.concatenate([joined.rows[own] for joined, own in parts])
+    recipe = updates[0].recipe
+    all_rows = np.concatenate([update.joined.rows for update in updates])
+    # rows at the last `stop` and later may be invalid, because a lane could not fill one
+    valid = all_rows < updates[-1].stop
+    rows = all_rows[valid]
     lanes, components = rows % recipe.num_lanes, recipe.components_of(rows)
     # if a lane has several rows, NumPy keeps the value of the last one
     arrays.cursors[components, lanes] = np.concatenate(
-        [joined.cursors[own] for joined, own in parts]
-    )
-    arrays.counts[:] += np.sum([update.joined.counts for update in updates], axis=0)
+        [update.joined.cursors for update in updates]
+    )[valid]
+    counts = arrays.counts
+    for update in updates:
+        counts += update.joined.counts
     if arrays.residues is not None:
-        residues = (
-            residue
-            for joined, own in parts
-            for residue in itertools.compress(joined.residues, own.tolist())
-        )
+        residues = itertools.chain.from_iterable(update.joined.residues for update in updates)
         pairs = zip(components.tolist(), lanes.tolist(), strict=True)
-        for pair, residue in zip(pairs, residues, strict=True):
+        own = itertools.compress(residues, valid.tolist())
+        for pair, residue in zip(pairs, own, strict=True):
             arrays.residues[pair] = residue

@@ -97,14 +97,14 @@ class _Cursors:
         num_chunks = -(-len(rows) // _LANES_PER_CHUNK)
         changed: Iterable[int] = range(num_chunks)
         if before is not None and before.rows.shape == rows.shape:
-            places = np.flatnonzero(before.rows != rows)
+            [places] = (before.rows != rows).ravel().nonzero()
             changed = dict.fromkeys((places // (_LANES_PER_CHUNK * rows.shape[1])).tolist())
             most = before.most.copy()
         else:
             most = np.empty((num_chunks, rows.shape[1]), np.int64)
         for chunk in changed:
-            most[chunk] = _chunk_of(rows, chunk).max(axis=0)
-        widths = _find_widths(*most.max(axis=0).tolist())
+            most[chunk] = np.maximum.reduce(_chunk_of(rows, chunk))
+        widths = _find_widths(*np.maximum.reduce(most).tolist())
         if before is None or before.widths != widths or before.rows.shape != rows.shape:
             changed, texts, size_texts = range(num_chunks), [""] * num_chunks, [""] * num_chunks
         else:

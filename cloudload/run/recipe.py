@@ -19,7 +19,7 @@ from urllib.parse import quote
 import numpy as np
 
 from cloudload.arrays import Ints
-from cloudload.config.choices import AUTO, RAISE, SAME
+from cloudload.config.choices import ALL, AUTO, RAISE, SAME
 from cloudload.config.rows import RowsConfig, TokensColumn
 from cloudload.config.stream import Stream
 from cloudload.mds.dataset import Corpus, open_corpus
@@ -57,6 +57,14 @@ MAX_EPOCHS_FIELD = "max_epochs"
 STREAM_SHARDS_FIELD = "stream_shards"
 """The field of a state with the number of shards of each stream. A state has it only if several
 streams are read as one corpus, because its fingerprints do not show where each stream ends."""
+OPTIONAL_FIELDS = frozenset(
+    {
+        *("token_ids", "on_error", "stopping"),
+        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, MAX_EPOCHS_FIELD),
+    }
+)
+"""Fields that a state omits if they are empty or have their default value, because they are newer
+than the first states, or for only some data."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +162,15 @@ class Recipe:
             STREAM_SHARDS_FIELD: self._describe_shards(),
             MAX_EPOCHS_FIELD: ",".join(str(each.max_epochs or "") for each in self.config.streams),
             "stopping": self.config.stopping,
+        }
+
+    @cached_property
+    def saved_fields(self) -> dict[str, Any]:
+        """The `fields` that a state stores, without those that it omits; see `OPTIONAL_FIELDS`."""
+        return {
+            name: value
+            for name, value in self.fields.items()
+            if name not in OPTIONAL_FIELDS or value.strip(",") not in ("", RAISE, ALL)
         }
 
     def _describe_shards(self) -> str:

@@ -74,6 +74,7 @@ from cloudload.run.position import DATA_START, LaneArrays, LaneLog, Origin, Posi
 from cloudload.run.recipe import (
     HELD_CONFIG_FIELDS,
     MAX_EPOCHS_FIELD,
+    OPTIONAL_FIELDS,
     SAMPLES_FIELD,
     STREAM_SHARDS_FIELD,
     TOKENS_FIELD,
@@ -116,13 +117,7 @@ PARTIAL = (
     "tokenizer_backend",
 )
 """Fields that may differ among the local states of ranks."""
-OPTIONAL_KEYS = frozenset(
-    {
-        *("origin", "token_ids", "on_error", "document_sizes"),
-        *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD),
-        *("stream_tails", MAX_EPOCHS_FIELD, "stopping"),
-    }
-)
+OPTIONAL_KEYS = OPTIONAL_FIELDS | {"origin", "document_sizes", "stream_tails"}
 KEYS = (
     frozenset((*COUNTED, *_HELD_FIELDS, *PARTIAL, "version", "cloudload", "seq_len", "mixture"))
     | {"tail", "skipped"}
@@ -146,7 +141,7 @@ def build_state(
         "batches": position.batches,
         "global_batch": position.global_batch,
         "seq_len": recipe.config.seq_len,
-        **{name: value for name, value in recipe.fields.items() if _is_saved(name, value)},
+        **recipe.saved_fields,
         "mixture": recipe.mixture.to_json(),
         "sources": recipe.sources,
         "tokenizer_backend": tokenizer_backend,
@@ -165,12 +160,6 @@ def encode_lanes(arrays: LaneArrays, texts: LaneTexts) -> dict[str, str]:
         **texts.encode(arrays.cursors, arrays.residues),
         **({"stream_tails": join_tails(arrays.tails)} if any(arrays.tails) else {}),
     }
-
-
-def _is_saved(name: str, value: Any) -> bool:
-    """Whether a state has this field. A state omits newer fields, and fields for only some data, if
-    they are empty or have their default value."""
-    return name not in OPTIONAL_KEYS or value.strip(",") not in ("", RAISE, ALL)
 
 
 # ---------------------------------------------------------------- loading

@@ -85,8 +85,10 @@ def read_sizes(state: Mapping[str, Any], shape: tuple[int, ...]) -> Ints:
 
 
 def encode_counts(counts: Ints) -> str:
-    shown = counts if counts[:, FAILED].any() else counts[:, :FAILED]
-    return json.dumps(shown.tolist(), separators=(",", ":"))
+    rows = counts.tolist()
+    if not any(row[FAILED] for row in rows):
+        rows = [row[:FAILED] for row in rows]
+    return str(rows).replace(" ", "")  # JSON, but several times faster than `json`
 
 
 def read_counts(text: Any) -> Ints:

@@ -212,7 +212,7 @@ class Plan:
             return lengths.pack_tail(self.phase.ending)
         return self.phase.tail if isinstance(self.phase, InTail) else None
 
-    @property
+    @cached_property
     def end(self) -> int | None:
         """The number of rows in the run, or None if it is not known."""
         if isinstance(self.phase, Foreseen):
@@ -222,7 +222,7 @@ class Plan:
             return None if end == NEVER else end
         return self.phase.tail.end if isinstance(self.phase, InTail) else None
 
-    @property
+    @cached_property
     def pause(self) -> int:
         """The first row of the batch in which the tail begins, if the workers pause there.
 
@@ -250,7 +250,7 @@ class Plan:
         """Number of finished blocks that each worker can have ahead of the training loop."""
         return max(2, -(-self.delivery.prefetch_batches // self.batches_at_once))
 
-    @property
+    @cached_property
     def global_batch(self) -> int:
         """Number of rows per step, across all ranks."""
         return self.delivery.batch_size * self.world_size

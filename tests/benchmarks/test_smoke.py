@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
 COVERED |= {"trace", "losses", "check_rules", "convert_scale", "node", "store_reads", "epoch_end"}
-COVERED |= {"large_index"}
+COVERED |= {"large_index", "tokenizer_ratio"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -266,6 +266,16 @@ def test_cold_start_reports_first_batches_and_epochs(corpus: Path, tmp_path: Pat
         assert 0.9 < share < 2
         assert len(shares[loader, 2]) == 2
     assert "How it was measured" in (tmp_path / "COLD_START.md").read_text()
+
+
+@pytest.mark.long
+def test_the_tokenizer_ratio_is_reported_for_texts_read_once_and_repeated(corpus: Path) -> None:
+    tables = run_json("tokenizer_ratio", "--corpus", str(corpus))
+    assert set(tables) == {"once, tokenizer", "repeated, tokenizer"}
+    for [row] in tables.values():
+        assert row["ratio"][0] == pytest.approx(
+            row["loader"][0] / row["million tokens per CPU s, bare"][0]
+        )
 
 
 @pytest.mark.long
