@@ -28,7 +28,7 @@ _KINDS = {"of the index": "/index.json", "of lengths": "/lengths/", "of shards":
 
 def count_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
     """Yield the requests of a node by kind of start, and those of all nodes."""
-    from cloudload import convert_to_mds
+    from cloudload import convert_to_mds, count_tokens
 
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(start_s3(BUCKET))
@@ -36,6 +36,7 @@ def count_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
         os.environ.update(server.environment())
         texts = ({"text": text} for text in short_texts(_DOCUMENTS))
         convert_to_mds(texts, URL, shard_bytes=_SHARD_BYTES, progress=False)
+        count_tokens(URL, tokenizer=str(TOKENIZER), processes=1, progress=False)
         environment = server.environment(proxy.endpoint)
         _start_ranks(work / "other", 1, environment, work / "state")
         for start in ("first", "later", "resume"):
@@ -92,10 +93,11 @@ def _start_ranks(cache: Path, ranks: int, environment: dict[str, str], state: Pa
 
 def serve(*, cache: str, rank: int, size: int, state: str | None) -> None:
     """Read the first batch; a single rank writes the file `state`, and others start from it."""
-    from cloudload import CloudLoader
+    from cloudload import CloudLoader, Retry
 
     options: dict[str, Any] = {"tokenizer": str(TOKENIZER), "seq_len": 256, "batch_size": 4}
     options |= {"local": cache, "num_workers": 1, "prefetch_batches": 1, "num_lanes": 120}
+    options |= {"retry": Retry(timeout_s=300, deadline_s=600)}  # no request is sent twice
     with CloudLoader(URL, **options, dp_rank=rank, dp_world_size=size) as loader:
         if state and size > 1:
             loader.load_state_dict(json.loads(Path(state).read_text()))
