@@ -1,8 +1,9 @@
 """Measure datasets of millions of shards, and the start of thousands of ranks.
 
-    python -m benchmarks.scale [--only opening downloads order lengths cache plans]
+    python -m benchmarks.scale [--only opening hub downloads order lengths cache plans]
 
 opening   requests to a real S3 server until the first batches of a node's ranks, times --nodes
+hub       requests to the Hugging Face Hub for a tokenizer by name, times --ranks and --nodes
 downloads of each shard, by num_lanes and num_canonical_nodes
 order     an epoch of --documents documents: time to build it, memory, cost of a document
 lengths   token lengths of --fits documents, and predicted for --documents
@@ -25,11 +26,12 @@ from pathlib import Path
 from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Options, exit_on_sigterm
 from benchmarks.scale.downloads import count_downloads
+from benchmarks.scale.hub import count_hub_requests
 from benchmarks.scale.opening import count_requests
 from benchmarks.scale.parts import measure_cache, measure_lengths, measure_orders, measure_plans
 from benchmarks.scale.simulated import write_dataset
 
-PARTS = ("opening", "downloads", "order", "lengths", "cache", "plans")
+PARTS = ("opening", "hub", "downloads", "order", "lengths", "cache", "plans")
 
 
 def main() -> None:
@@ -53,6 +55,7 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
     """Yield (title, rows) of each part's table."""
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "opening": lambda: count_requests(work, args.ranks, args.nodes),
+        "hub": lambda: count_hub_requests(work, args.ranks, args.nodes),
         "downloads": lambda: count_downloads(args.ranks, args.nodes),
         "order": lambda: measure_orders(args.shards, args.documents),
         "lengths": lambda: measure_lengths(args.documents, args.fits),

@@ -160,12 +160,15 @@ def test_scale_reports_the_cost_of_orders_lengths_caches_and_downloads() -> None
 
 @pytest.mark.long
 def test_scale_reports_the_requests_and_plans_of_a_node() -> None:
-    starts, plans = run_json("scale", "--only", "opening", "plans").values()
+    parts = ("opening", "hub", "plans")
+    starts, hub, plans = run_json("scale", "--only", *parts).values()
     assert [row["start"] for row in starts] == ["first", "later", "resume"]
     for row in starts:
         assert row["of the index"] > 0 < row["of lengths"]
         assert row["of the index, 1,250 nodes"] == 1_250 * row["of the index"]
     assert starts[0]["of shards"] > 0 == starts[1]["of shards"]
+    empty, filled = hub
+    assert empty["of a rank"] > filled["of a rank"] > 0
     assert len(plans) == 5
     assert all(row["CPU s"] > 0 for row in plans)
 
