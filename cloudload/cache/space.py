@@ -183,16 +183,20 @@ def _evict(root: Path, account: _Account) -> bool:
 
 def _list_all(root: Path) -> int:
     """List all files, find candidates for eviction, and return the bytes used."""
-    shards, used = [], 0
-    for path in shard_files(root):
-        if is_temporary(path) and (path.suffix != PART_SUFFIX or remove_if_orphaned(path)):
-            continue
-        if found := _stat(path):
-            used += found.st_size
-            # NFS keeps a removed file that is still mapped under such a name, until it is unmapped
-            if not is_temporary(path) and not path.name.startswith(".nfs"):
-                shards.append(_Candidate(found.st_atime_ns, found.st_size, path))
-    _candidates[root] = deque(heapq.nsmallest(_MOST_CANDIDATES, shards))
+    used = 0
+
+    def find_shards() -> Iterator[_Candidate]:
+        nonlocal used
+        for path in shard_files(root):
+            if is_temporary(path) and (path.suffix != PART_SUFFIX or remove_if_orphaned(path)):
+                continue
+            if found := _stat(path):
+                used += found.st_size
+                # NFS keeps a removed file that is still mapped under this name
+                if not is_temporary(path) and not path.name.startswith(".nfs"):
+                    yield _Candidate(found.st_atime_ns, found.st_size, path)
+
+    _candidates[root] = deque(heapq.nsmallest(_MOST_CANDIDATES, find_shards()))
     return used
 
 
