@@ -42,7 +42,7 @@ def main() -> None:
     options.add_amount("ranks", 8, 2, "ranks of the node")
     options.add_amount("nodes", 1_250, 1_250, "nodes of the job")
     options.add_amount("planned-shards", 100_000, 200, "shards of the planned dataset")
-    options.add_amount("steps", 10_000, 5, "steps of the planned run")
+    options.add_amount("steps", 100, 5, "steps of the planned run")
     options.add_amount("fits", 100_000_000, 100_000, "documents with lengths to measure")
     options.add_amount("cached", 100_000, 1_000, "shards in the largest cache")
     args = options.parse()
