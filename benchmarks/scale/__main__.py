@@ -1,6 +1,6 @@
 """Measure datasets of millions of shards, and the start of thousands of ranks.
 
-    python -m benchmarks.scale [--only opening hub downloads order lengths cache plans]
+    python -m benchmarks.scale [--only opening hub downloads order lengths cache states plans]
 
 opening   requests to a real S3 server until the first batches of a node's ranks, times --nodes
 hub       requests to the Hugging Face Hub for a tokenizer by name, times --ranks and --nodes
@@ -8,6 +8,7 @@ downloads of each shard, by num_lanes and num_canonical_nodes
 order     an epoch of --documents documents: time to build it, memory, cost of a document
 lengths   token lengths of --fits documents, and predicted for --documents
 cache     the cost of a reservation, by the number of shards in the cache
+states    the size of a state, by the number of lanes
 plans     opening a dataset, planning `cloudload count`, the plan of a spawned worker, and
           `cloudload plan`, with --planned-shards shards
 
@@ -28,10 +29,16 @@ from benchmarks.harness import Options, exit_on_sigterm
 from benchmarks.scale.downloads import count_downloads
 from benchmarks.scale.hub import count_hub_requests
 from benchmarks.scale.opening import count_requests
-from benchmarks.scale.parts import measure_cache, measure_lengths, measure_orders, measure_plans
+from benchmarks.scale.parts import (
+    measure_cache,
+    measure_lengths,
+    measure_orders,
+    measure_plans,
+    measure_states,
+)
 from benchmarks.scale.simulated import write_dataset
 
-PARTS = ("opening", "hub", "downloads", "order", "lengths", "cache", "plans")
+PARTS = ("opening", "hub", "downloads", "order", "lengths", "cache", "states", "plans")
 
 
 def main() -> None:
@@ -41,6 +48,7 @@ def main() -> None:
     options.add_amount("shards", 1_000_000, 200, "shards of the dataset")
     options.add_amount("ranks", 8, 2, "ranks of the node")
     options.add_amount("nodes", 1_250, 1_250, "nodes of the job")
+    options.add_amount("lanes", 20_000, 1_920, "most lanes of a state")
     options.add_amount("planned-shards", 100_000, 200, "shards of the planned dataset")
     options.add_amount("steps", 100, 5, "steps of the planned run")
     options.add_amount("fits", 100_000_000, 100_000, "documents with lengths to measure")
@@ -60,6 +68,7 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
         "order": lambda: measure_orders(args.shards, args.documents),
         "lengths": lambda: measure_lengths(args.documents, args.fits),
         "cache": lambda: measure_cache(args.cached),
+        "states": lambda: measure_states(args.lanes),
         "plans": lambda: measure_plans(work / "many", args.ranks, args.steps),
     }
     chosen = args.only or PARTS

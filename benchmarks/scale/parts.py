@@ -23,7 +23,7 @@ from benchmarks.figures import Row
 from benchmarks.harness import ONE_THREAD, ROOT
 from benchmarks.length_tables import measure as measure_tables
 from benchmarks.order.scale import build_ours
-from benchmarks.scale.simulated import URL, loader_options, use_store
+from benchmarks.scale.simulated import URL, loader_options, short_texts, use_store
 from cloudload.cache.folder import sweep
 from cloudload.cache.space import publish, reserve
 from cloudload.order.spec import OrderConfig
@@ -92,6 +92,12 @@ def measure_cache(most: int) -> Iterator[Row]:
     while files <= most:
         yield in_process("cache", files=files)
         files *= 10
+
+
+def measure_states(most_lanes: int) -> Iterator[Row]:
+    """Yield the size of a state, by the number of lanes."""
+    for lanes in (960, most_lanes // 2, most_lanes):
+        yield in_process("state", lanes=lanes)
 
 
 def measure_plans(folder: Path, ranks: int, steps: int) -> Iterator[Row]:
@@ -167,6 +173,22 @@ def opening(folder: str) -> Row:
     return row | {"size": f"{(Path(folder) / 'index.json').stat().st_size / 1e6:.1f} MB"}
 
 
+def state(lanes: int) -> Row:
+    """The size of a state after three batches of documents of a few words."""
+    from cloudload import CloudLoader, convert_to_mds
+
+    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
+        texts = ({"text": text} for text in short_texts(3 * lanes))
+        convert_to_mds(texts, f"{folder}/data", progress=False)
+        options = loader_options(Path(folder)) | {"seq_len": 16, "batch_size": lanes // 2}
+        options |= {"num_workers": 0, "num_lanes": lanes, "num_canonical_nodes": 10}
+        with CloudLoader(f"{folder}/data", **options) as loader:
+            batches = iter(loader)
+            for _ in range(3):
+                next(batches)
+            return {"lanes": lanes, "bytes of JSON": len(json.dumps(loader.state_dict()))}
+
+
 def plan(folder: str, nodes: int, ranks: int, steps: int) -> Row:
     from cloudload.forecast import plan_run
 
@@ -233,6 +255,7 @@ PARTS: dict[str, Callable[..., Row]] = {
     "cache": cache,
     "opening": opening,
     "plan": plan,
+    "state": state,
     "count": count,
     "pickle": pickle_plan,
 }

@@ -143,8 +143,9 @@ def test_convert_scale_reports_each_process() -> None:
 
 
 def test_scale_reports_the_cost_of_orders_lengths_caches_and_downloads() -> None:
-    parts = ("downloads", "order", "lengths", "cache")
-    downloads, order, lengths, cache = run_json("scale", "--only", *parts, "--ranks=8").values()
+    parts = ("downloads", "order", "lengths", "cache", "states")
+    tables = run_json("scale", "--only", *parts, "--ranks=8")
+    downloads, order, lengths, cache, states = tables.values()
     assert [row["downloads of each shard"] for row in downloads] == [625, 20.34375, 25, 1]
     assert [(row["order"], row["how"]) for row in order] == [
         ("seekable", "measured"),
@@ -156,6 +157,8 @@ def test_scale_reports_the_cost_of_orders_lengths_caches_and_downloads() -> None
     [row] = cache
     assert row["shards in the cache"] == 1_000
     assert all(value > 0 for value in row.values())
+    assert [row["lanes"] for row in states] == [960, 960, 1_920]
+    assert all(10 < row["bytes of JSON"] / row["lanes"] < 20 for row in states)
 
 
 @pytest.mark.long
