@@ -4,7 +4,8 @@
                               │ no
                          fetch         cached and valid? ─────► map it
                               │ no       under the shard's lock: reserve ─► download ─► rename
-                         folder        names, free space, eviction, sweeping
+                         folder        names, sweeping
+                         space         bytes reserved within the limit, eviction
                          download      store ─► raw shard, size and hash checked
                          counters      hits, misses, bytes
 
@@ -12,5 +13,6 @@
     memory_shards     shards that are read once, one after another, without a file
 
 Workers use `ShardCache`. The loader uses `default_cache` and `open_cache_folder`. The cache has no
-daemon and no index, because the files and their locks are its only state.
+daemon and no index, because the files and their locks are its only state. The account of their
+bytes only saves listings, and may be removed at any time.
 """

@@ -5,7 +5,7 @@
     root/<dataset>-<hash>/shard.00000-<hash>.mds              a complete raw shard
     root/<dataset>-<hash>/shard.00000-<hash>.mds.lock         held while the shard is fetched
     root/<dataset>-<hash>/shard.00000-<hash>.mds.….part       a partial download
-    root/space                                                the bytes used; see `space`
+    root/cloudload-space                                      the bytes used; see `space`
     root/space.lock                                           held while bytes are reserved
     root/indexes/                                             large indexes (`mds.open_index`)
     root/orders/<hash>/epoch-0.npy                            the order of an epoch
@@ -35,7 +35,7 @@ from cloudload.mds.index import ShardInfo
 from cloudload.mds.open_index import sweep_indexes
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
-from cloudload.system.file_locks import locked, remove_if_orphaned
+from cloudload.system.file_locks import remove_if_orphaned
 from cloudload.system.temp_files import TAG, is_temporary, lock_path
 from cloudload.tokenization.kept import sweep_tokenizers
 
@@ -44,7 +44,7 @@ ORDERS_FOLDER, LENGTHS_FOLDER = "orders", "lengths"
 # file systems allow 255 bytes, and the names of partial files and locks add up to 18
 _MOST_STEM_BYTES, _MOST_SUFFIX = 180, 10
 
-SPACE = "space"
+ACCOUNT = "cloudload-space"
 """The file with the bytes that a cache uses; see `space`."""
 
 STARTED = "STARTED"
@@ -87,6 +87,11 @@ def cached_bytes(corpus: Corpus) -> Ints:
     )
 
 
+def space_lock(root: Path) -> Path:
+    """The lock that a process holds while it reserves bytes, or changes shards."""
+    return lock_path(root / "space")
+
+
 def check_cache_folder(root: Path, urls: Iterable[str]) -> None:
     """Raise `CacheError` if a cache folder is inside a local dataset, given the datasets' URLs."""
     for url in urls:
@@ -121,8 +126,9 @@ def sweep(root: Path) -> None:
             remove_if_orphaned(path)
     sweep_tokenizers(root)
     sweep_indexes(root)
-    with contextlib.suppress(OSError), locked(lock_path(root / SPACE)):  # it may be read-only
-        (root / SPACE).unlink(missing_ok=True)
+    remove_if_orphaned(space_lock(root))
+    with contextlib.suppress(OSError):  # it may be read-only, or another user's
+        (root / ACCOUNT).unlink()  # without the lock, which a stopped process may hold
 
 
 def shard_files(root: Path) -> Iterator[Path]:

@@ -6,10 +6,13 @@
                  │ there are no more candidates
                list all files: the bytes used, and new candidates ─► …
 
-`root/space` holds the bytes of all shards and partial files, once a process has a limit. It is read
-and written under `root/space.lock`. A process that changes files marks it first, so that the next
-process lists all files if this one is killed. Files that disappear without notice make the number
-too high, and the next listing corrects it.
+Once a process has a limit, the account, a file in `root`, holds the bytes of all shards and partial
+files. It is read and written under `root/space.lock`. A process that changes files removes the
+account first, and writes it when it is done. So if it is killed, the next process lists all files.
+
+Other users, older versions, and people may add or remove files without changing the account. A
+listing finds these files: when a loader starts, at most ten minutes after the last listing, and
+before a reservation fails.
 
 A shard that was not used since a listing is older than all that were, and than all that are newer
 than the listing. So processes evict the shards that a listing before each eviction would find.
@@ -21,19 +24,35 @@ import contextlib
 import heapq
 import os
 import struct
+import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from cloudload.cache.folder import SPACE, shard_files
+from cloudload.cache.folder import ACCOUNT, shard_files, space_lock
 from cloudload.errors import CacheError
 from cloudload.system.file_locks import locked, remove_if_orphaned
-from cloudload.system.temp_files import PART_SUFFIX, is_temporary, lock_path, partial_file
+from cloudload.system.temp_files import PART_SUFFIX, is_temporary, partial_file
 
-_ACCOUNT = struct.Struct("<8s?q")
+_LAYOUT = struct.Struct("<8sqd")
 _FORMAT = b"space 1\n"
+_MOST_AGE_S = 600.0
 _MOST_CANDIDATES = 10_000
+
+
+@dataclass
+class _Account:
+    """The bytes that a cache uses, None if unknown, and when its files were listed."""
+
+    used: int | None = None
+    listed_s: float = 0.0
+    """Seconds since 1970."""
+
+    def add(self, size: int) -> None:
+        if self.used is not None:
+            self.used += size
 
 
 class _Candidate(NamedTuple):
@@ -57,17 +76,16 @@ def reserve(
     stay within `limit_bytes` (None for no limit). Raises `CacheError` if evicting all of them is
     not enough, and `OSError` if the disk is full or the file cannot be created.
     """
-    with partial_file(path) as part:
+    with partial_file(path) as part, contextlib.ExitStack() as stack:
         with _changing(root) as account:
             if limit_bytes is not None:
                 _make_room(root, account, size, limit_bytes)
-            file = part.open("w+b")
+            file = stack.enter_context(part.open("w+b"))
             if size:
                 os.posix_fallocate(file.fileno(), 0, size)
             account.add(size)
         try:
-            with file:
-                yield part, file
+            yield part, file
         finally:
             if part.exists():
                 # without the lock, the file is removed, and the account is too high until a listing
@@ -78,15 +96,15 @@ def reserve(
 
 def publish(root: Path, part: Path, path: Path) -> None:
     """Rename a partial file to the shard at `path`. A listing sees one of them, never both."""
-    with locked(lock_path(root / SPACE)):
+    with locked(space_lock(root)):
         part.replace(path)
 
 
 def remove(root: Path, paths: list[Path]) -> None:
     """Remove files of the cache that are invalid, if they exist."""
     if found := [path for path in paths if os.path.lexists(path)]:
-        with locked(lock_path(root / SPACE)):
-            _write(root, None)
+        with locked(space_lock(root)):
+            _take(root)  # others may have added these files, so the account may not include them
             for path in found:
                 path.unlink(missing_ok=True)
 
@@ -94,46 +112,41 @@ def remove(root: Path, paths: list[Path]) -> None:
 # ---------------------------------------------------------------- the account
 
 
-class _Account:
-    """The bytes used by a cache, None if unknown, as its lock's holder changes them."""
-
-    def __init__(self, used: int | None) -> None:
-        self.used = used
-
-    def add(self, size: int) -> None:
-        if self.used is not None:
-            self.used += size
-
-
 @contextlib.contextmanager
 def _changing(root: Path) -> Iterator[_Account]:
     """Lock a cache's account, and write it at the end, unless an error leaves it unknown."""
-    with locked(lock_path(root / SPACE)):
-        account = _Account(_read(root))
-        if account.used is not None:
-            _write(root, None)
+    with locked(space_lock(root)):
+        account = _take(root)
         yield account
         if account.used is not None:
-            _write(root, account.used)
+            _write(root, account)
 
 
-def _read(root: Path) -> int | None:
+def _read(root: Path) -> _Account:
     with contextlib.suppress(OSError, struct.error):
-        kind, is_known, used = _ACCOUNT.unpack((root / SPACE).read_bytes())
-        if kind == _FORMAT and is_known:
-            return int(used)
-    return None
+        kind, used, listed_s = _LAYOUT.unpack((root / ACCOUNT).read_bytes())
+        if kind == _FORMAT and 0 <= time.time() - listed_s <= _MOST_AGE_S:
+            return _Account(used, listed_s)
+    return _Account()
 
 
-def _write(root: Path, used: int | None) -> None:
-    """Write the account, or remove it if it cannot be written, such as on a full disk."""
-    try:
-        with open(os.open(root / SPACE, os.O_WRONLY | os.O_CREAT, 0o666), "wb", 0) as file:
-            file.write(_ACCOUNT.pack(_FORMAT, used is not None, used or 0))
-            file.truncate()
-    except OSError:
-        with contextlib.suppress(OSError):
-            (root / SPACE).unlink()
+def _take(root: Path) -> _Account:
+    """Read the account and remove it. It is unknown if another user's file cannot be removed."""
+    account = _read(root)
+    with contextlib.suppress(OSError):
+        (root / ACCOUNT).unlink()
+        return account
+    return _Account()
+
+
+def _write(root: Path, account: _Account) -> None:
+    """Write the account. If it cannot be written, such as on a full disk, it stays unknown."""
+    path = root / ACCOUNT
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), path.open("xb", 0) as file:
+            file.write(_LAYOUT.pack(_FORMAT, account.used, account.listed_s))
+            return
+        path.unlink()
 
 
 # ---------------------------------------------------------------- eviction
@@ -151,7 +164,7 @@ def _make_room(root: Path, account: _Account, size: int, limit_bytes: int) -> No
                 f"bytes are being fetched and {size:,} more are needed. Raise it to "
                 f"{account.used + size:,} or more"
             )
-        account.used = _list_all(root)
+        account.used, account.listed_s = _list_all(root), time.time()
         can_evict = bool(_candidates[root])
 
 
@@ -170,15 +183,20 @@ def _evict(root: Path, account: _Account) -> bool:
 
 def _list_all(root: Path) -> int:
     """List all files, find candidates for eviction, and return the bytes used."""
-    shards, used = [], 0
-    for path in shard_files(root):
-        if is_temporary(path) and (path.suffix != PART_SUFFIX or remove_if_orphaned(path)):
-            continue
-        if found := _stat(path):
-            used += found.st_size
-            if not is_temporary(path):
-                shards.append(_Candidate(found.st_atime_ns, found.st_size, path))
-    _candidates[root] = deque(heapq.nsmallest(_MOST_CANDIDATES, shards))
+    used = 0
+
+    def find_shards() -> Iterator[_Candidate]:
+        nonlocal used
+        for path in shard_files(root):
+            if is_temporary(path) and (path.suffix != PART_SUFFIX or remove_if_orphaned(path)):
+                continue
+            if found := _stat(path):
+                used += found.st_size
+                # NFS keeps a removed file that is still mapped under this name
+                if not is_temporary(path) and not path.name.startswith(".nfs"):
+                    yield _Candidate(found.st_atime_ns, found.st_size, path)
+
+    _candidates[root] = deque(heapq.nsmallest(_MOST_CANDIDATES, find_shards()))
     return used
 
 

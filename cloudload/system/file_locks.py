@@ -107,6 +107,7 @@ def release(path: Path, descriptor: int) -> None:
     unregister(path)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have inherited the descriptor
     os.close(descriptor)
 
 

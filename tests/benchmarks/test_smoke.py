@@ -25,8 +25,8 @@ from tests.support.warm_start import stand_in
 pytestmark = pytest.mark.timeout(900)
 
 COVERED = {"cold_start", "convert", "loader", "memory", "order", "packing", "run", "shard_sizes"}
-COVERED |= {"trace", "losses", "check_rules", "convert_scale", "node", "store_reads", "epoch_end"}
-COVERED |= {"large_index", "tokenizer_ratio"}
+COVERED |= {"trace", "losses", "check_rules", "convert_scale", "node", "scale", "store_reads"}
+COVERED |= {"epoch_end", "large_index", "tokenizer_ratio"}
 TOKENIZERS = ("--tokenizers", str(ROOT / "examples"))
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -140,6 +140,40 @@ def test_convert_scale_reports_each_process() -> None:
     [rows] = run_json("convert_scale").values()
     assert [row["step"] for row in rows] == ["plan", "worker", "finish"]
     assert all(row["CPU s"] > 0 for row in rows)
+
+
+def test_scale_reports_the_cost_of_orders_lengths_caches_and_downloads() -> None:
+    parts = ("downloads", "order", "lengths", "cache", "states")
+    tables = run_json("scale", "--only", *parts, "--ranks=8")
+    downloads, order, lengths, cache, states = tables.values()
+    assert [row["downloads of each shard"] for row in downloads] == [625, 20.34375, 25, 1]
+    assert [(row["order"], row["how"]) for row in order] == [
+        ("seekable", "measured"),
+        ("py1e", "measured"),
+        ("py1e", "predicted"),
+    ]
+    assert [row["how"] for row in lengths] == ["measured", "predicted"]
+    assert all(row["GB of lengths"] > 0 for row in lengths)
+    [row] = cache
+    assert row["shards in the cache"] == 1_000
+    assert all(value > 0 for value in row.values())
+    assert [row["lanes"] for row in states] == [960, 960, 1_920]
+    assert all(10 < row["bytes of JSON"] / row["lanes"] < 20 for row in states)
+
+
+@pytest.mark.long
+def test_scale_reports_the_requests_and_plans_of_a_node() -> None:
+    parts = ("opening", "hub", "plans")
+    starts, hub, plans = run_json("scale", "--only", *parts).values()
+    assert [row["start"] for row in starts] == ["first", "later", "resume"]
+    for row in starts:
+        assert row["of the index"] > 0 < row["of lengths"]
+        assert row["of the index, 1,250 nodes"] == 1_250 * row["of the index"]
+    assert starts[0]["of shards"] > 0 == starts[1]["of shards"]
+    empty, filled = hub
+    assert empty["of a rank"] > filled["of a rank"] > 0
+    assert len(plans) == 5
+    assert all(row["CPU s"] > 0 for row in plans)
 
 
 @pytest.mark.long

@@ -69,6 +69,36 @@ def test_a_wait_for_a_lock_can_be_limited(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_forked_process_that_inherits_a_lock_does_not_hold_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.lock"
+    with locked(path):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+        child.start()
+        taken = threading.Event()
+
+        def take() -> None:
+            with locked(path):
+                taken.set()
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        while not _is_blocked_in_flock(path):
+            time.sleep(0.01)
+    try:
+        assert taken.wait(30)
+    finally:
+        child.kill()
+        child.join()
+        thread.join()
+
+
+def _is_blocked_in_flock(path: Path) -> bool:
+    """Whether a thread of this machine waits for a lock on the file."""
+    number = str(path.stat().st_ino)
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and line.split()[-3].endswith(f":{number}") for line in lines)
+
+
 def end_while_threads_hold_files(folder: Path) -> None:
     """Threads hold a lock and a partial file when the main function returns."""
     holds = threading.Barrier(3)

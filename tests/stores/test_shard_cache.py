@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Stream
-from cloudload.cache.folder import SPACE
+from cloudload.cache.folder import ACCOUNT
 from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import CacheError, DatasetError, FailureKind, StoreError
 from cloudload.mds.dataset import Corpus, open_corpus
@@ -32,7 +32,7 @@ from tests.support.shard_caches import DOCUMENTS, RETRY, flip, loader_of, texts_
 def cached_files(root: Path) -> list[str]:
     """The names of cached files, in order, without the hashes of shards."""
     found = (
-        path.name for path in root.rglob("*") if path.is_file() and path.name not in (TAG, SPACE)
+        path.name for path in root.rglob("*") if path.is_file() and path.name not in (TAG, ACCOUNT)
     )
     return sorted(re.sub(r"-[0-9a-f]{12}(?=\.mds)", "", name) for name in found)
 

@@ -8,15 +8,19 @@ import multiprocessing
 import os
 import random
 import signal
+import struct
+import sys
+import threading
 import time
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload.cache import space
-from cloudload.cache.folder import SPACE, shard_files, sweep
+from cloudload.cache.folder import ACCOUNT, shard_files, space_lock, sweep
 from cloudload.cache.space import publish, remove, reserve
 from cloudload.errors import CacheError
 from cloudload.system.file_locks import locked
@@ -38,6 +42,18 @@ def add(root: Path, name: str, size: int, limit: int | None = LIMIT) -> Path:
 
 def use(path: Path, second: int) -> None:
     os.utime(path, (second, second))
+
+
+def keep_account(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the account be another user's file, in a folder with a sticky bit."""
+    real = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == root / ACCOUNT:
+            raise PermissionError(errno.EPERM, "not permitted")
+        real(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
 
 
 def shards(root: Path) -> dict[str, int]:
@@ -69,6 +85,14 @@ def test_reservations_list_the_files_once_per_candidates(
         use(add(tmp_path, f"{number:02}", 100), number)
     assert len(listings) == 3
     assert sorted(shards(tmp_path)) == [f"{number:02}" for number in range(10, 20)]
+
+
+def test_a_candidate_that_was_used_again_is_not_evicted(tmp_path: Path) -> None:
+    for number in range(11):
+        use(add(tmp_path, f"{number:02}", 100), number)
+    use(tmp_path / "data" / "01", 11)
+    add(tmp_path, "new", 100)
+    assert sorted(shards(tmp_path)) == ["01", *(f"{number:02}" for number in range(3, 11)), "new"]
 
 
 STEPS = st.lists(
@@ -117,11 +141,21 @@ def test_the_least_recently_used_shards_are_evicted_as_if_all_were_listed(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"7", b"space 2\n" + b"\x01" + bytes(8), b"space 1\n" + bytes(9), bytes(99)]
+    "content",
+    [
+        b"",
+        b"7",
+        bytes(24),
+        bytes(99),
+        struct.pack("<8sqd", b"space 2\n", 0, time.time()),
+        struct.pack("<8sqd", b"space 1\n", 0, float("nan")),
+        struct.pack("<8sqd", b"space 1\n", 0, time.time())[:-1],
+    ],
+    ids=["empty", "short", "zeros", "long", "other format", "no time", "cut"],
 )
 def test_a_damaged_account_is_replaced(tmp_path: Path, content: bytes) -> None:
     add(tmp_path, "old", 600)
-    (tmp_path / SPACE).write_bytes(content)
+    (tmp_path / ACCOUNT).write_bytes(content)
     add(tmp_path, "new", 600)
     assert shards(tmp_path) == {"new": 600}
     add(tmp_path, "next", 300)
@@ -163,22 +197,245 @@ def test_too_small_a_limit_names_the_bytes(tmp_path: Path) -> None:
     add(tmp_path, "b", 400)
 
 
+def test_files_that_others_added_count_after_ten_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(add(tmp_path, "old", 400), 1)
+    (tmp_path / "data" / "of an older version").write_bytes(bytes(500))
+    use(tmp_path / "data" / "of an older version", 2)
+    use(add(tmp_path, "new", 200), 3)
+    assert sum(shards(tmp_path).values()) == 1_100
+    now = time.time
+    monkeypatch.setattr("time.time", lambda: now() + space._MOST_AGE_S)
+    add(tmp_path, "last", 1)
+    assert shards(tmp_path) == {"of an older version": 500, "new": 200, "last": 1}
+
+
+def test_an_account_from_the_future_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listings: list[Path]
+) -> None:
+    now = time.time
+    monkeypatch.setattr("time.time", lambda: now() + 3_600)
+    add(tmp_path, "a", 1)
+    monkeypatch.setattr("time.time", now)
+    add(tmp_path, "b", 1)
+    assert len(listings) == 2
+
+
+def test_a_start_does_not_wait_for_a_stopped_holder(tmp_path: Path) -> None:
+    add(tmp_path, "old", 400)
+    with locked(space_lock(tmp_path)):
+        sweep(tmp_path)
+    assert space._read(tmp_path).used is None
+
+
+def test_an_account_removed_by_a_start_during_a_change_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(add(tmp_path, "old", 400), 1)
+    read = space._read
+
+    def read_and_sweep(root: Path) -> Any:
+        found = read(root)
+        (tmp_path / "data" / "copied").write_bytes(bytes(500))
+        sweep(root)
+        return found
+
+    monkeypatch.setattr(space, "_read", read_and_sweep)
+    add(tmp_path, "new", 200)
+    assert shards(tmp_path) == {"copied": 500, "new": 200}
+
+
+def test_processes_with_different_limits_each_hold_theirs(tmp_path: Path) -> None:
+    for number in range(10):
+        use(add(tmp_path, f"{number}", 100), number)
+    use(add(tmp_path, "smaller", 100, limit=300), 10)
+    assert shards(tmp_path) == {"8": 100, "9": 100, "smaller": 100}
+    add(tmp_path, "larger", 700)
+    assert shards(tmp_path) == {"8": 100, "9": 100, "smaller": 100, "larger": 700}
+
+
+def test_many_reservations_without_a_limit_never_list(tmp_path: Path, listings: list[Path]) -> None:
+    for number in range(20):
+        add(tmp_path, f"{number}", 100, limit=None)
+    assert not listings
+    assert not (tmp_path / ACCOUNT).exists()
+
+
+@pytest.mark.parametrize("is_removable", [True, False])
+def test_files_of_users_are_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_removable: bool
+) -> None:
+    (tmp_path / "space").write_text("of a user")
+    (tmp_path / "data.txt").write_text("of a user")
+    (tmp_path / ACCOUNT).symlink_to(tmp_path / "data.txt")
+    if not is_removable:
+        keep_account(tmp_path, monkeypatch)
+    add(tmp_path, "a", 400)
+    add(tmp_path, "b", 500)
+    sweep(tmp_path)
+    assert (tmp_path / "space").read_text() == "of a user"
+    assert (tmp_path / "data.txt").read_text() == "of a user"
+
+
 def test_an_account_that_cannot_be_written_is_not_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listings: list[Path]
 ) -> None:
-    real = os.open
+    real = Path.open
 
-    def refuse(path: Path, *arguments: int) -> int:
-        if path == tmp_path / SPACE:
-            raise OSError(errno.ENOSPC, "no space left")
-        return real(path, *arguments)
+    def refuse(path: Path, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        if path != tmp_path / ACCOUNT or mode == "rb":
+            return real(path, mode, *rest, **named)
+        file: IO[bytes] = real(path, mode, *rest, **named)
+        file.close()
+        raise OSError(errno.ENOSPC, "no space left")
 
     use(add(tmp_path, "old", 600), 1)
-    monkeypatch.setattr("os.open", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     use(add(tmp_path, "other", 300), 2)
+    assert not (tmp_path / ACCOUNT).exists()
     add(tmp_path, "new", 600)
     assert shards(tmp_path) == {"other": 300, "new": 600}
     assert len(listings) == 2
+
+
+def test_an_account_that_cannot_be_removed_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listings: list[Path]
+) -> None:
+    use(add(tmp_path, "old", 600), 1)
+    keep_account(tmp_path, monkeypatch)
+    for number in range(5):
+        use(add(tmp_path, f"{number}", 300), 2 + number)
+        assert sum(shards(tmp_path).values()) <= LIMIT
+    assert len(listings) == 6
+
+
+def test_a_full_disk_leaves_no_file_and_the_next_reservation_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    use(add(tmp_path, "old", 600), 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", fail)
+        with pytest.raises(OSError, match="no space left"):
+            add(tmp_path, "new", 300)
+    assert shards(tmp_path) == {"old": 600}
+    add(tmp_path, "new", 400)
+    assert shards(tmp_path) == {"old": 600, "new": 400}
+
+
+def test_a_mapped_file_that_nfs_keeps_counts_but_is_not_evicted(tmp_path: Path) -> None:
+    make_folder(tmp_path / "data")
+    kept = tmp_path / "data" / ".nfs0000000000000007"
+    kept.write_bytes(bytes(300))
+    use(kept, 1)
+    use(add(tmp_path, "old", 600), 2)
+    add(tmp_path, "new", 500)
+    assert shards(tmp_path) == {kept.name: 300, "new": 500}
+
+
+def test_threads_share_candidates_and_hold_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "_MOST_CANDIDATES", 3)
+    make_folder(tmp_path / "data")
+    failures: list[BaseException] = []
+
+    def run(thread: int) -> None:
+        try:
+            for number in range(40):
+                path = tmp_path / "data" / f"{thread}-{number}"
+                with locked(lock_path(path)):
+                    add(tmp_path, path.name, 90 + thread)
+                with locked(space_lock(tmp_path)):
+                    account = space._read(tmp_path).used
+                    assert account is not None
+                    assert account <= LIMIT
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(thread,)) for thread in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert space._read(tmp_path).used == sum(shards(tmp_path).values()) <= LIMIT
+
+
+def test_a_forked_process_may_evict_the_same_candidates(tmp_path: Path) -> None:
+    for number in range(11):
+        use(add(tmp_path, f"{number:02}", 100), number)
+
+    def evict_in_child() -> None:
+        for number in range(11, 14):
+            use(add(tmp_path, f"{number}", 100), number)
+
+    child = multiprocessing.get_context("fork").Process(target=evict_in_child)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    for number in range(14, 20):
+        use(add(tmp_path, f"{number}", 100), number)
+    assert sorted(shards(tmp_path)) == [f"{number}" for number in range(10, 20)]
+    assert space._read(tmp_path).used == LIMIT
+
+
+def _die_at(event: int, root: Path) -> None:
+    """Change a cache in each way, and die at an event of the interpreter, before its system call.
+
+    Exits with status 9, or with 0 if there are fewer events.
+    """
+    left = event
+
+    def count(name: str, _: Any) -> None:
+        nonlocal left
+        if name.partition(".")[0] in ("open", "os", "fcntl"):
+            if left == 0:
+                os._exit(9)
+            left -= 1
+
+    space._candidates.clear()
+    sys.addaudithook(count)
+    use(add(root, "b", 500), 2)
+    for name, size in (("c", 100), ("d", 100), ("e", 100), ("f", 300)):
+        with locked(lock_path(root / "data" / name)):
+            add(root, name, size)
+    path = root / "data" / "failed"
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        locked(lock_path(path)),
+        reserve(root, path, 200, LIMIT),
+    ):
+        raise ZeroDivisionError
+    remove(root, [root / "data" / "c"])
+    os._exit(0)
+
+
+def test_a_process_killed_before_any_system_call_leaves_an_account_that_holds(
+    tmp_path: Path,
+) -> None:
+    known = unknown = 0
+    for event in range(1_000):
+        root = tmp_path / str(event)
+        use(add(root, "a", 600), 1)
+        child = multiprocessing.get_context("fork").Process(target=_die_at, args=(event, root))
+        child.start()
+        child.join()
+        used = sum(path.stat().st_size for path in shard_files(root))
+        account = space._read(root).used
+        known, unknown = known + (account is not None), unknown + (account is None)
+        assert used <= (LIMIT if account is None else account) <= LIMIT, event
+        add(root, "last", 400)
+        assert sum(shards(root).values()) <= LIMIT
+        if child.exitcode == 0:
+            break
+        assert child.exitcode == 9
+    assert known > 10
+    assert unknown > 10
+    assert child.exitcode == 0
 
 
 def _fill(root: Path, seed: int) -> None:
@@ -211,9 +468,9 @@ def test_processes_killed_at_any_moment_leave_an_account_that_holds(tmp_path: Pa
     known = 0
     for _ in range(60):
         time.sleep(chance.random() / 20)
-        with locked(lock_path(tmp_path / SPACE)):
+        with locked(space_lock(tmp_path)):
             used = sum(path.stat().st_size for path in shard_files(tmp_path) if path.exists())
-            account = space._read(tmp_path)
+            account = space._read(tmp_path).used
             known += account is not None
             assert used <= (LIMIT if account is None else account) <= LIMIT
         place = chance.randrange(4)
@@ -226,5 +483,5 @@ def test_processes_killed_at_any_moment_leave_an_account_that_holds(tmp_path: Pa
     assert known > 20
     sweep(tmp_path)
     path = add(tmp_path, "last", 1)
-    assert space._read(tmp_path) == sum(shards(tmp_path).values())
+    assert space._read(tmp_path).used == sum(shards(tmp_path).values())
     assert path.exists()

@@ -1,0 +1,1 @@
+"""The cost of very large datasets and worlds; see `__main__`."""

@@ -1,0 +1,83 @@
+"""Measure datasets of millions of shards, and the start of thousands of ranks.
+
+    python -m benchmarks.scale [--only opening hub downloads order lengths cache states plans]
+
+opening   requests to a real S3 server until the first batches of a node's ranks, times --nodes
+hub       requests to the Hugging Face Hub for a tokenizer by name, times --ranks and --nodes
+downloads of each shard, by num_lanes and num_canonical_nodes
+order     an epoch of --documents documents: time to build it, memory, cost of a document
+lengths   token lengths of --fits documents, and predicted for --documents
+cache     the cost of a reservation, by the number of shards in the cache
+states    the size of a state, by the number of lanes
+plans     opening a dataset, planning `cloudload count`, the plan of a spawned worker, and
+          `cloudload plan`, with --planned-shards shards
+
+The dataset of `plans` is in a simulated store: its index is real, and all its shards have the same
+bytes. Memory is in MB of 10^6 bytes. `benchmarks.exchange` measures the exchange between ranks, and
+`benchmarks.convert_scale` the converter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from benchmarks.figures import Row, print_tables
+from benchmarks.harness import Options, exit_on_sigterm
+from benchmarks.scale.downloads import count_downloads
+from benchmarks.scale.hub import count_hub_requests
+from benchmarks.scale.opening import count_requests
+from benchmarks.scale.parts import (
+    measure_cache,
+    measure_lengths,
+    measure_orders,
+    measure_plans,
+    measure_states,
+)
+from benchmarks.scale.simulated import write_dataset
+
+PARTS = ("opening", "hub", "downloads", "order", "lengths", "cache", "states", "plans")
+
+
+def main() -> None:
+    options = Options(__doc__)
+    options.add_argument("--only", nargs="+", choices=PARTS, help="only these parts")
+    options.add_amount("documents", 10_000_000_000, 20_000, "documents of the dataset")
+    options.add_amount("shards", 1_000_000, 200, "shards of the dataset")
+    options.add_amount("ranks", 8, 2, "ranks of the node")
+    options.add_amount("nodes", 1_250, 1_250, "nodes of the job")
+    options.add_amount("lanes", 20_000, 1_920, "most lanes of a state")
+    options.add_amount("planned-shards", 100_000, 200, "shards of the planned dataset")
+    options.add_amount("steps", 100, 5, "steps of the planned run")
+    options.add_amount("fits", 100_000_000, 100_000, "documents with lengths to measure")
+    options.add_amount("cached", 100_000, 1_000, "shards in the largest cache")
+    args = options.parse()
+    exit_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
+        print_tables(measure(args, Path(folder)), as_json=args.json)
+
+
+def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Row]]]:
+    """Yield (title, rows) of each part's table."""
+    parts: dict[str, Callable[[], Iterator[Row]]] = {
+        "opening": lambda: count_requests(work, args.ranks, args.nodes),
+        "hub": lambda: count_hub_requests(work, args.ranks, args.nodes),
+        "downloads": lambda: count_downloads(args.ranks, args.nodes),
+        "order": lambda: measure_orders(args.shards, args.documents),
+        "lengths": lambda: measure_lengths(args.documents, args.fits),
+        "cache": lambda: measure_cache(args.cached),
+        "states": lambda: measure_states(args.lanes),
+        "plans": lambda: measure_plans(work / "many", args.ranks, args.steps),
+    }
+    chosen = args.only or PARTS
+    if "plans" in chosen:
+        (work / "many").mkdir()
+        write_dataset(work / "many", args.planned_shards, args.documents // args.shards)
+    for name in chosen:
+        yield name, list(parts[name]())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Count the nodes of a job that read each canonical node, and so download each of its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from benchmarks.figures import Row
+from cloudload.delivery.world import World
+from cloudload.order.dealing import deal_lanes, find_lane_hosts
+from cloudload.order.lanes import Lanes
+
+_DOCUMENTS = 10_000_000_000
+
+
+def count_downloads(ranks: int, nodes: int) -> Iterator[Row]:
+    """Yield the downloads of a shard, for layouts of a job of `nodes` times `ranks` ranks."""
+    size = nodes * ranks
+    hosts = np.array(World(0, size, ranks).hosts)
+    largest_divisor = max(number for number in range(1, 65) if nodes % number == 0)
+    for num_lanes, num_nodes in (
+        (int(np.lcm(64, size)), 64),
+        (3_840, 64),
+        (2 * size, largest_divisor),
+        (2 * size, nodes),
+    ):
+        lanes = Lanes(num_lanes, _DOCUMENTS, None, num_nodes)
+        found = find_lane_hosts(num_lanes, hosts, deal_lanes([lanes], hosts))
+        pairs = np.unique(np.stack([found, lanes.nodes]), axis=1).shape[1]
+        yield {
+            "num_lanes": num_lanes,
+            "num_canonical_nodes": num_nodes,
+            "divided evenly": "yes" if num_lanes % size == 0 else "no",
+            "downloads of each shard": pairs / num_nodes,
+            "canonical nodes of a node": pairs / nodes,
+        }

@@ -1,0 +1,94 @@
+"""Count the requests of a rank that loads a tokenizer by its name from a server like the Hub.
+
+Run as a module, this is such a rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from benchmarks.figures import Row
+from benchmarks.harness import ONE_THREAD, ROOT
+from benchmarks.scale.simulated import TOKENIZER, short_texts
+
+_NAME = "some/tokenizer"
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """Serves the files of one repository, and counts its requests."""
+
+    requests = 0
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        _Hub.requests += 1
+        file = TOKENIZER / self.path.partition("?")[0].rpartition("/")[2]
+        is_found = "/resolve/" in self.path and file.is_file()
+        content = file.read_bytes() if is_found else b"{}"
+        self.send_response(200 if is_found else 404)
+        self.send_header("X-Repo-Commit", "a" * 40)
+        self.send_header("Content-Length", str(len(content)))
+        if is_found:
+            self.send_header("ETag", f'"{hashlib.sha1(content).hexdigest()}"')
+        else:
+            self.send_header("X-Error-Code", "EntryNotFound")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def count_hub_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
+    """Yield the requests of a rank whose node has an empty Hub cache, and of a later one."""
+    from cloudload import convert_to_mds
+
+    texts = ({"text": text} for text in short_texts(2_000))
+    convert_to_mds(texts, work / "named", progress=False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    environment = os.environ | ONE_THREAD | {"HF_HUB_OFFLINE": "0", "HF_HOME": str(work / "hub")}
+    environment["HF_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
+    for hub_cache in ("empty", "filled"):
+        _Hub.requests = 0
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.scale.hub", str(work)],
+            cwd=ROOT,
+            env=environment,
+            check=True,
+        )
+        found = {"of a rank": _Hub.requests, f"{nodes:,} nodes": nodes * ranks * _Hub.requests}
+        yield {"Hub cache": hub_cache, **found}
+    server.shutdown()
+    server.server_close()
+
+
+def main(work: Path) -> None:
+    from cloudload import CloudLoader
+
+    with CloudLoader(
+        str(work / "named"),
+        tokenizer=_NAME,
+        seq_len=256,
+        batch_size=1,
+        local=work / "cache",
+        tokenizer_backend="hf",
+    ) as loader:
+        next(iter(loader))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

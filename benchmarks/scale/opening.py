@@ -1,0 +1,114 @@
+"""Count the requests that the ranks of a node send to a real S3 server until their first batches.
+
+Run as a module, this is a rank: it prints a line after its first batch, and waits for the end of
+stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Row
+from benchmarks.harness import ONE_THREAD, ROOT, exit_within
+from benchmarks.scale.simulated import TOKENIZER, short_texts
+from tests.support.fault_proxy import FaultProxy, start_fault_proxy
+from tests.support.servers import BUCKET, start_s3
+
+URL = f"s3://{BUCKET}/opening"
+_DOCUMENTS, _SHARD_BYTES = 20_000, 40_000
+_KINDS = {"of the index": "/index.json", "of lengths": "/lengths/", "of shards": ".mds"}
+
+
+def count_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
+    """Yield the requests of a node by kind of start, and those of all nodes."""
+    from cloudload import convert_to_mds, count_tokens
+
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(start_s3(BUCKET))
+        proxy = stack.enter_context(start_fault_proxy(server.endpoint))
+        os.environ.update(server.environment())
+        texts = ({"text": text} for text in short_texts(_DOCUMENTS))
+        convert_to_mds(texts, URL, shard_bytes=_SHARD_BYTES, progress=False)
+        count_tokens(URL, tokenizer=str(TOKENIZER), processes=1, progress=False)
+        environment = server.environment(proxy.endpoint)
+        _start_ranks(work / "other", 1, environment, work / "state")
+        for start in ("first", "later", "resume"):
+            proxy.set_faults([])
+            state = work / "state" if start == "resume" else None
+            _start_ranks(work / "cache", ranks, environment, state)
+            found = _sum(proxy)
+            everywhere = {f"{name}, {nodes:,} nodes": nodes * found[name] for name in _KINDS}
+            yield {"start": start, "ranks": ranks, **found, **everywhere}
+
+
+def _sum(proxy: FaultProxy) -> dict[str, int]:
+    """The requests by kind, and the bytes answered."""
+    requests = proxy.requests()
+    found = {
+        name: sum(part in request.line for request in requests) for name, part in _KINDS.items()
+    }
+    return {
+        **found,
+        "others": len(requests) - sum(found.values()),
+        "bytes of the index": sum(
+            request.body_bytes for request in requests if "/index.json" in request.line
+        ),
+    }
+
+
+def _start_ranks(cache: Path, ranks: int, environment: dict[str, str], state: Path | None) -> None:
+    """Run the ranks of a node until all have their first batch."""
+    variables = ONE_THREAD | environment | {"LOCAL_WORLD_SIZE": str(ranks)}
+    request = {"cache": str(cache), "size": ranks, "state": state and str(state)}
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.scale.opening",
+                json.dumps(request | {"rank": rank}),
+            ],
+            cwd=ROOT,
+            env=os.environ | variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        assert process.stdout
+        if not process.stdout.readline():
+            raise SystemExit(f"a rank ended with status {process.wait()}. See its output above")
+    for process in processes:
+        process.communicate()
+
+
+def serve(*, cache: str, rank: int, size: int, state: str | None) -> None:
+    """Read the first batch; a single rank writes the file `state`, and others start from it."""
+    from cloudload import CloudLoader, Retry
+
+    options: dict[str, Any] = {"tokenizer": str(TOKENIZER), "seq_len": 256, "batch_size": 4}
+    options |= {"local": cache, "num_workers": 1, "prefetch_batches": 1, "num_lanes": 120}
+    options |= {"retry": Retry(timeout_s=300, deadline_s=600)}  # no request is sent twice
+    with CloudLoader(URL, **options, dp_rank=rank, dp_world_size=size) as loader:
+        if state and size > 1:
+            loader.load_state_dict(json.loads(Path(state).read_text()))
+        batches = iter(loader)
+        next(batches)
+        if state and size == 1:
+            Path(state).write_text(json.dumps(loader.state_dict()))
+        print("first batch", flush=True)
+        sys.stdin.read()
+        exit_within(10)
+
+
+if __name__ == "__main__":
+    serve(**json.loads(sys.argv[1]))

@@ -1,0 +1,269 @@
+"""Measure the parts of a node that grow with documents and shards, each in its own process.
+
+Run as a module, this measures one part, and prints its figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.convert.sampling import high_water_mark
+from benchmarks.figures import Row
+from benchmarks.harness import ONE_THREAD, ROOT
+from benchmarks.length_tables import measure as measure_tables
+from benchmarks.order.scale import build_ours
+from benchmarks.scale.simulated import URL, loader_options, short_texts, use_store
+from cloudload.cache.folder import sweep
+from cloudload.cache.space import publish, reserve
+from cloudload.order.spec import OrderConfig
+from cloudload.system.temp_files import make_folder
+
+NODES, SHARDS_OF_BLOCK, SEED = 64, 4, 17
+LANES = 3_840
+_LOOKUPS = 20
+_NODES_OF_PLANS = 1, 4
+
+
+def in_process(part: str, **arguments: Any) -> dict[str, Any]:
+    """The figures of a part, measured in its own process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.scale.parts", part, json.dumps(arguments)],
+        cwd=ROOT,
+        env=os.environ | ONE_THREAD,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def measure_orders(shards: int, documents: int) -> Iterator[Row]:
+    """Yield the cost of the seekable order, and of py1e at a size that fits, and predicted."""
+    yield in_process("order", algorithm="seekable", shards=shards, documents=documents)
+    fits = min(documents, 100_000_000)
+    fewer = max(1, shards * fits // documents)
+    small = in_process("order", algorithm="py1e", shards=fewer, documents=fits)
+    yield small
+    yield {
+        **dict.fromkeys(small),
+        "order": "py1e",
+        "documents": documents,
+        "shards": shards,
+        "how": "predicted",
+        "GB of its file": _gigabytes(documents),
+        "CPU, s": small["CPU, s"] * documents / fits,
+    }
+
+
+def _gigabytes(documents: int) -> float:
+    """The size of the file of an order."""
+    return documents * (4 if documents < 1 << 32 else 8) / 1e9
+
+
+def measure_lengths(documents: int, fits: int) -> Iterator[Row]:
+    """Yield the cost of token lengths at a size that fits, and predicted."""
+    found = in_process("lengths", documents=fits)
+    for number, how in ((fits, "measured"), (documents, "predicted")):
+        yield {
+            "documents": number,
+            "how": how,
+            "GB of lengths": found["length_bytes_per_document"] * number / 1e9,
+            "GB of a table": found["table_bytes_per_document"] * number / 1e9,
+            "CPU s of a table": found["table_cpu_s"] * number / fits,
+            "µs to find a row of a lane": found["us_per_row_at_50%"],
+            "peak RSS, MB": found["peak_rss_mb"] if number == fits else None,
+        }
+
+
+def measure_cache(most: int) -> Iterator[Row]:
+    """Yield the cost of reserving the bytes of a shard, by the number of shards in the cache."""
+    files = 1_000
+    while files <= most:
+        yield in_process("cache", files=files)
+        files *= 10
+
+
+def measure_states(most_lanes: int) -> Iterator[Row]:
+    """Yield the size of a state, by the number of lanes."""
+    for lanes in (960, most_lanes // 2, most_lanes):
+        yield in_process("state", lanes=lanes)
+
+
+def measure_plans(folder: Path, ranks: int, steps: int) -> Iterator[Row]:
+    """Yield the cost of opening a dataset, and of the plans that list its shards."""
+    for part in ("opening", "count", "pickle"):
+        yield in_process(part, folder=str(folder))
+    for nodes in _NODES_OF_PLANS:
+        yield in_process("plan", folder=str(folder), nodes=nodes, ranks=ranks, steps=steps)
+
+
+# ---------------------------------------------------------------- one part
+
+
+def order(algorithm: str, shards: int, documents: int) -> Row:
+    sizes = np.full(shards, documents // shards)
+    block = SHARDS_OF_BLOCK * documents // shards
+    found = build_ours(sizes, OrderConfig(True, algorithm, block, NODES, SEED))
+    return {
+        "order": algorithm,
+        "documents": documents,
+        "shards": shards,
+        "how": "measured",
+        "GB of its file": 0.0 if algorithm == "seekable" else _gigabytes(documents),
+        **found,
+    }
+
+
+def lengths(documents: int) -> Row:
+    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
+        found: Row = measure_tables(documents, Path(folder), "seekable")
+    return found
+
+
+def cache(files: int) -> Row:
+    """Reserve bytes in a cache of empty shards, without a limit, within it, and beyond it."""
+    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as name:
+        root, size = Path(name), 4096
+        folder = root / "dataset"
+        make_folder(folder)
+        for number in range(files):
+            part = folder / f"{number // 1000:05}"
+            part.mkdir(exist_ok=True)
+            with (part / f"shard.{number % 1000:05}-0123456789ab.mds").open("wb") as file:
+                file.truncate(size)
+
+        def time_ms(limit: int | None, times: int) -> float:
+            began = time.process_time()
+            for number in range(times):
+                path = folder / f"new-{limit}-{number}.mds"
+                with reserve(root, path, size, limit) as (part, _):
+                    publish(root, part, path)
+            return 1e3 * (time.process_time() - began) / times
+
+        began = time.process_time()
+        sweep(root)
+        return {
+            "shards in the cache": files,
+            "CPU ms to sweep at a start": 1e3 * (time.process_time() - began),
+            "CPU ms to reserve, no limit": time_ms(None, _LOOKUPS),
+            "CPU ms, the first with a limit": time_ms(2 * size * (files + 1_000) + 1, 1),
+            "CPU ms, below the limit": time_ms(2 * size * (files + 1_000), _LOOKUPS),
+            "CPU ms, at the limit": time_ms(size * files, _LOOKUPS),
+        }
+
+
+def opening(folder: str) -> Row:
+    from cloudload import CloudLoader
+
+    use_store(Path(folder))
+    cpu, wall = time.process_time(), time.perf_counter()
+    with CloudLoader(URL, **loader_options(Path(folder))):
+        row = _figures("opening a dataset, each rank", cpu, wall)
+    return row | {"size": f"{(Path(folder) / 'index.json').stat().st_size / 1e6:.1f} MB"}
+
+
+def state(lanes: int) -> Row:
+    """The size of a state after three batches of documents of a few words."""
+    from cloudload import CloudLoader, convert_to_mds
+
+    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
+        texts = ({"text": text} for text in short_texts(3 * lanes))
+        convert_to_mds(texts, f"{folder}/data", progress=False)
+        options = loader_options(Path(folder)) | {"seq_len": 16, "batch_size": lanes // 2}
+        options |= {"num_workers": 0, "num_lanes": lanes, "num_canonical_nodes": 10}
+        with CloudLoader(f"{folder}/data", **options) as loader:
+            batches = iter(loader)
+            for _ in range(3):
+                next(batches)
+            return {"lanes": lanes, "bytes of JSON": len(json.dumps(loader.state_dict()))}
+
+
+def plan(folder: str, nodes: int, ranks: int, steps: int) -> Row:
+    from cloudload.forecast import plan_run
+
+    use_store(Path(folder))
+    cpu, wall = time.process_time(), time.perf_counter()
+    plan_run(
+        URL,
+        **loader_options(Path(folder)),
+        steps=steps,
+        nodes=nodes,
+        ranks_per_node=ranks,
+        num_lanes=LANES,
+        measure=False,
+        sample=1e-6,
+    )
+    return _figures(f"cloudload plan, {nodes} nodes", cpu, wall)
+
+
+def count(folder: str) -> Row:
+    from cloudload.config.rows import RowsConfig
+    from cloudload.config.stream import Stream
+    from cloudload.count.count import prepare
+    from cloudload.count.group import list_groups
+    from cloudload.run.recipe import open_recipe
+    from cloudload.storage.base import Retry
+
+    use_store(Path(folder))
+    cpu, wall = time.process_time(), time.perf_counter()
+    tokenizer = loader_options(Path(folder))["tokenizer"]
+    config = RowsConfig(streams=(Stream(URL),), seq_len=1, bos=None, eos=None)
+    recipe = open_recipe(config, tokenizer, Retry())
+    work = prepare(recipe, "hf", f"{URL}/lengths", Retry())
+    groups = list_groups(work, recipe.corpus.datasets[0])
+    row = _figures("planning cloudload count", cpu, wall)
+    return row | {"size": f"{len(groups):,} groups"}
+
+
+def pickle_plan(folder: str) -> Row:
+    from cloudload import CloudLoader
+
+    use_store(Path(folder))
+    with CloudLoader(URL, **loader_options(Path(folder))) as loader:
+        made = loader.plan()
+        cpu, wall = time.process_time(), time.perf_counter()
+        sent = pickle.dumps(made)
+        pickle.loads(sent)
+    row = _figures("sending a plan to a spawned worker", cpu, wall)
+    return row | {"size": f"{len(sent) / 1e6:.1f} MB"}
+
+
+def _figures(what: str, cpu: float, wall: float) -> Row:
+    return {
+        "what": what,
+        "CPU s": time.process_time() - cpu,
+        "wall s": time.perf_counter() - wall,
+        "peak RSS, MB": high_water_mark(os.getpid()) / 1e6,
+        "size": None,
+    }
+
+
+PARTS: dict[str, Callable[..., Row]] = {
+    "order": order,
+    "lengths": lengths,
+    "cache": cache,
+    "opening": opening,
+    "plan": plan,
+    "state": state,
+    "count": count,
+    "pickle": pickle_plan,
+}
+
+
+def main(part: str, arguments: str) -> None:
+    print(json.dumps(PARTS[part](**json.loads(arguments))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
