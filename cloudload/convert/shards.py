@@ -116,7 +116,8 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedBlock:
     shares, config = context.config.shares, context.config
     is_plain = len(columns) == 2 and not shares
     records = block.records(config.text_key)
-    if is_plain and isinstance(block, Utf8Block):
+    # the general encoder does not read an ID from the bytes of a text
+    if is_plain and config.id_key != config.text_key and isinstance(block, Utf8Block):
         records = block.utf8_records(config.text_key)
     samples: dict[str, list[bytes]] = {name: [] for name in context.config.split_names}
     split_bytes = dict.fromkeys(samples, 0)
