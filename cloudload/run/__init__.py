@@ -17,5 +17,5 @@
     state_codec      arrays of a state as text       streaming_state  a StreamingDataset's state
     lane_texts       lanes of a state as text
 
-A recipe and a position are the same on all ranks, for any world size.
+A recipe does not depend on the world size.
 """
