@@ -37,7 +37,7 @@ from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
 from cloudload.system.file_locks import remove_if_orphaned
 from cloudload.system.temp_files import TAG, is_temporary, lock_path
-from cloudload.tokenization.kept import sweep_tokenizers
+from cloudload.tokenization.kept_files import sweep_tokenizers
 
 ORDERS_FOLDER, LENGTHS_FOLDER = "orders", "lengths"
 

@@ -30,7 +30,7 @@ from cloudload.errors import TokenizerError
 from cloudload.tokenization.deferral import Deferral
 from cloudload.tokenization.encoders import encode_flat, is_failure
 from cloudload.tokenization.features import find_unsupported_feature
-from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
+from cloudload.tokenization.kept_files import keep, kept_path, learning, read_kept, with_version
 from cloudload.tokenization.loading import keep_hf, load_fastokens, load_hf, make_hf
 from cloudload.tokenization.probes import assigned_code_points, probes
 

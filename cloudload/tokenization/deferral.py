@@ -17,7 +17,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudload.tokenization.kept import keep, read_kept
+from cloudload.tokenization.kept_files import keep, read_kept
 
 _COMMAND = ("-m", "cloudload.tokenization.comparing")
 _SHOWN_CHARACTERS = 200

@@ -15,7 +15,7 @@ from cloudload.tokenization import encoders
 from cloudload.tokenization.backend import Choice, check_deferred, choose_backend
 from cloudload.tokenization.deferral import Deferral
 from cloudload.tokenization.encoders import FastokensEncoder, HFEncoder, open_encoder
-from cloudload.tokenization.kept import keep
+from cloudload.tokenization.kept_files import keep
 from cloudload.tokenization.loading import start_loading
 from tests.support.tokenizer_files import JSONS, changed, needs_fastokens
 
