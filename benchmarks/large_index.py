@@ -101,7 +101,7 @@ def count_requests(work: Path, ranks: int) -> Iterator[Row]:
         os.environ.update(server.environment())
         texts = ({"text": text} for text in short_texts(_DOCUMENTS))
         convert_to_mds(texts, _REAL_URL, shard_bytes=10_000, progress=False)
-        time.sleep(_SETTLED_S)  # an index is shared once its time of writing tells versions apart
+        time.sleep(_SETTLED_S)  # ranks share an index only if it was written at least two seconds ago
         for start in ("first", "later"):
             proxy.set_faults([])
             _run_ranks(ranks, {"cache": str(work / "cache")}, server.environment(proxy.endpoint))

@@ -64,7 +64,7 @@ def prepare_loader(request: Message) -> Take:
     framing = sum(each is not None for each in loader.recipe.tokenizer.frames[0])
 
     def read_until(place: float) -> int:
-        """Read whole blocks up to a place, and return their number of batches."""
+        """Read whole blocks up to a place, and return the number of batches read."""
         count = 0
         while count == 0 or loader.stats().documents < place * loader.num_samples:
             for _ in range(BATCHES_OF_BLOCK):

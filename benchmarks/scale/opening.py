@@ -49,7 +49,7 @@ def count_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
 
 
 def _sum(proxy: FaultProxy) -> dict[str, int]:
-    """The requests by kind, and the bytes answered."""
+    """Count the requests by kind, and the bytes of the responses to requests for an index."""
     requests = proxy.requests()
     found = {
         name: sum(part in request.line for request in requests) for name, part in _KINDS.items()

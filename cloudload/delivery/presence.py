@@ -211,10 +211,11 @@ def _own_addresses() -> list[str]:
 
 
 class _Guest(Presence):
-    """A connection to the host, whose end shows that the host has ended.
+    """A connection to the host. If it closes, the host has ended.
 
-    The host proves itself by its token, because another program may listen at its address. If the
-    connection ends before, the host may have ended or not; if nobody listens there, it has ended.
+    The host first sends its token, because another program may listen at this address. A connection
+    that closes before the token arrives proves nothing, so the guest connects again. If the address
+    refuses the connection, the host has ended.
     """
 
     def __init__(self, rank: int, host: dict[str, Any]) -> None:

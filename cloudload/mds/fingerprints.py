@@ -1,11 +1,11 @@
 """Fingerprints of datasets, which a state stores and a resume compares.
 
-index      SHA-256 of `index.json`, in 64 hex digits; a table has it if it is a whole index
+index      SHA-256 of `index.json`, in 64 hex digits; only for the table of a whole index
 data       sample counts, columns, raw sizes and raw hashes of the shards, in order
-samples    sample counts, columns and `SAMPLES_HASH`: the same after the data is written again with
-           another compression, other hashes or another size limit, which the header names
+samples    sample counts, columns and `SAMPLES_HASH` of the shards, in order
 
-The last two do not depend on location or compression.
+`data` and `samples` do not depend on the location. A shard's header names its compression, hashes,
+and size limit, so `data` depends on these. `samples` does not.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def test_processes_that_end_while_they_take_locks_leave_none(tmp_path: Path) -> 
 
 
 def create_a_lock_as_sigterm_arrives(path: Path) -> None:
-    """SIGTERM arrives when the file has been created, and is not yet known to this process."""
+    """Send this process SIGTERM after it has created the file, but before it has registered it."""
     exit_with_parent()
     create = os.open
 
