@@ -21,7 +21,7 @@ _SETTLED_S, _IDLE_CPU_S = 0.3, 0.002
 
 
 def prepare(request: Message) -> Take:
-    """Work up to the first place, and return a function that is measured up to the second."""
+    """Read up to the first place. Return a function that reads on to the second, to be measured."""
     return PREPARE[request["side"]](request)
 
 
@@ -86,7 +86,7 @@ def prepare_loader(request: Message) -> Take:
 
 
 def settle() -> None:
-    """Wait until the worker has filled its slots, so that it is as far ahead at both places."""
+    """Wait until the worker has filled its slots, so that its lead is the same at both places."""
     before = -1.0
     while (now := family_cpu()) - before > _IDLE_CPU_S:
         before = now

@@ -89,10 +89,10 @@ def choose_backend(text: str, asked: str, cache_root: Path, *, defers: bool = Fa
     """Choose the backend for the tokenizer.json `text`, which is empty if no text is
     tokenized.
 
-    `asked` is "auto", "hf" or "fastokens". The result of comparing all code points is cached in a
-    file under `cache_root`. With `defers` and "auto", a comparison that this node has not made yet
-    is left to workers (`Choice.deferral`). Raises `TokenizerError` if `asked` is "fastokens" and a
-    check fails.
+    `asked` is "auto", "hf" or "fastokens". The result of comparing all assigned code points is
+    cached in a file under `cache_root`. With `defers` and "auto", a comparison that this node has
+    not made yet is left to workers (`Choice.deferral`). Raises `TokenizerError` if `asked` is
+    "fastokens" and a check fails.
     """
     if not text:
         return Choice(NO_BACKEND, NO_BACKEND, "there is no text to tokenize")
