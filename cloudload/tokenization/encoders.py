@@ -5,7 +5,8 @@
 
     documents   "ab" "" "c"    IDs 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
-Until a deferred comparison of the two ends, hf encodes documents, and fastokens does if it passes.
+If their comparison is deferred, hf encodes documents until it has finished. Then fastokens encodes
+them if it passed.
 
 With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. A
 background thread also encodes a sample of the documents with hf, and compares the IDs. Only one
@@ -175,7 +176,7 @@ class DeferredEncoder:
         return self._encoder.encode(documents)
 
     def _look(self, deferral: Deferral) -> None:
-        """Start the comparison, or use its result."""
+        """Start the comparison, or change to the backend that its result allows."""
         result = deferral.read()
         if result is None:
             if self._compares and deferral not in _started:
