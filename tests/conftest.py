@@ -68,7 +68,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_programs(run_folder: Path) -> Iterator[None]:
-    """All processes of this run start their warm programs from one server."""
+    """Start the warm programs of all processes of this run from one server."""
     with servers_from(lambda: shared(run_folder, WarmServer, start_warm_server)):
         yield
 
@@ -200,7 +200,7 @@ def fresh_tokenizers() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _compares_at_once() -> Iterator[None]:
-    """Each process compares the backends itself, once: most tests have an empty cache folder."""
+    """Make each process compare the backends itself, once, because most caches here are empty."""
     with patch.object(Deferral, "is_possible", False):
         yield
 

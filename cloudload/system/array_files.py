@@ -94,7 +94,7 @@ def map_arrays(path: Path, key: str) -> ArrayFile | None:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or not _is_own(found) or not _is_whole(file):
                 return None
-            # check the file by reading it, because mapping it would count toward this process's memory
+            # read the file to check it, because mapped pages would count toward the memory
             content = mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
         start = len(_MAGIC) + _DIGEST_BYTES
         end = start + _SIZE_BYTES + int.from_bytes(content[start : start + _SIZE_BYTES], "little")

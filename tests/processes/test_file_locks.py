@@ -60,7 +60,7 @@ def test_a_wait_for_a_lock_can_be_limited(tmp_path: Path) -> None:
             queue.put(is_free)
 
     child = context.Process(target=take)
-    child.start()  # before the lock, which it would inherit
+    child.start()  # fork before taking the lock, which the child would inherit
     with locked(path):
         is_held.set()
         time.sleep(0.2)
@@ -185,7 +185,7 @@ def test_a_worker_that_is_terminated_while_it_creates_a_lock_leaves_none(tmp_pat
 
 
 def exit_while_threads_take_locks(folder: Path) -> None:
-    """The main function returns, and exiting takes a while."""
+    """Return while threads take locks, and make the exit of this process take a while."""
     Finalize(None, time.sleep, args=(0.5,), exitpriority=-2)  # after the removal of files
     for number in range(6):
         threading.Thread(

@@ -114,7 +114,7 @@ def test_the_requester_pays_for_the_buckets_that_are_named(
 
 
 def hmac_environment(server: S3Server, endpoint: str) -> dict[str, str]:
-    """gs:// with HMAC keys. SeaweedFS replaces GCS, whose XML API is compatible."""
+    """Variables for gs:// with HMAC keys. SeaweedFS replaces GCS, because their APIs agree."""
     return {
         "GCS_KEY": server.access_key,
         "GCS_SECRET": server.secret_key,

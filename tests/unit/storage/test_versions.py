@@ -1,4 +1,4 @@
-"""A version is exact only if no other content can have it."""
+"""A version is exact only if it identifies one content of the object."""
 
 from __future__ import annotations
 
