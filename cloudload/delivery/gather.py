@@ -39,7 +39,7 @@ _LOOK_EVERY_S = 5.0
 
 
 FindLost = Callable[[Callable[[int], bool]], Mapping[int, str]]
-"""Finds what happened to the processes that will not arrive, by rank. Its argument tells whether a
+"""Finds what happened to the processes that will not arrive, by rank. Its argument says whether a
 process has arrived."""
 
 

@@ -89,7 +89,7 @@ def _open_host(store: Any, rank: int) -> Presence:
     try:
         return _Host(store, rank)
     except OSError:
-        store.set("host", "null")  # so that the others do not wait for it
+        store.set("host", "null")  # so that the others do not wait for an address
         raise
 
 

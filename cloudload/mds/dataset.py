@@ -176,7 +176,7 @@ class Corpus:
 
 
 def join_columns(columns: Sequence[Ints]) -> Ints:
-    """Join a column of several tables: int64 [shards]. Does not copy a single column."""
+    """Join a column of several tables: int64 [shards]. Copies only if there are several."""
     return columns[0] if len(columns) == 1 else np.concatenate([np.zeros(0, np.int64), *columns])
 
 

@@ -95,7 +95,7 @@ def _hash(tables: Sequence[ShardTable]) -> dict[str, str]:
 
 
 def _encode(table: ShardTable) -> Iterator[dict[str, bytes]]:
-    """The line of each shard, by kind."""
+    """Yield the line of each shard that a fingerprint hashes, for both kinds."""
     last: tuple[Column, ...] = ()
     columns = "[]"
     for shard in table:

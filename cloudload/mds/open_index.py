@@ -50,7 +50,7 @@ INDEXES_FOLDER = "indexes"
 
 _OWN_NAMES = re.compile(r"[0-9a-f]{16}")
 
-# parsing a smaller one takes less than 0.2 s
+# a smaller index is not worth a file, because parsing it takes less than 0.2 s
 _SHARED_FROM_BYTES = 4 << 20
 
 # a process that waits longer, for example for a stopped process, reads the index itself. Parsing

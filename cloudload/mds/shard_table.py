@@ -248,11 +248,11 @@ class TableBuilder:
         if shard.samples_hash is not None:
             words.append(shard.samples_hash)
         rest = shard.compression, tuple(raw.hashes), zipped_hashes, shard.samples_hash is not None
-        # most shards share one object, whose ID is found faster than an equal one
+        # most shards share one columns object, and looking up its ID is faster than comparing it
         if (number := self._known.get((id(shard.columns), rest))) is None:
             number = self._forms.setdefault(Form(shard.columns, *rest), len(self._forms))
             self._known[id(shard.columns), rest] = number
-            self._columns.append(shard.columns)  # so that its ID is not used again
+            self._columns.append(shard.columns)  # keep it, so that no other object gets its ID
         self._numbers.extend((shard.samples, raw.bytes, shard.stored.bytes, number))
         self._texts += _ENCODER.encode(words).encode() + b","
         self._starts.append(len(self._texts))

@@ -41,8 +41,8 @@ class Version:
     read_s: float | None = None
     """When the store answered, by the same clock; None if unknown."""
     exact: str = ""
-    """An ID that no other content of the object has had or can get; "" if the store reports none,
-    such as for a weak ETag, or for an object that was written less than two seconds ago."""
+    """An ID that no other content of the object has had or can get. "" if there is no such ID, for
+    instance because the ETag is weak, or the object was written less than two seconds ago."""
     size: int | None = None
     """The number of stored bytes; None if unknown."""
 

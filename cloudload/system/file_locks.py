@@ -124,7 +124,7 @@ def remove_if_orphaned(path: Path) -> bool:
 def remove_orphans(folder: Path, names: re.Pattern[str]) -> None:
     """Remove the partial files and locks that killed processes left in a folder, if it exists.
 
-    Only those whose name begins as `names` does.
+    Removes only files with names that `names` matches at their start.
     """
     with contextlib.suppress(OSError):
         for path in folder.iterdir():

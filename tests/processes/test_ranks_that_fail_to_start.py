@@ -1,5 +1,5 @@
-"""A rank that ends or fails before its first batch ends the others, which name it. A rank that is
-only slow is waited for."""
+"""If a rank ends or fails before its first batch, the others stop with an error that names it. They
+wait for a rank that is only slow."""
 
 from __future__ import annotations
 
