@@ -42,7 +42,7 @@ _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close the sockets in a forked process, which would hide that its parent has ended."""
+    """Close a child's copies of the sockets, because they would hide the end of its parent."""
     for each in list(_sockets):
         each.close()
 

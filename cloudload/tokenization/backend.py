@@ -178,9 +178,9 @@ def _hash(text: str) -> str:
 
 
 def _find_deferral(text: str, cache_root: Path) -> Deferral | None:
-    """Return the comparison that this node should make later, or None if it needs no later one.
+    """Return the comparison to defer, or None if this process should choose a backend now.
 
-    This is so if there is a result or a failure, if the features already decide, or if no other
+    Returns None if there is a result or a failure, if the features already decide, or if no other
     process can run.
     """
     if not _is_measured() or _hash(text) in _refusals or _find_import_error() is not None:
