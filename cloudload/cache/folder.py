@@ -127,7 +127,7 @@ def sweep(root: Path) -> None:
     sweep_tokenizers(root)
     sweep_indexes(root)
     remove_if_orphaned(space_lock(root))
-    with contextlib.suppress(OSError):  # it may be read-only, or another user's
+    with contextlib.suppress(OSError):  # the folder may be read-only, or belong to another user
         (root / ACCOUNT).unlink()  # do not wait for the lock, because a stopped process may hold it
 
 

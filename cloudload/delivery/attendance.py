@@ -30,7 +30,7 @@ _MOST_TEXT = 1_000
 
 class _Notice(NamedTuple):
     error: str
-    """The name of the error's class; empty if the process tries again."""
+    """The name of the error's class, or "" if the process tries again."""
     text: str
     read_at: float
     """In `time.monotonic` seconds."""

@@ -28,7 +28,7 @@ class Quiet:
         self.restart()
 
     def restart(self) -> None:
-        """Start the measurement again. Waits for a core that were read recently are used again."""
+        """Start the measurement again. To save work, keep recent readings of waits for a core."""
         self._began = time.monotonic()
         if self._began - self._looked_at > _LOOK_AT_WAITS_EVERY_S:
             self._looked_at, self._waits = self._began, self._read_waits()

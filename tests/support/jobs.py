@@ -57,7 +57,7 @@ class Job:
         }
 
     def kill(self) -> None:
-        """Kill all of its remaining processes."""
+        """Kill all remaining processes of the job."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
