@@ -151,7 +151,7 @@ class Corpus:
         return self._fingerprint(streams, SAMPLES)
 
     def take(self, numbers: Sequence[int]) -> Corpus:
-        """The corpus of the first `n` shards of each dataset, given each `n`."""
+        """Return the corpus of the first shards of each dataset, given their number per dataset."""
         pairs = zip(self.datasets, numbers, strict=True)
         return Corpus(tuple(dataset.take(number) for dataset, number in pairs))
 
