@@ -169,9 +169,9 @@ def _join_samples(samples: Sequence[bytes]) -> EncodedSamples:
 
 
 def _encode_plain(record: Record, text_key: str, id_key: str) -> tuple[bytes, int] | None:
-    """Encode a sample of the columns `id` and `text`. Return it and the bytes of its text.
+    """Encode a sample of the columns `id` and `text`. Return it and the size of its text in bytes.
 
-    Returns None if `encode_sample` must do it, or if the record is bad or empty.
+    Returns None if `encode_sample` must encode the record, or if the record is bad or empty.
     """
     fields = record.fields
     if type(fields) is not dict:

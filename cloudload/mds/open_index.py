@@ -50,32 +50,32 @@ INDEXES_FOLDER = "indexes"
 
 _OWN_NAMES = re.compile(r"[0-9a-f]{16}")
 
-# parsing a smaller one takes less than 0.2 s
+# a smaller index is not worth a file, because parsing it takes less than 0.2 s
 _SHARED_FROM_BYTES = 4 << 20
 
-# a process that waits longer, for example for a stopped one, reads the index itself: it takes about
-# 30 s to parse 500 MB, so this allows for ten times that
+# a process that waits longer, for example for a stopped process, reads the index itself. Parsing
+# 500 MB takes about 30 s, and the limit is ten times that
 _MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 2 << 20
 
-# tables of a dataset, and files of fingerprints
+# the most tables of a dataset, and the most files of fingerprints
 _MOST_KEPT, _MOST_FINGERPRINTS = 4, 64
 
 
 class OpenedIndex(NamedTuple):
-    """An index."""
+    """The shards of an index, and how and when it was read."""
 
     shards: ShardTable
     hash: str
     """SHA-256 of `index.json`, in hex digits."""
     version: Version
-    """Its version, as the store reported it to this process."""
+    """The version of the index, as the store reported it to this process."""
     read_s: float
-    """When it was read, in seconds since 1970, by the store's clock if the store reports the time.
-    It is not before the time at which the index was written."""
+    """When the index was read, in seconds since 1970, by the store's clock if the store reports the
+    time. Never earlier than the time at which the index was written."""
 
 
 def open_index(stream: Stream, retry: Retry, root: Path | None = None) -> OpenedIndex:
-    """Open the index of a stream's dataset; with a cache folder `root`, share a large one there.
+    """Open the index of a stream's dataset. With a cache folder `root`, share a large index there.
 
     Raises `DatasetError` if the index is invalid, and the errors of `read_index`.
     """
@@ -117,20 +117,20 @@ def read_index(
 
 
 def _is_large(version: Version) -> bool:
-    """Whether sharing an index is worth a file, and its version tells its content."""
+    """Whether an index is large enough to share, and its version identifies its content."""
     return bool(version.exact) and (version.size or 0) >= _SHARED_FROM_BYTES
 
 
 class _Place(NamedTuple):
-    """Where the table of a version of an index is kept."""
+    """The file for the table of one version of an index."""
 
     path: Path
     key: str
-    """What the table depends on."""
+    """A digest of everything on which the table depends."""
 
 
 def _place_of(folder: Path, url: str, version: Version) -> _Place:
-    """The place of a table. Releases and users do not share tables."""
+    """Return the file for a table. Releases and users do not share tables."""
     origin = f"{url}\n{name_endpoint(url)}\n{os.geteuid()}"
     key = f"{origin}\n{version.exact}\n{version.size}\n{__version__}"
     return _Place(folder / f"{_digest(origin)[:16]}-{_digest(key)[:32]}.shards", _digest(key))
@@ -145,7 +145,7 @@ def _open_shared(
 ) -> tuple[ShardTable, Version]:
     """Map the table of a version, or read the index, and write the table for others.
 
-    Returns the version of the table, which is later if the index was published again meanwhile.
+    Also returns the version of the table, which is later if the index was published meanwhile.
     """
     place = _place_of(folder, stream.url, version)
     if (found := map_table(*place)) is not None:
@@ -179,7 +179,7 @@ def _parse(data: bytes, stream: Stream) -> ShardTable:
 
 
 def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
-    """Write a table, and return it, mapped from its file if other processes can map it, too."""
+    """Write a table to its file, and map it. If that fails, warn, and return `parsed`."""
     folder = place.path.parent
     try:
         remove_orphans(folder, _OWN_NAMES)
@@ -201,7 +201,7 @@ def sweep_indexes(root: Path) -> None:
 
 
 def _remove_old(folder: Path, names: str, most: int) -> None:
-    """Remove all but the last used files with these names. Processes that mapped one keep it."""
+    """Remove all but the last used files with these names. Processes can still read mapped ones."""
     with contextlib.suppress(FileNotFoundError):  # another process removes them
         files = sorted(folder.glob(names), key=lambda each: each.lstat().st_atime_ns)
         for old in files[:-most]:

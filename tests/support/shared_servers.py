@@ -27,8 +27,8 @@ Server = TypeVar("Server", S3Server, GCSServer, WarmServer)
 def shared(
     folder: Path, kind: type[Server], start: Callable[[], AbstractContextManager[Server]]
 ) -> Iterator[Server]:
-    """The server of this kind whose note is in `folder`. If there is no note, starts one and writes
-    it."""
+    """Yield the server described by the note of this kind in `folder`. Without a note, start a
+    server, and write its note."""
     note = folder / f"{kind.__name__}.json"
     with (
         contextlib.ExitStack() as exits,

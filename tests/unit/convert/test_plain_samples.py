@@ -1,4 +1,4 @@
-"""The quick ways to read and encode documents give the samples of the general ones."""
+"""The fast paths that read and encode documents give the same samples as the general ones."""
 
 from __future__ import annotations
 
