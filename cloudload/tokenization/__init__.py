@@ -3,7 +3,7 @@
     name, folder, object ─► load_tokenizer ─► TokenizerSpec     plain data, one for the whole run
                                                    │
     training process     choose_backend ◄──────────┤            hf, or fastokens if it passes
-                           probes, code points     │            every check, which may run later
+                           probes, code points     │            every check
                                                    ▼
     each worker          DocumentTokenizer ─► encoders ─► IDs   some are compared with hf IDs
 
