@@ -424,7 +424,7 @@ class CloudLoader:
         the last exchange. Ranks that cannot communicate add only their own rows to these counts,
         unless they have token lengths. `delivery` covers this rank since this loader was created.
         """
-        return self._run.log.stats(self.recipe, self._run.backend.settled())
+        return self._run.log.stats(self.recipe, self._run.backend)
 
     def describe(self) -> Description:
         """Return the values that the loader resolved, and the source of each. Prints as a table.

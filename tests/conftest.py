@@ -9,7 +9,6 @@ s3_proxy          a fault proxy in front of S3; `gcs_proxy` is one for GCS. Duri
 small_disk        a folder on a file system of 32 KB
 folder            a dataset of 60 documents; `larger_folder` has 300
 fresh_tokenizers  clears the process's tokenizer caches
-deferring         lets a loader leave the comparison of the backends to another process
 tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrained` reads it
 """
 
@@ -20,19 +19,17 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
 
-from cloudload.tokenization.deferral import Deferral
 from tests.support.clients import environment, models_read_once, new_clients
 from tests.support.corpora import random_documents, write_mds
 from tests.support.examples import EXAMPLES
 from tests.support.fault_proxy import FaultProxy, start_fault_proxy
 from tests.support.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
 from tests.support.shared_servers import shared
-from tests.support.tokenizer_files import DEFERS, forget
+from tests.support.tokenizer_files import forget
 from tests.support.warm_start import WarmServer, servers_from, start_warm_server
 
 # no test asserts a time
@@ -192,22 +189,6 @@ def larger_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def fresh_tokenizers() -> Iterator[None]:
     """Clear the process's tokenizer caches before and after the test."""
-    forget()
-    yield
-    forget()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _compares_at_once() -> Iterator[None]:
-    """Make each process compare the backends itself, once, because most caches here are empty."""
-    with patch.object(Deferral, "is_possible", False):
-        yield
-
-
-@pytest.fixture
-def deferring(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let a loader with an empty cache leave the comparison of the backends to another process."""
-    monkeypatch.setattr(Deferral, "is_possible", DEFERS)
     forget()
     yield
     forget()

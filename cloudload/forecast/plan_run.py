@@ -29,7 +29,6 @@ from cloudload.forecast.speed import Speed, measure_speed
 from cloudload.loader import CloudLoader
 from cloudload.stats import READ, TOKENS
 from cloudload.storage.redaction import redact
-from cloudload.tokenization.backend import compare_now
 
 _MOST_EPOCHS = 4
 _SAMPLE = 0.01
@@ -83,8 +82,6 @@ def plan_run(
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
     with CloudLoader(**alone) as loader:
         plan = loader.plan()
-    backend = compare_now(plan.backend, plan.recipe.tokenizer.json)  # no worker would
-    plan = replace(plan, backend=backend)
     delivery = replace(plan.delivery, cache_limit=options.get("cache_limit"))
     limit = delivery.cache_limit_bytes()
     world = World(0, world_size, ranks_per_node)

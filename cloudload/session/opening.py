@@ -83,9 +83,8 @@ def open_run(
     check_cache_folder(cache_root, [stream.url for stream in asked.streams])
     spec = open_tokenizer(asked, tokenizer, cache_root)
     text = spec.json if asked.has_text else ""
-    backend = choose_backend(text, delivery.tokenizer_backend, cache_root, defers=True)
-    is_used_first = backend.name == FASTOKENS and backend.deferral is None
-    if is_used_first and delivery.shares_tokenizer:
+    backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
+    if backend.name == FASTOKENS and delivery.shares_tokenizer:
         start_loading(text)  # while this process reads the index and creates the model
     recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
     start_log.log_opened(recipe, backend)

@@ -51,7 +51,7 @@ def make_plan(run: CurrentRun, member: Membership) -> Plan:
     return Plan(
         recipe=run.recipe,
         delivery=delivery,
-        backend=run.backend.settled(),
+        backend=run.backend,
         cache_root=run.cache_root,
         world_index=world.index,
         world_size=world.size,

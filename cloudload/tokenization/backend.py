@@ -8,8 +8,7 @@
 
 For some tokenizers, fastokens silently gives different IDs. The feature check recognizes the known
 cases. The later checks are for unknown cases. A loader chooses when it is created, and passes the
-choice to its workers. On a node's first run with a tokenizer, another process makes the later
-checks, and workers use hf until it ends; see `deferral`.
+choice to its workers. Only importing fastokens is checked for the tokenizers in `known`.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ import logging
 import unicodedata
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cloudload.config.choices import AUTO, FASTOKENS, HF, NO_BACKEND
+from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.errors import TokenizerError
-from cloudload.tokenization.deferral import Deferral
 from cloudload.tokenization.encoders import encode_flat, is_failure
 from cloudload.tokenization.features import find_unsupported_feature
 from cloudload.tokenization.kept_files import keep, kept_path, learning, read_kept, with_version
+from cloudload.tokenization.known import is_known
 from cloudload.tokenization.loading import keep_hf, load_fastokens, load_hf, make_hf
 from cloudload.tokenization.probes import assigned_code_points, probes
 
@@ -45,10 +44,7 @@ _INSTALL = f"Run: pip install fastokens=={MEASURED_VERSIONS[-1]}"
 _CHECKS = 2
 _CODE_POINTS_AT_ONCE = 64
 _PASSED = "it passed every check"
-_DEFERRED = (
-    "it supports the tokenizer's features; tokenizers encodes documents until another process has "
-    "compared the IDs"
-)
+_KNOWN = "it is known to pass every check with this tokenizer"
 
 
 @dataclass(frozen=True)
@@ -63,17 +59,6 @@ class Choice:
     """Why this backend was chosen, as text that follows "because"."""
     is_fallback: bool = False
     """Whether this is `hf` because fastokens cannot be used."""
-    deferral: Deferral | None = None
-    """The comparison that fastokens must pass before workers use it instead of `hf`, if any."""
-
-    def settled(self) -> Choice:
-        """The choice with the result of its deferred comparison, if there is a result."""
-        result = None if self.deferral is None else self.deferral.read()
-        if result is None:
-            return self
-        if not result:
-            return replace(self, why=_PASSED, deferral=None)
-        return Choice(HF, f"tokenizers {version('tokenizers')}", result, is_fallback=True)
 
     @property
     def reason(self) -> str | None:
@@ -85,38 +70,30 @@ class Choice:
         return f"{self.name}{versions}, because {self.why}"
 
 
-def choose_backend(text: str, asked: str, cache_root: Path, *, defers: bool = False) -> Choice:
+def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
     """Choose the backend for the tokenizer.json `text`, which is empty if no text is
     tokenized.
 
     `asked` is "auto", "hf" or "fastokens". The result of comparing all assigned code points is
-    cached in a file under `cache_root`. With `defers` and "auto", a comparison that this node has
-    not made yet is left to workers (`Choice.deferral`). Raises `TokenizerError` if `asked` is
-    "fastokens" and a check fails.
+    cached in a file under `cache_root`. Raises `TokenizerError` if `asked` is "fastokens" and a
+    check fails.
     """
     if not text:
         return Choice(NO_BACKEND, NO_BACKEND, "there is no text to tokenize")
     tokenizers = f"tokenizers {version('tokenizers')}"
-    both = f"fastokens {_installed_version()}, {tokenizers}"
-    if defers and asked == AUTO and (deferral := _find_deferral(text, cache_root)) is not None:
-        return Choice(FASTOKENS, both, _DEFERRED, deferral=deferral)
     refusal = None if asked == HF else _find_refusal(text, cache_root)
     if asked == FASTOKENS and refusal:
         advice = "Use 'auto' or 'hf'" if _is_measured() else f"{_INSTALL}, or use 'auto' or 'hf'"
         raise TokenizerError(f"tokenizer_backend is 'fastokens', but {refusal}. {advice}")
     if refusal:
         return Choice(HF, tokenizers, refusal, is_fallback=True)
-    why = _PASSED if asked == AUTO else f"tokenizer_backend={asked!r}"
     if asked == HF:
-        return Choice(HF, tokenizers, why)
-    return Choice(FASTOKENS, both, why)
-
-
-def compare_now(choice: Choice, text: str) -> Choice:
-    """Make the comparison that a choice deferred, if any. `text` is the tokenizer.json."""
-    if choice.deferral is None:
-        return choice
-    return choose_backend(text, AUTO, choice.deferral.cache_root)
+        return Choice(HF, tokenizers, f"tokenizer_backend={asked!r}")
+    if asked == FASTOKENS:
+        why = f"tokenizer_backend={asked!r}"
+    else:
+        why = _KNOWN if is_known(text, list_checked()) else _PASSED
+    return Choice(FASTOKENS, f"fastokens {version('fastokens')}, {tokenizers}", why)
 
 
 _warnings: set[str] = set()
@@ -177,20 +154,6 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _find_deferral(text: str, cache_root: Path) -> Deferral | None:
-    """Return the comparison to defer, or None if this process should choose a backend now.
-
-    Returns None if there is a result or a failure, if the features already decide, or if no other
-    process can run.
-    """
-    if not _is_measured() or _hash(text) in _refusals or _find_import_error() is not None:
-        return None
-    deferral = Deferral(cache_root, _result_path(text, cache_root))
-    if deferral.read() is not None or not deferral.is_possible:
-        return None
-    return None if find_unsupported_feature(json.loads(text)) else deferral
-
-
 def _find_import_error() -> str | None:
     try:
         import fastokens  # noqa: F401
@@ -201,27 +164,25 @@ def _find_import_error() -> str | None:
 
 def _result_path(text: str, cache_root: Path) -> Path:
     """The file for the result of checking this tokenizer with the installed versions."""
-    packages = [with_version(name) for name in ("fastokens", "tokenizers")]
-    names = [f"checks-{_CHECKS}", *packages, unicodedata.unidata_version]
-    return kept_path(cache_root, [text], names)
+    return kept_path(cache_root, [text], [*list_checked(), unicodedata.unidata_version])
 
 
-def check_deferred(text: str, cache_root: Path) -> None:
-    """Make the comparison of a `Deferral`, and write its result, or the reason for its failure."""
-    deferral = Deferral(cache_root, _result_path(text, cache_root))
-    refusal = _check_once(text, cache_root)
-    if refusal and deferral.read() is None:
-        deferral.keep_failure(refusal)
+def list_checked() -> list[str]:
+    """The names and versions of our checks and of the installed packages that they compare."""
+    return [f"checks-{_CHECKS}", *map(with_version, ("fastokens", "tokenizers"))]
 
 
 def _check_once(text: str, cache_root: Path) -> str | None:
     """Check fastokens for this tokenizer, and return the problem or None.
 
-    A node checks each tokenizer once, and again only after fastokens failed. Every start tests that
-    fastokens can be imported, because different kinds of machines may share the cache folder.
+    A node checks each tokenizer that is not known once, and again only after fastokens failed.
+    Every start tests that fastokens can be imported, because different kinds of machines may share
+    the cache folder.
     """
     if (error := _find_import_error()) is not None:
         return error
+    if is_known(text, list_checked()):
+        return None
     path = _result_path(text, cache_root)
     if (found_before := read_kept(path)) is not None:
         return found_before or None

@@ -5,9 +5,6 @@
 
     documents   "ab" "" "c"    IDs 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
-If their comparison is deferred, hf encodes documents until it has finished. Then fastokens encodes
-them if it passed.
-
 With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. A
 background thread also encodes a sample of the documents with hf, and compares the IDs. Only one
 worker of each node does this, because hf needs hundreds of MB of memory.
@@ -30,14 +27,7 @@ import numpy as np
 from cloudload.arrays import Ints, Tokens
 from cloudload.config.choices import FASTOKENS
 from cloudload.errors import TokenizerError
-from cloudload.tokenization.deferral import Deferral
-from cloudload.tokenization.loading import (
-    has_hf,
-    load_fastokens,
-    load_hf,
-    load_special_hf,
-    start_loading,
-)
+from cloudload.tokenization.loading import has_hf, load_fastokens, load_hf, load_special_hf
 
 logger = logging.getLogger(__name__)
 # compare a process's first 64 documents, then 1 in 10,000, because hf is 10 to 130 times slower
@@ -47,7 +37,6 @@ _MOST_COMPARED_CHARACTERS = 1 << 22
 _SHOWN_CHARACTERS = 80
 # loading hf stops the other threads of a process, so deliver the first batches before
 _LOADING_DELAY_S = 1.0
-_LOOK_EVERY_S = 0.2
 
 
 class Encoder(Protocol):
@@ -64,21 +53,13 @@ class Encoder(Protocol):
 
 
 def open_encoder(
-    text: str,
-    backend: str,
-    *,
-    special_tokens: bool = False,
-    compares: bool = True,
-    deferral: Deferral | None = None,
+    text: str, backend: str, *, special_tokens: bool = False, compares: bool = True
 ) -> Encoder:
     """Open an encoder for the tokenizer.json `text`. `backend` is `hf` or `fastokens`.
 
     With `special_tokens`, the encoder encodes the names of special tokens as these tokens, not as
-    text. With a `deferral`, fastokens must first pass this comparison. If `compares` is False,
-    another worker starts the deferral, and compares the IDs of fastokens with those of hf.
+    text. If `compares` is False, it does not compare the IDs of fastokens with those of hf.
     """
-    if deferral is not None:
-        return DeferredEncoder(text, deferral, special_tokens, compares=compares)
     if backend == FASTOKENS:
         return FastokensEncoder(text, special_tokens, compares=compares)
     return HFEncoder(text, special_tokens)
@@ -152,57 +133,6 @@ class FastokensEncoder:
             )
         self.num_failed += 1
         return encoded
-
-
-class DeferredEncoder:
-    """Encodes with `tokenizers` until a deferred comparison ends, then with fastokens if it passed.
-
-    The comparison starts after the first batches, because it would slow them down.
-    """
-
-    def __init__(
-        self, text: str, deferral: Deferral, special_tokens: bool, *, compares: bool
-    ) -> None:
-        self._text, self._special_tokens, self._compares = text, special_tokens, compares
-        self._encoder: Encoder = HFEncoder(text, special_tokens)
-        self._deferral: Deferral | None = deferral
-        self._looks_at = time.monotonic() + _LOADING_DELAY_S
-
-    def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """See `Encoder`."""
-        if self._deferral is not None and time.monotonic() >= self._looks_at:
-            self._looks_at = time.monotonic() + _LOOK_EVERY_S
-            self._look(self._deferral)
-        return self._encoder.encode(documents)
-
-    def _look(self, deferral: Deferral) -> None:
-        """Start the comparison, or change to the backend that its result allows."""
-        result = deferral.read()
-        if result is None:
-            if self._compares and deferral not in _started:
-                _started.add(deferral)
-                deferral.start(self._text)
-        elif result:
-            self._deferral = None
-            level = logging.WARNING if self._compares else logging.INFO
-            logger.log(level, "tokenizers encodes all documents of this run, because %s", result)
-        elif start_loading(self._text).done():
-            self._deferral = None
-            self._encoder = self._open_fastokens()
-
-    def _open_fastokens(self) -> Encoder:
-        try:
-            encoder = FastokensEncoder(self._text, self._special_tokens, compares=self._compares)
-        except BaseException as error:
-            if not is_failure(error):
-                raise
-            logger.warning("fastokens does not load (%s). tokenizers encodes all documents", error)
-            return self._encoder
-        logger.info("fastokens passed every check, and encodes documents from now on")
-        return encoder
-
-
-_started: set[Deferral] = set()
 
 
 class _Comparison:

@@ -24,10 +24,15 @@ _OWN_NAMES = re.compile(r"(learning-)?[0-9a-f]{32}-")
 
 def kept_path(cache_root: Path, inputs: Iterable[str], names: Iterable[str]) -> Path:
     """The path of the result computed from `inputs`. The file name ends with `names`."""
+    return cache_root / FOLDER / "-".join([digest_of(inputs), *names])
+
+
+def digest_of(inputs: Iterable[str]) -> str:
+    """The part of a SHA-256 hash of `inputs` with which `kept_path` begins: 32 hex digits."""
     digest = hashlib.sha256()
     for text in inputs:
         digest.update(hashlib.sha256(text.encode(errors="surrogatepass")).digest())
-    return cache_root / FOLDER / "-".join([digest.hexdigest()[:32], *names])
+    return digest.hexdigest()[:32]
 
 
 def with_version(package: str) -> str:

@@ -305,10 +305,7 @@ def open_documents(plan: Plan, cache: ShardCache, *, compares: bool = True) -> L
     orders = [component.orders(plan.cache_root) for component in recipe.components]
     tokenizer = None
     if recipe.has_text:
-        backend = plan.backend
-        tokenizer = DocumentTokenizer(
-            recipe.tokenizer, backend.name, compares=compares, deferral=backend.deferral
-        )
+        tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name, compares=compares)
     reader = DocumentReader(recipe, cache)
     return LaneDocuments(
         recipe, orders, reader, tokenizer, lengths=plan.lengths, learned=plan.learned

@@ -25,7 +25,6 @@ from typing import Any
 
 from cloudload.cache.counters import WorkerCounts
 from cloudload.cache.folder import sweep
-from cloudload.config.choices import HF
 from cloudload.errors import CloudloadError, WorkerError
 from cloudload.stats import PACK
 from cloudload.system.activity import doing
@@ -91,8 +90,7 @@ class WorkerProcess:
         self._connection, theirs = self._context.Pipe()
         plan = self._plan if self._is_forked else None
         if plan and plan.recipe.has_text:
-            encodes_first = HF if plan.backend.deferral else plan.backend.name
-            preload(plan.recipe.tokenizer.json, encodes_first)
+            preload(plan.recipe.tokenizer.json, plan.backend.name)
         self._process = self._context.Process(
             target=work, args=(*self._arguments, theirs, plan), daemon=True
         )

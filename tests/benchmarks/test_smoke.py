@@ -291,8 +291,8 @@ def test_cold_start_reports_first_batches_and_epochs(corpus: Path, tmp_path: Pat
         assert len(firsts) == 5
         assert all(0 < first["seconds"] < first["process"] for first in firsts.values())
         downloaded = {label: first["bytes"] for label, first in firsts.items()}
-        assert downloaded["cloudload"] > 10 * downloaded["cloudload, shards cached"]
-        assert downloaded["cloudload, tokenizer known to the node"] > 0
+        assert downloaded["cloudload"] == downloaded["cloudload, tokenizer known to the node"] > 0
+        assert downloaded["cloudload, shards cached"] < downloaded["cloudload"] / 10
     shares = {(epoch["loader"], epoch["nodes"]): epoch["shares"] for epoch in results["epoch"]}
     assert len(shares) == 6
     for loader in ("cloudload", "cloudload_finite", "streaming"):

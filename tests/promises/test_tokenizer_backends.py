@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from cloudload.errors import TokenizerError
-from cloudload.forecast import plan_run
-from cloudload.tokenization import encoders
 from tests.support.corpora import EOS, byte_tokenizer
 from tests.support.loaders import make_loader
 from tests.support.tokenizer_files import (
@@ -73,40 +71,6 @@ def test_a_resume_on_the_other_backend_reads_the_same_rows(
             state = loader.state_dict()
     assert found == expected
     assert caplog.text.count("which gives the same IDs for fixed texts") == 3
-
-
-@needs_fastokens
-@pytest.mark.usefixtures("deferring")
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_rows_do_not_depend_on_when_fastokens_begins(
-    larger_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
-) -> None:
-    monkeypatch.setattr(encoders, "_LOADING_DELAY_S", 0.0)
-    monkeypatch.setattr(encoders, "_LOOK_EVERY_S", 0.0)
-    log = tmp_path / "log"
-    monkeypatch.setattr(encoders.logger, "info", lambda *_: log.touch())
-    with make_loader(larger_folder, local=tmp_path, num_workers=num_workers) as loader:
-        found, state = [next(iter(loader))["input_ids"].tolist()], loader.state_dict()
-        assert not log.exists()
-        assert loader.stats().tokenizer_backend == "fastokens"
-        assert "until another process has compared the IDs" in str(loader.describe())
-        batches = iter(loader)
-        while len(found) < 24 or not log.exists():
-            found.append(next(batches)["input_ids"].tolist())
-        assert "because it passed every check" in str(loader.describe())
-        assert loader.state_dict()["tokenizer_backend"] == state["tokenizer_backend"]
-    with make_loader(larger_folder, local=tmp_path, tokenizer_backend="hf") as loader:
-        assert [batch["input_ids"].tolist() for batch in loader.take(len(found))] == found
-
-
-@needs_fastokens
-@pytest.mark.usefixtures("deferring")
-def test_a_plan_of_a_run_does_not_defer_the_comparison(larger_folder: str, tmp_path: Path) -> None:
-    """A plan has no workers to make the comparison, and encodes a sample of the documents."""
-    options = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 32, "batch_size": 4}
-    plan_run(larger_folder, **options, steps=2, measure=False, local=tmp_path)
-    kept = [path.name for path in (tmp_path / "tokenizers").iterdir()]
-    assert any("-checks-" in name for name in kept)
 
 
 def test_a_backend_that_there_is_not_is_a_wrong_argument(

@@ -21,7 +21,7 @@ from cloudload.order import epoch_orders
 from cloudload.order.canonical import seekable_order
 from cloudload.order.seekable import SeekableOrder
 from cloudload.order.spec import OrderConfig, Sampling
-from cloudload.tokenization import backend, kept
+from cloudload.tokenization import backend, kept_files
 
 _MOST_KEPT, _MOST_POSITIONS = 1 << 14, 1 << 10
 
@@ -55,6 +55,6 @@ def quick_laws() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(epoch_orders, "seekable_order", keep)
-        for module in (backend, kept):
+        for module in (backend, kept_files):
             patch.setattr(module, "version", cache(version))
         yield

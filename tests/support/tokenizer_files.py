@@ -14,22 +14,18 @@ from tokenizers import Tokenizer, models, normalizers
 
 from cloudload.tokenization import backend as gate
 from cloudload.tokenization import encoders, loading
-from cloudload.tokenization.deferral import Deferral
 from tests.support.corpora import byte_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tokenizer" / "tokenizer.json"
 needs_fastokens = pytest.mark.skipif(
     find_spec("fastokens") is None, reason="fastokens has no wheel for this machine"
 )
-DEFERS = vars(Deferral)["is_possible"]
-"""The property that the fixture `deferring` restores."""
 BACKENDS = ["hf", pytest.param("fastokens", marks=needs_fastokens)]
 
 
 def forget() -> None:
     loading._loadings.clear()
     encoders._comparison.cache_clear()
-    encoders._started.clear()
     loading._kept.clear()
     loading.load_special_hf.cache_clear()
     gate._refusals.clear()
