@@ -7,7 +7,8 @@
 A store may report nothing. Then the version is `UNKNOWN`.
 
 Only the response to a read tells which content it has. fsspec may keep details from an earlier
-listing, so they are never `exact`.
+listing, and a web server may derive an ETag from only the size and a time that a copy preserves. So
+neither is ever `exact`.
 """
 
 from __future__ import annotations
