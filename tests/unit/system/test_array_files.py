@@ -108,6 +108,15 @@ def test_a_valid_file_is_kept_and_an_invalid_one_is_replaced(path: Path) -> None
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_missing_file_is_created_and_never_replaces_one_that_appears(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "replace", None)
+    write_arrays(tmp_path / "new", "key", FACTS, ARRAYS)
+    assert map_arrays(tmp_path / "new", "key") is not None
+    write_arrays(path, "key", {}, ARRAYS)
+
+
 def test_a_file_system_without_hard_links_is_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
