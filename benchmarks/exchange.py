@@ -43,7 +43,7 @@ _FORK = multiprocessing.get_context("fork")
 _TIMEOUT_S = 600.0
 _ROW_INTS = 3
 _HEADER_INTS = 16
-"""Integers of a message besides its rows: its size, 3 fields, and one stream's statistics."""
+"""Integers in a message without its rows: its size, 3 fields, and one stream's statistics."""
 _LARGE = 4_000
 """Integers in a message that is large enough to show the cost per byte."""
 

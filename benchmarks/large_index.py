@@ -4,7 +4,7 @@
 
 index      CPU time, peak memory, and proportional set size (PSS) of ranks with one worker, in a
            first start, and in later ones with the same cache
-requests   requests to a real S3 server until the first batches of a node's ranks
+requests   requests to a real S3 server until every rank of a node has its first batch
 
 The dataset of `index` is in a simulated store: its index is real, and all its shards have the same
 bytes. Memory is in MB of 10^6 bytes. In PSS, pages that processes share are divided among them.
@@ -75,7 +75,7 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
 
 
 def measure_index(folder: Path, shards: int, samples: int, ranks: int) -> Iterator[Row]:
-    """Yield the figures of each rank in a first start and in two later ones, by CPU time."""
+    """Yield the figures of each rank in a first and two later starts, highest CPU time first."""
     folder.mkdir()
     write_dataset(folder, shards, samples)
     index_mb = (folder / "index.json").stat().st_size / 1e6
@@ -92,7 +92,7 @@ def _cpu_s(row: Row) -> float:
 
 
 def count_requests(work: Path, ranks: int) -> Iterator[Row]:
-    """Yield the requests of a node in a first start and in a later one, by kind."""
+    """Count the requests of a node by kind, in a first start and in a later one."""
     from cloudload import convert_to_mds
 
     with contextlib.ExitStack() as stack:
@@ -101,7 +101,9 @@ def count_requests(work: Path, ranks: int) -> Iterator[Row]:
         os.environ.update(server.environment())
         texts = ({"text": text} for text in short_texts(_DOCUMENTS))
         convert_to_mds(texts, _REAL_URL, shard_bytes=10_000, progress=False)
-        time.sleep(_SETTLED_S)  # an index is shared once its time of writing tells versions apart
+        time.sleep(
+            _SETTLED_S
+        )  # ranks share an index only if it was written at least two seconds ago
         for start in ("first", "later"):
             proxy.set_faults([])
             _run_ranks(ranks, {"cache": str(work / "cache")}, server.environment(proxy.endpoint))
@@ -119,7 +121,7 @@ def _sum(proxy: FaultProxy) -> dict[str, int]:
 
 
 def _run_ranks(ranks: int, request: Mapping[str, Any], variables: Mapping[str, str]) -> list[Row]:
-    """The figures of each rank, with its PSS while all ranks have a batch."""
+    """Return the figures of each rank, and its PSS at a time when all ranks have a batch."""
     processes = [
         _start({**request, "rank": rank, "size": ranks}, variables) for rank in range(ranks)
     ]

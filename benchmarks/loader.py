@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -130,8 +131,9 @@ def prepare_resume(request: Message) -> Take:
 
 def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> list[Row]:
     """Measure the bytes of a state as JSON, and the CPU time of saving and loading it."""
+    documents = 2 * math.lcm(*lane_counts)  # a multiple, so that no lane has a hole
     data = write_dataset(
-        (f"document {number} of many" for number in range(2 * max(lane_counts))), folder / "short"
+        (f"document {number} of many" for number in range(documents)), folder / "short"
     )
     sizes = np.array(draw_sizes(100_000))
     rows: list[Row] = []

@@ -27,7 +27,7 @@ def make_table(request: Request, packed: bool) -> Any:
     tokens, offsets = (np.load(request.ids / f"{name}.npy") for name in ("tokens", "offsets"))
     repeats = -(-request.options["tokens"] // len(tokens))
     if packed:
-        # without eos, which the loader appends itself
+        # drop eos, because the loader appends it
         ids = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(tokens, pa.int32()))
         ids = pa.array(
             [document[:-1] for document in ids.to_numpy(zero_copy_only=False)], pa.list_(pa.int32())

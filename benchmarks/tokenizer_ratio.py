@@ -2,13 +2,13 @@
 
     python -m benchmarks.tokenizer_ratio --corpus FOLDER --tokenizer FOLDER FOLDER
 
-once       documents that a process reads for the first time, while its tokenizer learns their words
+once       documents that a process reads for the first time, while its tokenizer caches their words
 repeated   documents that the process has read before
 
-Each turn is a new process on one core, and the sides take turns. A side works up to a place in the
-data, and is then measured up to a second place; places are in epochs. The CPU time of the loader
-is that of its worker and the training process together. Sources of this Python environment are
-added to the corpus, because the loader must not read ahead into the next epoch.
+Each turn is a new process on one core, and the sides take turns. A side first reads up to a place
+in the data, and is then measured up to a second place. Places are in epochs. The CPU time of the
+loader is that of its worker and the training process together. Sources of this Python environment
+are added to the corpus, because the loader must not read ahead into the next epoch.
 """
 
 from __future__ import annotations

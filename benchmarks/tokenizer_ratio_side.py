@@ -21,7 +21,7 @@ _SETTLED_S, _IDLE_CPU_S = 0.3, 0.002
 
 
 def prepare(request: Message) -> Take:
-    """Work up to the first place, and return a function that is measured up to the second."""
+    """Read up to the first place. Return a function that reads on to the second, to be measured."""
     return PREPARE[request["side"]](request)
 
 
@@ -64,7 +64,7 @@ def prepare_loader(request: Message) -> Take:
     framing = sum(each is not None for each in loader.recipe.tokenizer.frames[0])
 
     def read_until(place: float) -> int:
-        """Read whole blocks up to a place, and return their number of batches."""
+        """Read whole blocks up to a place, and return the number of batches read."""
         count = 0
         while count == 0 or loader.stats().documents < place * loader.num_samples:
             for _ in range(BATCHES_OF_BLOCK):
@@ -86,7 +86,7 @@ def prepare_loader(request: Message) -> Take:
 
 
 def settle() -> None:
-    """Wait until the worker has filled its slots, so that it is as far ahead at both places."""
+    """Wait until the worker has filled its slots, so that its lead is the same at both places."""
     before = -1.0
     while (now := family_cpu()) - before > _IDLE_CPU_S:
         before = now

@@ -4,24 +4,29 @@
                                                                   │ ▲
                                                      state_dict() ▼ │ load_state_dict()
 
-    loader.py         the public class; options are in `config`, results in `batch` and `stats`
-      order           the order of documents              ┐
-      tokenization    text to token IDs                   │ which tokens, in which order
-      packing         documents to rows                   │
-      run             recipe, position and state          ┘
-      storage         objects by URL                      ┐
-      mds             the shard format                    │
-      cache           shards on this node                 │ how they arrive
-      workers         documents to blocks                 │
-      delivery        blocks to batches, ranks in step    ┘
-    convert           raw corpora to MDS                  integrations    training frameworks
-    check             problems of a dataset               provenance      rows back to documents
-    export            rows to pre-tokenized MDS           inspect         summary and documents
-    losses            losses by source and document
-    count             tokens of each document             lengths         positions by lengths alone
-    forecast          reads and cost of a run             warm              shards before a run
-    system            files, threads, processes           engines         units of work, anywhere
-    streaming_arguments   MosaicML Streaming's arguments and llm-foundry's YAML, as options
+    order, tokenization, packing, run             which tokens, in which order
+    storage, mds, cache, workers, delivery        how they arrive
+
+    loader        the public class               convert              raw corpora to MDS
+    config        its options, in two configs    check                problems of a dataset
+    session       the parts of one loader        inspect              its summary and documents
+    order         the order of documents         count                tokens of each document
+    tokenization  text to token IDs              forecast             reads and cost of a run
+    packing       documents to rows              warm                 shards before a run
+    run           recipe, position, and state    row_dataset          rows by index
+    storage       objects by URL                 evaluation           the same batches in each pass
+    mds           the shard format               export               rows to pre-tokenized MDS
+    cache         shards on this node            losses               losses by source, document
+    workers       documents to blocks            provenance           rows back to documents
+    delivery      blocks to batches              integrations         training frameworks
+    batch         the tensors of a batch         streaming_arguments  Streaming's arguments
+    segments      tensors for `fields=`          testing              laws of a loader, as checks
+    stats         statistics of a run            cli                  the command line
+    lengths       positions by lengths alone     option_docs          docstrings of options
+    arrays        array types, integer helpers   option_names         the right name for a wrong one
+    errors        all errors, as a tree          file_kinds           files that are not text
+    system        files, threads, processes      html_tables          tables for notebooks
+    engines       units of work, anywhere
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
 `.testing`, `.inspect`, `.forecast`, `.losses`, `.warm`, `.provenance` and `.integrations`.

@@ -1,4 +1,4 @@
-"""The rows of a run by number: a map-style dataset for samplers, trainers and index loops.
+"""The rows of a run by index: a map-style dataset for samplers, trainers and index loops.
 
     rows[17] ─► reader of this process ─► {"input_ids": …, "labels": …}
 
@@ -150,11 +150,11 @@ class Rows(torch.utils.data.Dataset[Item]):
 
         Raises the errors of `__getitem__`.
         """
-        numbers = self._check_rows(rows)
-        if not len(numbers):
+        indices = self._check_rows(rows)
+        if not len(indices):
             return []
         reader = self._open_reader()
-        places = reader.read(numbers, self._num_rows)
+        places = reader.read(indices, self._num_rows)
         return [
             {name: torch.from_numpy(array[place].copy()) for name, array in reader.arrays.items()}
             for place in places
@@ -163,36 +163,36 @@ class Rows(torch.utils.data.Dataset[Item]):
     def __iter__(self) -> Iterator[Item]:
         """Yield all rows in order; without end for an endless run without `num_rows`."""
         first, end = self.first_row, self._num_rows
-        numbers = itertools.count(first) if end is None else range(first, end)
-        return map(self.__getitem__, numbers)
+        indices = itertools.count(first) if end is None else range(first, end)
+        return map(self.__getitem__, indices)
 
     def trace(self, row: int) -> list[TracedSpan]:
         """Find the documents of a row in the data, in their order in the row.
 
         Raises the errors of `__getitem__`.
         """
-        numbers = self._check_rows([row])
+        indices = self._check_rows([row])
         tracer = Tracer(self._plan)
         try:
-            return tracer.trace(self._open_reader().read_spans(numbers), numbers)
+            return tracer.trace(self._open_reader().read_spans(indices), indices)
         finally:
             tracer.close()
 
     def _check_rows(self, rows: Sequence[int]) -> Ints:
         """Count negative rows from the end, as in a list: int64 [rows]."""
-        numbers = np.array([index(row) for row in rows], np.int64)
+        indices = np.array([index(row) for row in rows], np.int64)
         if self._num_rows is not None:
-            numbers = np.where(numbers < 0, numbers + self._num_rows, numbers)
+            indices = np.where(indices < 0, indices + self._num_rows, indices)
         end = np.iinfo(np.int64).max if self._num_rows is None else self._num_rows
-        if len(wrong := np.flatnonzero((numbers < 0) | (numbers >= end))):
+        if len(wrong := np.flatnonzero((indices < 0) | (indices >= end))):
             size = "is endless" if self._num_rows is None else f"has {self._num_rows:,} rows"
             raise IndexError(f"row {rows[wrong[0]]} is asked for, but the dataset {size}")
-        if numbers.min(initial=end) < self.first_row:
+        if indices.min(initial=end) < self.first_row:
             raise IndexError(
-                f"row {numbers.min():,} is before the state, which is at row {self.first_row:,}. "
+                f"row {indices.min():,} is before the state, which is at row {self.first_row:,}. "
                 "Use an earlier state, or none"
             )
-        return numbers
+        return indices
 
     def _open_reader(self) -> RegularReader:
         if self._reader is None or self._reader.process != os.getpid():

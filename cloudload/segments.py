@@ -5,6 +5,7 @@
     segment_ids      1 1 1 2 3 3 0 0     1 1 1 1 1 0 0 0
     position_ids     0 1 2 0 0 1 0 1     0 1 2 3 4 0 1 2
     stream_ids       0 0 0 0 1 1 - -     1 1 1 1 1 - - -     of the streams 0 0 1 1; - is -1
+    document_ids     7 7 7 2 4 4 - -     9 9 9 9 9 - - -     of the samples 7 2 4 9
     cu_seqlens       0 3 4 6 8 13 16     over both rows; the longest segment is 5
     masked labels    - a a - - c . .     - d d d d . . .
 
@@ -13,6 +14,9 @@ Every span is a separate segment, and so is the padding at the end of a row. Lab
 batch and its number of tokens: `rows` and `lengths`, int64 [spans]. The order is that of
 `Batch.spans`: `rows` must ascend, and each row's spans must follow one another from the row's
 start. Lengths must be at least 1. `shape` is (num_rows, seq_len).
+
+An entry of `FIELDS` takes `SpanColumns` and the shape, and returns a dict of named arrays.
+`_of_rows` makes an entry of a function that takes rows, lengths, and a shape.
 """
 
 from __future__ import annotations

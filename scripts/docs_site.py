@@ -333,7 +333,7 @@ def on_page_content(text: str, **_: Any) -> str:
 
 
 class RuntimeDocstrings(griffe.Extension):
-    """Shows a class with the docstring that `help` shows, where the code completes it."""
+    """Shows the docstring of a class as `help` does, with the parts that the code adds to it."""
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         if cls.path == "cloudload.loader.CloudLoader" and cls.docstring is not None:

@@ -2,8 +2,8 @@
 
     python scripts/sweep_tokenizer.py gpt2-folder llama3-folder
 
-A loader sweeps the assigned code points, once for each cache folder; this sweeps all 1,112,064, in
-some 15 seconds each. Run it before a version is added to
+A loader sweeps the assigned code points, once for each cache folder. This script sweeps all
+1,112,064, in about 15 seconds per tokenizer. Run it before a version is added to
 `cloudload.tokenization.backend.MEASURED_VERSIONS`. The exit status is 1 if a tokenizer has
 different IDs.
 """

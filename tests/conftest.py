@@ -1,12 +1,11 @@
 """Fixtures for all tests: object stores on loopback, and a small tokenizer.
 
-store_url         a fresh, empty location: a local folder, then S3, then GCS; one each are
-                  `local_url`, `s3_url` and `gcs_url`
+store_url         a fresh, empty location: a local folder, then S3, then GCS. `local_url`, `s3_url`
+                  and `gcs_url` are one of these
 s3_server         SeaweedFS; `gcs_server` is fake-gcs-server. The environment points to them for
                   the rest of the session
-s3_proxy          a fault proxy in front of S3; `gcs_proxy` is one for GCS. The environment points
-to it
-                  for the test
+s3_proxy          a fault proxy in front of S3; `gcs_proxy` is one for GCS. During the test, the
+                  environment points to it
 small_disk        a folder on a file system of 32 KB
 folder            a dataset of 60 documents; `larger_folder` has 300
 fresh_tokenizers  clears the process's tokenizer caches
@@ -68,7 +67,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_programs(run_folder: Path) -> Iterator[None]:
-    """All processes of this run start their warm programs from one server."""
+    """Start the warm programs of all processes of this run from one server."""
     with servers_from(lambda: shared(run_folder, WarmServer, start_warm_server)):
         yield
 
@@ -200,14 +199,14 @@ def fresh_tokenizers() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _compares_at_once() -> Iterator[None]:
-    """Each process compares the backends itself, once: most tests have an empty cache folder."""
+    """Make each process compare the backends itself, once, because most caches here are empty."""
     with patch.object(Deferral, "is_possible", False):
         yield
 
 
 @pytest.fixture
 def deferring(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A loader with an empty cache folder leaves the comparison of the backends to a process."""
+    """Let a loader with an empty cache leave the comparison of the backends to another process."""
     monkeypatch.setattr(Deferral, "is_possible", DEFERS)
     forget()
     yield

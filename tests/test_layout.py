@@ -37,6 +37,13 @@ __main__
 """
 DISKS = {"order": "epoch_orders", "packing": None}
 """For each package of pure arithmetic, its only module that may touch a disk."""
+USERS = {
+    "session": ["forecast", "loader"],
+    "inspect": ["cli"],
+    "convert": ["cli"],
+    "check": ["cli"],
+}
+"""The only boxes that import from a package, besides the package root."""
 TOUCHES_DISK = re.compile(r"^(pathlib|os|io|tempfile|shutil|mmap|cloudload\.(system|storage))\b")
 
 BOXES = {box: storey for storey, line in enumerate(STOREYS.split("\n")) for box in line.split()}
@@ -61,6 +68,7 @@ def imports_of(path: Path) -> list[str]:
 
 
 MODULES = list_modules()
+PACKAGES = sorted(str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("__init__.py"))
 
 
 def test_every_module_is_in_a_box() -> None:
@@ -92,6 +100,29 @@ def test_no_modules_of_a_package_import_each_other_in_a_circle() -> None:
         for name in free:
             del waiting[name]
     assert not waiting
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_lists_each_of_its_modules_once(package: str) -> None:
+    """The last indented part of its docstring is a table of names and words, in 1 or 2 columns."""
+    folder = PACKAGE / package
+    docstring = str(ast.get_docstring(ast.parse((folder / "__init__.py").read_text())))
+    *_, table = (part for part in docstring.split("\n\n") if part.startswith("    "))
+    cells = [re.split("  +", line.strip()) for line in table.splitlines()]
+    listed = [name for line in cells for name in line[::2]]
+    files = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")]
+    folders = [path.parent.name for path in folder.glob("*/__init__.py")]
+    assert sorted(listed) == sorted(files + folders)
+
+
+@pytest.mark.parametrize("package", USERS)
+def test_only_the_named_boxes_import_from_a_package(package: str) -> None:
+    users = {
+        module.partition(".")[0]
+        for module, path in MODULES.items()
+        if any(f"{name}.".startswith(f"cloudload.{package}.") for name in imports_of(path))
+    }
+    assert sorted(users - {package}) == USERS[package]
 
 
 @pytest.mark.parametrize("package", DISKS)

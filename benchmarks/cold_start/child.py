@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def learn_tokenizer(request: dict[str, Any]) -> None:
-    """Let the node compare the backends of the tokenizer, unless another process does already."""
+    """Compare the backends of the tokenizer, unless another process of this node already does."""
     from cloudload.tokenization.backend import choose_backend
     from cloudload.tokenization.tokenizer import load_tokenizer
 

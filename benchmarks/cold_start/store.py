@@ -43,8 +43,8 @@ class Store:
     ) -> subprocess.Popen[str]:
         """Start a loader in a process that reads through the node's proxy.
 
-        With a `port`, the process is a rank of a process group: of the node with `rank` and
-        `ranks`, or else the only one of its node.
+        With a `port`, the process is a rank of a process group. With `rank` and `ranks`, all
+        ranks are on one node. Otherwise, each is the only one of its node.
         """
         data = "epoch" if what == "epoch" else "cold"
         request = {

@@ -6,8 +6,8 @@ scale     seconds and memory to build an epoch's order, each in its own process,
           (needs the extra `streaming`)
 quality   how well the documents of one canonical node are shuffled
 window    number of shards in use for each width of the shuffle window
-drift     how far lanes drift apart when they read documents of log-normal sizes and emit one row
-          each in turn, and the effect of dealing documents by their bytes
+drift     how far lanes drift apart if document sizes are log-normal and each lane emits one row in
+          turn, and the effect of dealing documents by their bytes
 
 Shards have 5,000 documents and 64 MB.
 """

@@ -2,9 +2,9 @@
 
     python -m benchmarks.scale [--only opening hub downloads order lengths cache states plans]
 
-opening   requests to a real S3 server until the first batches of a node's ranks, times --nodes
+opening   requests to a real S3 server until every rank has its first batch, times --nodes
 hub       requests to the Hugging Face Hub for a tokenizer by name, times --ranks and --nodes
-downloads of each shard, by num_lanes and num_canonical_nodes
+downloads how often each shard is downloaded, by num_lanes and num_canonical_nodes
 order     an epoch of --documents documents: time to build it, memory, cost of a document
 lengths   token lengths of --fits documents, and predicted for --documents
 cache     the cost of a reservation, by the number of shards in the cache

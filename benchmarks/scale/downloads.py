@@ -1,4 +1,4 @@
-"""Count the nodes of a job that read each canonical node, and so download each of its shards."""
+"""Count the nodes that read each canonical node, because each of them downloads its shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DOCUMENTS = 10_000_000_000
 
 
 def count_downloads(ranks: int, nodes: int) -> Iterator[Row]:
-    """Yield the downloads of a shard, for layouts of a job of `nodes` times `ranks` ranks."""
+    """Yield how often a shard is downloaded, by layout, on `nodes` nodes of `ranks` ranks each."""
     size = nodes * ranks
     hosts = np.array(World(0, size, ranks).hosts)
     largest_divisor = max(number for number in range(1, 65) if nodes % number == 0)

@@ -1,6 +1,6 @@
-"""Count the requests of a rank that loads a tokenizer by its name from a server like the Hub.
+"""Count the requests of a rank that loads a tokenizer by its name from a simulated Hub.
 
-Run as a module, this is such a rank.
+Run as a module, this is that rank.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Hub(BaseHTTPRequestHandler):
 
 
 def count_hub_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
-    """Yield the requests of a rank whose node has an empty Hub cache, and of a later one."""
+    """Count the requests of a rank with an empty Hub cache, and of a later rank on that node."""
     from cloudload import convert_to_mds
 
     texts = ({"text": text} for text in short_texts(2_000))

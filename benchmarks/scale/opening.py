@@ -1,4 +1,4 @@
-"""Count the requests that the ranks of a node send to a real S3 server until their first batches.
+"""Count the requests of a node to a real S3 server until all its ranks have a first batch.
 
 Run as a module, this is a rank: it prints a line after its first batch, and waits for the end of
 stdin.
@@ -27,7 +27,7 @@ _KINDS = {"of the index": "/index.json", "of lengths": "/lengths/", "of shards":
 
 
 def count_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
-    """Yield the requests of a node by kind of start, and those of all nodes."""
+    """Yield the number of requests of one node, and of all nodes, for each kind of start."""
     from cloudload import convert_to_mds, count_tokens
 
     with contextlib.ExitStack() as stack:
@@ -49,7 +49,7 @@ def count_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
 
 
 def _sum(proxy: FaultProxy) -> dict[str, int]:
-    """The requests by kind, and the bytes answered."""
+    """Count the requests by kind, and the bytes of the responses to requests for an index."""
     requests = proxy.requests()
     found = {
         name: sum(part in request.line for request in requests) for name, part in _KINDS.items()
@@ -92,12 +92,12 @@ def _start_ranks(cache: Path, ranks: int, environment: dict[str, str], state: Pa
 
 
 def serve(*, cache: str, rank: int, size: int, state: str | None) -> None:
-    """Read the first batch; a single rank writes the file `state`, and others start from it."""
+    """Read the first batch. A single rank writes the file `state`; several resume from it."""
     from cloudload import CloudLoader, Retry
 
     options: dict[str, Any] = {"tokenizer": str(TOKENIZER), "seq_len": 256, "batch_size": 4}
     options |= {"local": cache, "num_workers": 1, "prefetch_batches": 1, "num_lanes": 120}
-    options |= {"retry": Retry(timeout_s=300, deadline_s=600)}  # no request is sent twice
+    options |= {"retry": Retry(timeout_s=300, deadline_s=600)}  # so long that no request is retried
     with CloudLoader(URL, **options, dp_rank=rank, dp_world_size=size) as loader:
         if state and size > 1:
             loader.load_state_dict(json.loads(Path(state).read_text()))

@@ -36,7 +36,7 @@ _NODES_OF_PLANS = 1, 4
 
 
 def in_process(part: str, **arguments: Any) -> dict[str, Any]:
-    """The figures of a part, measured in its own process."""
+    """Measure a part in its own process, and return its figures."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.scale.parts", part, json.dumps(arguments)],
         cwd=ROOT,
@@ -49,7 +49,7 @@ def in_process(part: str, **arguments: Any) -> dict[str, Any]:
 
 
 def measure_orders(shards: int, documents: int) -> Iterator[Row]:
-    """Yield the cost of the seekable order, and of py1e at a size that fits, and predicted."""
+    """Yield the cost of the orders: seekable; py1e at a size that fits; and py1e, predicted."""
     yield in_process("order", algorithm="seekable", shards=shards, documents=documents)
     fits = min(documents, 100_000_000)
     fewer = max(1, shards * fits // documents)
@@ -67,12 +67,12 @@ def measure_orders(shards: int, documents: int) -> Iterator[Row]:
 
 
 def _gigabytes(documents: int) -> float:
-    """The size of the file of an order."""
+    """The size of an order's file."""
     return documents * (4 if documents < 1 << 32 else 8) / 1e9
 
 
 def measure_lengths(documents: int, fits: int) -> Iterator[Row]:
-    """Yield the cost of token lengths at a size that fits, and predicted."""
+    """Yield the measured cost of `fits` token lengths, and the predicted cost of `documents`."""
     found = in_process("lengths", documents=fits)
     for number, how in ((fits, "measured"), (documents, "predicted")):
         yield {
@@ -174,7 +174,7 @@ def opening(folder: str) -> Row:
 
 
 def state(lanes: int) -> Row:
-    """The size of a state after three batches of documents of a few words."""
+    """Measure the size of a state after three batches of short documents."""
     from cloudload import CloudLoader, convert_to_mds
 
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:

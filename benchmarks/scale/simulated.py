@@ -1,9 +1,9 @@
 """A dataset of very many shards in a simulated store: a real index, and one real shard for all.
 
-    s3://simulated/data/index.json               a file of as many entries as asked for
+    s3://simulated/data/index.json               a file with any number of entries
     s3://simulated/data/00012/shard.00345.mds…   the same bytes for every name
 
-So a loader reads it as it reads any dataset, but it needs little disk space.
+A loader reads it like any dataset, but it needs little disk space.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def short_texts(number: int) -> Iterator[str]:
 
 
 class SimulatedStore:
-    """The store, whose objects are in a folder."""
+    """A store with its objects in a local folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -93,13 +93,13 @@ class SimulatedStore:
 
 
 def use_store(folder: Path) -> None:
-    """Let this process, and those that it forks, read s3:// from a dataset's folder."""
+    """Make this process and its forks read s3:// URLs from a dataset's folder."""
     store = SimulatedStore(folder)
     registry._BACKENDS["s3"] = lambda: store
 
 
 def loader_options(folder: Path) -> dict[str, Any]:
-    """The options of a loader of the simulated dataset."""
+    """Options for a loader that reads the simulated dataset."""
     return {
         "tokenizer": str(TOKENIZER),
         "seq_len": 2_048,

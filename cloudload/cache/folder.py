@@ -37,7 +37,7 @@ from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
 from cloudload.system.file_locks import remove_if_orphaned
 from cloudload.system.temp_files import TAG, is_temporary, lock_path
-from cloudload.tokenization.kept import sweep_tokenizers
+from cloudload.tokenization.kept_files import sweep_tokenizers
 
 ORDERS_FOLDER, LENGTHS_FOLDER = "orders", "lengths"
 
@@ -88,7 +88,7 @@ def cached_bytes(corpus: Corpus) -> Ints:
 
 
 def space_lock(root: Path) -> Path:
-    """The lock that a process holds while it reserves bytes, or changes shards."""
+    """The lock file that a process locks while it reserves bytes or changes shards."""
     return lock_path(root / "space")
 
 
@@ -119,7 +119,7 @@ def open_cache_folder(root: Path) -> None:
 def sweep(root: Path) -> None:
     """Remove the partial files and locks that killed processes left in a cache folder.
 
-    The next process that reserves bytes lists all files, in case anyone else changed them.
+    Also makes the next reservation list all files, because other programs may have changed them.
     """
     for path in _own_files(root, ["", ORDERS_FOLDER]):
         if is_temporary(path):
@@ -127,8 +127,8 @@ def sweep(root: Path) -> None:
     sweep_tokenizers(root)
     sweep_indexes(root)
     remove_if_orphaned(space_lock(root))
-    with contextlib.suppress(OSError):  # it may be read-only, or another user's
-        (root / ACCOUNT).unlink()  # without the lock, which a stopped process may hold
+    with contextlib.suppress(OSError):  # the folder may be read-only, or belong to another user
+        (root / ACCOUNT).unlink()  # do not wait for the lock, because a stopped process may hold it
 
 
 def shard_files(root: Path) -> Iterator[Path]:

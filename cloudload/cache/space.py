@@ -14,8 +14,8 @@ Other users, older versions, and people may add or remove files without changing
 listing finds these files: when a loader starts, ten minutes after the last listing (later if that
 took more than 6 s, so that listings take at most 1 % of the time), and before a reservation fails.
 
-A shard that was not used since a listing is older than all that were, and than all that are newer
-than the listing. So processes evict the shards that a listing before each eviction would find.
+A shard that no process has used since a listing is older than every shard that was used or added
+since then. So processes evict the same shards as if they listed all files before each eviction.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MOST_CANDIDATES = 10_000
 
 @dataclass
 class _Account:
-    """The bytes that a cache uses, None if unknown, and when its files were listed."""
+    """The bytes that a cache uses (None if unknown), and the time of its last listing."""
 
     used: int | None = None
     listed_s: float = 0.0
@@ -134,7 +134,7 @@ def _read(root: Path) -> _Account:
 
 
 def _take(root: Path) -> _Account:
-    """Read the account and remove it. It is unknown if another user's file cannot be removed."""
+    """Read the account and remove its file. If that fails, the account is unknown."""
     account = _read(root)
     with contextlib.suppress(OSError):
         (root / ACCOUNT).unlink()
@@ -143,7 +143,7 @@ def _take(root: Path) -> _Account:
 
 
 def _write(root: Path, account: _Account) -> None:
-    """Write the account. If it cannot be written, such as on a full disk, it stays unknown."""
+    """Write the account. If that fails, for instance on a full disk, the account stays unknown."""
     path = root / ACCOUNT
     with contextlib.suppress(OSError):
         with contextlib.suppress(OSError), path.open("xb", 0) as file:

@@ -4,11 +4,15 @@
                   │                 │                        │
                   └─────────────────┴────────────────────────┴─► findings ─► CheckReport
 
-    check      the steps above                       rules               every kind of finding
-    findings   a finding, and the report             streaming_format    what Streaming accepts
+    check    `check_dataset`                   findings          a finding, and the report
+    groups   shards in groups, on any engine   streaming_format  what Streaming accepts
+    index    `index.json`, entry by entry      documents         test and hash documents
+    objects  the files in the folder           document_rules    choose the tests
+    shards   a shard's bytes and samples       duplicates        repeated documents
+    rules    every kind of finding             mojibake          text in a wrong encoding
 
 Streaming is not imported: `streaming_format` and `rules` state what it does, and tests compare both
-with Streaming itself. Other packages use `check_dataset`, `findings` and `rules`.
+with Streaming itself.
 """
 
 from __future__ import annotations

@@ -1,18 +1,24 @@
 """The command line: thin subcommands over the library's functions.
 
-    cloudload convert   convert raw corpora to MDS            cloudload.convert
-    cloudload check     check an MDS dataset                  cloudload.check
-    cloudload info      summarize an MDS dataset              cloudload.inspect
-    cloudload head      print documents of an MDS dataset     cloudload.inspect
-    cloudload count     count the tokens of a dataset         cloudload.count
-    cloudload trace     list the documents that steps read    cloudload.provenance
-    cloudload where     find the steps that read a document   cloudload.provenance
-    cloudload rows      show the rows of steps as HTML        cloudload.provenance
-    cloudload plan      forecast a run                        cloudload.forecast
-    cloudload state     show or compare checkpoints           cloudload.provenance
-    cloudload fetch     warm a node's cache                   cloudload.warm
-    cloudload blame     find documents with high losses       cloudload.losses
-    cloudload export    write rows as pre-tokenized MDS       cloudload.export
+    main ─► a subcommand's module ─► the library's function ─► stdout, exit status
+
+    convert         convert raw corpora to MDS
+    check           check an MDS dataset
+    info            summarize an MDS dataset, with `inspect`
+    head            print documents of an MDS dataset, with `inspect`
+    count           count the tokens of a dataset
+    provenance      list the documents that steps read (`trace`), or find their steps (`where`)
+    rows            show the rows of steps as HTML, with `provenance`
+    plan            forecast a run, with `forecast`
+    state           show or compare checkpoints, with `provenance`
+    fetch           fetch shards into a node's cache, with `warm`
+    blame           find documents with high losses, with `losses`
+    export          write rows as pre-tokenized MDS
+    command         add a subcommand
+    engine          options: where units of work run
+    loader_options  options: the arguments of a loader
+    terminal_text   escape text from a dataset
+    words           options instead of Python names in errors
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
 for an error or if nothing matches, 2 for a wrong command line, and 130 for Ctrl-C.

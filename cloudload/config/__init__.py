@@ -1,13 +1,14 @@
 """The options of a loader, in two configs. Each option is defined and documented once.
 
-    RowsConfig        which tokens, in which order; most may not change on resume
-      Stream            a dataset: location, share, boundary tokens
-      transform         a function from a sample to its text, and the name that identifies it
-    DeliveryConfig    how rows are delivered; may change on every resume
+    options ─► read_options ─► RowsConfig          which tokens, in which order; most may not
+                           │     └─► Stream        change on resume
+                           └─► DeliveryConfig      how rows are delivered; may always change
 
-    options ─► read_options ─► RowsConfig, DeliveryConfig
-                                 ▲
-                                 checks, choices (the accepted values)
+    rows          `RowsConfig`                  options        split options into the configs
+    delivery      `DeliveryConfig`              choices        accepted values
+    stream        `Stream`                      checks         errors for wrong values
+    stream_names  default names of streams      code_digest    a digest of a function's code
+    transform     `Text`, names of transforms   lambda_source  the source of a lambda
 
 `cloudload.option_docs` turns the docstring below each field into help and documentation.
 """

@@ -22,10 +22,10 @@ class Text(str):
     """The text of a document, as a transform may return it, with a choice for special tokens.
 
     With `special_tokens=True`, the names of special tokens in the text, such as `<|im_start|>`,
-    become these tokens. Otherwise they stay text, as in every other document. Use it only for texts
-    whose special tokens the transform itself has written, because a document that contains such a
-    name could end itself or imitate a chat turn. Text that is derived from it by `+`, slicing
-    or a method is plain `str` again.
+    become these tokens. Otherwise they stay text, as in every other document. Use it only if
+    the transform itself has written all special tokens in the text, because a document that
+    contains such a name could end itself or imitate a chat turn. The result of `+`, slicing
+    or a method is a plain `str` again.
     """
 
     __slots__ = ("special_tokens",)

@@ -6,17 +6,24 @@
                                                              listed in a journal
                └──────── each by one process, anywhere ────────────┘
 
-    convert   the public function              config, columns   options that change the output
-    segments, plan, planning   what each       inputs, input_files, records, readers
-        worker converts                        segment, shards   encode, cut, store
-    run       one segment, or those of a plan  journal, work, claims, report   resume, counts
-    rejects   bad records that are left out    output, hidden    where datasets are
-    finish, joined_shards, append   join       outline           what a conversion would do
-    listing   a table of the inputs            saved_datasets, mds_datasets   folders that are
-    split_by_hash   documents to splits            one dataset
+    convert         `convert_to_mds`                   run              run one or all segments
+    config          options a rerun must keep          segment          units to stored shards
+    columns         columns and their encodings        shards           encode blocks, cut shards
+    inputs          list the units of all inputs       stored_shards    store and list a shard
+    input_files     read and decompress files          split_by_hash    documents to splits
+    chunk_reader    bytes as a file                    rejects          bad records left out
+    listing         inputs by format, as a table       journal          finished shards, to resume
+    mds_datasets    inputs that are MDS                work             the part already finished
+    saved_datasets  inputs of `datasets`               joined_shards    all shards, in few bytes
+    changed_files   changes since an earlier run       finish           segments to index and report
+    records         units, blocks, records             append           plan an append
+    readers         a reader per kind of input         lengths          write token lengths
+    segments        cut the inputs by size             output           locations of the output
+    plan            the plan that workers share        hidden_datasets  refuse to hide a dataset
+    planning        make a plan, or use a stored one   report           counts and the report
+    claims          what a rerun must match            outline          forecast a conversion
 
-Other packages use `convert_to_mds`, `report.ConvertReport` and `outline`. Everything else is
-internal.
+Other packages use only `convert_to_mds`, `ConvertReport` and `outline`.
 """
 
 from __future__ import annotations

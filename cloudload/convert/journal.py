@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any
 
 from cloudload.convert.claims import claim_one_segment, compare_claims
-from cloudload.convert.hidden import describe_hidden, refuse_to_hide
+from cloudload.convert.hidden_datasets import describe_hidden, refuse_to_hide
 from cloudload.convert.joined_shards import JoinedShards
 from cloudload.convert.output import (
     Output,

@@ -120,7 +120,7 @@ class Utf8Block(Protocol):
     """A block of a format that stores texts as UTF-8."""
 
     def utf8_records(self, text_key: str) -> Iterator[Record]:
-        """The same records, in which the field `text_key` may be `Utf8` instead of a string."""
+        """The same records. The field `text_key` may be `Utf8` instead of a string."""
         ...
 
 

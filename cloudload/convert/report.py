@@ -139,7 +139,7 @@ class ConvertReport:
         return json.dumps(asdict(self), indent=2)
 
     def to_store(self, split: str) -> dict[str, Any]:
-        """The report of a split's dataset and the whole conversion; for "", of the latter alone."""
+        """The reports of a split and of the whole conversion. For "", only the latter."""
         if not split:
             return {"report": asdict(self)}
         own = {"out": join_url(self.out, split), **self.splits[split], "splits": {}}

@@ -116,7 +116,8 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedBlock:
     shares, config = context.config.shares, context.config
     is_plain = len(columns) == 2 and not shares
     records = block.records(config.text_key)
-    if is_plain and isinstance(block, Utf8Block):
+    # the general encoder does not read an ID from the bytes of a text
+    if is_plain and config.id_key != config.text_key and isinstance(block, Utf8Block):
         records = block.utf8_records(config.text_key)
     samples: dict[str, list[bytes]] = {name: [] for name in context.config.split_names}
     split_bytes = dict.fromkeys(samples, 0)
@@ -168,9 +169,9 @@ def _join_samples(samples: Sequence[bytes]) -> EncodedSamples:
 
 
 def _encode_plain(record: Record, text_key: str, id_key: str) -> tuple[bytes, int] | None:
-    """Encode a sample of the columns `id` and `text`. Return it and the bytes of its text.
+    """Encode a sample of the columns `id` and `text`. Return it and the size of its text in bytes.
 
-    Returns None if `encode_sample` must do it, or if the record is bad or empty.
+    Returns None if `encode_sample` must encode the record, or if the record is bad or empty.
     """
     fields = record.fields
     if type(fields) is not dict:

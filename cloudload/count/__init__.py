@@ -3,11 +3,11 @@
     index ─► groups of shards ─► units on any engine: read, tokenize, write 00000-….lengths
                               ─► all files exist: index-….json, and a report
 
-    count     count_tokens: the steps above        group       one group: a unit of work
-    finish    the index of all groups              new_shards  count shards as they are written
-    estimate  a sample of the documents            report      totals, percentiles, histogram
-    tally     documents and tokens by a column   picture     the histogram as a PNG
-    learn     write the lengths of the documents that a run reads
+    count       `count_tokens`: the steps above         estimate  from a sample of the documents
+    group       one group: a unit of work               report    totals, percentiles, histogram
+    finish      the index of all groups                 tally     by the values of a column
+    new_shards  count shards as they are written        picture   the histogram as a PNG
+    learn       lengths of documents that a run reads
 
 Every file is a pure function of the data, the tokenizer and the transform, so units may run in any
 order, more than once, or concurrently.

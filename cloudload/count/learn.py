@@ -122,7 +122,7 @@ class LengthsLearner:
 
 
 _Requests = queue.SimpleQueue[LengthsLearner | None]
-"""Learners whose lengths to publish; None ends the thread."""
+"""The learners whose lengths the thread should publish. None ends the thread."""
 
 
 def _keep_publishing(learner: weakref.ref[LengthsLearner], requests: _Requests) -> None:

@@ -1,21 +1,21 @@
 """Turn blocks into batches in the training process, and communicate between ranks.
 
-    workers ─► blocks ─► iteration ─► collate ─► Batch ─► training loop
+    workers ─► blocks ─► iteration ─► collate ─► Batch ─► passes ─► training loop
                             │  ▲
-                   progress ▼  │ cursors of all lanes          tail_exchange: end of a finite run
-                         exchange ◄──── other ranks            run_log: positions and statistics
+                   progress ▼  │ cursors of all lanes
+                         exchange ◄──── other ranks
 
-    block_stream   the blocks of an iteration's workers, batch by batch
-    tail_sharing   documents of a finite run's tail, read by the owners of lanes for all workers
-    regular_reader rows by number, read ahead, for `row_dataset`
-    known_lanes    cursors of all lanes from token lengths, instead of exchanged
-    passes         iterations over the loader, which `stop_every` ends
-    world          the ranks, and this process's place among them
-    agreement      the values that all ranks must agree on
-    environment    the processes of a job; in tests, a thread_environment replaces them
-    working_set    the bytes of shards that a node uses at a time
-    description    the values that the loader resolved
-    start_log      the log of a loader's start, on one rank
+    passes         passes, which `stop_every` ends   regular_reader      rows by index, read ahead
+    iteration      blocks to batches, by phase       world               the ranks of a run
+    block_stream   blocks of workers, by batch       environment         the processes of a job
+    collate        join blocks into tensors          thread_environment  ranks as threads, for tests
+    exchange       share the cursors of all lanes    attendance          lost processes at the start
+    gather         all-gather in a tree              presence            processes that have ended
+    progress       merge reports of ranks            agreement           values equal on all ranks
+    known_lanes    cursors from lengths instead      description         resolved options
+    tail_exchange  pack one tail on all ranks        start_log           the log of a loader's start
+    tail_sharing   exchange the tail's documents     wait_log            why the training loop waits
+    run_log        positions and statistics          working_set         a node's shard bytes in use
 
 Above it, `cloudload.session` puts these modules to use.
 """

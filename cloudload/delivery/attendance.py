@@ -1,12 +1,12 @@
-"""What the processes of a job tell each other before all of them iterate.
+"""How the processes of a job learn of each other's failures before all of them iterate.
 
     process 3    a loader cannot be created ─► notice in the store: "DatasetError: …"
                  ends ───────────────────────► its connection closes (`presence`)
     process 0    waits for process 3 to start iterating ─► finds both, and raises
 
-A process that is only slow tells nothing, and is waited for. A notice is withdrawn when its process
-tries again. The others act on a notice after 30 s, and not if they had an error of the same class
-themselves and continued, because its process may have done so, too.
+A process that is only slow posts no notice, and the others wait for it. A process withdraws its
+notice when it tries again. The others act on a notice after 30 s. A process ignores a notice if it
+has raised an error of the same class itself and continued, because the other may continue, too.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MOST_TEXT = 1_000
 
 class _Notice(NamedTuple):
     error: str
-    """The name of the error's class; empty if the process tries again."""
+    """The name of the error's class, or "" if the process tries again."""
     text: str
     read_at: float
     """In `time.monotonic` seconds."""
 
 
 class Attendance:
-    """What one process tells the others, and knows of them."""
+    """The notices and connections of one process, by which it learns that others have failed."""
 
     def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank = store, rank
@@ -48,7 +48,7 @@ class Attendance:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Tell the other processes if this block raises an error, until the next such block."""
+        """Post a notice if this block raises an error. The next such block withdraws the notice."""
         if self._has_failed:
             self._post("", "")
         self._has_failed = False
@@ -62,7 +62,7 @@ class Attendance:
             raise
 
     def find_lost(self, has_arrived: Callable[[int], bool]) -> dict[int, str]:
-        """Find processes that will not arrive: what happened to them, by rank.
+        """Find the processes that will not arrive. Returns what happened to each, by rank.
 
         Raises `RuntimeError` if the store does not answer.
         """
@@ -80,7 +80,7 @@ class Attendance:
         return lost
 
     def find_ended(self) -> dict[int, str]:
-        """Like `find_lost`, without the store, and in half a second."""
+        """Find the processes that have ended, in half a second and without the store."""
         self._presence.find_ended()
         time.sleep(_ANSWER_S)
         return dict.fromkeys(self._presence.find_ended() - {self._rank}, "has ended")
@@ -100,16 +100,16 @@ class Attendance:
         return {rank: each for rank, each in self._notices.items() if each.error}
 
     def close(self) -> None:
-        """Close the connections. For the other processes, this process has then ended."""
+        """Close the connections. The other processes then regard this process as ended."""
         self._presence.close()
 
 
 _joined: MutableMapping[Any, Attendance] = weakref.WeakKeyDictionary()
-"""The attendance of this process, by the job of torch.distributed."""
+"""The attendance of this process in each torch.distributed job."""
 
 
 def join_job() -> Attendance | None:
-    """Return this process's attendance in the job of torch.distributed, opened by the first call.
+    """Return this process's attendance in the torch.distributed job. The first call opens it.
 
     Returns None if torch.distributed is not initialized, or has one process. The connections close
     when the process group is destroyed, or when this process ends.

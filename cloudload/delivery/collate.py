@@ -58,7 +58,7 @@ def join_blocks(
 
 
 def _new(shape: tuple[int, int], pin_memory: bool) -> tuple[torch.Tensor, Ints]:
-    """Allocate an int64 tensor. Returns it, and an array of the same memory."""
+    """Allocate an int64 tensor. Returns it, and an array that shares its memory."""
     if pin_memory:
         tensor = torch.empty(shape, dtype=torch.int64, pin_memory=True)
         return tensor, tensor.numpy()

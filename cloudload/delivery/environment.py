@@ -40,9 +40,9 @@ class Environment:
         return is_first_process(delivery.dp_rank)
 
     def starting(self, delivery: DeliveryConfig) -> AbstractContextManager[None]:
-        """Tell the other processes if the block raises an error, or if this process ends.
+        """Notify the other processes if the block raises an error, or if this process ends.
 
-        Processes that wait for this one to start iterating then raise `RanksDisagreeError`. Does
+        The processes that wait for this one then raise `RanksDisagreeError`. Does
         nothing if torch.distributed is not initialized.
         """
         attendance = self._join(delivery)

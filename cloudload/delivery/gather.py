@@ -39,7 +39,8 @@ _LOOK_EVERY_S = 5.0
 
 
 FindLost = Callable[[Callable[[int], bool]], Mapping[int, str]]
-"""Given whether a process has arrived, finds those that will not: what happened to them."""
+"""Finds what happened to the processes that will not arrive, by rank. Its argument says whether a
+process has arrived."""
 
 
 def wait_for_all(
@@ -48,8 +49,8 @@ def wait_for_all(
     """Wait until all `size` processes have called this with the same store.
 
     `store` is a `torch.distributed.Store`, with keys that only these calls use. Raises
-    `RanksDisagreeError`, which names processes, if some are lost, and after `timeout_s` if some are
-    missing; and `RuntimeError` if the store does not answer.
+    `RanksDisagreeError`, with the names of the processes, if some are lost, or if some are missing
+    after `timeout_s`. Raises `RuntimeError` if the store does not answer.
     """
     store.set(f"here/{rank}", "")
     if store.add("arrived", 1) == size:

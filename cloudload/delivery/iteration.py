@@ -3,7 +3,7 @@
     workers ─► fetch: join blocks, start an exchange ─► deliver: finish it, move the position
                                                              └─► batch
 
-A finite run has four phases, which are classes in `workers.plan`:
+`workers.plan` defines six phases. A finite run without token lengths has these four:
 
     Steady       workers cut rows from their lanes, until an exchange reports a dry row: one that
                  its lane cannot fill. The batch with this row and all later batches are discarded.
@@ -15,18 +15,20 @@ A finite run has four phases, which are classes in `workers.plan`:
                  from the lanes, all later rows from the tail. Every rank ends on the same step. If
                  the last batch is not full, it is padded, or dropped with tail="drop".
 
-Token lengths allow these shortcuts:
+With token lengths, a run may use these phases:
 
-    Foreseen     replaces all four phases. The row at which the lanes end is known from the start,
+    Foreseen     replaces these four phases. The row at which the lanes end is known from the start,
                  and the workers pack the tail when they reach that row. If the ranks are on
                  several machines, the workers pause there for the phase Sharing.
     Measuring    is used only if the end of the run is too costly to compute. Workers need not
                  measure documents, because their sizes are known.
     Mixed        is for mixtures with streams that end. The rows at which they end are known from
                  the start, and the workers pack the tail of each stream when they reach it.
-    known lanes  are cursors that each rank computes, so ranks exchange only their current row
-                 (`known_lanes`). A mixture with streams that end always has them. With `best_fit`,
-                 ranks that own lanes exchange cursors instead, because their workers know them.
+
+Token lengths also give known lanes, which are not a phase: each rank computes the cursors of all
+lanes, so ranks exchange only their current row (`known_lanes`). A mixture with streams that end
+always has them. With `best_fit`, ranks that own lanes exchange cursors instead, because their
+workers know them.
 """
 
 from __future__ import annotations

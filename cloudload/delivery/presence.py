@@ -1,12 +1,12 @@
-"""Which processes of a job have ended, as the kernel tells over connections that stay open.
+"""Detect processes of a job that have ended, because the kernel then closes their connections.
 
     process 2    creates a loader first: listens, and publishes its address in the store
     process 0    creates a loader: connects ───────── asks process 2 which have ended ──► 1
     process 1    creates a loader: connects ─── is killed: its connection closes
 
-A connection does not depend on what a process does: one that compiles a model for an hour, or is
-stopped, keeps it. A machine that is unreachable for 45 s counts as ended. A process that cannot
-connect is not watched.
+The connection of a living process stays open, even while the process compiles a model for an hour
+or is stopped. A machine that is unreachable for 45 s counts as ended. If a process cannot connect,
+the others do not notice its end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """Close a forked process's copies, which would hide that this process has ended."""
+    """Close a child's copies of the sockets, because they would hide the end of its parent."""
     for each in list(_sockets):
         each.close()
 
@@ -51,24 +51,24 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Presence:
-    """One process's connection to the others; without one, it knows of no process that ended."""
+    """One process's connection to the others. This base class has none, and so finds no end."""
 
     def find_ended(self) -> set[int]:
-        """The processes that are known to have ended.
+        """Return the ranks of the processes that have ended, as far as this process knows.
 
-        What another process knows arrives by the next call.
+        This also asks another process, whose answer is in the result of the next call.
         """
         return set()
 
     def close(self) -> None:
-        """Close the connections. For the other processes, this process has then ended."""
+        """Close the connections. The other processes then regard this process as ended."""
 
 
 def open_presence(store: Any, rank: int) -> Presence:
     """Connect process `rank` to the others. Does not wait for processes that have not called this.
 
     `store` is a `torch.distributed.Store`, with keys that only these calls use. Without an answer
-    from the store or from the other process, nothing is watched.
+    from the store or from the other process, no end is noticed.
     """
     try:
         if store.add("hosts", 1) == 1:
@@ -81,7 +81,7 @@ def open_presence(store: Any, rank: int) -> Presence:
             raise OSError(f"{host['address']} is an address of both this and another machine")
         return _Guest(rank, host)
     except (OSError, RuntimeError) as error:
-        logger.debug("the end of other processes will not be noticed early: %s", error)
+        logger.debug("this process will not notice early if another process ends: %s", error)
         return Presence()
 
 
@@ -89,7 +89,7 @@ def _open_host(store: Any, rank: int) -> Presence:
     try:
         return _Host(store, rank)
     except OSError:
-        store.set("host", "null")  # so that the others do not wait for it
+        store.set("host", "null")  # so that the others do not wait for an address
         raise
 
 
@@ -97,13 +97,13 @@ def _open_host(store: Any, rank: int) -> Presence:
 
 
 class _Host(Presence):
-    """Listens for the other processes, and knows whose connection has closed."""
+    """Listens for the other processes, and records the ranks whose connections have closed."""
 
     def __init__(self, store: Any, rank: int) -> None:
         self._token, self._ended = secrets.token_bytes(_TOKEN_BYTES), set[int]()
         self._listener = _listen()
         self._greetings: dict[socket.socket, bytes] = {}
-        """What each connection has sent of its token and rank."""
+        """The part of the token and rank that each connection has sent so far."""
         self._ranks: dict[socket.socket, int] = {}
         address, port = self._listener.getsockname()[:2]
         facts = {"address": address, "port": port, "token": self._token.hex(), "rank": rank}
@@ -166,7 +166,7 @@ class _Host(Presence):
             connection.close()
 
     def _greet(self, connection: socket.socket, data: bytes) -> bool:
-        """Learn which process has connected. Returns False if it is not one of the job."""
+        """Read the rank of a connection. Returns False if it is not from a process of the job."""
         greeting = self._greetings[connection] + data
         self._greetings[connection] = greeting[: _TOKEN_BYTES + _RANK.size]
         if len(greeting) < _TOKEN_BYTES + _RANK.size:
@@ -180,7 +180,7 @@ class _Host(Presence):
 
 
 def _listen() -> socket.socket:
-    """Listen at the address at which gloo would listen: every process can connect to it."""
+    """Listen at the address at which gloo would listen, because all processes can connect to it."""
     for address in _own_addresses():
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -211,10 +211,11 @@ def _own_addresses() -> list[str]:
 
 
 class _Guest(Presence):
-    """A connection to the host, whose end shows that the host has ended.
+    """A connection to the host. If it closes, the host has ended.
 
-    The host proves itself by its token, because another program may listen at its address. If the
-    connection ends before, the host may have ended or not; if nobody listens there, it has ended.
+    The host first sends its token, because another program may listen at this address. A connection
+    that closes before the token arrives proves nothing, so the guest connects again. If the address
+    refuses the connection, the host has ended.
     """
 
     def __init__(self, rank: int, host: dict[str, Any]) -> None:
@@ -251,8 +252,10 @@ class _Guest(Presence):
         return ended
 
     def _receive(self, connection: socket.socket) -> bool:
-        """Ask the host, and read what it has sent. Returns False if the connection has ended."""
-        with contextlib.suppress(OSError):  # `recv` reports it, after what has arrived before
+        """Ask the host for ended ranks, and read its answers. Returns False if it has closed."""
+        with contextlib.suppress(
+            OSError
+        ):  # `recv` reports the error, after the data that arrived before it
             connection.send(_ASK)
         try:
             while data := connection.recv(_CHUNK):
@@ -270,7 +273,7 @@ class _Guest(Presence):
 
 
 def _watch(connection: socket.socket) -> None:
-    """Let the kernel probe the other machine, and end the connection if it does not answer."""
+    """Make the kernel probe the other machine, and close the connection if it does not answer."""
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in {
@@ -283,7 +286,7 @@ def _watch(connection: socket.socket) -> None:
 
 
 def _describe_machine() -> str:
-    """A text that is equal for processes that have the same network interfaces."""
+    """A text that is the same for all processes with the same network interfaces."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')}"
@@ -291,7 +294,7 @@ def _describe_machine() -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Whether an address is one of this machine."""
+    """Whether an address belongs to this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family) as trial:
         trial.bind((address, 0))

@@ -201,7 +201,7 @@ def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
     """Move lane arrays past consecutive windows, in place."""
     recipe = updates[0].recipe
     all_rows = np.concatenate([update.joined.rows for update in updates])
-    # rows at the last `stop` and later may be invalid, because a lane could not fill one
+    # a lane could not fill its row, so the rows from the last `stop` on may be invalid
     valid = all_rows < updates[-1].stop
     rows = all_rows[valid]
     lanes, components = rows % recipe.num_lanes, recipe.components_of(rows)

@@ -1,4 +1,4 @@
-"""Rows of a run by number, and ahead of time if they are requested in regular steps.
+"""Rows of a run by index, and ahead of time if they are requested in regular steps.
 
 rows 17, 18 ─► their pieces, from token lengths ─► documents ─► input_ids, labels, fields
                       ▲
@@ -111,9 +111,9 @@ class RegularReader:
             return  # if one of these rows is requested, the error is raised again
         self._reader.prefetch(self._pieces_ahead[1])
 
-    def _make_arrays(self, numbers: Ints) -> dict[str, Array]:
+    def _make_arrays(self, indices: Ints) -> dict[str, Array]:
         """Make the tensors of rows, by name: [rows, …]."""
-        pieces, tokens = self._read(numbers), np.empty((len(numbers), self._seq_len), np.int32)
+        pieces, tokens = self._read(indices), np.empty((len(indices), self._seq_len), np.int32)
         num_tokens = fill_rows(tokens, *pieces, self._framing)
         spans, ids = list_spans(pieces.table, pieces.pieces), tokens.astype(np.int64)
         labels = ids.copy()

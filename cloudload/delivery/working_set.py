@@ -60,7 +60,8 @@ def _lower_minimum(limit_bytes: int, largest: int) -> str:
         )
     return (
         "lower this minimum with fewer num_workers or download_threads. In a new run, a smaller "
-        "shuffle_block_size or num_canonical_nodes may also lower it"
+        "shuffle_block_size may also lower it, or a smaller num_canonical_nodes, down to the "
+        "number of nodes"
     )
 
 
@@ -116,7 +117,7 @@ def count_downloads(plan: Plan, world: World) -> int:
 def explain_later_working_set(plan: Plan, lengths: RunLengths, world: World) -> str | None:
     """Return a warning if `cache_limit` is below the working set later in the run, otherwise None.
 
-    Also returns None if the answer would take more than about two seconds, or the run is in its
+    Also returns None if the answer would take more than a few seconds, or if the run is in its
     tail. Raises `CacheError` if an order cannot be built.
     """
     limit = plan.delivery.cache_limit_bytes()
@@ -135,12 +136,13 @@ def explain_later_working_set(plan: Plan, lengths: RunLengths, world: World) -> 
         f"cache_limit {limit:,} is below the {needed:,} bytes of shards that this node will use at "
         f"a time{place}, because lanes with short documents read ahead (token lengths of epochs up "
         f"to {found.last_epoch}). Some shards will be downloaded again. If there is room, raise it "
-        f"to {needed:,}. In a new run, fewer lanes or canonical nodes lower this"
+        f"to {needed:,}. In a new run, fewer lanes lower this, or fewer canonical nodes, down to "
+        "the number of nodes"
     )
 
 
 def _find_last_epoch(plan: Plan) -> int | None:
-    """The last epoch that can be measured in about two seconds, or None if there is none.
+    """The last epoch that can be measured in a few seconds, or None if no epoch can.
 
     In an endless run, this is at most four epochs ahead.
     """

@@ -1,14 +1,18 @@
 """Forecast a run before it starts: its length, cache, downloads, cost, and speed.
 
     options of a loader ─► plan_run ─► RunPlan ─► text, JSON, PNG, HTML page
+                             │
+         budget ─► rows ─► documents ─► shards, nodes ─► bytes in use, downloads ─► cost
 
-    cases          token lengths, or lengths drawn from a sample
-    budget tokens, steps, or epochs ─► rows
-    document_uses  rows ─► documents, shards, nodes
-    shard_uses     ─► when each node uses each shard
-    node_cache     uses ─► bytes in use, downloads
-    prices         downloads ─► cost
-    speed          the reader, measured on real shards
+    plan_run       `plan_run`                         node_cache  one cache: bytes, downloads
+    asked_run      the run to forecast                prices      downloads to cost (`prices.yaml`)
+    budget         tokens, steps, or epochs to rows   speed       the reader, on real shards
+    cases          real or sampled lengths            run_plan    the result
+    drawn_lengths  lengths drawn from a sample        figure      exact, or with a range
+    reading        the documents that a run reads     words       the result as text
+    document_uses  rows to documents, shards, nodes   page        as an HTML page
+    shard_uses     when a node uses a shard           picture     as a PNG
+    nodes          caches, downloads, costs by node
 
 Every value is a `Figure`: exact, or an estimate with its range.
 """

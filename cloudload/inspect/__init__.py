@@ -4,8 +4,8 @@
          └─► the first bytes of a few shards ─► sample sizes ─┘
          └─► the first bytes, or whole shards ─► samples      the first ones, one ID, a pattern
 
-    info           `read_info`                  distribution   a histogram and its quantiles
-    samples        `read_samples`               shard_start    a shard's first samples, in few bytes
+    info     `read_info`      distribution  a histogram and its quantiles
+    samples  `read_samples`
 
 Nothing is written to the dataset or to a cache.
 """

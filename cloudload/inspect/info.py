@@ -21,10 +21,10 @@ from cloudload.arrays import Ints
 from cloudload.config.stream import Stream
 from cloudload.errors import StoreError
 from cloudload.inspect.distribution import Distribution
-from cloudload.inspect.shard_start import open_shard_start
 from cloudload.mds.dataset import Dataset, open_corpus
 from cloudload.mds.document_columns import is_token_array
 from cloudload.mds.index import FIXED_FORMATS, Column, ShardInfo
+from cloudload.mds.shard_start import open_shard_start
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact

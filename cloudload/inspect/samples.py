@@ -21,12 +21,12 @@ import numpy as np
 from cloudload.config.rows import TEXT_KEY
 from cloudload.config.stream import Stream
 from cloudload.errors import DatasetError
-from cloudload.inspect.shard_start import open_shard_start, open_temporary
 from cloudload.mds.dataset import Dataset, is_in_place, open_corpus
 from cloudload.mds.document_columns import check_text_column, is_token_array
 from cloudload.mds.download import download_shard
 from cloudload.mds.index import FIXED_FORMATS, Column, ShardInfo
 from cloudload.mds.shard import ID_KEY, Shard
+from cloudload.mds.shard_start import open_shard_start, open_temporary
 from cloudload.mds.token_columns import open_token_column
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact

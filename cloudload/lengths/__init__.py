@@ -10,11 +10,15 @@ data, the tokenizer, the text column and the transform, which make up their key.
 on `seq_len`, the packing, bos, eos, `min_tokens`, the mixture or the world size, so one file serves
 every run. Lengths never change a row, a batch, a state or a statistic. They only save work.
 
-    group_file   the bytes of a group         index     the groups of a dataset, and their index
-    key          the inputs of lengths        files     read, verify, map
-    open         the lengths for a run        sizes     the documents of lanes
-    tables       sums over a lane             advance   lanes at a later row
-    ending       the end of a finite run       learned   lengths of the documents that a run reads
-    run_lengths  positions of a run            working_set  shards in use, with lane drift
-    table_search units and sums in tables
+    index         groups, and their index       ending           the end of a finite run
+    group_file    the file of a group           mixture_search   the rows at which streams end
+    key           what lengths depend on        mixture_ending   the tails after these rows
+    files         read, verify, share           best_fit_walker  `best_fit` lanes at a later row
+    open          the lengths that a run uses   played_lanes     pack their lengths, without text
+    learned       lengths that a run learns     lane_marks       their saved states
+    sizes         sizes of a lane's documents   best_fit_rows    documents in rows of such lanes
+    tables        sums over lanes               row_finder       documents in any row
+    table_search  find units and sums           row_pieces       documents in rows of lanes
+    run_lengths   the positions of a run        occurrences      rows that contain a document
+    advance       lanes at a later row          working_set      shard bytes in use
 """

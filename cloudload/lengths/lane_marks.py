@@ -47,7 +47,7 @@ class LaneState(NamedTuple):
 
 
 class Leap(NamedTuple):
-    """The step from a state to the next mark: the rows in between, and the state there."""
+    """The step from a state to the next mark: the rows in between, and the state at the mark."""
 
     rows: int
     state: LaneState

@@ -101,7 +101,7 @@ class MixtureTails:
         return numbers
 
     def row_of(self, component: int, number: int) -> int:
-        """The index in the run of a row of a stream's tail."""
+        """Return the index within the run of row `number` of a stream's tail."""
         before = sum(rows for _, rows in self.ending.stages_of(component))
         return self._walk(component).find(self.ending.lane_ends[component], number - before)
 

@@ -5,6 +5,10 @@
                      LossLog.flush ─► a file for each rank and start of the run
     afterwards       read_losses ─► Losses, each row once ─► blame ─► outliers
 
+    log       `LossLog`, on the device   read   all files of a run, each row once
+    log_file  the file format            blame  outliers
+    mean      a source's mean loss
+
 A source is a stream. The log has a record for each document in each row: the row, the document, and
 the number and the sum of its tokens' losses.
 """

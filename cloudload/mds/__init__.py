@@ -1,15 +1,18 @@
 """The MDS format: shards that hold samples, and an index that lists them.
 
-    index.json    {"version": 2, "shards": [entry of each shard, …]}          index
+    index.json    {"version": 2, "shards": [entry of each shard, …]}
     shard         uint32 count │ uint32 offsets[count + 1] │ JSON header │ samples
     sample        uint32 size of each variable-sized column │ the columns' bytes, by column name
 
-    dataset ─► open_index   list the shards       writer            samples ─► a raw shard's bytes
-      index_parser ─► index, shard_table          fingerprints      of the shards, for states
-    shard                   read samples          codecs, hashes    compress and check stored shards
-    token_columns           read token IDs        document_columns  check the columns of documents
-    not_a_dataset ─► survey, raw_files            explain a location without an index
-    download                fetch a stored shard, and check it
+    open_index        open the index of a dataset   download       fetch and check a shard
+    index_parser      the index as a table          codecs         compression of shards
+    index             check entries of the index    hashes         hashes in an index
+    shard_table       the shards as columns         fingerprints   compare datasets on resume
+    dataset           a dataset, and a corpus       writer         samples to a shard's bytes
+    shard             read samples                  not_a_dataset  explain a wrong location
+    shard_start       a shard's first samples       survey         a folder without an index
+    document_columns  check columns of documents    raw_files      a raw corpus
+    token_columns     read token IDs
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
 the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input

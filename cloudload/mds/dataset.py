@@ -39,7 +39,7 @@ class Dataset:
 
     url: str
     shards: Sequence[ShardInfo]
-    """Its shards, in order. An opened dataset has a `ShardTable`."""
+    """The shards, in order. In an opened dataset, a `ShardTable`."""
     index_hash: str
     """SHA-256 of `index.json`, in hex digits."""
     version: Version = field(default=UNKNOWN, compare=False)
@@ -157,7 +157,7 @@ class Corpus:
         return self._fingerprint(streams, SAMPLES)
 
     def take(self, numbers: Sequence[int]) -> Corpus:
-        """The corpus of the first `n` shards of each dataset, given each `n`."""
+        """Return the corpus of the first shards of each dataset, given their number per dataset."""
         pairs = zip(self.datasets, numbers, strict=True)
         return Corpus(tuple(dataset.take(number) for dataset, number in pairs))
 
@@ -182,7 +182,7 @@ class Corpus:
 
 
 def join_columns(columns: Sequence[Ints]) -> Ints:
-    """Join a column of several tables: int64 [shards]. That of a single table is not copied."""
+    """Join a column of several tables: int64 [shards]. Copies only if there are several."""
     return columns[0] if len(columns) == 1 else np.concatenate([np.zeros(0, np.int64), *columns])
 
 
@@ -199,7 +199,7 @@ def are_in_place(dataset: Dataset) -> Flags:
 def open_corpus(
     streams: Sequence[Stream], retry: Retry, root: Path | None = None, *, may_be_empty: bool = True
 ) -> Corpus:
-    """Open the index of each stream; with a cache folder `root`, once for the node.
+    """Open the index of each stream. With a cache folder `root`, the node's processes share them.
 
     Raises `StoreError` if an index cannot be read. Raises `DatasetError` if an index is invalid, if
     a location has something else, such as raw files, if a package for its compression is missing,

@@ -1,11 +1,11 @@
 """Fingerprints of datasets, which a state stores and a resume compares.
 
-index      SHA-256 of `index.json`, in 64 hex digits; a table has it if it is a whole index
+index      SHA-256 of `index.json`, in 64 hex digits; only for the table of a whole index
 data       sample counts, columns, raw sizes and raw hashes of the shards, in order
-samples    sample counts, columns and `SAMPLES_HASH`: the same after the data is written again with
-           another compression, other hashes or another size limit, which the header names
+samples    sample counts, columns and `SAMPLES_HASH` of the shards, in order
 
-The last two do not depend on location or compression.
+`data` and `samples` do not depend on the location. A shard's header names its compression, hashes,
+and size limit, so `data` depends on these. `samples` does not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INDEX, DATA, SAMPLES = "index", "data", "samples"
 KINDS = (DATA, SAMPLES)
 
 SUFFIX = ".fingerprints"
-"""Of the files with the fingerprints of several mapped tables, beside the first one."""
+"""The suffix of the files that hold the fingerprints of several mapped tables together."""
 
 _DATASET, _DIGITS = b"dataset\n", 32
 _MOST_WAIT_S = 60.0
@@ -33,8 +33,9 @@ _MOST_WAIT_S = 60.0
 def fingerprint(tables: Sequence[ShardTable], kind: str) -> str:
     """32 hex digits that identify the shards of datasets; "" if a shard lacks a `SAMPLES_HASH`.
 
-    `kind` is `DATA` or `SAMPLES`. A table keeps its own fingerprints, of both kinds. Those of
-    several mapped tables are kept in a file beside them, which processes of a node share.
+    `kind` is `DATA` or `SAMPLES`. A table stores its own fingerprints, of both kinds. The
+    fingerprints of several mapped tables together are stored in a file beside the first table. The
+    processes of a node share this file.
     """
     if len(tables) != 1:
         origins = [table.origin for table in tables if table.origin is not None]
@@ -47,9 +48,9 @@ def fingerprint(tables: Sequence[ShardTable], kind: str) -> str:
 
 
 def find_beginning(table: ShardTable, wanted: str, kind: str) -> int | None:
-    """The number of shards at the start of a dataset that have the fingerprint `wanted`.
+    """Find the number of shards at the start of a dataset with the fingerprint `wanted`.
 
-    None if no number of shards has it.
+    Returns None if no number of shards has this fingerprint.
     """
     digest = hashlib.sha256(_DATASET)
     for number, lines in enumerate(_encode(table) if wanted else (), 1):
@@ -60,7 +61,7 @@ def find_beginning(table: ShardTable, wanted: str, kind: str) -> int | None:
 
 
 def _hash_once(tables: Sequence[ShardTable], origins: Sequence[Origin]) -> dict[str, str]:
-    """Both fingerprints of mapped tables, from their file; they are computed if it is missing."""
+    """Read both fingerprints of mapped tables from their file, or compute and write them."""
     parts = "\n".join(f"{each.key} {each.start} {each.stop}" for each in origins)
     key = hashlib.sha256(parts.encode()).hexdigest()
     path = origins[0].path.with_name(f"{key[:32]}{SUFFIX}")
@@ -82,7 +83,7 @@ def _hash_once(tables: Sequence[ShardTable], origins: Sequence[Origin]) -> dict[
 
 
 def _hash(tables: Sequence[ShardTable]) -> dict[str, str]:
-    """Both fingerprints. They are computed together, because making the `ShardInfo`s is slow."""
+    """Compute both fingerprints together, because creating the `ShardInfo` objects is slow."""
     digests = {kind: hashlib.sha256() for kind in KINDS}
     for table in tables:
         for digest in digests.values():
@@ -97,7 +98,7 @@ def _hash(tables: Sequence[ShardTable]) -> dict[str, str]:
 
 
 def _encode(table: ShardTable) -> Iterator[dict[str, bytes]]:
-    """The line of each shard, by kind."""
+    """Yield the line of each shard that a fingerprint hashes, for both kinds."""
     last: tuple[Column, ...] = ()
     columns = "[]"
     for shard in table:

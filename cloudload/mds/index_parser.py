@@ -19,7 +19,7 @@ from cloudload.mds.shard_table import ShardTable, TableBuilder
 
 
 class _Row:
-    """Stands for an entry that is in the table already."""
+    """Replaces a parsed entry that has been added to the table."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ def parse_index(data: bytes, dataset: str) -> ShardTable:
     builder = TableBuilder()
 
     def take_shard_or_keep(entry: dict[str, Any]) -> Any:
-        # while the JSON is parsed, so that the entries' dicts do not fill memory
+        # add entries while the JSON is parsed, so that their dicts do not fill memory
         if "raw_data" not in entry:
             return entry
         builder.add(parse_shard(entry))

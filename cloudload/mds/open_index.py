@@ -54,34 +54,34 @@ INDEXES_FOLDER = "indexes"
 _SUFFIX = ".shards"
 _OWN_NAMES = re.compile(r"[0-9a-f]{16}")
 
-# parsing a smaller one takes less than 0.2 s
+# a smaller index is not worth a file, because parsing it takes less than 0.2 s
 _SHARED_FROM_BYTES = 4 << 20
 
-# a process that waits longer, for example for a stopped one, reads the index itself: it takes about
-# 30 s to parse 500 MB, so this allows for ten times that
+# a process that waits longer, for example for a stopped process, reads the index itself. Parsing
+# 500 MB takes about 30 s, and the limit is ten times that
 _MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 2 << 20
 
-# tables of a dataset, and tables and files of fingerprints in all
+# the most tables of a dataset, and the most tables, and files of fingerprints, in all
 _MOST_OF_DATASET, _MOST_KEPT = 4, 32
 # no file that was used within an hour is removed, because a worker may be about to map it
 _MOST_UNUSED_S, _LEAST_UNUSED_S = 30 * 86_400.0, 3_600.0
 
 
 class OpenedIndex(NamedTuple):
-    """An index."""
+    """The shards of an index, and how and when it was read."""
 
     shards: ShardTable
     hash: str
     """SHA-256 of `index.json`, in hex digits."""
     version: Version
-    """Its version, as the store reported it to this process."""
+    """The version of the index, as the store reported it to this process."""
     read_s: float
-    """When it was read, in seconds since 1970, by the store's clock if the store reports the time.
-    It is not before the time at which the index was written."""
+    """When the index was read, in seconds since 1970, by the store's clock if the store reports the
+    time. Never earlier than the time at which the index was written."""
 
 
 def open_index(stream: Stream, retry: Retry, root: Path | None = None) -> OpenedIndex:
-    """Open the index of a stream's dataset; with a cache folder `root`, share a large one there.
+    """Open the index of a stream's dataset. With a cache folder `root`, share a large index there.
 
     Raises `DatasetError` if the index is invalid, and the errors of `read_index`.
     """
@@ -123,20 +123,20 @@ def read_index(
 
 
 def _is_large(version: Version) -> bool:
-    """Whether sharing an index is worth a file, and its version tells its content."""
+    """Whether an index is large enough to share, and its version identifies its content."""
     return bool(version.exact) and (version.size or 0) >= _SHARED_FROM_BYTES
 
 
 class _Place(NamedTuple):
-    """Where the table of a version of an index is kept."""
+    """The file for the table of one version of an index."""
 
     path: Path
     key: str
-    """What the table depends on."""
+    """A digest of everything on which the table depends."""
 
 
 def _place_of(folder: Path, url: str, version: Version) -> _Place:
-    """The place of a table. Releases and users do not share tables."""
+    """Return the file for a table. Releases and users do not share tables."""
     origin = f"{url}\n{name_endpoint(url)}\n{os.geteuid()}"
     key = f"{origin}\n{version.exact}\n{version.size}\n{__version__}"
     name = f"{_digest(origin)[:16]}-{_digest(key)[:32]}{_SUFFIX}"
@@ -152,7 +152,7 @@ def _open_shared(
 ) -> tuple[ShardTable, Version]:
     """Map the table of a version, or read the index, and write the table for others.
 
-    Returns the version of the table, which is later if the index was published again meanwhile.
+    Also returns the version of the table, which is later if the index was published meanwhile.
     """
     if (kind := network_type(folder)) is not None:
         _warn(stream, f"{folder} is on a network file system: {kind}")
@@ -193,7 +193,7 @@ def _parse(data: bytes, stream: Stream) -> ShardTable:
 
 
 def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
-    """Write a table, and return it, mapped from its file if other processes can map it, too."""
+    """Write a table to its file, and map it. If that fails, warn, and return `parsed`."""
     folder = place.path.parent
     try:
         remove_orphans(folder, _OWN_NAMES)
@@ -217,7 +217,7 @@ def sweep_indexes(root: Path) -> None:
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove files that were not used lately. Processes that mapped one keep it."""
+    """Remove files that were not used lately. Processes can still read mapped ones."""
     numbers = Counter[str]()
     for used_s, path in _list_by_use(folder):
         dataset, kind = path.name.partition("-")[0], path.suffix

@@ -1,13 +1,13 @@
-"""The shards of an index as columns: compact, quick to sum, and mapped from a file alike.
+"""The shards of an index as columns, which are compact, quick to sum, and can be mapped.
 
     index.json   {"samples": 9000, "raw_data": …}, {"samples": 8700, "raw_data": …}, …
     numbers      samples 9000 8700 …   raw bytes …   stored bytes …   form 0 0 …
     forms        0: columns, compression and names of hashes, which most shards share
     texts        ["shard.00000.mds","shard.00000.mds.zstd","5f3c…"],[…    names and digests
 
-A table is a sequence of `ShardInfo`, which are made when they are asked for. It has about 200 bytes
-a shard. The processes of a node map one file, so only the shards that a process looks up use its
-memory.
+A table is a sequence of `ShardInfo` objects, which it creates on access. It takes about 200 bytes
+per shard. The processes of a node map one file, so a process needs memory only for the shards that
+it looks up.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from cloudload.system.array_files import map_arrays, write_arrays
 from cloudload.system.verified_files import mark_used
 
 _FORMAT = 1
-"""Counts changes to the arrays and facts of the file."""
+"""The version of the file's format. Increase it when the arrays or facts of the file change."""
 _SAMPLES, _RAW_BYTES, _STORED_BYTES, _FORM = range(4)
 _AT_ONCE = 1 << 12
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class Form(NamedTuple):
-    """What most shards of a dataset share."""
+    """The fields that are the same for most shards of a dataset."""
 
     columns: tuple[Column, ...]
     compression: str | None
@@ -47,7 +47,7 @@ class Form(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """The file that a table is mapped from, and the part of it that the table has."""
+    """The file from which a table is mapped, and the table's range of shards in this file."""
 
     path: Path
     key: str
@@ -56,14 +56,14 @@ class Origin(NamedTuple):
     stop: int
 
     def is_there(self) -> bool:
-        """Whether the file still has its path."""
+        """Whether the path still leads to this file."""
         with contextlib.suppress(OSError):
             found = self.path.lstat()
             return (found.st_dev, found.st_ino) == self.inode
         return False
 
     def cut(self, start: int, stop: int) -> Origin:
-        """The part of a part."""
+        """Return a range of this range."""
         return self._replace(start=self.start + start, stop=self.start + stop)
 
 
@@ -71,7 +71,7 @@ class ShardTable(Sequence[ShardInfo]):
     """The shards of an index, in order.
 
     `numbers` is int64 [4, shards], `starts` int64 [shards + 1], and `texts` uint8 [bytes]. `origin`
-    is the file that the table is mapped from, if it is.
+    is the file from which the table is mapped, or None.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class ShardTable(Sequence[ShardInfo]):
     ) -> None:
         self._forms, self._numbers, self._starts, self._texts = forms, numbers, starts, texts
         self.origin = origin
-        """The file that the table is mapped from, if it is."""
+        """The file from which the table is mapped, or None."""
         self.fingerprints = {} if fingerprints is None else fingerprints
-        """Fingerprints of these shards, by kind, as far as they were computed (`fingerprints`)."""
+        """The fingerprints of these shards computed so far, by kind (see `fingerprints`)."""
 
     @staticmethod
     def of(shards: Iterable[ShardInfo]) -> ShardTable:
@@ -173,7 +173,7 @@ class ShardTable(Sequence[ShardInfo]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.origin is not None and self.origin.is_there():
-            origin = self.origin  # a worker maps the file, instead of receiving it
+            origin = self.origin  # a worker maps the file, so do not send its content
             mark_used(origin.path)  # so that no process removes it before
             return _map_part, (origin.path, origin.key, origin.start, origin.stop)
         first, end = int(self._starts[0]), int(self._starts[-1])
@@ -209,7 +209,7 @@ class ShardTable(Sequence[ShardInfo]):
 
 
 def map_table(path: Path, key: str) -> ShardTable | None:
-    """Map a table that `write` wrote with this `key`; None if there is no such valid file."""
+    """Map a table that `write` wrote with this `key`. Returns None without a valid file."""
     found = map_arrays(path, key)
     if found is None or found.facts["format"] != _FORMAT:
         return None
@@ -254,11 +254,11 @@ class TableBuilder:
         if shard.samples_hash is not None:
             words.append(shard.samples_hash)
         rest = shard.compression, tuple(raw.hashes), zipped_hashes, shard.samples_hash is not None
-        # most shards share one object, whose ID is found faster than an equal one
+        # most shards share one columns object, and looking up its ID is faster than comparing it
         if (number := self._known.get((id(shard.columns), rest))) is None:
             number = self._forms.setdefault(Form(shard.columns, *rest), len(self._forms))
             self._known[id(shard.columns), rest] = number
-            self._columns.append(shard.columns)  # so that its ID is not used again
+            self._columns.append(shard.columns)  # keep it, so that no other object gets its ID
         self._numbers.extend((shard.samples, raw.bytes, shard.stored.bytes, number))
         self._texts += _ENCODER.encode(words).encode() + b","
         self._starts.append(len(self._texts))

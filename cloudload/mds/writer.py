@@ -138,7 +138,7 @@ class PackedShard:
     """The file's name."""
     data: bytes
     raw: bytes | memoryview
-    """The shard before compression. With a `ShardBuffer`, valid until the next shard is packed."""
+    """The shard before compression. In a `ShardBuffer`, it is valid until the next one is built."""
     entry: dict[str, Any]
     """The shard's entry in the index."""
 

@@ -1,18 +1,18 @@
 """The order in which documents are read: integers in, integers out.
 
-    shards ─► sampling           the samples of an epoch, if streams have `repeat` or `choose`
-                 │
-      streaming_shuffles         StreamingDataset's shuffles, bit for bit
-      seekable ◄─ bijection      our own shuffle, with random access to any position
-               ◄─ spans          the parts of shards that its canonical nodes read
-                 │
-             canonical           one order per epoch ─► epoch_orders   cached on disk
-                 │
-      layout, lanes              position ─► lane and ordinal; row ─► lane, rank, worker
-      mixture ◄─ mixture_step    row ─► stream
+    shards ─► samples of an epoch ─► shuffled ─► one order per epoch     canonical order
+              position ─► lane and ordinal                               lanes
+              row ─► lane, rank, worker; in a mixture, row ─► stream
 
-Other packages use `OrderConfig` and `Sampling` (`spec`), `EpochOrders`, `SeekableOrder`,
-`positions_of`, `Lanes`, `rank_rows`, `worker_of_rows`, `Layout`, `resolve_layout`, `Mixture` and
-`build_mixture`. Only `epoch_orders` touches the disk or starts a process. Orders, layouts and
-mixtures do not depend on the world size.
+    spec                the inputs of an order      layout          lanes, nodes, blocks of a run
+    sampling            `repeat` and `choose`       lanes           position to lane, row to rank
+    streaming_shuffles  Streaming's, bit for bit    dealing         rows for an uneven world
+    seekable            our shuffle, by position    mixture         row to stream
+    bijection           its permutation             mixture_step    how far a row advances
+    spans               shards per canonical node   mixture_counts  rows per lane and stream
+    canonical           one epoch's order           stream_ends     where streams end
+    epoch_orders        orders cached on disk
+
+Only `epoch_orders` touches the disk or starts a process. Orders, layouts and mixtures do not depend
+on the world size.
 """

@@ -7,10 +7,12 @@
               best_fit         "                                        `BestFitLanes`
               one_per_row      "                                        (the reference is used)
 
-    tail    the tokens left in all lanes at the end of a finite run, packed as one lane
+    tables          columns of all tables         best_fit_lane  its sequential part
+    packers         reference packers, one lane   residue        spans not yet emitted, as bytes
+    lane_packer     packers of a worker's lanes   rows           pieces to tokens and spans
+    concat_lanes    vectorized `concat`           tail           the end of a finite run
+    best_fit_lanes  vectorized `best_fit`
 
-`tables` names the columns of every table. The reference is the specification. Tests compare the
-twins' rows, cursors, residues and counts with it. `packing` imports only `cloudload.arrays` from
-outside. Other packages use `Packing`, `lane_packer`, the three kinds of `LaneRows`, `rows`,
-`residue`, `tail` and `tables`.
+The reference is the specification. Tests compare the twins' rows, cursors, residues and counts with
+it. `packing` imports only `cloudload.arrays` from outside.
 """

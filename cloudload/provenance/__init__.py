@@ -15,6 +15,12 @@
     compare_golden  such a file, options of a loader ─► the first row that differs, and why
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
+    checkpoint   `load_state`                         documents    `find_document`
+    state_run    `open_run`, `start_run`              viewed_rows  `view_rows`
+    run_parts    `open_runs`, `split_steps`           row_page     `render_rows`
+    state_words  `describe_state`, `compare_states`   golden       `record_golden`, `compare_golden`
+    rows         `trace_steps`, `trace_documents`
+
 Steps are global batches, counted from 1 at the start of the run. The run's world size does not
 matter. To read a single lane, a query simulates a world with one rank per lane, and creates the
 loader of that lane's rank.

@@ -7,12 +7,15 @@
              build_state ◄───────────┴───────────► read_state, resume_position
              one flat dict of JSON types           checks every field, then moves the position
 
-`components` groups the streams that share an order, and `recipe` combines the groups. `position`
-holds the progress of a run. `state` turns it into a dict and back, with arrays encoded by
-`state_codec`, and `local_states` merges those of ranks. `changes` decides which changes are allowed
-on resume, `resume` moves the position, and `appended` finds the data with which a run began.
+    recipe           all that determines the rows    local_states     merge the states of ranks
+    components       streams that share an order     not_a_state      explain a wrong value
+    sources          where data and tokenizer are    resume           where to continue
+    position         rows delivered, cursors         changes          what may change on resume
+    position_checks  refuse impossible positions     appended         the data before an append
+    run_tail         pack the run's tail             same_data        recognize rewritten data
+    state            position and recipe as a dict   framing          keep the saved bos and eos
+    state_codec      arrays of a state as text       streaming_state  a StreamingDataset's state
+    lane_texts       lanes of a state as text
 
-Other packages use `open_recipe`, `Recipe`, `Component`, `Position`, `LaneLog`, `LaneArrays`,
-`State`, `Saved`, `build_state`, `read_state`, `merge_state_dicts`, `mask_lanes`, `resume_position`
-and `HELD_CONFIG_FIELDS`.
+A recipe does not depend on the world size.
 """

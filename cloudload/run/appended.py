@@ -89,7 +89,7 @@ def _list_candidates(
 ) -> Iterator[Sequence[int]]:
     """Yield possible numbers of shards of each stream, according to the state.
 
-    An older state has only the number of samples, so this assumes that a single stream has grown.
+    An older state lacks these numbers, so this assumes that only one stream has grown.
     """
     if saved.stream_shards:
         yield saved.stream_shards

@@ -63,8 +63,8 @@ OPTIONAL_FIELDS = frozenset(
         *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, MAX_EPOCHS_FIELD),
     }
 )
-"""Fields that a state omits if they are empty or have their default value, because they are newer
-than the first states, or for only some data."""
+"""Fields that a state omits if they are empty or have their default value. They are newer than the
+first states, or apply to only some data."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class CurrentRun:
         self.backend, self.cache_root = opened.backend, opened.cache_root
         self.log = RunLog(Position.start(opened.recipe))
         self.is_resumed = self.has_jumped = False
-        """Whether the run continues a state, and whether lengths determined its position."""
+        """Whether the run continues a state, and whether its position was computed from lengths."""
         self._opened, self._found = opened, opened.lengths
         self._lengths: CorpusLengths | None = None
         self._run_lengths: RunLengths | None = None

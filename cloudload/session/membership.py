@@ -55,7 +55,7 @@ class Membership:
         return Membership(self.environment, delivery, ranks_per_node)
 
     def starting(self) -> AbstractContextManager[None]:
-        """A block on which the first batch depends; see `Environment.starting`."""
+        """A context for work that the first batch needs; see `Environment.starting`."""
         return self.environment.starting(self.delivery)
 
     def connect(self) -> Exchange:

@@ -1,4 +1,4 @@
-"""Prepare an iteration: the plan of its workers, and the work that lengths save its ranks.
+"""Prepare an iteration: the plan of its workers, and what token lengths show in advance.
 
 make_plan     recipe, position, world ─► Plan
 foresee       the end of a finite run, if the lengths determine it

@@ -106,7 +106,7 @@ class Reader:
         """Continue as another member, at row `rows`; by default, at the current position.
 
         A pass in progress continues with a new iteration. Raises the errors of
-        `CloudLoader.set_world`, and then changes nothing.
+        `CloudLoader.set_world`. After an error, nothing has changed.
         """
         run = self._run
         check_knows_all_lanes(run.log)

@@ -1,14 +1,17 @@
 """Access to objects by URL: S3, GCS, fsspec, StreamingDataset's downloaders, or a local path.
 
-    read_object("s3://bucket/key")
-      objects    functions
-        retries    retries, deadline, log, advice          ─► StoreError, redacted, with a kind
-        registry   scheme ─► its backend, one per process
-          base       Backend: the methods of a store
-            s3  gcs  local  fsspec  streaming              ─► clients: timeouts, length checks
-      urls  redaction                                         schemes, paths; removes secrets
+    read_object("s3://bucket/key") ─► objects ─► retries ─► a backend ─► bytes
+                                                    │       registry: scheme ─► backend
+                                                    └─► StoreError, redacted, with a kind
 
-Other packages use `objects`, `urls`, `globs`, `redaction`, `nearby` (similar names, if nothing is
-stored at a location), `hub` (whether Hugging Face can be reached), and `Retry` and `StoredObject`
-from `base`. `docs/contributing/architecture.md` explains how to add a store.
+    objects   read, write, list, delete        fsspec     any other scheme
+    retries   retries, deadline, log, advice   streaming  Streaming's downloaders
+    registry  scheme to backend                urls       schemes and paths
+    base      the protocol, the retry policy   globs      patterns of file names
+    clients   timeouts, length checks          versions   an object's version
+    s3        S3, and compatible stores        redaction  remove secrets
+    gcs       GCS                              nearby     similar names
+    local     files of this machine            hub        the Hugging Face Hub
+
+`docs/contributing/architecture.md` explains how to add a store.
 """

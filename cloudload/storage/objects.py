@@ -4,7 +4,7 @@
     write_object  write_pieces  create_object  upload_file  delete_object
 
 `read_object_version` and `download_object_version` also return the version that they read, as the
-store reports it. `name_endpoint` tells which server answers.
+store reports it. `name_endpoint` names the server of a URL.
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
@@ -53,7 +53,7 @@ def read_object_version(
 ) -> tuple[bytes, Version]:
     """Read an object as `read_object` does, and also return its version.
 
-    If `unless` of that version is true, the request ends after its headers, and the bytes are b"".
+    If `unless(version)` is true, reads only the headers of the response, and returns b"".
     """
     buffer = io.BytesIO()
     version = download_object_version(url, buffer, retry, most_bytes, unless=unless)
@@ -100,8 +100,7 @@ def download_object_version(
 ) -> Version:
     """Download an object as `download_object` does, but return its version.
 
-    Leaves `target` at the end of the object. If `unless` of the version is true, nothing is
-    downloaded.
+    Leaves `target` at the end of the object. If `unless(version)` is true, downloads nothing.
     """
     retry, backend = retry or Retry(), backend_of(url)
     place = target.tell()

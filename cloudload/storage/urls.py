@@ -11,6 +11,8 @@ from cloudload.storage.redaction import redact
 BUCKET_SCHEMES = ("s3", "gs")
 """The schemes of URLs that name a bucket first."""
 
+_URL_WITHOUT_SLASHES = re.compile(rf"({'|'.join(BUCKET_SCHEMES)}|az|abfs|https?|hf):")
+
 
 def scheme_of(url: str) -> str:
     """The scheme of a URL in lower case: `s3`, `gs`, …, or `file` for a path."""
@@ -43,7 +45,7 @@ def check_location(url: str) -> None:
         raise ValueError("the location is empty. Use a folder or a URL such as s3://bucket/folder")
     if separator and (not rest.strip("/") or (scheme in BUCKET_SCHEMES and rest.startswith("/"))):
         raise ValueError(f"{redact(url)!r} names no bucket. Use {scheme}://bucket/folder")
-    if not separator and re.match(r"(s3|gs|az|abfs|https?|hf):", url):
+    if not separator and _URL_WITHOUT_SLASHES.match(url):
         meant = redact(re.sub(":/*", "://", url, count=1))
         raise ValueError(
             f"{meant.replace('://', ':', 1)!r} is neither a path nor a URL. Did you mean {meant}?"

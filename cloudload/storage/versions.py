@@ -6,9 +6,9 @@
 
 A store may report nothing. Then the version is `UNKNOWN`.
 
-Only the response to a read tells which content it has. fsspec may keep details from an earlier
-listing, and a web server may derive an ETag from only the size and a time that a copy preserves. So
-neither is ever `exact`.
+Only the response to a read identifies the content that was read. fsspec may return details from an
+earlier listing, and a web server may derive an ETag from only the size and a time that a copy
+preserves. So neither is ever `exact`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _IDS = ("x-amz-version-id", "x-goog-generation")
 _DETAILED_TAGS = ("VersionId", "generation", "ETag", "etag", "md5", "content_md5", "blob_id")
 _DETAILED_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
-# servers and file systems may round times down to two seconds, and derive an ETag from the time
+# servers and file systems may round times down to two seconds, and derive ETags from these
 _SETTLED_S = 2.0
 
 
@@ -42,8 +42,8 @@ class Version:
     read_s: float | None = None
     """When the store answered, by the same clock; None if unknown."""
     exact: str = ""
-    """An ID that no other content of the object has had or can get; "" if the store reports none,
-    such as for a weak ETag, or for an object that was written less than two seconds ago."""
+    """An ID that no other content of the object has had or can get. "" if there is no such ID, for
+    instance because the ETag is weak, or the object was written less than two seconds ago."""
     size: int | None = None
     """The number of stored bytes; None if unknown."""
 
@@ -92,7 +92,7 @@ def version_of_details(details: Mapping[str, Any]) -> Version:
 
 
 def _is_settled(written_s: float | None, read_s: float | None) -> bool:
-    """Whether a later write would give the object another time."""
+    """Whether any later write would give the object a different modification time."""
     return written_s is not None and read_s is not None and read_s - written_s >= _SETTLED_S
 
 

@@ -1,14 +1,13 @@
 """Files, threads, and processes on one machine, independent of data and object stores.
 
-    files      temp_files ◄── file_locks              partial files, locks, and their cleanup
-               verified_files                         a mark in the mtime: the file was verified
-               open_files                             the limit on open files
-    threads    daemon_threads                         a pool that never delays interpreter exit
-    pools      ordered_results                        results in the order of the tasks
-    terminal   progress_bar                           a bar of bytes on stderr
-    processes  parent_watch ◄── background_process    exit with the parent; a call in a new process
-    memory     shared_memory                          a ring of slots, and short texts
-    waits      activity                               a thread's activity, reported if it takes long
+    temp_files       partial files and locks      stage_times         seconds per stage of work
+    file_locks       locks released at a death    parent_watch        exit with the parent
+    verified_files   marks of verified files      background_process  a call in a new process
+    array_files      arrays mapped by processes   main_script         the script, for spawn
+    open_files       the limit on open files      shared_memory       a ring of slots per worker
+    daemon_threads   threads that delay no exit   memory              this machine's memory
+    ordered_results  results in task order        progress_bar        a bar of bytes on stderr
+    activity         report a long wait           network_folders     network file systems
 
 Other packages may use every name without an underscore.
 """

@@ -37,7 +37,7 @@ class ArrayFile(NamedTuple):
 
     facts: dict[str, Any]
     arrays: list[Array]
-    """Read-only, and in the pages of the file, which stay valid after the file is removed."""
+    """Read-only and mapped. They stay valid after the file is removed."""
     inode: tuple[int, int]
     """The device and the inode of the file."""
 
@@ -86,7 +86,7 @@ def write_arrays(path: Path, key: str, facts: Mapping[str, Any], arrays: Sequenc
 
 
 def map_arrays(path: Path, key: str) -> ArrayFile | None:
-    """Map a file that `write_arrays` wrote with this `key`; None if there is no such valid file."""
+    """Map a file that `write_arrays` wrote with this `key`. Returns None without a valid file."""
     # a pipe with the file's name must not block
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -94,7 +94,7 @@ def map_arrays(path: Path, key: str) -> ArrayFile | None:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or not _is_own(found) or not _is_whole(file):
                 return None
-            # read instead of mapped before, so that checking a file does not add it to the memory
+            # read the file to check it, because mapped pages would count toward the memory
             content = mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
         start = len(_MAGIC) + _DIGEST_BYTES
         end = start + _SIZE_BYTES + int.from_bytes(content[start : start + _SIZE_BYTES], "little")
@@ -106,7 +106,7 @@ def map_arrays(path: Path, key: str) -> ArrayFile | None:
 
 
 def _is_own(found: os.stat_result) -> bool:
-    """Whether only this user, or root, can have written a file or a folder."""
+    """Whether nobody but this user or root can have written a file or a folder."""
     return found.st_uid in (0, os.geteuid()) and not found.st_mode & _OF_OTHERS
 
 

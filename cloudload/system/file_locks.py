@@ -36,9 +36,9 @@ def locked(
 ) -> Iterator[bool]:
     """Lock the file `path` against all other threads and processes on this node.
 
-    Yields True, or False if another thread or process holds the lock, and `wait` is False or it
-    still does so after `most_wait_s` seconds. A message about a wait says that another process does
-    `what`. Raises `OSError` if the file cannot be created or locked.
+    Yields True, or False if another thread or process holds the lock: at once if `wait` is False,
+    otherwise after `most_wait_s` seconds. A message about a wait describes the work of the other
+    process as `what`. Raises `OSError` if the file cannot be created or locked.
     """
     descriptor = acquire(path, wait=wait, what=what, most_wait_s=most_wait_s)
     try:
@@ -54,9 +54,9 @@ def acquire(
     """Lock the file `path`, and return a descriptor that holds the lock until it is closed.
 
     If processes inherit the descriptor, all of them must close it. Returns None if another thread
-    or process holds the lock, and `wait` is False or it still does so after `most_wait_s` seconds.
-    A message about a wait says that another process does `what`. Raises `OSError` if the file
-    cannot be created or locked.
+    or process holds the lock: at once if `wait` is False, otherwise after `most_wait_s` seconds.
+    A message about a wait describes the work of the other process as `what`. Raises `OSError` if
+    the file cannot be created or locked.
     """
     deadline_s = time.monotonic() + most_wait_s
 
@@ -124,7 +124,7 @@ def remove_if_orphaned(path: Path) -> bool:
 def remove_orphans(folder: Path, names: re.Pattern[str]) -> None:
     """Remove the partial files and locks that killed processes left in a folder, if it exists.
 
-    Only those whose name begins as `names` does.
+    Removes only files with names that `names` matches at their start.
     """
     with contextlib.suppress(OSError):
         for path in folder.iterdir():

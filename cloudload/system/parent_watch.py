@@ -32,7 +32,7 @@ def exit_with_parent() -> None:
     own, (requests, request) = os.getpid(), os.pipe()
 
     def end(*_: Any) -> None:
-        # not in this thread, because it may have created a lock file and not yet registered it
+        # not in this thread, which may have created a lock file without having registered it yet
         if os.getpid() == own:
             os.write(request, b"\0")
         else:
@@ -70,7 +70,7 @@ def exit_with_trainer(pidfd: int) -> None:
 
 
 def _watch_parent(requests: int) -> None:
-    """Exit when the parent ends, or once `requests`, the end of a pipe, can be read."""
+    """Exit when the parent ends, or when the pipe `requests` becomes readable."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     # the sentinel is a pipe that closes when the parent ends, but siblings of a forked child may

@@ -38,7 +38,7 @@ _SETTLE_S, _MOST_CREATION_S = 0.1, 5.0
 
 _registered: dict[Path, int | None] = {}
 
-# this process's ID, and the thread that ends it, once it is exiting
+# once this process is exiting: its ID, and the thread that ends it
 _exiting: dict[int, threading.Thread] = {}
 
 # contains this process's ID once `multiprocessing` runs its finalizers, because forked children may

@@ -30,7 +30,7 @@ from cloudload.errors import TokenizerError
 from cloudload.tokenization.deferral import Deferral
 from cloudload.tokenization.encoders import encode_flat, is_failure
 from cloudload.tokenization.features import find_unsupported_feature
-from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
+from cloudload.tokenization.kept_files import keep, kept_path, learning, read_kept, with_version
 from cloudload.tokenization.loading import keep_hf, load_fastokens, load_hf, make_hf
 from cloudload.tokenization.probes import assigned_code_points, probes
 
@@ -89,10 +89,10 @@ def choose_backend(text: str, asked: str, cache_root: Path, *, defers: bool = Fa
     """Choose the backend for the tokenizer.json `text`, which is empty if no text is
     tokenized.
 
-    `asked` is "auto", "hf" or "fastokens". The result of comparing all code points is cached in a
-    file under `cache_root`. With `defers` and "auto", a comparison that this node has not made yet
-    is left to workers (`Choice.deferral`). Raises `TokenizerError` if `asked` is "fastokens" and a
-    check fails.
+    `asked` is "auto", "hf" or "fastokens". The result of comparing all assigned code points is
+    cached in a file under `cache_root`. With `defers` and "auto", a comparison that this node has
+    not made yet is left to workers (`Choice.deferral`). Raises `TokenizerError` if `asked` is
+    "fastokens" and a check fails.
     """
     if not text:
         return Choice(NO_BACKEND, NO_BACKEND, "there is no text to tokenize")
@@ -113,7 +113,7 @@ def choose_backend(text: str, asked: str, cache_root: Path, *, defers: bool = Fa
 
 
 def compare_now(choice: Choice, text: str) -> Choice:
-    """Make the comparison that a choice for the tokenizer.json `text` deferred, if any."""
+    """Make the comparison that a choice deferred, if any. `text` is the tokenizer.json."""
     if choice.deferral is None:
         return choice
     return choose_backend(text, AUTO, choice.deferral.cache_root)
@@ -178,9 +178,9 @@ def _hash(text: str) -> str:
 
 
 def _find_deferral(text: str, cache_root: Path) -> Deferral | None:
-    """The comparison that this node should make later, or None if it should not wait.
+    """Return the comparison to defer, or None if this process should choose a backend now.
 
-    That is if there is a result or a failure, if the features already decide, or if no other
+    Returns None if there is a result or a failure, if the features already decide, or if no other
     process can run.
     """
     if not _is_measured() or _hash(text) in _refusals or _find_import_error() is not None:
@@ -207,7 +207,7 @@ def _result_path(text: str, cache_root: Path) -> Path:
 
 
 def check_deferred(text: str, cache_root: Path) -> None:
-    """Make the comparison of a `Deferral`, and write its result, or why it could not be made."""
+    """Make the comparison of a `Deferral`, and write its result, or the reason for its failure."""
     deferral = Deferral(cache_root, _result_path(text, cache_root))
     refusal = _check_once(text, cache_root)
     if refusal and deferral.read() is None:

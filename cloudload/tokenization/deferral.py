@@ -17,7 +17,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloudload.tokenization.kept import keep, read_kept
+from cloudload.tokenization.kept_files import keep, read_kept
 
 _COMMAND = ("-m", "cloudload.tokenization.comparing")
 _SHOWN_CHARACTERS = 200
@@ -46,14 +46,14 @@ class Deferral:
         return False
 
     def read(self) -> str | None:
-        """The result: "" if fastokens passed, the reason not to use it, or None before its end."""
+        """The result: "" if fastokens passed, or the reason not to use it. None if not finished."""
         result = read_kept(self.path)
         return read_kept(self.failure_path) if result is None else result
 
     def start(self, text: str) -> threading.Thread:
         """Start comparing the backends for the tokenizer.json `text` in another process.
 
-        Returns the thread that waits for the process. It also writes a failure of the process.
+        Returns the thread that waits for the process. The thread also records a failure.
         """
         thread = threading.Thread(
             target=self._compare, args=(text,), name="cloudload-compare", daemon=True
@@ -78,5 +78,5 @@ class Deferral:
             self.keep_failure(f"the process that compares it with tokenizers failed ({end})")
 
     def keep_failure(self, reason: str) -> None:
-        """Write why the comparison could not run. The next start then makes it by itself."""
+        """Write why the comparison could not run. The next loader then makes it itself."""
         keep(self.failure_path, reason)

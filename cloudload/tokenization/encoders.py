@@ -5,7 +5,8 @@
 
     documents   "ab" "" "c"    IDs 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
-Until a deferred comparison of the two ends, hf encodes documents, and fastokens does if it passes.
+If their comparison is deferred, hf encodes documents until it has finished. Then fastokens encodes
+them if it passed.
 
 With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. A
 background thread also encodes a sample of the documents with hf, and compares the IDs. Only one
@@ -73,8 +74,8 @@ def open_encoder(
     """Open an encoder for the tokenizer.json `text`. `backend` is `hf` or `fastokens`.
 
     With `special_tokens`, the encoder encodes the names of special tokens as these tokens, not as
-    text. If `compares` is False, it does not compare the IDs of fastokens with those of hf, and
-    leaves it to another worker to start the `deferral`, the comparison that fastokens must pass.
+    text. With a `deferral`, fastokens must first pass this comparison. If `compares` is False,
+    another worker starts the deferral, and compares the IDs of fastokens with those of hf.
     """
     if deferral is not None:
         return DeferredEncoder(text, deferral, special_tokens, compares=compares)
@@ -145,8 +146,8 @@ class FastokensEncoder:
         encoded = HFEncoder(self._text, self._special_tokens).encode(documents)
         if not self.num_failed:
             logger.warning(
-                "fastokens failed on a document (%s). tokenizers encodes this document, and all "
-                "that fail later, instead. The document begins %r",
+                "fastokens failed on a document (%s), so tokenizers encodes it, and any others on "
+                "which fastokens fails. The document begins %r",
                 *(error, documents[0][:_SHOWN_CHARACTERS]),
             )
         self.num_failed += 1
@@ -175,7 +176,7 @@ class DeferredEncoder:
         return self._encoder.encode(documents)
 
     def _look(self, deferral: Deferral) -> None:
-        """Start the comparison, or use its result."""
+        """Start the comparison, or change to the backend that its result allows."""
         result = deferral.read()
         if result is None:
             if self._compares and deferral not in _started:

@@ -27,12 +27,12 @@ _kept: dict[str, Any] = {}
 def shorten_merges(text: str, content: Mapping[str, Any]) -> str:
     """Write each merge of the tokenizer.json `text` as "a b", not ["a", "b"].
 
-    `content` is the parsed `text`, as `tokenizers` writes it. fastokens then loads a large
-    vocabulary in a sixth less time. Returns `text` unchanged if it has no merges, or if this form
+    `content` is the parsed `text`, as `tokenizers` writes it. fastokens then loads a
+    large vocabulary a sixth faster. Returns `text` unchanged if it has no merges, or if this form
     cannot express a merge, because `tokenizers` splits merges at their only space, and skips any
     that begin with "#version".
     """
-    # quotes within a token are escaped, so this is the field, which `tokenizers` writes last
+    # tokens contain only escaped quotes, so this finds the field, which `tokenizers` writes last
     before, field, after = text.partition('"merges":[[')
     if not field or not after.endswith('"]]}}'):
         return text

@@ -39,7 +39,7 @@ from cloudload.tokenization.framing import (
     read_named_tokens,
 )
 from cloudload.tokenization.hub import load_by_name
-from cloudload.tokenization.kept import keep, kept_path, learning, read_kept, with_version
+from cloudload.tokenization.kept_files import keep, kept_path, learning, read_kept, with_version
 from cloudload.tokenization.loading import keep_hf, load_hf, parse_hf, shorten_merges
 from cloudload.tokenization.probes import FIXED_TEXTS
 

@@ -5,8 +5,6 @@
                           copies tokens into rows, once: packing.rows.fill_rows  ▼
     trainer ◄── transport.unpack_block ◄── PackedBlock, in shared memory ◄── block.Block
 
-`worker_main` runs a worker in a process that lives through all phases of a plan.
-
 The types that carry rows, from documents to a batch:
 
     Documents       documents of lanes, and their token IDs                 packing.tables
@@ -18,6 +16,16 @@ The types that carry rows, from documents to a batch:
     Window, Update  the rows that an exchange covers, and its result        delivery.progress
     Batch           the tensors for the training loop                       batch
 
-Other packages use `block.Block`, `plan.Plan` and its phases, `processes.process_blocks`,
-`inline_blocks`, and their type `Blocks`, and `trace.Tracer` and `TracedSpan`.
+The modules:
+
+    plan             a rank's work, and its phases   document_reader  texts or IDs of samples
+    processes        start and end processes         kept_documents   a tail's documents, in memory
+    worker_main      what a process runs             bad_documents    errors to skip
+    worker           make blocks                     prefetch         shards needed next
+    lane_reader      documents to fill rows          block            rows of several batches
+    row_reader       documents of any rows           transport        blocks in shared memory
+    dealt_rows       rows of an uneven world         trace            rows to their documents
+    tail_reader      the end of a finite run         length_check     check lengths first
+    documents        find, fetch, tokenize           text_check       warn if it is not text
+    found_documents  which samples lanes read        work_pickles     work without fork
 """

@@ -17,10 +17,10 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.errors import StoreError
-from cloudload.inspect.shard_start import open_shard_start
 from cloudload.lengths.index import LengthsKey, cut_groups
 from cloudload.mds.dataset import Corpus
 from cloudload.mds.shard import Shard
+from cloudload.mds.shard_start import open_shard_start
 from cloudload.storage.base import Retry
 from cloudload.workers.document_reader import DocumentReader
 from cloudload.workers.documents import LaneDocuments

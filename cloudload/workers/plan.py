@@ -192,7 +192,7 @@ class Plan:
     def is_even(self) -> bool:
         """Whether the world size divides the number of lanes, so that ranks own the rows of lanes.
 
-        Otherwise, rows are dealt, and found by number from token lengths.
+        Otherwise, rows are dealt, and found by index from token lengths.
         """
         return self._dealing is None
 

@@ -225,7 +225,7 @@ class WorkerProcess:
     def end(self, deadline: float) -> bool:
         """Wait for the worker until `deadline` (in `time.monotonic` seconds), then kill it.
 
-        Returns whether this or another signal killed it, so that it left its temporary files.
+        Returns whether a signal killed the worker, which then left its temporary files.
         """
         self._process.join(max(0.0, deadline - time.monotonic()))
         if self._process.is_alive():
@@ -238,8 +238,8 @@ class WorkerProcess:
 def end_workers(workers: Sequence[WorkerProcess], cache_root: Path) -> None:
     """End workers in parallel, even blocked ones, within a few seconds.
 
-    Removes the temporary files of killed workers from their cache. Leaves alone the workers that a
-    parent of this process started.
+    Removes the temporary files of killed workers from the cache. Ignores workers that a parent of
+    this process started.
     """
     workers = [worker for worker in workers if worker.is_own]
     for worker in workers:

@@ -212,7 +212,7 @@ class _Rows:
         return pieces._replace(pieces=pieces.pieces[in_order])
 
     def _cut_lanes(self, block: BlockBuilder, places: Ints, num_batches: int) -> Pieces:
-        """Cut rows of the block from their lanes, given their indices in it, int64 [rows]."""
+        """Cut rows from their lanes. `places` are their indices in the block, int64 [rows]."""
         if self._dealt is None:
             return self._cut_own_lanes(block, places, num_batches)
         pieces = self._dealt.read(block.rows[places], is_awaited=self._is_awaited)

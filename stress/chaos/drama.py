@@ -30,7 +30,7 @@ class Stop:
     """One of `STOPPED`."""
     seconds: float
     is_at_end: bool
-    """Whether the job ends while they are stopped."""
+    """Whether the job ends while these processes are stopped."""
 
     def describe(self) -> str:
         """The stop's kind, for counts."""

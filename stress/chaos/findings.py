@@ -57,7 +57,7 @@ def find_commit() -> str:
 
 
 def write_summary(path: str, summary: dict[str, Any]) -> None:
-    """Write a summary to a file, which then has this one or the one before."""
+    """Replace the summary in a file atomically."""
     new = Path(f"{path}.new")
     new.write_text(json.dumps(summary, indent=2))
     new.replace(path)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NONE, COUNTED, LEARNED = "no lengths", "counted", "learned"
-"""How a campaign's datasets get token lengths: never, from the start, or from its jobs."""
+"""When a campaign's datasets get token lengths: never, at the start, or from its jobs."""
 
 _ROWS = {"packing": "one_per_row", "overflow": "rows"}
 _BEST_FIT = {"packing": "best_fit", "open_rows": 4}

@@ -25,7 +25,7 @@ from tests.support.left_behind import orphans, shared_memory
 from tests.support.patience import soon
 
 MARGIN_S = 30.0
-"""A job counts as hung if it writes nothing for this many seconds beyond its patience."""
+"""A job counts as hung if it writes nothing for its patience plus this many seconds."""
 _UNDER_TORCH_S = 12.0
 _OF_CLOUDLOAD = "cloudload.errors."
 _EXPLAINED = ("StoreError", "DatasetError", "RanksDisagreeError")

@@ -19,8 +19,8 @@ _SEEDS_APART, _SUMMARY_EVERY_S = 1_003, 10.0
 def run_together(module: str, arguments: Sequence[str], args: argparse.Namespace) -> int:
     """Run a module `args.together` times, each with its share of `restarts` and `faults`.
 
-    Prints what each prints, and the sum of their summaries, of which it also writes the sum so far
-    to `args.summary` if it is not None. Returns the exit status.
+    Prints the output of each, and at the end the sum of their summaries. If `args.summary` is not
+    None, also writes the sum so far to that file. Returns the exit status.
     """
     number = args.together
     runs = [_Run(module, arguments, args, each) for each in range(number)]
@@ -61,7 +61,7 @@ class _Run:
         self.thread.start()
 
     def read_summary(self) -> dict[str, Any]:
-        """The summary so far, which the run has written to its file."""
+        """Read the latest summary that the run has written to its file."""
         if self._file is not None and self._file.exists():
             found: dict[str, Any] = json.loads(self._file.read_text())
             return found

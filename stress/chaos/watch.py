@@ -19,22 +19,22 @@ _LOOK_AT_WAITS_EVERY_S = 5.0
 
 
 class Quiet:
-    """A time in which processes write nothing, less their longest wait for a core."""
+    """Measures how long processes have written nothing, less their longest wait for a core."""
 
     def __init__(self, family: Family) -> None:
         self._family, self._looked_at = family, -math.inf
         self._waits: dict[int, float] = {}
-        """Seconds that each process had waited for a core when the time began."""
+        """Seconds that each process had waited for a core at the start of the measurement."""
         self.restart()
 
     def restart(self) -> None:
-        """Begin again. To save work, recent waits for a core are not read again."""
+        """Start the measurement again. To save work, keep recent readings of waits for a core."""
         self._began = time.monotonic()
         if self._began - self._looked_at > _LOOK_AT_WAITS_EVERY_S:
             self._looked_at, self._waits = self._began, self._read_waits()
 
     def has_lasted(self, seconds: float) -> bool:
-        """Whether the time has lasted for `seconds`."""
+        """Whether the processes have written nothing for `seconds`."""
         passed = time.monotonic() - self._began
         if passed <= seconds or time.monotonic() - self._looked_at < _LOOK_AT_WAITS_EVERY_S / 5:
             return False

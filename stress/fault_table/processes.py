@@ -103,7 +103,7 @@ class Ground:
         if self.is_silent:
             self.proxy.set_faults([Fault("GET .*shard", "stall", at=200, seconds=SILENCE_S)])
             if not soon(lambda: any(path.suffix == ".part" for path in left_overs(job.cache))):
-                raise RuntimeError("no fetch hangs")
+                raise RuntimeError("no fetch has started, so none can hang")
 
 
 Row = tuple[str, ...]

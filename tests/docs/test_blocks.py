@@ -85,7 +85,7 @@ class Desk:
             run_command(convert, folder)
 
     def fill_in(self, code: str) -> str:
-        """A block, with the bucket and tokenizer of the reader."""
+        """Replace the bucket and the tokenizer in a block by the reader's."""
         code = code.replace("s3://my-bucket", self.bucket).replace("s3://my-other", self.bucket)
         code = code.replace("--tokenizer gpt2", f"--tokenizer {self.tokenizer}")
         return code.replace('"gpt2"', repr(self.tokenizer))

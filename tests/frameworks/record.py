@@ -5,8 +5,8 @@
 
 Each process writes `log/<rank>-<pid>.jsonl`: a line "pulled" for each batch that the loader hands
 out, and for each forward pass a line "trained" with a hash of every row and the loss, if it is
-known. With `kill_at` the process is killed when that forward pass begins. `model` names the class
-whose forward it is, where that is not the examples' own: "package.module:Class".
+known. With `kill_at`, the process is killed when that forward pass begins. `model` names the
+class of the model, "package.module:Class", if it is not the model of the examples.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Framework:
 
     example: str
     environment: str = "dev"
-    """A name in `scripts/test-frameworks`, or "dev" for this one."""
+    """A name in `scripts/test-frameworks`, or "dev" for the environment of the tests."""
     variables: tuple[tuple[str, str], ...] = ()
     num_ahead: int = 0
     """Number of batches that it fetches ahead of training."""

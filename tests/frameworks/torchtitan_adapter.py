@@ -42,7 +42,7 @@ def build(sizes: dict[str, Any], *, infinite: bool = True, **options: Any) -> Cl
 
 
 def own_rows(**options: Any) -> CloudLoader:
-    """The loader that the adapter should contain."""
+    """Create a loader like the one that the adapter should contain."""
     return CloudLoader(
         DATA,
         tokenizer=TOKENIZER,

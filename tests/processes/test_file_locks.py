@@ -60,7 +60,7 @@ def test_a_wait_for_a_lock_can_be_limited(tmp_path: Path) -> None:
             queue.put(is_free)
 
     child = context.Process(target=take)
-    child.start()  # before the lock, which it would inherit
+    child.start()  # fork before taking the lock, which the child would inherit
     with locked(path):
         is_held.set()
         time.sleep(0.2)
@@ -158,7 +158,7 @@ def test_processes_that_end_while_they_take_locks_leave_none(tmp_path: Path) -> 
 
 
 def create_a_lock_as_sigterm_arrives(path: Path) -> None:
-    """SIGTERM arrives when the file has been created, and is not yet known to this process."""
+    """Send this process SIGTERM after it has created the file, but before it has registered it."""
     exit_with_parent()
     create = os.open
 
@@ -185,7 +185,7 @@ def test_a_worker_that_is_terminated_while_it_creates_a_lock_leaves_none(tmp_pat
 
 
 def exit_while_threads_take_locks(folder: Path) -> None:
-    """The main function returns, and exiting takes a while."""
+    """Return while threads take locks, and make the exit of this process take a while."""
     Finalize(None, time.sleep, args=(0.5,), exitpriority=-2)  # after the removal of files
     for number in range(6):
         threading.Thread(

@@ -1,5 +1,5 @@
-"""A rank that ends or fails before its first batch ends the others, which name it. A rank that is
-only slow is waited for."""
+"""If a rank ends or fails before its first batch, the others stop with an error that names it. They
+wait for a rank that is only slow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Job:
-    """Ranks of which one, the victim, fails in a certain way."""
+    """A job whose rank `victim` fails to start in one of several ways."""
 
     def __init__(self, data: str, folder: Path, victim: int, way: str, *, is_first: bool) -> None:
         self.folder, self.victim = folder, victim
@@ -53,11 +53,11 @@ class Job:
             time.sleep(0.01)
 
     def release(self) -> None:
-        """Let the other ranks create their loaders."""
+        """Tell the other ranks to create their loaders."""
         (self.folder / "go").touch()
 
     def read(self, rank: int) -> tuple[float, str]:
-        """The seconds and the error that a rank prints."""
+        """Read the seconds and the error that a rank prints."""
         seconds, error = json.loads(self.ranks[rank].stdout.readline())
         return seconds, error
 
@@ -65,7 +65,7 @@ class Job:
         return {*self.ranks} - {self.victim}
 
     def end(self) -> None:
-        """End all ranks, which have read what they could."""
+        """Tell all ranks to end, and wait for them."""
         (self.folder / "done").touch()
         for program in self.ranks.values():
             if not program.stdin.closed:
@@ -94,7 +94,7 @@ def test_a_rank_that_fails_before_its_first_batch_ends_the_others_by_name(
     job = Job(data, tmp_path, 2 if is_first else 0, way, is_first=is_first)
     job.await_act()
     if is_first and way in ENDS:
-        # a child of it may keep its pipes open
+        # a child of this rank may keep its pipes open
         assert soon(lambda: not is_alive(job.ranks[job.victim].pid), _PATIENCE_S)
     job.release()
     found = [job.read(rank) for rank in job.others()]

@@ -44,7 +44,7 @@ def test_a_script_that_does_not_close_its_loader_ends_quietly(
 WITHOUT_GUARD = SCRIPT.replace('if __name__ == "__main__":', "if True:").replace(
     "batch_size=2,", "batch_size=2, num_lanes=9600,"
 )
-"""The plan for this number of lanes does not fit in a pipe."""
+"""So many lanes that the plan does not fit in a pipe."""
 FAILS_IN_WORKERS = """
 import os
 if __name__ == "__mp_main__":

@@ -232,7 +232,7 @@ def test_a_worker_that_had_to_be_killed_leaves_no_file_in_the_cache(
         [tag] = corpus.cache.glob(f"*-*/{TAG}")
         left = [tag.with_name("x.mds.lock"), tag.with_name("x.mds.0123456789ab.part")]
         for path in left:
-            path.touch()  # as if by the worker
+            path.touch()  # as if the worker had left them
     assert [path for path in left if path.exists()] == []
 
 

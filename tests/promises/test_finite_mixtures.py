@@ -427,7 +427,7 @@ def test_rows_by_number_seek_where_and_trace_agree_with_the_loader(
 
 
 def without_batches(state: State) -> State:
-    """Remove the fields about batches, because rows by number have none."""
+    """Remove the fields about batches, because rows by index have none."""
     return {name: value for name, value in state.items() if name not in ("batches", "global_batch")}
 
 

@@ -159,7 +159,7 @@ def test_nodes_of_changing_worlds_join_what_each_has_read(
             name: content for name, content in found.items() if not name.endswith(".part")
         }.items() <= expected.items()
         assert found != before
-    assert found == expected  # and the parts are deleted
+    assert found == expected  # this also shows that the parts were deleted
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_ranks_of_a_launcher_that_cannot_communicate_hear_so_before_the_first_ba
     with make_loader(larger_folder) as loader:
         caplog.clear()
         batches = iter(loader)
-        assert caplog.messages == []  # until then, torch.distributed may be initialized
+        assert caplog.messages == []  # torch.distributed may still be initialized
         next(batches)
         [warning] = caplog.messages
         assert f"so the {size} ranks of WORLD_SIZE cannot exchange cursors" in warning
@@ -54,7 +54,7 @@ def test_ranks_of_a_launcher_that_cannot_communicate_hear_so_before_the_first_ba
         with pytest.raises(RanksDisagreeError, match="the ranks cannot communicate"):
             loader.state_dict()
     with make_loader(larger_folder, dp_rank=1, dp_world_size=size) as loader:
-        next(iter(loader))  # with an explicit dp_rank, the user knows
+        next(iter(loader))  # no warning with an explicit dp_rank
     assert caplog.messages == [warning]
 
 

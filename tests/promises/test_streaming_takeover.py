@@ -286,7 +286,7 @@ NUMBERS: dict[str, Any] = {
     "num_workers": 0,
     "packing": "one_per_row",
 }
-"""Options with which each row is one document, whose text is a number."""
+"""Options for rows of one document each. The text of each document is a number."""
 
 
 def write_streams(folder: Path, takeover: Takeover) -> list[Stream]:

@@ -102,7 +102,7 @@ def test_rows_do_not_depend_on_when_fastokens_begins(
 @needs_fastokens
 @pytest.mark.usefixtures("deferring")
 def test_a_plan_of_a_run_does_not_defer_the_comparison(larger_folder: str, tmp_path: Path) -> None:
-    """No worker of the run would make it, and the plan encodes a sample of the documents."""
+    """A plan has no workers to make the comparison, and encodes a sample of the documents."""
     options = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 32, "batch_size": 4}
     plan_run(larger_folder, **options, steps=2, measure=False, local=tmp_path)
     kept = [path.name for path in (tmp_path / "tokenizers").iterdir()]

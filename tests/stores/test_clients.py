@@ -46,7 +46,7 @@ def test_a_child_reads_that_was_forked_in_the_middle_of_a_request(
             time.sleep(0.01)
         with multiprocessing.get_context("fork").Pool(3) as children:
             assert children.map_async(read_object, [join_url(url, "key")] * 6).get(60) == [data] * 6
-        assert not any(each.done() for each in mine)  # they were reading all the time
+        assert not any(each.done() for each in mine)  # the threads were still reading
         assert [each.result(60) for each in mine] == [data] * 4
 
 

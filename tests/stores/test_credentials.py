@@ -114,12 +114,12 @@ def test_the_requester_pays_for_the_buckets_that_are_named(
 
 
 def hmac_environment(server: S3Server, endpoint: str) -> dict[str, str]:
-    """gs:// with HMAC keys. SeaweedFS replaces GCS, whose XML API is compatible."""
+    """Variables for gs:// with HMAC keys. SeaweedFS replaces GCS, because their APIs agree."""
     return {
         "GCS_KEY": server.access_key,
         "GCS_SECRET": server.secret_key,
         "STORAGE_EMULATOR_HOST": endpoint,
-        # none of these may be requested
+        # a client that used one of these would fail
         "AWS_ACCESS_KEY_ID": "not-this",
         "AWS_SECRET_ACCESS_KEY": "not-this-either",
         "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9",
@@ -168,7 +168,7 @@ def test_without_credentials_gcs_is_asked_anonymously(
     write_object(join_url(gcs_url, "key"), b"data")
     for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT"):
         monkeypatch.delenv(name)
-    # neither a user's credentials nor those of a Google machine
+    # hide the user's credentials and those of a Google machine
     nobody = {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}
     gcs_proxy.set_faults(
         [Fault("GET .*secret", "status", status=401, code="required", as_json=True)]

@@ -48,7 +48,7 @@ def reopen(url: str) -> Corpus:
 
 
 def wait_for_the_next_second() -> None:
-    """Seconds: stores round the time of a write down."""
+    """In seconds. Stores round the time of a write down."""
     second = int(time.time())
     while int(time.time()) == second:
         time.sleep(0.02)

@@ -198,7 +198,7 @@ def test_a_disk_that_forgets_bits_is_found_out_on_request(s3_url: str, tmp_path:
     assert texts_of(corpus, tmp_path) == DOCUMENTS
     victim = next(tmp_path.rglob("shard.00002-*.mds"))
     flip(victim, victim.stat().st_size - 3)
-    mark_verified(victim)  # as if nothing had been written
+    mark_verified(victim)  # hide the change, as if nobody had written the file
     assert texts_of(corpus, tmp_path) != DOCUMENTS
     assert texts_of(corpus, tmp_path, verify="always") == DOCUMENTS
 

@@ -46,7 +46,7 @@ def _shares_small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the indexes that this process parses."""
+    """A list that receives the size of each index that this process parses."""
     sizes: list[int] = []
 
     def note(data: bytes, dataset: str) -> Any:
@@ -67,14 +67,14 @@ def open_at(url: str, cache: Path) -> OpenedIndex:
 
 
 def tables(cache: Path) -> list[Path]:
-    """The files of the indexes in a cache; there are no others."""
+    """The tables of indexes in a cache, after a check that there are no other files."""
     found = sorted(path for path in (cache / INDEXES_FOLDER).iterdir() if path.name != TAG)
     assert {path.suffix for path in found} <= {".shards"}
     return found
 
 
 def in_processes(number: int, work: Callable[[int], Any]) -> list[Any]:
-    """The results of forked processes that start together."""
+    """Run functions in forked processes at the same time, and return their results."""
     barrier, queue = _FORK.Barrier(number), _FORK.Queue()
 
     def serve(rank: int) -> None:
@@ -158,7 +158,7 @@ def test_an_index_published_again_is_seen_by_the_next_opening(
             assert opened.hash == fresh.hash
             assert list(opened.shards) == list(fresh.shards)
         sizes.add(parsed[-1])
-        again = place == "s3" and number == 2  # its tag is a digest of the content
+        again = place == "s3" and number == 2  # the ETag is a digest of the content
         assert len(parsed) == (2 if again else 3)
         parsed.clear()
     assert len(sizes) == 1
@@ -290,7 +290,7 @@ def _start(
 
 
 def test_each_rank_reports_its_own_error(data: str, s3_proxy: FaultProxy, tmp_path: Path) -> None:
-    # the first request of each rank succeeds, and the second one of a single rank fails
+    # the first request of each rank succeeds, and then one rank's second request fails
     s3_proxy.set_faults([Fault(INDEX, "status", skip=4, times=1, status=403, code="AccessDenied")])
     found = in_processes(4, lambda _: int(open_at(data, tmp_path).shards.samples.sum()))
     assert found.count(80) >= 3
@@ -436,7 +436,7 @@ def test_a_worker_that_is_not_forked_maps_the_table(data: str, tmp_path: Path) -
     table.unlink()
     with pytest.raises(CacheError, match="removed or changed"):
         pickle.loads(sent)
-    # a table without its file is sent
+    # send a table after its file was removed
     whole, part = pickle.loads(pickle.dumps([shards, shards[1:3]]))
     assert (list(whole), list(part)) == (wanted, wanted[1:3])
 

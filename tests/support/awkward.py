@@ -42,7 +42,7 @@ class Case:
     open_rows: int = 2
     overflow: str = "cut"
     cuts: tuple[int, ...] = ()
-    """The shards at which another stream begins."""
+    """The indexes of the shards at which a new stream begins."""
     proportions: tuple[float, ...] | None = None
     repeats: tuple[float, ...] | None = None
     min_tokens: int = 0

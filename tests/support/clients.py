@@ -23,9 +23,9 @@ def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def models_read_once() -> Iterator[None]:
-    """Within this block, boto3's clients share the models of services, which are files of JSON.
+    """Within this block, all boto3 clients use one parsed copy of each service model.
 
-    Each client would otherwise read and parse a megabyte.
+    Otherwise, each client would read and parse a megabyte of JSON.
     """
     from botocore.loaders import JSONFileLoader
 

@@ -129,8 +129,7 @@ def start_fault_proxy(upstream: str) -> Iterator[FaultProxy]:
 
 
 class _Server:
-    """One request per connection: answers have `Connection: close`, so that a fault affects only
-    its request."""
+    """Serves one request per connection, so that a fault affects only that request."""
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)

@@ -37,7 +37,7 @@ class Job:
         raise AssertionError(f"the job ended early: {self.process.communicate()[1]}")
 
     def family(self) -> set[int]:
-        """The living processes of its session."""
+        """The living processes of the job's session."""
         members = set()
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ class Job:
         }
 
     def kill(self) -> None:
-        """Kill all of its remaining processes."""
+        """Kill all remaining processes of the job."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()

@@ -15,7 +15,7 @@ def shared_memory() -> set[str]:
 
 
 def orphans(before: set[str]) -> set[str]:
-    """The names created in /dev/shm since then that no living process uses."""
+    """The names in /dev/shm that are not in `before`, and that no living process uses."""
     new = shared_memory() - before
     return new - {name for name in new if _is_mapped(name)}
 

@@ -1,5 +1,4 @@
-"""A training loop in one process that records each batch and then saves. It can be ended in every
-way.
+"""A training loop in one process that records each batch, then saves, and can end in many ways.
 
     python -m tests.support.lone_trainer '{"data": …, "cache": …, "out": …, "workers": 2,
                                            "batches": 50, "settings": {…}}'

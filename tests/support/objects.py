@@ -8,7 +8,7 @@ from cloudload.storage.objects import open_object
 
 
 def object_exists(url: str, retry: Retry | None = None) -> bool:
-    """Whether the object exists. Raises any error other than that it is missing."""
+    """Whether the object exists. Raises all errors except the one for a missing object."""
     try:
         open_object(url, retry).close()
     except StoreError as error:

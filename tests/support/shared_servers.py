@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -26,8 +27,8 @@ Server = TypeVar("Server", S3Server, GCSServer, WarmServer)
 def shared(
     folder: Path, kind: type[Server], start: Callable[[], AbstractContextManager[Server]]
 ) -> Iterator[Server]:
-    """The server of this kind whose note is in `folder`. If there is no note, starts one and writes
-    it."""
+    """Yield the server described by the note of this kind in `folder`. Without a note, start a
+    server, and write its note."""
     note = folder / f"{kind.__name__}.json"
     with (
         contextlib.ExitStack() as exits,
@@ -35,12 +36,13 @@ def shared(
         note.with_suffix(".users").open("w") as users,
     ):
         fcntl.flock(starting, fcntl.LOCK_EX)
-        is_ours = not note.exists()
+        owner, facts = json.loads(note.read_text()) if note.exists() else (None, {})
+        is_ours = not _is_running(owner)
         if is_ours:
             server = exits.enter_context(start())
-            note.write_text(json.dumps(asdict(server)))
+            note.write_text(json.dumps([os.getpid(), asdict(server)]))
         else:
-            server = kind(**json.loads(note.read_text()))
+            server = kind(**facts)
         fcntl.flock(users, fcntl.LOCK_SH)
         fcntl.flock(starting, fcntl.LOCK_UN)
         try:
@@ -51,3 +53,8 @@ def shared(
                 note.unlink()
                 fcntl.flock(starting, fcntl.LOCK_UN)
                 fcntl.flock(users, fcntl.LOCK_EX)  # when the others have released it
+
+
+def _is_running(owner: int | None) -> bool:
+    """Whether the process that started a server is running; the server ends with it."""
+    return owner is not None and Path(f"/proc/{owner}").exists()

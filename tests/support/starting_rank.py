@@ -39,7 +39,7 @@ def main() -> None:
     if rank == options["victim"]:
         if not options["is_first"]:
             _await(lambda: len(list(out.glob("created-*"))) == options["ranks"] - 1)
-            time.sleep(1.0)  # so that they wait for this rank
+            time.sleep(1.0)  # so that the others wait for this rank
         WAYS[options["way"]](options)
     else:
         if options["is_first"]:
@@ -47,7 +47,7 @@ def main() -> None:
         loader = make_loader(options)
         (out / f"created-{rank}").touch()
         read(loader, options)
-    os._exit(0)  # Python would clear torch's modules for longer than the rest took
+    os._exit(0)  # otherwise, clearing torch's modules would take longer than everything before
 
 
 def make_loader(options: dict[str, Any], data: str | None = None) -> CloudLoader:
@@ -64,7 +64,7 @@ def make_loader(options: dict[str, Any], data: str | None = None) -> CloudLoader
 
 
 def read(loader: CloudLoader, options: dict[str, Any]) -> None:
-    """Take the first batch, and print what became of it."""
+    """Take the first batch, and print the seconds until then and the error, if any."""
     error = ""
     try:
         next(iter(loader))
@@ -89,7 +89,7 @@ def raise_and_live(options: dict[str, Any]) -> None:
 
 def be_killed(options: dict[str, Any]) -> None:
     make_loader(options)
-    if os.fork() == 0:  # a child that outlives it must not hide its end
+    if os.fork() == 0:  # a child that outlives this process must not hide its end
         _await(Path(options["out"], "done").exists)
         os._exit(0)
     _note(options)

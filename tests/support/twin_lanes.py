@@ -87,7 +87,7 @@ class Corpus:
 
 @dataclass
 class Lanes:
-    """Both kinds of lanes, and the state after the rows that they returned."""
+    """Vectorized and reference lanes of the same run, and their state after the rows so far."""
 
     packing: Packing
     twin: Twin

@@ -1,4 +1,4 @@
-"""Runs the script of a test in a program that starts warm: its path, then its arguments.
+"""Run a test's script in a program that starts warm. Takes the script's path and arguments.
 
 [*stand_in(), "tests.support.warm_script", "train.py", "--steps=7"]
 """

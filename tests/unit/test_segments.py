@@ -3,14 +3,20 @@ computation."""
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudload import segments
 from cloudload.segments import (
+    FIELDS,
     IGNORED_LABEL,
+    SpanColumns,
     cu_seqlens,
     document_attention_mask,
     mask_document_edges,
@@ -45,6 +51,13 @@ def tokens_of(packing: Packing) -> list[list[tuple[int, int]]]:
     return tokens
 
 
+def test_the_guide_draws_the_trace_of_the_docstring() -> None:
+    drawing = inspect.cleandoc(str(segments.__doc__).split("\n\n")[1])
+    guide = Path(__file__).parents[2] / "docs/guides/packing.md"
+    assert f"```text\n{drawing}\n```" in guide.read_text()
+    assert all(f"\n{name} " in drawing for name in FIELDS)
+
+
 def test_the_trace_of_the_docstring() -> None:
     rows, lengths, shape = spans(TRACE)
     assert segment_ids(rows, lengths, shape).tolist() == [
@@ -58,6 +71,11 @@ def test_the_trace_of_the_docstring() -> None:
     assert spread(np.array([0, 0, 1, 1]), rows, lengths, shape).tolist() == [
         [0, 0, 0, 0, 1, 1, -1, -1],
         [1, 1, 1, 1, 1, -1, -1, -1],
+    ]
+    columns = SpanColumns(rows, lengths, np.array([0, 0, 1, 1]), np.array([7, 2, 4, 9]))
+    assert FIELDS["document_ids"](columns, shape)["document_ids"].tolist() == [
+        [7, 7, 7, 2, 4, 4, -1, -1],
+        [9, 9, 9, 9, 9, -1, -1, -1],
     ]
     ends, longest = cu_seqlens(rows, lengths, shape)
     assert (ends.tolist(), longest) == ([0, 3, 4, 6, 8, 13, 16], 5)

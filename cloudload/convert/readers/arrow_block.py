@@ -14,7 +14,7 @@ from cloudload.convert.records import BlockStart, Record, Utf8, describe_not_utf
 from cloudload.errors import ConvertError
 
 _OFFSETS = {"string": "<i4", "large_string": "<i8"}
-"""The type of the offsets of each type of strings."""
+"""The dtype of the offsets of each Arrow string type."""
 
 
 def check_pyarrow(name: str) -> None:
@@ -72,7 +72,7 @@ class ArrowBlock:
             yield Record(self.file, str(row), dict(zip(names, values, strict=True)))
 
     def _list_values(self, text_key: str) -> list[Iterable[Any]] | None:
-        """The values of each column, with texts as `Utf8`; None if they must be read one by one."""
+        """The values of each column, with texts as `Utf8`. None if they must be read one by one."""
         import pyarrow
 
         names, columns = self.batch.schema.names, self.batch.columns

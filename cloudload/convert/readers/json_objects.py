@@ -2,7 +2,8 @@
 
 orjson is several times faster. It refuses some JSON that the standard library accepts, such as NaN
 and unpaired surrogates, and reads an integer beyond 64 bits as a float. The standard library parses
-the objects that orjson refuses or may read differently, and describes the problems of the others.
+the objects that orjson refuses or may read differently, and describes what is wrong with an invalid
+object.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _parse_quickly(data: bytes) -> dict[str, Any] | None:
 
 
 def _are_equal(values: Any, depth: int) -> bool:
-    """Whether the standard library would surely parse the same values."""
+    """Whether the standard library is certain to parse the same values."""
     for value in values:
         kind = type(value)
         if kind in _ALWAYS_EQUAL:

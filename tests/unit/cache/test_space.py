@@ -45,7 +45,7 @@ def use(path: Path, second: int) -> None:
 
 
 def keep_account(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the account be another user's file, in a folder with a sticky bit."""
+    """Simulate an account file of another user in a folder with the sticky bit."""
     real = Path.unlink
 
     def refuse(path: Path, missing_ok: bool = False) -> None:
@@ -404,7 +404,7 @@ def test_a_forked_process_may_evict_the_same_candidates(tmp_path: Path) -> None:
 
 
 def _die_at(event: int, root: Path) -> None:
-    """Change a cache in each way, and die at an event of the interpreter, before its system call.
+    """Change a cache in each way, and exit at an audit event, before its system call.
 
     Exits with status 9, or with 0 if there are fewer events.
     """

@@ -1,4 +1,4 @@
-"""JSON objects have the values, and the problems, that the standard library finds."""
+"""JSON objects get the same values and error messages as from the standard library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quick ways to read and encode documents give the samples of the general ones."""
+"""The fast paths that read and encode documents give the same samples as the general ones."""
 
 from __future__ import annotations
 
@@ -82,9 +82,15 @@ def test_plain_records_become_the_samples_of_the_general_way(rows: list[Any], id
     st.sampled_from([pyarrow.string(), pyarrow.large_string(), pyarrow.binary()]),
     st.integers(0, 6),
     st.booleans(),
+    st.sampled_from(["id", "text"]),
 )
+@example([("a", "é")], pyarrow.string(), 0, True, "text")
 def test_arrow_texts_become_the_samples_of_the_general_way(
-    rows: list[tuple[str | None, str | None]], kind: Any, first: int, has_nulls: bool
+    rows: list[tuple[str | None, str | None]],
+    kind: Any,
+    first: int,
+    has_nulls: bool,
+    id_key: str,
 ) -> None:
     texts = [text if has_nulls else text or "" for text, _ in rows]
     batch = pyarrow.record_batch(
@@ -95,7 +101,7 @@ def test_arrow_texts_become_the_samples_of_the_general_way(
         ["id", "text"],
     ).slice(first)
     block = ArrowBlock(FILE, BlockStart(line=first + 1), 0, batch)
-    assert encode(block) == encode_generally(block)
+    assert encode(block, id_key=id_key) == encode_generally(block, id_key=id_key)
 
 
 def test_arrow_texts_that_are_not_utf8_are_bad_records() -> None:

@@ -1,4 +1,4 @@
-"""Processes of a job know which of them have ended, and take no stranger for one of them."""
+"""Processes of a job notice which of them have ended, and ignore other programs."""
 
 from __future__ import annotations
 

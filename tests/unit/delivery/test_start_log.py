@@ -85,7 +85,7 @@ def test_without_a_fetch_the_log_says_why(
     for _ in range(2):
         log.clear()
         next(iter(make_loader(compressed, local=tmp_path / "cache")))
-    # the first process fetched all shards
+    # the first process has already fetched all shards
     cached = f"no shard fetched yet, because the first shards are in {tmp_path / 'cache'}"
     assert cached in log.messages
     log.clear()

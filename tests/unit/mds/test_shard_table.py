@@ -1,4 +1,4 @@
-"""A table of shards is the list of them, whether it is in memory, mapped from a file, or sent."""
+"""A table equals the list of its shards, in memory, mapped from a file, and after pickling."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.storage.urls import check_location, is_local, local_path
+from cloudload.storage.urls import BUCKET_SCHEMES, check_location, is_local, local_path
 
 PASSWORD = "correct-horse-battery"
 
@@ -28,3 +28,10 @@ def test_the_scheme_of_a_file_may_be_in_capitals(url: str) -> None:
 def test_a_missing_bucket_is_noticed_in_capitals_too(url: str) -> None:
     with pytest.raises(ValueError, match="names no bucket"):
         check_location(url)
+
+
+@pytest.mark.parametrize("scheme", [*BUCKET_SCHEMES, "az", "abfs", "http", "https", "hf"])
+@pytest.mark.parametrize("slashes", ["", "/"])
+def test_a_url_with_missing_slashes_is_refused_for_each_scheme(scheme: str, slashes: str) -> None:
+    with pytest.raises(ValueError, match=f"Did you mean {scheme}://bucket/folder"):
+        check_location(f"{scheme}:{slashes}bucket/folder")

@@ -23,7 +23,7 @@ from cloudload.system.temp_files import lock_path
 from cloudload.tokenization import backend as gate
 from cloudload.tokenization import loading
 from cloudload.tokenization.backend import choose_backend, log_choice
-from cloudload.tokenization.kept import kept_path
+from cloudload.tokenization.kept_files import kept_path
 from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
 from tests.support.tokenizer_files import (

@@ -1,4 +1,4 @@
-"""A comparison of the backends that is left for later decides which of them encodes."""
+"""A deferred comparison of the backends decides which of them encodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cloudload.tokenization import encoders
 from cloudload.tokenization.backend import Choice, check_deferred, choose_backend
 from cloudload.tokenization.deferral import Deferral
 from cloudload.tokenization.encoders import FastokensEncoder, HFEncoder, open_encoder
-from cloudload.tokenization.kept import keep
+from cloudload.tokenization.kept_files import keep
 from cloudload.tokenization.loading import start_loading
 from tests.support.tokenizer_files import JSONS, changed, needs_fastokens
 
@@ -118,7 +118,7 @@ def test_what_fastokens_does_not_load_is_said_and_not_deferred_again(tmp_path: P
 
 
 def test_a_text_that_was_cut_off_is_not_compared(text: str, tmp_path: Path) -> None:
-    """As when the worker dies while it writes the tokenizer.json."""
+    """This happens if the worker dies while it writes the tokenizer.json."""
     deferral = defer(text, tmp_path)
     deferral.start(text[:-9]).join(300)
     assert "JSONDecodeError" in str(deferral.read())
@@ -130,7 +130,7 @@ def test_a_text_that_was_cut_off_is_not_compared(text: str, tmp_path: Path) -> N
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[Deferral]:
-    """The comparisons that encoders start, none of which ends; they look at every call."""
+    """The comparisons that encoders start. None ends, and encoders look for a result each time."""
     started: list[Deferral] = []
     monkeypatch.setattr(Deferral, "start", lambda self, _: started.append(self))
     monkeypatch.setattr(encoders, "_LOADING_DELAY_S", 0.0)

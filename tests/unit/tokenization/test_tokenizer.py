@@ -140,7 +140,7 @@ def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(snapshot.name)
     shutil.copy(tokenizer_folder / "tokenizer.json", snapshot)
-    # transformers 5 replaces the published pre-tokenizer with this class's
+    # transformers 5 replaces the published pre-tokenizer with the one of this class
     config = {
         "tokenizer_class": "LlamaTokenizerFast",
         "bos_token": END,
