@@ -32,7 +32,7 @@ from cloudload.arrays import Ints
 from cloudload.errors import CacheError
 from cloudload.mds.dataset import Corpus, Dataset, are_in_place, join_columns
 from cloudload.mds.index import ShardInfo
-from cloudload.mds.open_index import sweep_indexes
+from cloudload.mds.open_index import INDEXES_FOLDER, sweep_indexes
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path
 from cloudload.system.file_locks import remove_if_orphaned
@@ -133,8 +133,12 @@ def sweep(root: Path) -> None:
 
 def shard_files(root: Path) -> Iterator[Path]:
     """The shards, partial files, and locks of all datasets in a cache folder."""
-    lengths = root / LENGTHS_FOLDER
-    return (path for path in _own_files(root, [""]) if not path.is_relative_to(lengths))
+    others = root / LENGTHS_FOLDER, root / INDEXES_FOLDER
+    return (
+        path
+        for path in _own_files(root, [""])
+        if not any(path.is_relative_to(other) for other in others)
+    )
 
 
 def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:

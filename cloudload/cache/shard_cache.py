@@ -104,8 +104,8 @@ class ShardCache:
         for number in numbers:
             if number in self._open or number in self._fetches:
                 continue
-            dataset, info = self._corpus.find_shard(number)
-            if not is_in_place(dataset, info):
+            if not self._corpus.is_in_place(number):
+                dataset, info = self._corpus.find_shard(number)
                 self._fetches[number] = self._threads.submit(self._prefetch, number, dataset, info)
 
     def close(self) -> None:

@@ -11,8 +11,8 @@ files. It is read and written under `root/space.lock`. A process that changes fi
 account first, and writes it when it is done. So if it is killed, the next process lists all files.
 
 Other users, older versions, and people may add or remove files without changing the account. A
-listing finds these files: when a loader starts, at most ten minutes after the last listing, and
-before a reservation fails.
+listing finds these files: when a loader starts, ten minutes after the last listing (later if that
+took more than 6 s, so that listings take at most 1 % of the time), and before a reservation fails.
 
 A shard that no process has used since a listing is older than every shard that was used or added
 since then. So processes evict the same shards as if they listed all files before each eviction.
@@ -36,9 +36,9 @@ from cloudload.errors import CacheError
 from cloudload.system.file_locks import locked, remove_if_orphaned
 from cloudload.system.temp_files import PART_SUFFIX, is_temporary, partial_file
 
-_LAYOUT = struct.Struct("<8sqd")
-_FORMAT = b"space 1\n"
-_MOST_AGE_S = 600.0
+_LAYOUT = struct.Struct("<8sqdd")
+_FORMAT = b"space 2\n"
+_MOST_AGE_S, _MOST_AGE_IN_LISTINGS = 600.0, 100
 _MOST_CANDIDATES = 10_000
 
 
@@ -49,6 +49,8 @@ class _Account:
     used: int | None = None
     listed_s: float = 0.0
     """Seconds since 1970."""
+    listing_s: float = 0.0
+    """Seconds that the listing took."""
 
     def add(self, size: int) -> None:
         if self.used is not None:
@@ -124,9 +126,10 @@ def _changing(root: Path) -> Iterator[_Account]:
 
 def _read(root: Path) -> _Account:
     with contextlib.suppress(OSError, struct.error):
-        kind, used, listed_s = _LAYOUT.unpack((root / ACCOUNT).read_bytes())
-        if kind == _FORMAT and 0 <= time.time() - listed_s <= _MOST_AGE_S:
-            return _Account(used, listed_s)
+        kind, used, listed_s, listing_s = _LAYOUT.unpack((root / ACCOUNT).read_bytes())
+        most_age_s = max(_MOST_AGE_S, _MOST_AGE_IN_LISTINGS * listing_s)
+        if kind == _FORMAT and 0 <= time.time() - listed_s <= most_age_s:
+            return _Account(used, listed_s, listing_s)
     return _Account()
 
 
@@ -144,7 +147,8 @@ def _write(root: Path, account: _Account) -> None:
     path = root / ACCOUNT
     with contextlib.suppress(OSError):
         with contextlib.suppress(OSError), path.open("xb", 0) as file:
-            file.write(_LAYOUT.pack(_FORMAT, account.used, account.listed_s))
+            values = account.used, account.listed_s, account.listing_s
+            file.write(_LAYOUT.pack(_FORMAT, *values))
             return
         path.unlink()
 
@@ -164,7 +168,9 @@ def _make_room(root: Path, account: _Account, size: int, limit_bytes: int) -> No
                 f"bytes are being fetched and {size:,} more are needed. Raise it to "
                 f"{account.used + size:,} or more"
             )
-        account.used, account.listed_s = _list_all(root), time.time()
+        start_s = time.monotonic()
+        account.used = _list_all(root)
+        account.listed_s, account.listing_s = time.time(), time.monotonic() - start_s
         can_evict = bool(_candidates[root])
 
 

@@ -102,9 +102,10 @@ def _show(encoding: str, value: bytes, shard: Shard) -> str:
 
 def check_column(dataset: Dataset, column: str) -> None:
     """Raise `DatasetError` unless every shard of a dataset has a column."""
-    for shard in dataset.shards:
-        names = [each.name for each in shard.columns]
+    for columns in dataset.table.column_sets():
+        names = [each.name for each in columns]
         if column not in names:
+            shard = next(each for each in dataset.shards if each.columns == columns)
             raise DatasetError(
                 f"{redact(dataset.url)} has no column {column!r} in {shard.raw.name}. Its columns "
                 f"are: {', '.join(names)}. Choose one of them; to add a column, convert with --keep"

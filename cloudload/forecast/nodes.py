@@ -194,8 +194,8 @@ def _measure_shards(corpus: Corpus) -> ShardSizes:
 
 def _schemes_of_shards(corpus: Corpus) -> list[str]:
     """The scheme of the URL of each shard; "" for a local folder."""
-    return [
-        "" if is_local(dataset.url) else urlsplit(dataset.url).scheme
-        for dataset in corpus.datasets
-        for _ in dataset.shards
-    ]
+    schemes: list[str] = []
+    for dataset in corpus.datasets:
+        scheme = "" if is_local(dataset.url) else urlsplit(dataset.url).scheme
+        schemes += [scheme] * len(dataset.shards)
+    return schemes

@@ -116,6 +116,12 @@ class Corpus:
         dataset = self.datasets[owner]
         return dataset, dataset.shards[shard]
 
+    def is_in_place(self, number: int) -> bool:
+        """Whether the shard with index `number` is mapped in place."""
+        owner, shard = self.find_owner(number)
+        dataset = self.datasets[owner]
+        return is_local(dataset.url) and dataset.table.find_form(shard).compression is None
+
     @property
     def num_samples(self) -> int:
         """Number of samples in all datasets."""

@@ -68,14 +68,17 @@ def _hash_once(tables: Sequence[ShardTable], origins: Sequence[Origin]) -> dict[
     if (kept := map_arrays(path, key)) is not None:
         return kept.facts
     with contextlib.ExitStack() as stack:
+        can_write = False
         with contextlib.suppress(OSError):
             what = "compute the fingerprints of the data"
-            stack.enter_context(locked(lock_path(path), what=what, most_wait_s=_MOST_WAIT_S))
+            lock = locked(lock_path(path), what=what, most_wait_s=_MOST_WAIT_S)
+            can_write = stack.enter_context(lock)
             if (kept := map_arrays(path, key)) is not None:
                 return kept.facts
         found = _hash(tables)
-        with contextlib.suppress(OSError):
-            write_arrays(path, key, found, [])
+        if can_write:
+            with contextlib.suppress(OSError):
+                write_arrays(path, key, found, [])
         return found
 
 

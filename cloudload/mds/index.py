@@ -165,7 +165,7 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
     if entry["format"] != "mds":
         raise ValueError(f"a shard has format {entry['format']!r}, not 'mds'")
     samples, hashes = _natural(entry["samples"], "samples"), _parse_hashes(entry["raw_data"])
-    samples_hash = hashes.pop(SAMPLES_HASH, None)
+    samples_hash = hashes.pop(SAMPLES_HASH, None) or None
     raw = _parse_file(entry["raw_data"], hashes)
     if raw.bytes < 4 * (samples + 2):
         raise ValueError(f"{raw.name!r} has {raw.bytes:,} bytes, too few for {samples:,} samples")

@@ -8,7 +8,8 @@
 
 Each process asks the store, with its own credentials, which version the index has. So a file in the
 cache never decides which index a process gets, or whether it may read it. A process that cannot use
-the cache reads and parses the index itself, and no process gets the error of another.
+the cache reads and parses the index itself, and no process gets the error of another. On a network
+file system, all do, because another machine could remove a file that they map.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import os
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +42,8 @@ from cloudload.storage.urls import join_url
 from cloudload.storage.versions import Version
 from cloudload.system.array_files import make_own_folder
 from cloudload.system.file_locks import locked, remove_orphans
-from cloudload.system.temp_files import lock_path
+from cloudload.system.network_folders import network_type
+from cloudload.system.temp_files import lock_path, make_folder
 from cloudload.system.verified_files import mark_used
 
 logger = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ logger = logging.getLogger(__name__)
 INDEXES_FOLDER = "indexes"
 """The folder of indexes in a cache folder."""
 
+_SUFFIX = ".shards"
 _OWN_NAMES = re.compile(r"[0-9a-f]{16}")
 
 # a smaller index is not worth a file, because parsing it takes less than 0.2 s
@@ -57,8 +61,10 @@ _SHARED_FROM_BYTES = 4 << 20
 # 500 MB takes about 30 s, and the limit is ten times that
 _MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 2 << 20
 
-# the most tables of a dataset, and the most files of fingerprints
-_MOST_KEPT, _MOST_FINGERPRINTS = 4, 64
+# the most tables of a dataset, and the most tables, and files of fingerprints, in all
+_MOST_OF_DATASET, _MOST_KEPT = 4, 32
+# no file that was used within an hour is removed, because a worker may be about to map it
+_MOST_UNUSED_S, _LEAST_UNUSED_S = 30 * 86_400.0, 3_600.0
 
 
 class OpenedIndex(NamedTuple):
@@ -133,7 +139,8 @@ def _place_of(folder: Path, url: str, version: Version) -> _Place:
     """Return the file for a table. Releases and users do not share tables."""
     origin = f"{url}\n{name_endpoint(url)}\n{os.geteuid()}"
     key = f"{origin}\n{version.exact}\n{version.size}\n{__version__}"
-    return _Place(folder / f"{_digest(origin)[:16]}-{_digest(key)[:32]}.shards", _digest(key))
+    name = f"{_digest(origin)[:16]}-{_digest(key)[:32]}{_SUFFIX}"
+    return _Place(folder / name, _digest(key))
 
 
 def _digest(text: str) -> str:
@@ -147,6 +154,9 @@ def _open_shared(
 
     Also returns the version of the table, which is later if the index was published meanwhile.
     """
+    if (kind := network_type(folder)) is not None:
+        _warn(stream, f"{folder} is on a network file system: {kind}")
+        return _read_alone(stream, retry)
     place = _place_of(folder, stream.url, version)
     if (found := map_table(*place)) is not None:
         mark_used(place.path)
@@ -154,21 +164,25 @@ def _open_shared(
     wait_s = _MOST_WAIT_S + (version.size or 0) / _LEAST_BYTES_PER_S
     what = f"read and parse the index of {redact(stream.url)}"
     with contextlib.ExitStack() as stack:
+        can_write = False
         try:
             make_own_folder(folder)
-            stack.enter_context(locked(lock_path(place.path), what=what, most_wait_s=wait_s))
-            can_share = True
+            make_folder(folder)
+            lock = locked(lock_path(place.path), what=what, most_wait_s=wait_s)
+            can_write = stack.enter_context(lock)
+            if (found := map_table(*place)) is not None:
+                return found, version
         except OSError as error:
-            can_share = False
             _warn(stream, error)
-        if can_share and (found := map_table(*place)) is not None:
-            return found, version
-        data, version = read_index(stream, retry)
-        parsed = _parse(data, stream)
-        del data
-        if not can_share or not version.exact:
+        parsed, version = _read_alone(stream, retry)
+        if not can_write or not version.exact:
             return parsed, version
         return _share(parsed, stream, _place_of(folder, stream.url, version)), version
+
+
+def _read_alone(stream: Stream, retry: Retry) -> tuple[ShardTable, Version]:
+    data, version = read_index(stream, retry)
+    return _parse(data, stream), version
 
 
 def _parse(data: bytes, stream: Stream) -> ShardTable:
@@ -184,10 +198,11 @@ def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
     try:
         remove_orphans(folder, _OWN_NAMES)
         fingerprint([parsed], DATA)  # the table keeps it
-        parsed.write(*place)
-        _remove_old(folder, f"{place.path.name.partition('-')[0]}-*.shards", _MOST_KEPT)
-        _remove_old(folder, f"*{SUFFIX}", _MOST_FINGERPRINTS)
-        if (mapped := map_table(*place)) is None:
+        if (mapped := map_table(*place)) is None:  # the version may be a later one
+            parsed.write(*place)
+            mapped = map_table(*place)
+        _remove_old(folder)
+        if mapped is None:
             raise OSError(f"{place.path} cannot be mapped")
     except OSError as error:
         _warn(stream, error)
@@ -196,19 +211,35 @@ def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
 
 
 def sweep_indexes(root: Path) -> None:
-    """Remove the partial files and locks that killed processes left among indexes."""
+    """Remove the old tables of indexes, and what killed processes left among them."""
     remove_orphans(root / INDEXES_FOLDER, _OWN_NAMES)
+    _remove_old(root / INDEXES_FOLDER)
 
 
-def _remove_old(folder: Path, names: str, most: int) -> None:
-    """Remove all but the last used files with these names. Processes can still read mapped ones."""
-    with contextlib.suppress(FileNotFoundError):  # another process removes them
-        files = sorted(folder.glob(names), key=lambda each: each.lstat().st_atime_ns)
-        for old in files[:-most]:
-            old.unlink()
+def _remove_old(folder: Path) -> None:
+    """Remove files that were not used lately. Processes can still read mapped ones."""
+    numbers = Counter[str]()
+    for used_s, path in _list_by_use(folder):
+        dataset, kind = path.name.partition("-")[0], path.suffix
+        numbers.update([dataset, kind])
+        is_kept = numbers[dataset] <= _MOST_OF_DATASET and numbers[kind] <= _MOST_KEPT
+        if time.time() - used_s > (_MOST_UNUSED_S if is_kept else _LEAST_UNUSED_S):
+            with contextlib.suppress(OSError):  # it may be another user's
+                path.unlink()
 
 
-def _warn(stream: Stream, error: OSError) -> None:
+def _list_by_use(folder: Path) -> list[tuple[float, Path]]:
+    """The files of tables and fingerprints, and when they were last used, the latest first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.suffix in (_SUFFIX, SUFFIX):
+                with contextlib.suppress(OSError):  # another process removes it
+                    found.append((path.lstat().st_atime, path))
+    return sorted(found, reverse=True)
+
+
+def _warn(stream: Stream, error: object) -> None:
     logger.warning(
         "cannot share the index of %s with the other processes of this node (%s), so each process "
         "reads and parses it. Use a folder of your own on a local disk as `local`",

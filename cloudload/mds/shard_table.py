@@ -25,6 +25,7 @@ from cloudload.arrays import Flags, Ids, Ints
 from cloudload.errors import CacheError
 from cloudload.mds.index import Column, FileInfo, ShardInfo
 from cloudload.system.array_files import map_arrays, write_arrays
+from cloudload.system.verified_files import mark_used
 
 _FORMAT = 1
 """The version of the file's format. Increase it when the arrays or facts of the file change."""
@@ -123,6 +124,10 @@ class ShardTable(Sequence[ShardInfo]):
         column: Ints = self._numbers[number]
         return column
 
+    def find_form(self, place: int) -> Form:
+        """The form of a shard."""
+        return self._forms[int(self._numbers[_FORM, place])]
+
     def count_forms(self) -> dict[Form, int]:
         """The number of shards of each form, in the order of their first shards."""
         found, firsts, counts = np.unique(
@@ -169,6 +174,7 @@ class ShardTable(Sequence[ShardInfo]):
     def __reduce__(self) -> tuple[Any, ...]:
         if self.origin is not None and self.origin.is_there():
             origin = self.origin  # a worker maps the file, so do not send its content
+            mark_used(origin.path)  # so that no process removes it before
             return _map_part, (origin.path, origin.key, origin.start, origin.stop)
         first, end = int(self._starts[0]), int(self._starts[-1])
         numbers, starts = np.array(self._numbers), self._starts - first
@@ -191,7 +197,7 @@ class ShardTable(Sequence[ShardInfo]):
             yield _make_shard(self._forms[form], samples, raw_bytes, stored_bytes, iter(words))
 
     def write(self, path: Path, key: str) -> None:
-        """Write the table to a file that `map_table` maps, atomically.
+        """Write the table to a file that `map_table` maps, atomically; a valid one is kept.
 
         Raises `OSError` if that fails.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -92,7 +93,8 @@ def _version_of(opened: Any) -> Version:
     """The version of a file that fsspec has opened, without another request."""
     known = getattr(opened, "__dict__", {})
     if headers := getattr(known.get("r"), "headers", None):
-        return version_of_headers(headers)
+        # a web server may derive an ETag from only the size and a time that a copy preserves
+        return replace(version_of_headers(headers), exact="")
     # `details` would send a request unless `_details` is set
     return version_of_details({**known, **(known.get("_details") or {})})
 

@@ -7,7 +7,8 @@
 A store may report nothing. Then the version is `UNKNOWN`.
 
 Only the response to a read identifies the content that was read. fsspec may return details from an
-earlier listing, so its versions are never `exact`.
+earlier listing, and a web server may derive an ETag from only the size and a time that a copy
+preserves. So neither is ever `exact`.
 """
 
 from __future__ import annotations

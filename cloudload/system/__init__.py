@@ -7,7 +7,7 @@
     open_files       the limit on open files      shared_memory       a ring of slots per worker
     daemon_threads   threads that delay no exit   memory              this machine's memory
     ordered_results  results in task order        progress_bar        a bar of bytes on stderr
-    activity         report a long wait
+    activity         report a long wait           network_folders     network file systems
 
 Other packages may use every name without an underscore.
 """

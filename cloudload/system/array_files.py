@@ -57,10 +57,8 @@ def make_own_folder(folder: Path) -> None:
         raise PermissionError(f"another user owns {folder} or can write to it")
 
 
-def write_arrays(
-    path: Path, key: str, facts: Mapping[str, Any], arrays: Sequence[Array]
-) -> tuple[int, int]:
-    """Write arrays to a file, atomically, and return its device and inode.
+def write_arrays(path: Path, key: str, facts: Mapping[str, Any], arrays: Sequence[Array]) -> None:
+    """Write arrays to a file, atomically. A valid file with this `key` is kept.
 
     `facts` are plain JSON types. Raises `OSError` if the file cannot be written.
     """
@@ -80,9 +78,11 @@ def write_arrays(
             file.writelines([_MAGIC, digest.digest(), *parts])
             file.flush()
             os.fsync(file.fileno())
-            found = os.fstat(file.fileno())
-        temporary.replace(path)
-    return found.st_dev, found.st_ino
+        with contextlib.suppress(OSError):  # it exists, or the file system has no hard links
+            os.link(temporary, path)
+            return
+        if map_arrays(path, key) is None:
+            temporary.replace(path)
 
 
 def map_arrays(path: Path, key: str) -> ArrayFile | None:

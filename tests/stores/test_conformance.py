@@ -10,6 +10,7 @@ an object in one step, otherwise to `WRITABLE`. A read-only backend belongs in `
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pickle
@@ -33,6 +34,7 @@ from cloudload.storage.objects import (
     open_object,
     peek_folder,
     read_object,
+    read_object_version,
     upload_file,
     write_object,
 )
@@ -164,6 +166,26 @@ def test_what_was_stored_is_read(place: Place, data: bytes) -> None:
     assert read_object(url) == data
     with open_object(url) as stream:
         assert stream.read(5) + b"".join(stream) == data
+
+
+@pytest.mark.parametrize("writable", ATOMIC, indirect=True)
+def test_requests_that_end_after_their_headers_leave_no_connections(writable: Place) -> None:
+    writable.put("key", LARGE)
+    url = join_url(writable.url, "key")
+    assert read_object(url) == LARGE
+    before = count_sockets()
+    for _ in range(40):  # more than a client keeps
+        assert read_object_version(url, unless=lambda _: True)[0] == b""
+    assert count_sockets() <= before + 1
+    assert read_object(url) == LARGE
+
+
+def count_sockets() -> int:
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return found
 
 
 @pytest.mark.parametrize("start", [0, 1, 4_500_000, 9_000_000])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudloadError, Retry, Stream
+from cloudload.cache.folder import shard_files
 from cloudload.errors import CacheError, StoreError
 from cloudload.mds import fingerprints
 from cloudload.mds import open_index as opening
@@ -23,6 +24,7 @@ from cloudload.mds.dataset import open_corpus
 from cloudload.mds.fingerprints import SUFFIX
 from cloudload.mds.index_parser import parse_index
 from cloudload.mds.open_index import INDEXES_FOLDER, OpenedIndex, open_index, sweep_indexes
+from cloudload.system.temp_files import TAG
 from tests.support.clients import new_clients
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -66,7 +68,7 @@ def open_at(url: str, cache: Path) -> OpenedIndex:
 
 def tables(cache: Path) -> list[Path]:
     """The tables of indexes in a cache, after a check that there are no other files."""
-    found = sorted((cache / INDEXES_FOLDER).iterdir())
+    found = sorted(path for path in (cache / INDEXES_FOLDER).iterdir() if path.name != TAG)
     assert {path.suffix for path in found} <= {".shards"}
     return found
 
@@ -255,7 +257,7 @@ def test_a_stopped_rank_holds_up_the_others_for_a_limited_time(
         os.waitpid(holder, os.WUNTRACED)
         monkeypatch.setattr(opening, "_MOST_WAIT_S", 0.5)
         assert open_at(data, tmp_path).shards.samples.sum() == 80
-        [_] = (tmp_path / INDEXES_FOLDER).glob("*.shards")  # the rank wrote it without the lock
+        assert not list((tmp_path / INDEXES_FOLDER).glob("*.shards"))  # only the holder may write
         assert list((tmp_path / INDEXES_FOLDER).glob("*.lock"))
     finally:
         os.kill(holder, signal.SIGKILL)
@@ -330,7 +332,7 @@ def test_a_cache_that_cannot_be_used_is_reported_once_and_not_needed(
         assert open_at(data, tmp_path).shards.samples.sum() == 80
     [record] = caplog.records
     assert "cannot share the index" in record.getMessage()
-    assert folder.is_file() or not list(folder.iterdir())
+    assert folder.is_file() or not tables(tmp_path)
 
 
 def _raise_full(_: int) -> None:
@@ -344,7 +346,83 @@ def test_the_last_used_tables_of_a_dataset_are_kept(local_url: str, tmp_path: Pa
     for number in range(10, 20):
         write_mds(local_url, DOCUMENTS[:number], shard_bytes=200)
         assert open_at(local_url, cache).shards.samples.sum() == number
-    assert len(tables(cache)) == opening._MOST_KEPT + 1
+        for table in tables(cache):
+            use(table, table.stat().st_atime - opening._LEAST_UNUSED_S - 1)
+    # the last one was not used when the others were removed
+    assert len(tables(cache)) == opening._MOST_OF_DATASET + 1
+
+
+def use(table: Path, used_s: float) -> None:
+    os.utime(table, (used_s, table.stat().st_mtime))
+
+
+def test_the_last_used_tables_of_all_datasets_are_kept(tmp_path: Path) -> None:
+    folder = tmp_path / INDEXES_FOLDER
+    folder.mkdir()
+    names = [f"{number:016x}-{number:032x}.shards" for number in range(40)]
+    for number, name in enumerate(names):
+        (folder / name).touch()
+        use(folder / name, time.time() - 7_200 - number)
+    sweep_indexes(tmp_path)
+    assert [table.name for table in tables(tmp_path)] == names[: opening._MOST_KEPT]
+    use(folder / names[3], time.time() - 31 * 86_400)
+    sweep_indexes(tmp_path)
+    assert (folder / names[2]).exists()
+    assert not (folder / names[3]).exists()
+
+
+def test_a_table_that_is_about_to_be_mapped_is_not_removed(data: str, tmp_path: Path) -> None:
+    shards = open_at(data, tmp_path).shards
+    [table] = tables(tmp_path)
+    use(table, 1)
+    sent = pickle.dumps(shards)
+    for number in range(40):
+        (table.parent / f"{number:016x}-{number:032x}.shards").touch()
+    sweep_indexes(tmp_path)
+    assert list(pickle.loads(sent)) == list(shards)
+
+
+def test_tables_are_marked_as_a_cache_and_are_not_shards(data: str, tmp_path: Path) -> None:
+    open_at(data, tmp_path)
+    assert len(tables(tmp_path)) == 1
+    assert (tmp_path / INDEXES_FOLDER / TAG).is_file()
+    assert not list(shard_files(tmp_path))
+
+
+def test_tables_are_not_shared_on_a_network_file_system(
+    data: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    parsed: list[int],
+) -> None:
+    monkeypatch.setattr(opening, "network_type", lambda _: "nfs4")
+    for number in (1, 2):
+        opened = open_at(data, tmp_path)
+        assert opened.shards.samples.sum() == 80
+        assert opened.shards.origin is None
+        assert len(parsed) == number
+    assert "network file system: nfs4" in caplog.text
+    assert not (tmp_path / INDEXES_FOLDER).exists()
+
+
+def test_a_table_that_another_process_wrote_without_the_lock_is_mapped_and_kept(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[int] = []
+
+    def parse(content: bytes, dataset: str) -> Any:
+        if not others:
+            others.append(0)
+            open_at(data, tmp_path)
+            others[:] = [table.stat().st_ino for table in tables(tmp_path)]
+        return parse_index(content, dataset)
+
+    monkeypatch.setattr(opening, "locked", lambda *_, **__: contextlib.nullcontext(True))
+    monkeypatch.setattr("cloudload.mds.open_index.parse_index", parse)
+    origin = open_at(data, tmp_path).shards.origin
+    assert origin is not None
+    assert [origin.inode[1]] == others == [table.stat().st_ino for table in tables(tmp_path)]
 
 
 def test_a_worker_that_is_not_forked_maps_the_table(data: str, tmp_path: Path) -> None:
@@ -378,6 +456,11 @@ def test_fingerprints_of_several_shared_indexes_are_computed_once(
         assert open_corpus(streams, _RETRY, tmp_path).fingerprint(whole) == wanted
     kept.write_bytes(kept.read_bytes()[:-1])
     assert open_corpus(streams, _RETRY, tmp_path).fingerprint(whole) == wanted
+    kept.unlink()
+    with monkeypatch.context() as patch:  # another process holds the lock for too long
+        patch.setattr(fingerprints, "locked", lambda *_, **__: contextlib.nullcontext(False))
+        assert open_corpus(streams, _RETRY, tmp_path).fingerprint(whole) == wanted
+    assert not kept.exists()
     assert swapped.fingerprint(whole) == open_corpus(streams[::-1], _RETRY).fingerprint(whole)
 
 

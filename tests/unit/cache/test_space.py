@@ -147,11 +147,12 @@ def test_the_least_recently_used_shards_are_evicted_as_if_all_were_listed(
         b"7",
         bytes(24),
         bytes(99),
-        struct.pack("<8sqd", b"space 2\n", 0, time.time()),
-        struct.pack("<8sqd", b"space 1\n", 0, float("nan")),
-        struct.pack("<8sqd", b"space 1\n", 0, time.time())[:-1],
+        struct.pack("<8sqdd", b"space 1\n", 0, time.time(), 0),
+        struct.pack("<8sqd", b"space 1\n", 0, time.time()),
+        struct.pack("<8sqdd", b"space 2\n", 0, float("nan"), 0),
+        struct.pack("<8sqdd", b"space 2\n", 0, time.time(), 0)[:-1],
     ],
-    ids=["empty", "short", "zeros", "long", "other format", "no time", "cut"],
+    ids=["empty", "short", "zeros", "long", "other format", "old format", "no time", "cut"],
 )
 def test_a_damaged_account_is_replaced(tmp_path: Path, content: bytes) -> None:
     add(tmp_path, "old", 600)
@@ -209,6 +210,25 @@ def test_files_that_others_added_count_after_ten_minutes(
     monkeypatch.setattr("time.time", lambda: now() + space._MOST_AGE_S)
     add(tmp_path, "last", 1)
     assert shards(tmp_path) == {"of an older version": 500, "new": 200, "last": 1}
+
+
+def test_a_slow_listing_is_repeated_after_100_times_its_duration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listings: list[Path]
+) -> None:
+    list_all, now, monotonic, late_s = space._list_all, time.time, time.monotonic, 0.0
+
+    def list_slowly(root: Path) -> int:
+        nonlocal late_s
+        late_s += 60
+        return list_all(root)
+
+    monkeypatch.setattr(space, "_list_all", list_slowly)
+    monkeypatch.setattr("time.time", lambda: now() + late_s)
+    monkeypatch.setattr("time.monotonic", lambda: monotonic() + late_s)
+    for step_s, expected in ((0, 1), (space._MOST_AGE_S + 1, 1), (5_000, 1), (500, 2), (5_000, 2)):
+        late_s += step_s
+        add(tmp_path, f"{step_s} {expected}", 1)
+        assert len(listings) == expected
 
 
 def test_an_account_from_the_future_is_not_trusted(

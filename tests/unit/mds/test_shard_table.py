@@ -14,11 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudload.cache.shard_cache import ShardCache
+from cloudload.count.tally import check_column
+from cloudload.errors import DatasetError
+from cloudload.forecast.nodes import _schemes_of_shards
 from cloudload.mds.dataset import Corpus, Dataset
 from cloudload.mds.fingerprints import DATA, SAMPLES, fingerprint
 from cloudload.mds.index import Column, FileInfo, ShardInfo, parse_shard
 from cloudload.mds.index_parser import parse_index
 from cloudload.mds.shard_table import ShardTable, map_table
+from cloudload.storage.base import Retry
 
 TEXT, BOTH = (Column.of("text", "str"),), (Column.of("n", "int"), Column.of("text", "str"))
 SHARDS = [
@@ -130,8 +135,10 @@ def test_a_fingerprint_of_the_mapped_table_is_that_of_the_list(tmp_path: Path) -
     for number in (2, 4):
         made = ShardTable.of(SHARDS[:number])
         wanted = [fingerprint([made], kind) for kind in (DATA, SAMPLES)]
-        made.write(tmp_path / "table", "key")
-        mapped = map_written(tmp_path)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        made.write(folder / "table", "key")
+        mapped = map_written(folder)
         assert [fingerprint([mapped], kind) for kind in (DATA, SAMPLES)] == wanted
         assert fingerprint([mapped[:1]], DATA) == fingerprint([ShardTable.of(SHARDS[:1])], DATA)
         assert fingerprint([mapped, mapped], DATA) not in wanted
@@ -145,6 +152,55 @@ def test_the_fingerprints_of_states_stay_the_same() -> None:
     assert corpus.fingerprint_samples(range(1)) == ""
     later = Corpus((Dataset("s3://b/d", tuple(SHARDS[1:3]), ""),))
     assert later.fingerprint_samples(range(1)) == "aee1181712c5b5c61932ad81b63df735"
+
+
+@pytest.mark.parametrize(
+    ("hashes", "samples"),
+    [
+        (("11", "22"), "b86b7d2fd44031a86f9b4dc8a2f8b7aa"),
+        (("11", ""), ""),
+        (("", ""), ""),
+        (("11", None), ""),
+    ],
+)
+def test_an_empty_hash_of_samples_is_no_hash(hashes: tuple[str | None, ...], samples: str) -> None:
+    column = {"column_names": ["text"], "column_encodings": ["str"], "column_sizes": [None]}
+    rest = {"format": "mds", "samples": 2, "compression": None, **column}
+    shards = []
+    for number, value in enumerate(hashes):
+        found = {"xxh64": "aa"} | ({} if value is None else {"samples-xxh128": value})
+        raw = {"basename": f"{number}.mds", "bytes": 40, "hashes": found}
+        shards.append({**rest, "raw_data": raw})
+    index = json.dumps({"version": 2, "shards": shards}).encode()
+    corpus = Corpus((Dataset("s3://b/d", parse_index(index, "d"), ""),))
+    assert corpus.fingerprint(range(1)) == "0676c7911dd9cf4298df127307614c1f"
+    assert corpus.fingerprint_samples(range(1)) == samples
+
+
+def test_work_over_all_shards_uses_only_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = [SHARDS[0]] * 3
+    local = Dataset(str(tmp_path), ShardTable.of(plain), "")
+    remote = Dataset("s3://b/d", ShardTable.of([*plain, SHARDS[1]]), "")
+    monkeypatch.setattr(ShardTable, "_make", None)
+    assert _schemes_of_shards(Corpus((local, remote))) == ["", "", "", *["s3"] * 4]
+    check_column(remote, "text")
+    cache = ShardCache(Corpus((local,)), tmp_path / "cache", Retry(), verify="once")
+    cache.prefetch(range(3))
+    cache.close()
+
+
+def test_a_shard_without_the_column_is_named() -> None:
+    dataset = Dataset("s3://b/d", ShardTable.of([SHARDS[1], SHARDS[1], *SHARDS]), "")
+    with pytest.raises(DatasetError, match=r"no column 'n' in a\.mds\. Its columns are: text"):
+        check_column(dataset, "n")
+
+
+def test_only_local_uncompressed_shards_are_in_place() -> None:
+    places = [Dataset(url, ShardTable.of(SHARDS[:2]), "") for url in ("/data", "s3://b/d")]
+    corpus = Corpus(tuple(places))
+    assert [corpus.is_in_place(number) for number in range(4)] == [True, False, False, False]
 
 
 def test_shards_are_found_across_datasets() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cloudload.storage.fsspec import _version_of
 from cloudload.storage.versions import Version, version_of_details, version_of_file
 from cloudload.storage.versions import version_of_headers as of_headers
 
@@ -52,6 +54,12 @@ def test_a_weak_tag_and_an_object_just_written_are_not_exact(headers: dict[str, 
 
 def test_details_that_fsspec_may_have_kept_are_not_exact() -> None:
     assert version_of_details({"ETag": "5f3c", "generation": "17", "mtime": 1.0}).exact == ""
+
+
+def test_the_tag_of_a_web_server_is_not_exact() -> None:
+    opened = SimpleNamespace(r=SimpleNamespace(headers={**ETAG, **TIMES, "Content-Length": "12"}))
+    found = _version_of(opened)
+    assert (found.tag, found.size, found.exact) == ('"5f3c"', 12, "")
 
 
 def version_of(path: Path) -> Version:

@@ -90,11 +90,43 @@ def test_a_written_file_replaces_a_link_and_not_its_target(path: Path, tmp_path:
     link, umask = tmp_path / "link", os.umask(0)
     link.symlink_to(path)
     try:
-        assert write_arrays(link, "other", {}, ARRAYS) == (link.stat().st_dev, link.stat().st_ino)
+        write_arrays(link, "other", {}, ARRAYS)
     finally:
         os.umask(umask)
     assert map_arrays(link, "other") is not None
     assert map_arrays(path, "key") is not None
+
+
+def test_a_valid_file_is_kept_and_an_invalid_one_is_replaced(path: Path) -> None:
+    before = path.stat().st_ino
+    with path.open("rb"):  # so that its inode is not used again
+        write_arrays(path, "key", {}, ARRAYS)
+        assert path.stat().st_ino == before
+        write_arrays(path, "other", {}, ARRAYS)
+        assert path.stat().st_ino != before
+    assert map_arrays(path, "other") is not None
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_missing_file_is_created_and_never_replaces_one_that_appears(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "replace", None)
+    write_arrays(tmp_path / "new", "key", FACTS, ARRAYS)
+    assert map_arrays(tmp_path / "new", "key") is not None
+    write_arrays(path, "key", {}, ARRAYS)
+
+
+def test_a_file_system_without_hard_links_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no hard links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    write_arrays(tmp_path / "file", "key", FACTS, ARRAYS)
+    assert map_arrays(tmp_path / "file", "key") is not None
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def test_a_write_that_fails_leaves_the_file_as_it_was(
