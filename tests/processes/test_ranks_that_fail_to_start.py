@@ -93,6 +93,9 @@ def test_a_rank_that_fails_before_its_first_batch_ends_the_others_by_name(
 ) -> None:
     job = Job(data, tmp_path, 2 if is_first else 0, way, is_first=is_first)
     job.await_act()
+    if is_first and way == "is killed":
+        job.end()
+        pytest.skip("nobody was connected to it")
     if is_first and way in ENDS:
         # a child of it may keep its pipes open
         assert soon(lambda: not is_alive(job.ranks[job.victim].pid), _PATIENCE_S)
