@@ -105,7 +105,7 @@ def test_a_process_has_ended_if_two_looks_find_so(
 
 
 def test_notices_of_an_earlier_job_do_not_count(
-    both: tuple[Attendance, Attendance], monkeypatch: pytest.MonkeyPatch
+    both: tuple[Attendance, Attendance],
 ) -> None:
     first, second = both
     fail(second, OSError("the disk is full"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import selectors
 import socket
@@ -69,7 +70,7 @@ def test_a_process_whose_connection_broke_connects_again(store: Any, way: str) -
         assert soon(lambda: sorted(host._ranks.values()) == [1, 2])
         [broken] = [each for each, rank in host._ranks.items() if rank == 1]
         (broken if way == "the host's side" else guest._connection).shutdown(socket.SHUT_RDWR)
-        assert soon(lambda: broken.fileno() < 0)
+        assert soon(functools.partial(is_closed, broken))
         assert soon(lambda: sorted(host._ranks.values()) == [1, 2])
         assert knows(host, set())
         assert knows(other, set())
@@ -132,6 +133,10 @@ def test_a_host_name_that_cannot_be_encoded_is_no_error(
     host, guest = open_presence(store, 0), open_presence(store, 1)
     guest.close()
     assert knows(host, {1})
+
+
+def is_closed(connection: socket.socket) -> bool:
+    return connection.fileno() < 0
 
 
 def address_of(store: Any) -> tuple[str, int]:
