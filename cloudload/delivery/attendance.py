@@ -5,8 +5,8 @@
     process 0    waits for process 3 to start iterating ─► finds both, and raises
 
 A process that is only slow tells nothing, and is waited for. A notice is withdrawn when its process
-tries again. The others act on a notice once they have waited for 60 s, and not if they had an error
-of the same class themselves and continued, because its process may have done so, too.
+tries again. The others act on a notice 90 s after they read it while they wait, and not if they had
+an error of the same class themselves and continued, because its process may have done so, too.
 
 The store may contain notices of an earlier job. A notice counts if its process is connected to the
 same process as this one (`Presence.generation`). If this process has had no earlier job, then a
@@ -31,7 +31,7 @@ from cloudload.delivery.presence import open_presence
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 60.0
+_GRACE_S = 90.0
 _CONFIRM_S = 5.0
 """A process has ended if two looks with this time between them find so."""
 _ANSWER_S = 0.5
@@ -45,6 +45,8 @@ class _Notice(NamedTuple):
     generation: str
     posted_at: float
     """In `time.time` seconds."""
+    read_at: float
+    """In `time.monotonic` seconds."""
 
 
 class Attendance:
@@ -90,17 +92,21 @@ class Attendance:
         began_at, first_found = time.monotonic(), dict[int, float]()
 
         def find_lost(has_arrived: Callable[[int], bool]) -> dict[int, str]:
-            now, found = time.monotonic(), self._presence.find_ended() - {self._rank}
+            notices, now = self._read(), time.monotonic()
+            found = self._presence.find_ended() - {self._rank}
             for rank in {*first_found} - found:
                 del first_found[rank]
             ended = {
                 rank for rank in found if now - first_found.setdefault(rank, now) >= _CONFIRM_S
             }
             lost = dict.fromkeys(ended, "has ended")
-            for rank, notice in self._read().items():
+            for rank, notice in notices.items():
                 if rank in ended:
                     lost[rank] = f"has ended after it raised {notice.text}"
-                elif notice.error not in self._own_errors and now - began_at >= _GRACE_S:
+                elif (
+                    notice.error not in self._own_errors
+                    and now - max(began_at, notice.read_at) >= _GRACE_S
+                ):
                     lost[rank] = f"raised {notice.text}"
             return {rank: text for rank, text in lost.items() if not has_arrived(rank)}
 
@@ -122,8 +128,8 @@ class Attendance:
         number = self._store.add("notices", 0)
         while self._num_read < number and self._store.check([f"notice/{self._num_read + 1}"]):
             self._num_read += 1
-            rank, *rest = json.loads(self._store.get(f"notice/{self._num_read}"))
-            notice = _Notice(*rest)
+            rank, *facts = json.loads(self._store.get(f"notice/{self._num_read}"))
+            notice = _Notice(*facts, time.monotonic())
             is_own = bool(self.generation) and notice.generation == self.generation
             if rank != self._rank and (is_own or notice.posted_at > self._since):
                 self._notices[rank] = notice

@@ -29,7 +29,6 @@ import threading
 import time
 import weakref
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -113,7 +112,7 @@ class _Host(Presence):
         self._ranks: dict[socket.socket, int] = {}
         address, port = self._listener.getsockname()[:2]
         facts = {"address": address, "port": port, "token": self.generation, "rank": rank}
-        self.facts = json.dumps({**facts, "machine": _describe_machine()})
+        self.facts = json.dumps(facts)
         open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = open_files // 4 if open_files != resource.RLIM_INFINITY else 1 << 16
         threading.Thread(target=self._serve, name="cloudload-presence", daemon=True).start()
@@ -251,8 +250,6 @@ class _Guest(Presence):
         self._greeting = bytes.fromhex(host["token"]) + _RANK.pack(rank)
         self._host, self._token = host["rank"], host["token"]
         self._address = (host["address"], host["port"])
-        if host["machine"] != _describe_machine() and _is_own(host["address"]):
-            raise OSError(f"{host['address']} is an address of both this and another machine")
         self._ended, self._closing = set[int](), threading.Event()
         self._answered = threading.Event()
         self._connection = self._connect()
@@ -331,20 +328,3 @@ def _watch(connection: socket.socket) -> None:
     ):
         with contextlib.suppress(OSError):  # not every network stack has all options
             connection.setsockopt(level, option, value)
-
-
-def _describe_machine() -> str:
-    """A text that is equal for processes that have the same network interfaces."""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/net')}"
-    return socket.gethostname()
-
-
-def _is_own(address: str) -> bool:
-    """Whether an address is one of this machine."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family) as trial:
-        trial.bind((address, 0))
-        return True
-    return False

@@ -82,6 +82,10 @@ def test_others_wait_a_while_for_another_try(
     assert find_lost(never) == {}
     clock.now += 2.0
     assert find_lost(never) == {3: "raised OSError: the disk is full"}
+    fail(failing, OSError("the disk is still full"))
+    assert find_lost(never) == {}, "nor does a new one from the beginning of the wait"
+    clock.now += 61.0
+    assert find_lost(never) == {3: "raised OSError: the disk is still full"}
 
 
 def test_a_process_has_ended_if_two_looks_find_so(

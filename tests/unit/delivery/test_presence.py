@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import resource
 import selectors
 import socket
 from typing import Any
@@ -101,7 +102,7 @@ def test_an_error_about_one_connection_ends_no_other(
 
 
 def test_a_socket_without_an_option_is_watched(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence.socket, "TCP_USER_TIMEOUT", 9_999)
+    monkeypatch.setattr(socket, "TCP_USER_TIMEOUT", 9_999)
     host, guest = open_presence(store, 0), open_presence(store, 1)
     guest.close()
     assert knows(host, {1})
@@ -110,7 +111,7 @@ def test_a_socket_without_an_option_is_watched(store: Any, monkeypatch: pytest.M
 def test_most_of_the_open_files_are_left_to_the_program(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence.resource, "getrlimit", lambda _: (12, 12))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (12, 12))
     host = open_presence(store, 0)
     monkeypatch.undo()
     others = [open_presence(store, rank) for rank in range(1, 8)]
@@ -129,7 +130,7 @@ def test_most_of_the_open_files_are_left_to_the_program(
 def test_a_host_name_that_cannot_be_encoded_is_no_error(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence.socket, "gethostname", lambda: 64 * "x" + ".example")
+    monkeypatch.setattr(socket, "gethostname", lambda: 64 * "x" + ".example")
     host, guest = open_presence(store, 0), open_presence(store, 1)
     guest.close()
     assert knows(host, {1})
@@ -169,9 +170,9 @@ def test_a_stranger_at_the_address_of_the_host_is_not_believed(
 ) -> None:
     monkeypatch.setattr(presence, "_CONNECT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as stranger:
-        port, machine = stranger.getsockname()[1], presence._describe_machine()
+        port = stranger.getsockname()[1]
         facts = {"address": "127.0.0.1", "port": port, "token": "00" * 16, "rank": 0}
-        store.set("host", json.dumps({**facts, "machine": machine}))
+        store.set("host", json.dumps(facts))
         guest = open_presence(store, 1)
         connection, _ = stranger.accept()
         connection.recv(1_000)
@@ -182,10 +183,11 @@ def test_a_stranger_at_the_address_of_the_host_is_not_believed(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_an_address_that_two_machines_have_shows_nothing(store: Any, address: str) -> None:
-    facts = {"address": address, "port": 1, "token": "00" * 16, "rank": 0}
-    store.set("host", json.dumps({**facts, "machine": "another"}))
-    assert open_presence(store, 1).find_ended() == set()
+def test_a_refused_connection_shows_nothing(store: Any, address: str) -> None:
+    store.set("host", json.dumps({"address": address, "port": 1, "token": "00" * 16, "rank": 0}))
+    first, second = open_presence(store, 1), open_presence(store, 2)
+    assert first.find_ended() == second.find_ended() == set()
+    assert first.generation == second.generation != ""
 
 
 def test_without_an_answer_from_the_store_nothing_is_watched(store: Any) -> None:
