@@ -128,8 +128,9 @@ class Attendance:
         number = self._store.add("notices", 0)
         while self._num_read < number and self._store.check([f"notice/{self._num_read + 1}"]):
             self._num_read += 1
-            rank, *facts = json.loads(self._store.get(f"notice/{self._num_read}"))
-            notice = _Notice(*facts, time.monotonic())
+            found = json.loads(self._store.get(f"notice/{self._num_read}"))
+            rank, error, text, generation, posted_at = found
+            notice = _Notice(error, text, generation, posted_at, time.monotonic())
             is_own = bool(self.generation) and notice.generation == self.generation
             if rank != self._rank and (is_own or notice.posted_at > self._since):
                 self._notices[rank] = notice

@@ -106,7 +106,7 @@ class _Host(Presence):
     def __init__(self, rank: int) -> None:
         self._token, self._ended = secrets.token_bytes(_TOKEN_BYTES), set[int]()
         self.generation = self._token.hex()
-        self._listener = _listen()
+        self._listener, self._selector = _listen(), selectors.DefaultSelector()
         self._greetings: dict[socket.socket, bytes] = {}
         """What each connection has sent of its token and rank."""
         self._ranks: dict[socket.socket, int] = {}
@@ -125,7 +125,7 @@ class _Host(Presence):
             self._listener.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:
-        with selectors.DefaultSelector() as selector, self._listener:
+        with self._selector as selector, self._listener:
             selector.register(self._listener, selectors.EVENT_READ)
             is_open = True
             while is_open:
