@@ -144,8 +144,8 @@ class DistributedExchange(Exchange):
         self._job = weakref.ref(dist.group.WORLD)
         rank, size = dist.get_rank(), dist.get_world_size()
         with self._explained():
-            self._store = _open_store(dist)
-            wait_for_all(self._store, rank, size, timeout_s, attendance.find_lost)
+            store = _open_store(dist)
+            self._store = wait_for_all(store, rank, size, timeout_s, attendance.watch())
             self._all = self._open(rank, size, "all")
         self._group = self._all
         self.processes = list(range(size))

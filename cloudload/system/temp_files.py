@@ -50,6 +50,10 @@ _finalizing: set[int] = set()
 _creation = threading.RLock()
 
 
+class ProcessEndsError(RuntimeError):
+    """A thread was about to create a temporary file in a process that is exiting."""
+
+
 def _reset_after_fork() -> None:
     """Forget the parent's temporary files, and its threads that were creating some."""
     global _creation  # noqa: PLW0603
@@ -120,16 +124,21 @@ def target_of(temporary: Path) -> Path:
 def creation() -> Iterator[None]:
     """Create and register a temporary file in this context, so that an exiting process removes it.
 
-    In an exiting process, this blocks other threads forever so that they do not create more files:
-    daemon threads, and all others if a daemon thread ends the process.
+    In an exiting process, other threads create no more files. If a daemon thread ends the process,
+    this blocks all others until then. Otherwise it raises `ProcessEndsError` in daemon threads,
+    because a later function of `atexit` may wait for them.
     """
     with _creation:
         ending, own = _exiting.get(os.getpid()), threading.current_thread()
         if ending is None or own is ending or not (own.daemon or ending.daemon):
             yield
             return
-    while True:
+    while ending.daemon:
         time.sleep(_SETTLE_S)
+    raise ProcessEndsError(
+        "a thread cannot create a temporary file, because this process is exiting. Read before the "
+        "process exits, not in a function of atexit"
+    )
 
 
 def register(path: Path, descriptor: int | None = None) -> None:
@@ -149,15 +158,18 @@ def unregister(path: Path) -> None:
 def remove_all_and_stop() -> None:
     """Remove all registered files before this process exits.
 
-    Locks that this process no longer holds are left alone. From then on, `creation` blocks threads.
+    Locks that this process no longer holds are left alone. From then on, `creation` stops threads.
     """
+    is_first = os.getpid() not in _exiting
     _exiting[os.getpid()] = threading.current_thread()
-    if _creation.acquire(timeout=_MOST_CREATION_S):  # no file is created but not registered
-        _creation.release()
+    # once, because a file system that does not answer takes all of the time
+    if is_first and _creation.acquire(timeout=_MOST_CREATION_S):
+        _creation.release()  # no file is created but not registered
     if _registered:
         _remove_all()
-        time.sleep(_SETTLE_S)  # a thread may be about to open a partial file that is registered
-        _remove_all()
+        if is_first:
+            time.sleep(_SETTLE_S)  # a thread may be about to open a registered partial file
+            _remove_all()
 
 
 def _remove_all() -> None:

@@ -31,6 +31,7 @@ from cloudload.system.activity import doing
 from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
 from cloudload.system.parent_watch import SIGTERM_STATUS
 from cloudload.system.stage_times import stopwatch
+from cloudload.system.temp_files import ProcessEndsError
 from cloudload.tokenization.loading import preload
 from cloudload.workers.block import Block, add_reports
 from cloudload.workers.plan import NextPhase, Plan
@@ -42,7 +43,7 @@ from cloudload.workers.worker_main import FREE, HALT, HALTED, Failed, Memory, wo
 logger = logging.getLogger(__name__)
 # a new interpreter that imports torch takes several seconds
 _START_GRACE_S = 25.0
-_STARTS, _START_S, _END_S, _LOOK_EVERY_S = 3, 60.0, 8.0, 1.0
+_STARTS, _START_S, _END_S, _LOOK_EVERY_S, _SWEEP_S = 3, 60.0, 8.0, 1.0, 1.0
 
 
 class WorkerProcess:
@@ -236,8 +237,8 @@ class WorkerProcess:
 def end_workers(workers: Sequence[WorkerProcess], cache_root: Path) -> None:
     """End workers in parallel, even blocked ones, within a few seconds.
 
-    Removes the temporary files of killed workers from the cache. Ignores workers that a parent of
-    this process started.
+    Removes the temporary files of killed workers from the cache, in a thread if that takes more
+    than a second. Ignores workers that a parent of this process started.
     """
     workers = [worker for worker in workers if worker.is_own]
     for worker in workers:
@@ -245,8 +246,16 @@ def end_workers(workers: Sequence[WorkerProcess], cache_root: Path) -> None:
     deadline = time.monotonic() + _END_S
     were_killed = [worker.end(deadline) for worker in workers]
     if any(were_killed):
-        with contextlib.suppress(OSError):
-            sweep(cache_root)
+        thread = threading.Thread(
+            target=_sweep, args=(cache_root,), name="cloudload-sweep", daemon=True
+        )
+        thread.start()
+        thread.join(_SWEEP_S)  # a large cache must not delay the error
+
+
+def _sweep(cache_root: Path) -> None:
+    with contextlib.suppress(OSError, ProcessEndsError):
+        sweep(cache_root)
 
 
 def is_stopped(pid: int) -> bool:

@@ -209,3 +209,59 @@ def test_threads_create_no_files_once_their_process_exits(tmp_path: Path, method
     child.join()
     assert child.exitcode == 0
     assert list(tmp_path.iterdir()) == []
+
+
+AT_EXIT = """
+import atexit, sys
+from pathlib import Path
+
+def read():
+    from cloudload.system.daemon_threads import DaemonThreadPool
+    pool = DaemonThreadPool(1, "fetch")
+    try:
+        pool.submit(take).result()
+    except RuntimeError as error:
+        print(error, flush=True)
+
+def take():
+    with locked(Path(sys.argv[1], "x.lock")):
+        pass
+
+atexit.register(read)
+from cloudload.system.file_locks import locked
+"""
+
+
+def test_a_function_at_exit_that_waits_for_a_thread_gets_an_error(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", AT_EXIT, str(tmp_path)],
+        cwd=ROOT,
+        timeout=120,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "because this process is exiting" in process.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+class Lock:
+    """A lock that another thread holds, as on a file system that does not answer."""
+
+    waits = 0
+
+    def acquire(self, timeout: float) -> bool:
+        self.waits += 1
+        return False
+
+
+def test_an_exit_waits_once_for_a_file_system_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock = Lock()
+    monkeypatch.setattr(temp_files, "_creation", lock)
+    monkeypatch.setattr(temp_files, "_exiting", {})
+    monkeypatch.setattr(temp_files, "_registered", {})
+    remove_all_and_stop()
+    remove_all_and_stop()
+    assert lock.waits == 1

@@ -27,6 +27,7 @@ from tests.support.corpora import EOS, byte_tokenizer
 from tests.support.lone_trainer import meet
 
 GRACE_S = float(os.environ.get("START_GRACE_S", "1"))
+CONFIRM_S = float(os.environ.get("START_CONFIRM_S", "1"))
 LOOK_EVERY_S = float(os.environ.get("START_LOOK_EVERY_S", "0.3"))
 SLOW_S = 4.0
 
@@ -35,6 +36,7 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     out, rank = Path(options["out"]), options["rank"]
     vars(attendance)["_GRACE_S"], vars(gather)["_LOOK_EVERY_S"] = GRACE_S, LOOK_EVERY_S
+    vars(attendance)["_CONFIRM_S"] = CONFIRM_S
     meet(options)
     if rank == options["victim"]:
         if not options["is_first"]:
