@@ -13,14 +13,18 @@ import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import ROOT
 from cloudload import convert_to_mds
 from cloudload.errors import FailureKind
 from cloudload.storage import registry
 from cloudload.storage.base import ObjectStream, Retry, StoredObject
 from cloudload.storage.versions import version_of_headers
+
+TOKENIZER = ROOT / "examples" / "tokenizer"
 
 URL = "s3://simulated/data"
 _SHARDS_OF_FOLDER = 1_000
@@ -98,3 +102,16 @@ def use_store(folder: Path) -> None:
     """Make this process and its forks read s3:// URLs from a dataset's folder."""
     store = SimulatedStore(folder)
     registry._BACKENDS["s3"] = lambda: store
+
+
+def loader_options(folder: Path) -> dict[str, Any]:
+    """Options for a loader that reads the simulated dataset."""
+    return {
+        "tokenizer": str(TOKENIZER),
+        "seq_len": 2_048,
+        "batch_size": 8,
+        "local": str(folder / "cache"),
+        "num_workers": 1,
+        "shuffle_algo": "seekable",
+        "tokenizer_backend": "hf",
+    }

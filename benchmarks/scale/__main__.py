@@ -36,7 +36,7 @@ from benchmarks.scale.parts import (
     measure_plans,
     measure_states,
 )
-from benchmarks.scale.simulated import write_dataset
+from benchmarks.simulated_store import write_dataset
 
 PARTS = ("opening", "hub", "downloads", "order", "lengths", "cache", "states", "plans")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.figures import Row
 from benchmarks.harness import ONE_THREAD, ROOT
-from benchmarks.scale.simulated import TOKENIZER, short_texts
+from benchmarks.simulated_store import TOKENIZER, short_texts
 
 _NAME = "some/tokenizer"
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.figures import Row
 from benchmarks.harness import ONE_THREAD, ROOT, exit_within
-from benchmarks.scale.simulated import TOKENIZER, short_texts
+from benchmarks.simulated_store import TOKENIZER, short_texts
 from tests.support.fault_proxy import FaultProxy, start_fault_proxy
 from tests.support.servers import BUCKET, start_s3
 

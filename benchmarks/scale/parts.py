@@ -23,7 +23,7 @@ from benchmarks.figures import Row
 from benchmarks.harness import ONE_THREAD, ROOT
 from benchmarks.length_tables import measure as measure_tables
 from benchmarks.order.scale import build_ours
-from benchmarks.scale.simulated import URL, loader_options, short_texts, use_store
+from benchmarks.simulated_store import URL, loader_options, short_texts, use_store
 from cloudload.cache.folder import sweep
 from cloudload.cache.space import publish, reserve
 from cloudload.order.spec import OrderConfig
