@@ -198,7 +198,7 @@ def _list_all(root: Path) -> int:
                 continue
             if found := _stat(path):
                 used += found.st_size
-                # NFS keeps a removed file that is still mapped under this name
+                # NFS renames a file that is removed while it is mapped: evicting it frees nothing
                 if not is_temporary(path) and not path.name.startswith(".nfs"):
                     yield _Candidate(found.st_atime_ns, found.st_size, path)
 

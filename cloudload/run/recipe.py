@@ -50,8 +50,8 @@ HELD_CONFIG_FIELDS = (
 TOKENS_FIELD = "tokens_key"
 """The state field that describes columns of token IDs. A state has it only if a stream has one."""
 SAMPLES_FIELD = "samples"
-"""The field of a state with fingerprints of samples without their shards' headers. A state has it
-only if an index has `mds.hashes.SAMPLES_HASH`."""
+"""The state field with fingerprints that cover the samples, but not the headers of their shards. A
+state has it only if an index has `mds.hashes.SAMPLES_HASH`."""
 MAX_EPOCHS_FIELD = "max_epochs"
 """The state field with the `max_epochs` of each stream. A state has it only if one is set."""
 STREAM_SHARDS_FIELD = "stream_shards"

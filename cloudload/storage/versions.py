@@ -92,7 +92,7 @@ def version_of_details(details: Mapping[str, Any]) -> Version:
 
 
 def _is_settled(written_s: float | None, read_s: float | None) -> bool:
-    """Whether any later write would give the object a different modification time."""
+    """Whether every later write is certain to give the object a different modification time."""
     return written_s is not None and read_s is not None and read_s - written_s >= _SETTLED_S
 
 

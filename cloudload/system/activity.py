@@ -95,7 +95,7 @@ class Wait:
 
 
 class _Watcher:
-    """Checks all waits every second, in a thread that ends after they have been idle."""
+    """Checks all waits every second, in a thread that ends once none remain."""
 
     def __init__(self) -> None:
         self._lock, self._is_running = threading.Lock(), False

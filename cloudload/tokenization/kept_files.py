@@ -28,7 +28,7 @@ def kept_path(cache_root: Path, inputs: Iterable[str], names: Iterable[str]) -> 
 
 
 def digest_of(inputs: Iterable[str]) -> str:
-    """The part of a SHA-256 hash of `inputs` with which `kept_path` begins: 32 hex digits."""
+    """The first 32 hex digits of a SHA-256 of `inputs`. Names of kept files begin with them."""
     digest = hashlib.sha256()
     for text in inputs:
         digest.update(hashlib.sha256(text.encode(errors="surrogatepass")).digest())

@@ -1,4 +1,4 @@
-"""Tokenizers that are known to pass every check of fastokens, so that no node needs to make them.
+"""Tokenizers known to pass every check of fastokens, so that no node needs to run the checks.
 
     known_tokenizers.json    {checks, versions, and machine: {digest: name}}
 

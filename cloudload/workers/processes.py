@@ -222,9 +222,9 @@ class WorkerProcess:
         self._process.terminate()
 
     def end(self, deadline: float) -> bool:
-        """Wait for the worker until `deadline` (in `time.monotonic` seconds), then kill it.
+        """Wait for the worker until `deadline` (in `time.monotonic` seconds), and then kill it.
 
-        Returns whether a signal killed the worker, which then left its temporary files.
+        Returns True if a signal killed it. Its temporary files then remain.
         """
         self._process.join(max(0.0, deadline - time.monotonic()))
         if self._process.is_alive():

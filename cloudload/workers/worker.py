@@ -67,7 +67,7 @@ class Worker:
         return _Rows(self, plan).blocks()
 
     def receive(self, change: NextPhase) -> None:
-        """Keep the documents in this worker's part of a change."""
+        """Keep the tail documents that other workers read for this one."""
         for shared in change.documents:
             self.tail.kept.receive(shared, self.documents)
 

@@ -1,4 +1,4 @@
-"""A small dataset, a loader of it, and its rows."""
+"""A small model that records its rows, and the rows of a loader."""
 
 from __future__ import annotations
 

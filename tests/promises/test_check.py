@@ -75,7 +75,8 @@ class Case:
     also: tuple[str, ...] = ()
     """Kinds of findings other than the one that names the case."""
     harm: Callable[[], bool] = lambda: False
-    """Whether Streaming did damage when it read the dataset. The test's folder is current."""
+    """Whether Streaming did damage when it read the dataset. Called in the
+    test's folder."""
 
 
 ZSTD = {"compression": "zstd"}

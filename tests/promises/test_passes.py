@@ -1,5 +1,5 @@
-"""Passes that `stop_every` ends read one stream, however the run is interrupted, saved and
-resumed."""
+"""Passes that end because of `stop_every` read one continuous stream, even if the run is
+interrupted, saved, and resumed."""
 
 from __future__ import annotations
 

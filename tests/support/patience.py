@@ -12,7 +12,8 @@ QUICK = Retry(timeout_s=1.5, deadline_s=4.0, pause_s=0.05)
 PATIENT = Retry(timeout_s=1.0, deadline_s=60.0, pause_s=0.05)
 
 SOON_S = 60.0
-"""Half of the default deadline. With a short deadline, a request fails sooner on any machine."""
+"""The most seconds that a call may take that must not wait for the default deadline: half of it, so
+that slow machines pass, too."""
 
 
 @contextmanager

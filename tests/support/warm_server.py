@@ -1,7 +1,7 @@
 """The process from which warm programs are forked.
 
 server           imports, then waits for requests at an address; has one thread
-  └─ keeper      one per program: reports its exit code, and ends it with its requester
+  └─ keeper      one per program: reports its exit code, and kills it if its requester ends first
        └─ program
 """
 
