@@ -125,7 +125,7 @@ def measure(processes: int, most: int, size: int, rounds: int) -> dict[str, Any]
 def _gather(job: tuple[int, int, int], size: int, rounds: int, sender: Connection) -> None:
     port, rank, processes = job
     store = dist.TCPStore("127.0.0.1", port, processes, rank == 0, timedelta(seconds=_TIMEOUT_S))
-    store = wait_for_all(store, rank, processes, _TIMEOUT_S)
+    wait_for_all(store, rank, processes, _TIMEOUT_S)
     began = time.perf_counter()
     tree = Gather(store, rank, processes, _TIMEOUT_S)
     own = np.full(size, rank, np.int64)

@@ -146,11 +146,10 @@ class CloudLoader:
         asked, delivery = read_arguments(arguments, CloudLoader)
         member = Membership(current_environment(), delivery)
         start_log = StartLog(created_at, is_shown=member.is_first)
-        with member.starting():
-            self._run = CurrentRun(open_run(asked, delivery, tokenizer, start_log))
-            self._reader = Reader(self._run, member, start_log)
-            self._tracer: Tracer | None = None
-            self._run.check_world(self.world_size)
+        self._run = CurrentRun(open_run(asked, delivery, tokenizer, start_log))
+        self._reader = Reader(self._run, member, start_log)
+        self._tracer: Tracer | None = None
+        self._run.check_world(self.world_size)
 
     # ------------------------------------------------------------ iterating
 
@@ -281,10 +280,9 @@ class CloudLoader:
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
         a world size that cannot share the lanes.
         """
-        with self._reader.member.starting():
-            saved = read_state(state)
-            self._run.check_world(self.world_size, saved.layout.num_lanes)
-            self._resume(*saving.find_resumed(self._run, saved, on_change or {}))
+        saved = read_state(state)
+        self._run.check_world(self.world_size, saved.layout.num_lanes)
+        self._resume(*saving.find_resumed(self._run, saved, on_change or {}))
         if self._reader.member.is_first:
             saving.log_resumed(self._run, state)
 
@@ -358,8 +356,7 @@ class CloudLoader:
         """
         member = self._reader.member.moved(rank, size, batch_size, ranks_per_node)
         self._run.check_world(size)
-        with member.starting():
-            self._reader.move(member, rows)
+        self._reader.move(member, rows)
 
     # ------------------------------------------------------------ inspecting and closing
 

@@ -9,13 +9,12 @@
     iteration      blocks to batches, by phase       world               the ranks of a run
     block_stream   blocks of workers, by batch       environment         the processes of a job
     collate        join blocks into tensors          thread_environment  ranks as threads, for tests
-    exchange       share the cursors of all lanes    attendance          lost processes at the start
-    gather         all-gather in a tree              presence            processes that have ended
-    progress       merge reports of ranks            agreement           values equal on all ranks
-    known_lanes    cursors from lengths instead      description         resolved options
-    tail_exchange  pack one tail on all ranks        start_log           the log of a loader's start
-    tail_sharing   exchange the tail's documents     wait_log            why the training loop waits
-    run_log        positions and statistics          working_set         a node's shard bytes in use
+    exchange       share the cursors of all lanes    agreement           values equal on all ranks
+    gather         all-gather in a tree              description         resolved options
+    progress       merge reports of ranks            start_log           the log of a loader's start
+    known_lanes    cursors from lengths instead      wait_log            why the training loop waits
+    tail_exchange  pack one tail on all ranks        working_set         a node's shard bytes in use
+    tail_sharing   exchange the tail's documents     run_log             positions and statistics
 
 Above it, `cloudload.session` puts these modules to use.
 """

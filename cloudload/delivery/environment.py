@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 from cloudload.cache.counters import WorkerCounts
 from cloudload.config.delivery import DeliveryConfig
-from cloudload.delivery.attendance import Attendance, join_job
 from cloudload.delivery.exchange import DistributedExchange, Exchange
 from cloudload.delivery.world import World, find_world, is_first_process
 from cloudload.workers.plan import Plan
@@ -39,30 +37,20 @@ class Environment:
         """
         return is_first_process(delivery.dp_rank)
 
-    def starting(self, delivery: DeliveryConfig) -> AbstractContextManager[None]:
-        """Notify the other processes if the block raises an error, or if this process ends.
-
-        The processes that wait for this one then raise `RanksDisagreeError`. Does
-        nothing if torch.distributed is not initialized.
-        """
-        attendance = self._join(delivery)
-        return contextlib.nullcontext() if attendance is None else attendance.starting()
-
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         """Open the exchange with the other ranks. All processes must call it together.
 
         It covers only this rank if there are no others, or if torch.distributed is not initialized.
         """
-        attendance = self._join(delivery)
-        if attendance is None:
-            return Exchange()
-        return DistributedExchange(delivery.exchange_timeout_s, attendance)
+        import torch.distributed as dist
 
-    def _join(self, delivery: DeliveryConfig) -> Attendance | None:
         # with a mesh, even the processes of a single rank compare their configs. With
         # dp_world_size=1, the other processes may not use this loader
         has_others = delivery.has_mesh or self.find_world(delivery).size > 1
-        return join_job() if has_others else None
+        is_ready = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        if has_others and is_ready:
+            return DistributedExchange(delivery.exchange_timeout_s)
+        return Exchange()
 
     def open_blocks(self, plan: Plan, counts: WorkerCounts) -> Blocks:
         """Start the workers of a plan, and repeatedly yield a list with one block of each.

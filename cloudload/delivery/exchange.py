@@ -31,8 +31,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.delivery.agreement import advise_on_difference, differ_in_found_lengths
-from cloudload.delivery.attendance import Attendance
-from cloudload.delivery.gather import Gather, describe_lost, wait_for_all
+from cloudload.delivery.gather import Gather, wait_for_all
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
 from cloudload.system.activity import doing
@@ -137,15 +136,15 @@ class DistributedExchange(Exchange):
     is_alone = False
     runs_ahead = True
 
-    def __init__(self, timeout_s: float, attendance: Attendance) -> None:
+    def __init__(self, timeout_s: float) -> None:
         import torch.distributed as dist
 
-        self._dist, self._timeout_s, self._attendance = dist, timeout_s, attendance
+        self._dist, self._timeout_s = dist, timeout_s
         self._job = weakref.ref(dist.group.WORLD)
         rank, size = dist.get_rank(), dist.get_world_size()
         with self._explained():
-            store = _open_store(dist)
-            self._store = wait_for_all(store, rank, size, timeout_s, attendance.watch())
+            self._store = _open_store(dist)
+            wait_for_all(self._store, rank, size, timeout_s)
             self._all = self._open(rank, size, "all")
         self._group = self._all
         self.processes = list(range(size))
@@ -183,18 +182,11 @@ class DistributedExchange(Exchange):
             yield
         except RuntimeError as error:
             raise RanksDisagreeError(
-                f"the exchange between ranks failed: {self._explain()}. Look at the first rank "
-                "that failed, and resume from the last state. To continue on the other ranks, call "
-                "set_world on every rank"
+                "the exchange between ranks failed: another rank has stopped, is out of step, "
+                f"or did not answer within {self._timeout_s:,g} s, or the "
+                "network failed. Look at the first rank that failed, and resume from the last "
+                "state. To continue on the other ranks, call set_world on every rank"
             ) from error
-
-    def _explain(self) -> str:
-        if ended := self._attendance.find_ended():
-            return describe_lost(ended, self._dist.get_world_size())
-        return (
-            "another rank has stopped, is out of step, or did not answer within "
-            f"{self._timeout_s:,g} s, or the network failed"
-        )
 
     def compare(self, facts: dict[str, Any], world: World) -> bool:
         everybody = self._exchange_objects({**facts, "dp_rank": world.rank})

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -39,104 +38,28 @@ _NAMED_PROCESSES = 8
 _LOOK_EVERY_S = 5.0
 
 
-FindLost = Callable[[Callable[[int], bool]], Mapping[int, str]]
-"""Finds what happened to the processes that will not arrive, by rank. Its argument says whether a
-process has arrived."""
+def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
+    """Wait until all `size` processes have called this with the same store.
 
-
-def wait_for_all(
-    store: Any, rank: int, size: int, timeout_s: float, find_lost: FindLost = lambda _: {}
-) -> Any:
-    """Wait until all `size` processes have called this with the same store, and return a store.
-
-    `store` is a `torch.distributed.Store`, with keys that only these calls use. It may contain
-    those of an earlier job. The returned store has keys that no earlier job used.
-
-        process 3    call 17: "b5" ─► waits for the answer to "b5" ─► uses the keys "a0/…"
-        process 0    is "a0" ───────► answers "a0" to each call ────► uses the keys "a0/…"
-
-    Raises `RanksDisagreeError`, with the names of the processes, if some are lost, or if some are
-    missing after `timeout_s`. Raises `RuntimeError` if the store does not answer.
+    `store` is a `torch.distributed.Store`, with keys that only these calls use. Raises
+    `RanksDisagreeError`, which names processes that are missing, after `timeout_s`, and
+    `RuntimeError` if the store does not answer.
     """
-    meeting = _Meeting(store, rank, size)
+    store.set(f"here/{rank}", "")
+    if store.add("arrived", 1) == size:
+        store.set("all", "")
     deadline = time.monotonic() + timeout_s
-    with doing(lambda: f"waiting for {meeting.name_missing()} to start iterating"):
-        while not meeting.is_complete():
-            if lost := find_lost(meeting.has_arrived):
-                raise RanksDisagreeError(
-                    f"the ranks cannot start iterating: {describe_lost(lost, size)}. Look at its "
-                    "log, correct the cause, and start the job again"
-                )
+    with doing(lambda: f"waiting for {_name_missing(store, size)} to start iterating"):
+        while not store.check(["all"]):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise RanksDisagreeError(
-                    f"{meeting.name_missing()} did not start iterating within {timeout_s:,g} s "
+                    f"{_name_missing(store, size)} did not start iterating within {timeout_s:,g} s "
                     "(exchange_timeout_s) of this rank. Look at the log of the first that is "
                     "missing. All ranks must iterate over the loader together"
                 )
-            meeting.wait(min(left_s, _LOOK_EVERY_S))
-    return meeting.store
-
-
-class _Meeting:
-    """The processes that have arrived, as process 0 knows them."""
-
-    def __init__(self, store: Any, rank: int, size: int) -> None:
-        self._all, self._rank, self._size = store, rank, size
-        self._own, self._num_answered = secrets.token_hex(8), 0
-        self._name = ""
-        """That of process 0; empty until it has answered."""
-        self.store = store
-        if rank == 0:
-            self._join(self._own)
-        else:
-            store.set(f"call/{store.add('calls', 1)}", self._own)
-
-    def _join(self, name: str) -> None:
-        import torch.distributed as dist
-
-        self._name, self.store = name, dist.PrefixStore(name, self._all)
-        self.store.set(f"here/{self._rank}", "")
-        if self.store.add("arrived", 1) == self._size:
-            self.store.set("all", "")
-
-    def is_complete(self) -> bool:
-        """Answer calls, or look for an answer. Returns whether all processes have arrived."""
-        if self._rank == 0:
-            while self._all.check([f"call/{self._num_answered + 1}"]):
-                self._num_answered += 1
-                caller = self._all.get(f"call/{self._num_answered}").decode()
-                self._all.set(f"answer/{caller}", self._own)
-        elif self._all.check([f"answer/{self._own}"]):
-            name = self._all.get(f"answer/{self._own}").decode()
-            if name != self._name:  # the first answer may be that of an earlier job's process
-                self._join(name)
-        return bool(self._name) and self.store.check(["all"])
-
-    def wait(self, most_s: float) -> None:
-        """Wait until something may have changed."""
-        key, store = (f"answer/{self._own}", self._all) if not self._name else ("all", self.store)
-        most_s = min(most_s, _POLL_S) if self._rank == 0 else most_s
-        with contextlib.suppress(RuntimeError):  # not yet; `check` raises if the store is gone
-            store.wait([key], timedelta(seconds=most_s))
-
-    def has_arrived(self, rank: int) -> bool:
-        """Whether a process has arrived."""
-        return bool(self._name) and self.store.check([f"here/{rank}"])
-
-    def name_missing(self) -> str:
-        """Name processes that have not arrived, such as "process 3 (of 0 to 7)"."""
-        if not self._name:
-            return f"process 0 (of 0 to {self._size - 1})"
-        return _name_missing(self.store, self._size)
-
-
-def describe_lost(lost: Mapping[int, str], size: int) -> str:
-    """Describe processes that are lost, such as "process 3 (of 0 to 7) has ended"."""
-    named = sorted(lost)[:_NAMED_PROCESSES]
-    more = f", and {len(lost) - len(named)} more have failed" if named != sorted(lost) else ""
-    texts = [f"process {rank} (of 0 to {size - 1}) {lost[rank]}" for rank in named]
-    return "; ".join(texts) + more
+            with contextlib.suppress(RuntimeError):  # not yet; `check` raises if the store is gone
+                store.wait(["all"], timedelta(seconds=min(left_s, _LOOK_EVERY_S)))
 
 
 def _name_missing(store: Any, size: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 
 from cloudload.arrays import Ints
 from cloudload.cache.counters import WorkerCounts
@@ -89,9 +88,6 @@ class ThreadEnvironment(Environment):
 
     def is_first_process(self, delivery: DeliveryConfig) -> bool:
         return self.world.rank == 0
-
-    def starting(self, delivery: DeliveryConfig) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         return HubExchange(self._hub, self.world.rank)

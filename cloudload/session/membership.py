@@ -7,7 +7,6 @@ Membership ── world     rank, size, ranks per node
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from cloudload.config.checks import check_positive
@@ -53,10 +52,6 @@ class Membership:
             check_positive("ranks_per_node", ranks_per_node)
         World(rank, size, 1)
         return Membership(self.environment, delivery, ranks_per_node)
-
-    def starting(self) -> AbstractContextManager[None]:
-        """A context for work that the first batch needs; see `Environment.starting`."""
-        return self.environment.starting(self.delivery)
 
     def connect(self) -> Exchange:
         """Return the connection, opened by the first call, which all ranks must make together."""

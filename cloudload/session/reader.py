@@ -166,8 +166,7 @@ class Reader:
         run, member = self._run, self.member
         self.stop("another was started")
         self._start_log.begin_iteration()
-        with member.starting():
-            plan, exchange = self._connect()
+        plan, exchange = self._connect()
         plan = foresee(run, plan, exchange)
         known = find_known(run, plan, exchange)
         self._warn_of_drift(plan)
