@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -241,7 +242,8 @@ def test_a_function_at_exit_that_waits_for_a_thread_gets_an_error(tmp_path: Path
         text=True,
         check=True,
     )
-    assert "because this process is exiting" in process.stdout
+    # from Python 3.12 on, the interpreter itself refuses to start the thread
+    assert re.search("this process is exiting|at interpreter shutdown", process.stdout)
     assert list(tmp_path.iterdir()) == []
 
 
