@@ -19,7 +19,8 @@ def check_figures(
     figures = list(compare(found, real))
     if "min_tokens" in settings:  # a run does not show where it reads documents that it filters
         figures = [each for each in figures if "working set" not in each[0]]
-    wrong = [name for name, each, value in figures if each.is_exact and each.value != value]
-    assert not wrong
-    assert not [name for name, each, value in figures if not each.low <= value <= each.high]
+    wrong = [each for each in figures if each[1].is_exact and each[1].value != each[2]]
+    assert not wrong, wrong
+    outside = [each for each in figures if not each[1].low <= each[2] <= each[1].high]
+    assert not outside, outside
     return figures
