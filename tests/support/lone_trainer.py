@@ -88,7 +88,7 @@ def train(options: dict[str, Any]) -> None:
     if retry := settings.pop("retry", None):
         settings["retry"] = Retry(**retry)
     if "ranks" in options:
-        meet(options)
+        _meet(options)
     loader = CloudLoader(
         options["data"],
         tokenizer=byte_tokenizer(),
@@ -121,7 +121,7 @@ def train(options: dict[str, Any]) -> None:
         loader.close()
 
 
-def meet(options: dict[str, Any]) -> None:
+def _meet(options: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
