@@ -22,10 +22,3 @@ def children_of(pid: int) -> set[int]:
             ):
                 children.add(int(fields["Pid"]))
     return children
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process has not ended."""
-    with contextlib.suppress(OSError):
-        return not Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
-    return False
