@@ -28,7 +28,7 @@ def list_facts(
     position: Position,
     lengths: CorpusLengths | None,
 ) -> dict[str, Any]:
-    """The values that all ranks must agree on, by the names used in error messages."""
+    """Return the values that must be equal on all ranks, by the names used in error messages."""
     residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
     return {
         **recipe.fields,
@@ -52,16 +52,16 @@ def _describe_missing(delivery: DeliveryConfig) -> str:
 
 
 def differ_in_found_lengths(differing: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether only the lengths differ, because some ranks looked before they had been written.
+    """Whether ranks differ only because some looked for token lengths before they were written.
 
-    `differing` has the values of all ranks.
+    `differing` maps the name of each differing value to the values of all ranks.
     """
     found = differing.get(_LENGTHS, ())
     return len(differing) == 1 and _NOT_FOUND in found and OFF not in found
 
 
 def advise_on_difference(names: Sequence[str]) -> str:
-    """The advice for ranks that differ in the values with these names."""
+    """Return the advice for an error about ranks that differ in the values with these names."""
     if "data" in names:
         return (
             "If data was appended or written again while the job started, start the job again. "
@@ -73,8 +73,8 @@ def advise_on_difference(names: Sequence[str]) -> str:
 def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> None:
     """Raise `RanksDisagreeError` if ranks without communication must end on the same step.
 
-    This is the case with `epochs` or stop_every="epoch". Do not call this if token lengths tell the
-    ranks that step.
+    This is the case with `epochs` or stop_every="epoch". Do not call this if all ranks can compute
+    that step from token lengths.
     """
     epochs = recipe.config.epochs
     if epochs is None and delivery.stop_every != EPOCH:

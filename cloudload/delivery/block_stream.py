@@ -1,8 +1,8 @@
 """The blocks of one iteration's workers, batch by batch.
 
-workers ─► one block each, of several batches ─► current blocks, number of the batch in them
+workers ─► one block each, of several batches ─► current blocks, index of the batch in them
 
-The workers live from the first `open` to `close`. Each later `open` starts another phase.
+The workers run from the first `open` until `close`. Each later `open` starts another phase.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OpenBlocks = Callable[[Plan, WorkerCounts], Blocks]
 
 
 class BlockStream:
-    """Starts the workers of a plan, and ends them when it is closed or no longer used."""
+    """Starts the workers of a plan, and stops them when it is closed or garbage-collected."""
 
     def __init__(self, open_blocks: OpenBlocks, log: RunLog, start_log: StartLog) -> None:
         self._open_blocks, self._log, self._start_log = open_blocks, log, start_log
@@ -37,15 +37,15 @@ class BlockStream:
         self.number = 0
         """The index of the current batch in the current blocks."""
         self.is_open = False
-        """Whether the workers are in a phase, and do not wait for the next one."""
+        """Whether the workers are in a phase. Otherwise they wait for their next phase."""
 
     @property
     def has_workers(self) -> bool:
-        """Whether workers were started and not ended."""
+        """Whether workers were started and have not been stopped."""
         return self._workers is not None
 
     def open(self, plan: Plan) -> None:
-        """Start the workers of a plan. If they are running, let them enter the plan's phase."""
+        """Start the workers of a plan. If they are already running, move them to its phase."""
         self.is_open = True
         if self.has_workers:
             self._change = NextPhase(plan.position, plan.phase, self._documents)
@@ -59,11 +59,11 @@ class BlockStream:
         self._end_workers = weakref.finalize(self, _close_blocks, blocks)
 
     def give(self, documents: tuple[SharedDocuments, ...]) -> None:
-        """Send each running worker its documents at the start of the next phase."""
+        """Send each running worker its part of `documents` at the start of the next phase."""
         self._documents = documents
 
     def advance(self) -> None:
-        """Make the workers' next batch the current one. Raises the errors of workers."""
+        """Make the workers' next batch the current one. If a worker failed, raise its error."""
         self.number += 1
         if not self.current or self.number >= self.current[0].num_batches:
             assert self._workers is not None
@@ -84,14 +84,14 @@ class BlockStream:
         self.current, self.is_open = [], False
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         self.discard()
         self._workers = self._change = None
         self._end_workers()
 
 
 def _close_blocks(blocks: Blocks) -> None:
-    # raised at exit if a daemon thread is still waiting for a block
+    # closing a generator raises ValueError at exit if a daemon thread still waits for its block
     with suppress(ValueError):
         blocks.close()
 

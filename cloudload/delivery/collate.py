@@ -34,8 +34,8 @@ def join_blocks(
 ) -> Batch:
     """Join the workers' parts of the batch with index `number` in each block.
 
-    `rows` are the batch's rows in the run. For each worker, `batch_rows` has the indices of its
-    rows within the batch: int64 [rows], or a slice.
+    `rows` has the indices of the batch's rows in the run. For each worker, `batch_rows` has the
+    indices of the worker's rows within the batch: int64 [rows], or a slice.
     """
     shape = len(rows), blocks[0].tokens.shape[1]
     pin_memory = delivery.pin_memory and torch.cuda.is_available()
@@ -58,7 +58,7 @@ def join_blocks(
 
 
 def _new(shape: tuple[int, int], pin_memory: bool) -> tuple[torch.Tensor, Ints]:
-    """Allocate an int64 tensor. Returns it, and an array that shares its memory."""
+    """Allocate an int64 tensor. Returns the tensor, and an array that shares its memory."""
     if pin_memory:
         tensor = torch.empty(shape, dtype=torch.int64, pin_memory=True)
         return tensor, tensor.numpy()
@@ -76,9 +76,9 @@ def _mask_padding(
 
 
 def mask_after(labels: Ints, lengths: Ints) -> None:
-    """Set each row of `labels` to -100 after its number of tokens, in place.
+    """Set the labels after the last token of each row to -100, in place.
 
-    `labels` is int64 [rows, seq_len], and `lengths` int64 [rows].
+    `labels` is int64 [rows, seq_len]. `lengths`, int64 [rows], has the number of tokens per row.
     """
     for row in np.flatnonzero(lengths < labels.shape[1]).tolist():
         labels[row, lengths[row] :] = IGNORED_LABEL
@@ -91,10 +91,10 @@ def _add_fields(batch: Batch, labels: Ints, delivery: DeliveryConfig, pin_memory
 
 
 def compute_fields(labels: Ints, spans: Ints, delivery: DeliveryConfig) -> dict[str, Array]:
-    """Compute the arrays of `fields`, by name, and mask the edges of documents if asked to.
+    """Compute the arrays that the option `fields` requests, by name.
 
-    `spans` (int64 [spans, 6]) are the spans of the rows of `labels` (int64 [rows, seq_len]), which
-    `mask_edges` changes in place.
+    With the option `mask_edges`, also masks the labels at the edges of documents, in place.
+    `spans` (int64 [spans, 6]) are the spans of the rows of `labels` (int64 [rows, seq_len]).
     """
     rows, lengths = spans[:, SPAN_ROW], spans[:, SPAN_STOP] - spans[:, SPAN_START]
     if delivery.mask_edges:

@@ -29,13 +29,13 @@ DERIVED, MEASURED = "from batch_size and ranks", "measured"
 
 @dataclass(frozen=True)
 class Setting:
-    """One resolved value."""
+    """One resolved value, which is one line of a `Description`."""
 
     name: str
     value: Any
     origin: str
-    """`given`, `from the data`, `from the state`, `default`, or the names of other settings. An
-    argument that equals the default also counts as `default`."""
+    """`given`, `from the data`, `from the state`, `default`, `measured`, or the values from which
+    it was computed. An argument that equals the default also counts as `default`."""
     note: str = ""
     """The unit of the value, or details."""
 
@@ -82,9 +82,11 @@ class Description:
 def describe(
     title: str, plan: Plan, world: World, delivered: DeliveryStats, *, is_resumed: bool
 ) -> Description:
-    """Describe a plan and the workers' speed so far, under a title.
+    """List the settings of a plan, with the workers' speed so far, under a title.
 
-    Builds the orders of the lanes' current epochs.
+    `delivered` has the statistics from which the speed is computed. `is_resumed` is whether the
+    plan continues from a loaded state. Builds the orders of the lanes' current epochs, which the
+    working set depends on.
     """
     settings = [
         *_layout(plan, is_resumed),
@@ -207,7 +209,7 @@ def _streams(plan: Plan) -> Iterator[Setting]:
 
 
 def _find_weights(plan: Plan) -> Weights:
-    """The last weights of a mixture, or the current ones if its streams end."""
+    """Return the last weights in a mixture's schedule, or the current ones if its streams end."""
     mixture = plan.recipe.mixture
     if plan.recipe.has_stream_ends:
         return mixture.weights_at(plan.position.rows)
@@ -215,11 +217,11 @@ def _find_weights(plan: Plan) -> Weights:
 
 
 def join_numbers(numbers: tuple[int, ...]) -> int | str:
-    """The number if all are equal, otherwise a list of all of them as text."""
+    """Return the number if all are equal, otherwise all of them as text, separated by commas."""
     return numbers[0] if len(set(numbers)) == 1 else ", ".join(f"{number:,}" for number in numbers)
 
 
 def counted(number: int | str, noun: str) -> str:
-    """A number of things, as in `1 rank`, `1,024 ranks`, or, of several numbers, `1, 4 nodes`."""
+    """Format a number with a noun, such as `1 rank`, `1,024 ranks`, or `1, 4 nodes`."""
     shown = number if isinstance(number, str) else f"{number:,}"
     return f"{shown} {noun}{'s' * (number != 1)}"

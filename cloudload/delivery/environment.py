@@ -1,7 +1,7 @@
 """The environment of a loader: its world, the exchange between ranks, and its workers.
 
     Environment                     torch.distributed and worker processes
-    its subclass in testing         ranks in threads of one process, workers inline
+    ThreadEnvironment, for tests    ranks in threads of one process, workers inline
 
 A loader uses the environment that is current when the loader is created.
 """
@@ -40,12 +40,13 @@ class Environment:
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         """Open the exchange with the other ranks. All processes must call it together.
 
-        It covers only this rank if there are no others, or if torch.distributed is not initialized.
+        The exchange covers only this rank if there are no other ranks, or if torch.distributed is
+        not initialized.
         """
         import torch.distributed as dist
 
-        # with a mesh, even the processes of a single rank compare their configs. With
-        # dp_world_size=1, the other processes may not use this loader
+        # with a mesh, all processes compare their configs, even if they share a single rank.
+        # Without a mesh, dp_world_size=1 does not imply that the other processes have a loader
         has_others = delivery.has_mesh or self.find_world(delivery).size > 1
         is_ready = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         if has_others and is_ready:
@@ -53,7 +54,7 @@ class Environment:
         return Exchange()
 
     def open_blocks(self, plan: Plan, counts: WorkerCounts) -> Blocks:
-        """Start the workers of a plan, and repeatedly yield a list with one block of each.
+        """Start the workers of a plan, and repeatedly yield a list with one block of each worker.
 
         The workers count their retries, blocks and times in `counts`.
         """

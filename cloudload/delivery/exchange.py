@@ -38,7 +38,7 @@ from cloudload.system.activity import doing
 
 _FIRST_CAPACITY, _RECENT = 1 << 8, 16
 _opened: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
-"""How many exchanges each job of torch.distributed has had, to give each separate keys."""
+"""The number of exchanges opened in each torch.distributed job. Each has separate store keys."""
 _LATE_RANK = (
     "waiting for another rank. The rows of this rank are ready. The late rank is one that does not "
     "log this line. Gives up after {:,g} s (exchange_timeout_s)"
@@ -63,20 +63,23 @@ class Exchange:
         return lambda: [message]
 
     def start_equal(self, message: Ints) -> Callable[[], list[Ints]]:
-        """Start sending a message that has the same size on all ranks."""
+        """Start sending a message, like `start`, but of the same size on all ranks."""
         return self.start(message)
 
     def start_number(self, number: int) -> Callable[[], list[int]]:
-        """Start sending one number to all ranks, like a message; returns the numbers of all."""
+        """Start sending one number to all ranks.
+
+        Returns a function that waits for the numbers of all ranks and returns them.
+        """
         finish = self.start_equal(np.array([number], np.int64))
         return lambda: [int(message[0]) for message in finish()]
 
     def compare(self, facts: dict[str, Any], world: World) -> bool:
         """Compare facts with all other processes, before the first message of an iteration.
 
-        Returns False, on all ranks, if only some found token lengths. They must then compare again,
-        without lengths. Raises `RanksDisagreeError` if other facts differ, or if ranks have
-        different numbers of processes. Without communication, facts cannot differ.
+        Returns False on all ranks if only some ranks found token lengths. The ranks must then
+        compare again, without lengths. Raises `RanksDisagreeError` if other facts differ, or if
+        ranks have different numbers of processes. Without communication, facts cannot differ.
         """
         return True
 
@@ -87,8 +90,8 @@ class Exchange:
 class _Messages:
     """Gathers messages of any length, in buffers of equal size.
 
-    The buffers also contain the sizes of the messages. If a message does not fit, all ranks know
-    this from its size, gather the rest, and use larger buffers for later messages.
+    Each buffer also contains the size of its message. If a message does not fit, all ranks see
+    this from its size, gather the rest of it, and use larger buffers for later messages.
     """
 
     def __init__(self, gather: Gather) -> None:
@@ -130,7 +133,7 @@ class DistributedExchange(Exchange):
     """Exchanges messages between the processes of torch.distributed, over gloo connections.
 
     All processes must call the constructor and the methods in the same order. `compare` includes
-    all of them. Messages are exchanged only within the group of this process.
+    all processes. Messages are exchanged only within the group of this process.
     """
 
     is_alone = False
@@ -160,7 +163,7 @@ class DistributedExchange(Exchange):
             return self._wait_for(self._group.start(message))
 
     def start_equal(self, message: Ints) -> Callable[[], list[Ints]]:
-        with self._explained():  # no buffer is needed, because all messages have the same size
+        with self._explained():  # needs no padded buffer, because all messages have the same size
             return self._wait_for(self._group.gather.start(message))
 
     def _wait_for(self, gathered: Callable[[], list[Ints]]) -> Callable[[], list[Ints]]:
@@ -172,7 +175,7 @@ class DistributedExchange(Exchange):
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise the errors of torch.distributed as `RanksDisagreeError`."""
+        """Convert errors of torch.distributed to `RanksDisagreeError`."""
         if not self._dist.is_initialized() or self._job() is not self._dist.group.WORLD:
             raise RanksDisagreeError(
                 "the process group of the exchange between ranks was destroyed. If there is a new "

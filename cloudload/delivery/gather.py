@@ -41,9 +41,9 @@ _LOOK_EVERY_S = 5.0
 def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
     """Wait until all `size` processes have called this with the same store.
 
-    `store` is a `torch.distributed.Store`, with keys that only these calls use. Raises
-    `RanksDisagreeError`, which names processes that are missing, after `timeout_s`, and
-    `RuntimeError` if the store does not answer.
+    `store` is a `torch.distributed.Store`, with keys that only these calls use. After `timeout_s`,
+    raises a `RanksDisagreeError` that names missing processes. Raises `RuntimeError` if the store
+    does not answer.
     """
     store.set(f"here/{rank}", "")
     if store.add("arrived", 1) == size:
@@ -58,7 +58,7 @@ def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
                     "(exchange_timeout_s) of this rank. Look at the log of the first that is "
                     "missing. All ranks must iterate over the loader together"
                 )
-            with contextlib.suppress(RuntimeError):  # not yet; `check` raises if the store is gone
+            with contextlib.suppress(RuntimeError):  # a timeout; `check` raises if the store failed
                 store.wait(["all"], timedelta(seconds=min(left_s, _LOOK_EVERY_S)))
 
 
@@ -72,7 +72,7 @@ def _name_missing(store: Any, size: int) -> str:
 
 
 def _find_missing(store: Any, start: int, stop: int) -> Iterator[int]:
-    """Yield the processes in [start, stop) that have not arrived, using few requests."""
+    """Yield the processes in [start, stop) that have not arrived. Bisects, to save requests."""
     if store.check([f"here/{rank}" for rank in range(start, stop)]):
         return
     if stop - start == 1:
@@ -87,9 +87,9 @@ class Gather:
     """Gathers arrays of equal size from `size` processes, which call its methods in the same order.
 
     `store` is a `torch.distributed.Store`, with keys that only this tree uses. The constructor
-    connects the processes, and raises `RuntimeError` if one does not connect within a minute. A
-    gather fails if it takes longer than `timeout_s`. After an error, this process closes its
-    connections, so processes that wait for it also fail.
+    connects the processes, and raises `RuntimeError` if a process does not connect within a minute.
+    A gather fails if it takes longer than `timeout_s`. After an error, this process closes its
+    connections, so that processes that wait for this one also fail.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
@@ -134,7 +134,7 @@ class Gather:
         return list(gathered)
 
     def close(self) -> None:
-        """Close the connections. If a gather is still running, they close when it ends."""
+        """Close the connections. If a gather is still running, they close when it finishes."""
         self._levels = []
         self._end()
 
@@ -147,8 +147,8 @@ def _end_thread(is_closing: threading.Event, thread: DaemonThreadPool) -> None:
 def _wait_for(work: Any, is_closing: threading.Event) -> None:
     """Wait for an operation of gloo. Raises `RuntimeError` if it fails.
 
-    Once `is_closing` is set, the thread sleeps between checks. If the interpreter exits while a
-    thread is inside gloo, the process aborts when gloo returns.
+    Once `is_closing` is set, the thread sleeps between checks instead of waiting inside gloo. If
+    the interpreter exits while a thread is inside gloo, the process aborts when gloo returns.
     """
     while not work.is_completed():
         if is_closing.is_set():
@@ -174,7 +174,7 @@ class _Level:
 
         self._rows = _MOST_MEMBERS**level
         self.covers = self._rows * _MOST_MEMBERS
-        """The processes below a full group of this level."""
+        """The number of processes that a full group of this level represents."""
         group, member = divmod(rank // self._rows, _MOST_MEMBERS)
         self._below = min(self.covers, size - group * self.covers)
         self._members = -(-self._below // self._rows)
@@ -189,9 +189,10 @@ class _Level:
         self._group._set_default_timeout(timedelta(seconds=timeout_s))
 
     def gather(self, own: Ints, is_closing: threading.Event) -> Ints:
-        """Gather `own` (int64 [processes below this member, n]).
+        """Gather `own`, the arrays of the processes that this member represents.
 
-        Returns int64 [processes below the group, n].
+        `own` is int64 [processes, n]. Returns the arrays of all processes that the group
+        represents: int64 [processes, n].
         """
         import torch
 

@@ -69,13 +69,13 @@ from cloudload.workers.plan import Foreseen, InTail, Measuring, Mixed, Phase, Pl
 
 
 class _Fetched(NamedTuple):
-    """A batch that waits for its exchange."""
+    """A batch that was fetched from the workers but not delivered yet."""
 
     batch: Batch
     stop: int
     """The row of the run after the global batch."""
     window: Window | None
-    """The rows that its exchange covers. None if no exchange follows this batch."""
+    """The rows that the batch's exchange covers. None if no exchange follows the batch."""
     finish: Callable[[], Joined | None]
 
 
@@ -94,8 +94,7 @@ class Iteration(Iterator[Batch]):
         on_end: Callable[[], None] | None = None,
     ) -> None:
         self._known, self._on_end = known, on_end
-        """The lanes of all ranks, or None if the ranks exchange their lanes; the call at the end.
-        """
+        """The lanes of all ranks, or None if ranks exchange them; and what to call at the end."""
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._log, self._start_log = log, start_log
         self._process = os.getpid()
@@ -106,16 +105,16 @@ class Iteration(Iterator[Batch]):
         self._reports: list[Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
         self.is_replaced = False
-        """Whether another iteration has replaced this one, and its pass continues there."""
+        """Whether another iteration replaces this one, so the pass continues with that one."""
         self._failure: Exception | None = None
         self._wait_log = log.wait_log
         self._wait_log.restart()
         self._lanes_end = tail_exchange.find_lanes_end(plan)
-        """Once the tail is packed, the position at which the lanes ended. In the tail, cursors do
-        not move."""
+        """The position at which the lanes ended, once the tail is packed. Cursors do not advance in
+        the tail."""
         self._discarded_tokens = 0
-        """Number of tokens in the discarded batch before the dry row: this rank's, or those of all
-        ranks once the tail is packed."""
+        """The number of tokens that the discarded batch has before the dry row. The number is this
+        rank's, and after the tail is packed, the sum over all ranks."""
 
     def __next__(self) -> Batch:
         if self._failure is not None:
@@ -161,10 +160,10 @@ class Iteration(Iterator[Batch]):
             self._wait_log.restart()
 
     def close(self, reason: str = "") -> None:
-        """End the workers. The next iteration rereads the rows that they had read ahead.
+        """Stop the workers. The next iteration rereads the rows that they had read ahead.
 
-        With a `reason`, later calls of `next` raise an error unless the data had ended, because
-        `StopIteration` would look like the end of the data.
+        If there is a `reason` and the data had not ended, later calls of `next` raise an error,
+        because `StopIteration` would look like the end of the data.
         """
         if reason and not self.is_over:
             self._failure = self._failure or WorkerError(
@@ -176,7 +175,7 @@ class Iteration(Iterator[Batch]):
         self._blocks.close()
 
     def replace(self) -> None:
-        """End the workers. The pass over this iteration continues with its replacement."""
+        """Stop the workers. The current pass continues with another iteration."""
         self.is_replaced = not self.is_over or self._failure is not None
         self.close()
 
@@ -223,9 +222,10 @@ class Iteration(Iterator[Batch]):
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
     def _take_rows(self, rows: range | Ints, stop: int) -> list[slice | Ints]:
-        """Advance to the batch with this rank's `rows`, which ends at row `stop`, and report it.
+        """Advance the workers to this rank's next batch, and add its report to the window's.
 
-        Returns, for each worker, the indices of its rows within this rank's batch.
+        The batch has this rank's `rows` of the global batch that ends before row `stop`. Returns,
+        for each worker, the indices of the worker's rows within this rank's batch.
         """
         plan = self._plan
         self._blocks.advance()
@@ -240,7 +240,10 @@ class Iteration(Iterator[Batch]):
         return batch_rows
 
     def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], Joined | None]]:
-        """Start the exchange after row `stop`, if its window ends there."""
+        """Start an exchange if its window ends at row `stop`.
+
+        Returns the window, or None, and a function that waits for the exchange.
+        """
         plan = self._plan
         if stop - self._window_start < plan.delivery.exchange_every * plan.global_batch:
             return None, lambda: None
@@ -256,7 +259,7 @@ class Iteration(Iterator[Batch]):
     def _finish(self, fetched: _Fetched) -> bool:
         """Finish a batch's exchange and move the position past the batch.
 
-        Returns False if the lanes ended in it, so that it was discarded.
+        Returns False if the batch was discarded because the lanes ended in it.
         """
         before, window = self._position, fetched.window
         lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
@@ -296,9 +299,9 @@ class Iteration(Iterator[Batch]):
     # ------------------------------------------------------------ the end
 
     def _start_measuring(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
-        """Discard `batch`, in which the lanes ended at row `first_dry`, and all later ones.
+        """Discard `batch` and all later batches, and enter the phase `Measuring`.
 
-        Enters the phase `Measuring`.
+        The lanes ended at row `first_dry`, which is in `batch`.
         """
         self._discarded_tokens = batch.count_tokens_before(first_dry)
         for fetched in self._fetched:
@@ -324,7 +327,7 @@ class Iteration(Iterator[Batch]):
         self._continue_in(InTail(plan.phase.start, tail))
 
     def _continue_in(self, phase: Phase) -> None:
-        """Share the tail's documents, and continue at the first undelivered row."""
+        """Enter a phase: share the tail's documents, and continue at the first undelivered row."""
         self._plan = replace(self._plan, position=self._position, phase=phase)
         share_documents(self._plan, self._blocks, self._exchange)
         self._blocks.discard()
@@ -332,7 +335,7 @@ class Iteration(Iterator[Batch]):
         self._fetched_rows, self._window_start = self._position.rows, self._plan.window_start
 
     def _end(self) -> None:
-        """Record the remaining tokens, and the documents that no row counts, and close."""
+        """Record the leftover tokens and the documents that no row counts, and stop the workers."""
         plan, position = self._plan, self._position
         if isinstance(plan.phase, Mixed):
             self._end_mixture(plan)
@@ -343,7 +346,7 @@ class Iteration(Iterator[Batch]):
             self._on_end()
 
     def _end_mixture(self, plan: Plan) -> None:
-        """Like `_end`, for a mixture with streams that end. All of its lanes are known."""
+        """Do the work of `_end` for a mixture with streams that end, whose lanes are all known."""
         left = 0
         if plan.end is not None and self._position.rows < plan.end and self._known is not None:
             counts = self._known.at(plan.end).arrays.counts - self._position.counts

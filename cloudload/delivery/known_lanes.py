@@ -3,7 +3,8 @@
     batch     1         2         3
     known     row 12    row 24    row 36 ──► .arrays: the lanes advance from the latest known row
 
-A batch costs nothing: the lanes advance only when a state or the statistics read the arrays.
+Delivering a batch costs nothing, because the lanes advance only when a state or the statistics
+read the arrays.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from cloudload.workers.block import Block
 
 
 class KnownLanes:
-    """The lanes of a run, starting at a position."""
+    """Computes the lanes of all ranks at any row after a position."""
 
     def __init__(self, lengths: RunLengths, position: Position) -> None:
         self._lengths, self._start, self._latest = lengths, position, position
         self._texts = position.lanes.texts
 
     def at(self, row: int) -> LaneLog:
-        """The lanes at a row after the position. Reading them may raise `CacheError`."""
+        """Return the lanes at a row after the position. Reading them may raise `CacheError`."""
         return _FoundLanes(partial(self._find, row), self._texts)
 
     def _find(self, row: int) -> LaneArrays:
@@ -72,8 +73,8 @@ def check_not_dry(blocks: Sequence[Block], stop: int, num_lanes: int) -> None:
 def start_check(exchange: Exchange, stop: int) -> Callable[[], None]:
     """Start to compare this rank's row with the other ranks' rows.
 
-    Returns a function that waits for them. It raises `RanksDisagreeError` if the ranks are at
-    different rows, or as `Exchange.start` does.
+    Returns a function that waits for the rows of all ranks. It raises `RanksDisagreeError` if the
+    ranks are at different rows, or if the exchange fails.
     """
     if exchange.is_alone:
         return lambda: None

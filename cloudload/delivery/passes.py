@@ -3,7 +3,7 @@
     stop_every=3    first pass: batches 1 2 3 · next: 4 5 6
                     resumed after batch 4: 5 6 · next: 7 8 9
 
-When `stop_every` ends a pass, its workers keep running, and reading ahead, for the next one.
+When `stop_every` ends a pass, its workers keep running and read ahead for the next pass.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from cloudload.system.activity import Wait
 
 
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
-    """The number of passes completed at a position; 0 without `stop_every`.
+    """Return the number of passes completed at a position; 0 without `stop_every`.
 
-    Computed from the rows delivered, in units of the current global batch, or, with
-    stop_every="epoch", from the documents read. It therefore also works if earlier batches had a
-    different size.
+    With stop_every="epoch", it is computed from the number of documents read. Otherwise, it is
+    computed from the number of rows delivered and the current size of a pass in rows, so it is also
+    defined if earlier batches had a different size.
     """
     every = delivery.stop_every
     if every is None:
@@ -38,22 +38,22 @@ def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, w
     [component] = recipe.components
     before = position.origin.count_documents(component.lanes)
     num_read = before + int(position.counts[:, READ].sum())
-    # the last epoch is not counted, because the run ends with it
+    # the pass over the last epoch is not counted, because the run ends before that pass is complete
     return min(num_read // component.lanes.num_positions, (recipe.config.epochs or NEVER) - 1)
 
 
 def count_rows_per_pass(delivery: DeliveryConfig, world: World) -> int:
-    """The number of rows in a pass; 0 if `stop_every` is not a number of batches."""
+    """Return the number of rows in a pass; 0 if `stop_every` is not a number of batches."""
     every = delivery.stop_every
     return every * delivery.batch_size * world.size if isinstance(every, int) else 0
 
 
 WORKING = "working in the training process"
-"""The activity of a pass while the training process waits for nothing else."""
+"""The activity reported for a slow batch if the training process waits for nothing specific."""
 
 
 class Source(Protocol):
-    """Where passes get their batches: see `session.reader`."""
+    """The interface through which a pass gets its batches. `session.reader` implements it."""
 
     def start_iteration(self) -> Iteration:
         """Return the previous pass's iteration if it can continue, otherwise a new one."""
@@ -72,15 +72,15 @@ class Source(Protocol):
         ...
 
     def report_wait(self, waited_s: float, what: str) -> None:
-        """Log that a batch has not arrived after `waited_s`, because of `what`."""
+        """Log that a batch has not arrived after `waited_s` seconds, because of `what`."""
         ...
 
 
 class Pass(Iterator[Batch]):
-    """One pass. It starts no workers before its first batch is requested.
+    """One pass over a loader. The workers start when the first batch is requested.
 
-    `has_stop` is False for a pass that `stop_every` does not end. With a `reason`, requesting a
-    batch raises `ValueError(reason)`.
+    `has_stop` is False for a pass that `stop_every` does not end. If there is a `reason`,
+    requesting a batch raises `ValueError(reason)`.
     """
 
     def __init__(self, source: Source, *, has_stop: bool = True, reason: str | None = None) -> None:
@@ -111,7 +111,7 @@ class Pass(Iterator[Batch]):
             self._iteration = self._source.start_iteration()
         batch = next(self._iteration)
         if self._is_at_stop():
-            # end now, because a caller that counts to len() never requests another batch
+            # end now, because a caller that counts batches up to len() never requests another one
             self._end(self._iteration)
         return batch
 
@@ -142,9 +142,10 @@ _ADAPTERS = {
 
 
 def reason_to_refuse_caller() -> str | None:
-    """Return why the calling function's caller may not iterate over the loader, or None if it may.
+    """Return an error message if a framework iterates over the loader without its adapter.
 
-    Refuses only the frameworks in `_ADAPTERS`.
+    Call this directly in `__iter__`, because it inspects the caller of the function that calls it.
+    Returns None for every caller that is not in `_ADAPTERS`.
     """
     adapter = _ADAPTERS.get(sys._getframe(2).f_globals.get("__name__", ""))
     return adapter and f"without an adapter, a resume may lose or repeat batches. Pass {adapter}"

@@ -53,10 +53,10 @@ def report_batch(
     stop: int,
     rank_index: int,
 ) -> Report:
-    """Report on a batch of this rank, which ends before row `stop` of the run.
+    """Build this rank's report on a batch that ends before row `stop` of the run.
 
-    `number` is its index in the workers' blocks. For each worker, `batch_rows` has the indices of
-    the worker's rows within the rank's batch.
+    `number` is the batch's index in the workers' blocks. For each worker, `batch_rows` has the
+    indices of the worker's rows within the rank's batch.
     """
     first_dry = min(block.first_dry for block in blocks)
     first_dry = first_dry if first_dry < stop else NEVER
@@ -96,16 +96,17 @@ class Joined(NamedTuple):
     """The reports of all ranks on a window."""
 
     stops: list[int]
-    """The row of the run that each rank is at."""
+    """The row of the run that each rank has reached."""
     first_dry: int
+    """The first row that any lane could not fill, or `NEVER`."""
     counts: Ints
-    """int64 [streams, counts]."""
+    """int64 [streams, counts]: the statistics of the rows."""
     rows: Ints
     """int64 [rows]: the rows of the run, by rank."""
     cursors: Ints
-    """int64 [rows, 3]."""
+    """int64 [rows, 3]: the lane's cursor after each row."""
     residues: list[bytes]
-    """Of each row; empty if the packing has no residue."""
+    """The lane's residue after each row; empty if the packing has no residue."""
 
 
 class Window(NamedTuple):
@@ -119,8 +120,8 @@ class Window(NamedTuple):
     def exchange(self, exchange: Exchange, report: Report) -> Callable[[], Joined]:
         """Start gathering the reports of all ranks, and return a function that waits for them.
 
-        The function joins them, or only `report` if the exchange is for this rank alone. Raises
-        `RanksDisagreeError` as `Exchange.start` does.
+        The function joins the reports. If the exchange covers only this rank, it joins only
+        `report`. Raises `RanksDisagreeError` as `Exchange.start` does.
         """
         if exchange.is_alone:
             return lambda: self._join_own(report)
@@ -128,7 +129,7 @@ class Window(NamedTuple):
         return lambda: self._join(finish(), report.counts.shape)
 
     def _encode(self, report: Report) -> Ints:
-        """Encode a report as int64 [n]: the fields in this order, the sizes before the residues.
+        """Encode a report as int64 [n], with its parts in this order:
 
         stop, rank index, first dry row | counts | cursors | sizes of residues in bytes, residues
         """
@@ -198,10 +199,10 @@ class Update(NamedTuple):
 
 
 def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
-    """Move lane arrays past consecutive windows, in place."""
+    """Advance lane arrays past consecutive windows, in place."""
     recipe = updates[0].recipe
     all_rows = np.concatenate([update.joined.rows for update in updates])
-    # a lane could not fill its row, so the rows from the last `stop` on may be invalid
+    # if a lane could not fill its row, the rows from the last `stop` on may be invalid
     valid = all_rows < updates[-1].stop
     rows = all_rows[valid]
     lanes, components = rows % recipe.num_lanes, recipe.components_of(rows)

@@ -1,4 +1,4 @@
-"""Rows of a run by index, and ahead of time if they are requested in regular steps.
+"""Read rows of a run by index, and read ahead if the rows are requested in regular steps.
 
 rows 17, 18 ─► their pieces, from token lengths ─► documents ─► input_ids, labels, fields
                       ▲
@@ -46,7 +46,7 @@ class RegularReader:
         self.arrays: dict[str, Array] = {}
         """The tensors of the loaded rows, by name: [rows, …]."""
         self._places: dict[int, int] = {}
-        """The index in `arrays` of each loaded row."""
+        """Maps each loaded row of the run to its index in `arrays`."""
         self._last: Ints = np.empty(0, np.int64)
         self._step, self._steps_ahead = 0, 0
         self._pieces_ahead: tuple[Ints, Ints] | None = None
@@ -80,7 +80,7 @@ class RegularReader:
         return self._reader.read(self._finder.find(rows))
 
     def _follow(self, rows: Ints) -> None:
-        """Record whether the step between rows is the same as between the last two calls."""
+        """Record the step from the previous call's rows, and read ahead if the step repeats."""
         last, self._last = self._last, rows
         steps = rows - last if len(rows) == len(last) else np.empty(0, np.int64)
         step = int(steps[0]) if len(steps) and (steps == steps[0]).all() else 0
@@ -91,13 +91,16 @@ class RegularReader:
         self._step = step
 
     def _add_steps(self, rows: Ints, number: int, end: int | None) -> Ints:
-        """The rows of this step and of the next `number`, without repeats or rows past the end."""
+        """The rows of this step and the next `number` steps, without repeats, up to row `end`."""
         steps = np.arange(number + 1)[:, None] * self._step
         wanted = np.unique((rows + steps).ravel()) if number else rows
         return wanted if end is None else wanted[wanted < end]
 
     def _look_ahead(self, rows: Ints, end: int | None) -> None:
-        """Find the rows of the next read, twice as many as before, and fetch their shards."""
+        """Choose the rows of the next read, about twice as many as before, and fetch their shards.
+
+        `rows` are the rows of the current step.
+        """
         if not self._steps_ahead:
             return
         first = rows + (self._steps_ahead + 1) * self._step

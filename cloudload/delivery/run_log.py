@@ -46,7 +46,7 @@ class RunLog:
         self.record_end(0, np.zeros_like(position.counts))
 
     def warn_once(self, doubts: Mapping[int, str]) -> None:
-        """Log doubts that streams are text, but only the first doubt of each stream."""
+        """Log warnings that streams may not be text, but only the first one of each stream."""
         for stream in doubts.keys() - self._doubted:
             logger.warning("%s", doubts[stream])
         self._doubted |= doubts.keys()
@@ -71,11 +71,11 @@ class RunLog:
 
     @property
     def last_step(self) -> tuple[Position, Position]:
-        """The positions before and after the last batch; equal if none followed `move_to`."""
+        """The positions before and after the last batch; equal if no batch followed `move_to`."""
         return self._positions[-min(2, len(self._positions))], self._positions[-1]
 
     def past(self, lag: int) -> Position:
-        """The position `lag` batches ago.
+        """Return the position `lag` batches ago.
 
         Raises `ValueError` if `lag` is not from 0 to 3, or exceeds the number of batches since
         `move_to`.
@@ -92,11 +92,11 @@ class RunLog:
         return self._positions[-1 - lag]
 
     def find(self, rows: int) -> Position | None:
-        """The position at row `rows`, or None if `past` cannot return it."""
+        """Return the position at row `rows`, or None if it is not one of the last 4 positions."""
         return next((each for each in self._positions if each.rows == rows), None)
 
     def stats(self, recipe: Recipe, backend: Choice) -> Stats:
-        """The statistics of the run so far."""
+        """Return the statistics of the run so far."""
         position = self.position
         totals = position.counts + self._uncounted
         num_tokens = max(1, int(totals[:, TOKENS].sum()))

@@ -56,7 +56,7 @@ class StartLog:
         log_choice(backend)
 
     def begin_iteration(self) -> None:
-        """Note the time at which the loader's first iteration begins."""
+        """Record the time at which the loader's first iteration begins."""
         self._began = self._began or time.monotonic()
 
     def log_order(self, plan: Plan, seconds: float) -> None:
@@ -73,7 +73,7 @@ class StartLog:
         )
 
     def log_shard(self, plan: Plan, blocks: Sequence[Block]) -> None:
-        """Log the first shard fetched, or why none was, from the workers' first blocks."""
+        """Log the first shard fetched, or why no shard was. `blocks` are the workers' first."""
         if not self._waits_for_shard:
             return
         self._waits_for_shard = False

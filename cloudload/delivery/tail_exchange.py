@@ -7,7 +7,7 @@ The plan is in the phase `Measuring`, at the position where the lanes ended.
 
     message    virtual index | number of discarded tokens | sizes of documents, by lane
 
-With token lengths, each rank knows the sizes, and the messages have none.
+With token lengths, each rank knows the sizes, so the messages do not contain any.
 Discarded tokens are the rank's tokens before the dry row in the batch in which the lanes ended.
 """
 
@@ -31,8 +31,9 @@ _HEADER = 2
 
 
 def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> Ints:
-    """Build this rank's message (int64 [n]) from its workers' blocks of sizes, if there are any.
+    """Build this rank's message: int64 [n].
 
+    `blocks` are the workers' blocks of sizes; empty if token lengths are known.
     `tokens_before_end` is the number of discarded tokens.
     """
     sizes: dict[int, Ints] = {}
@@ -47,7 +48,7 @@ def join_sizes(plan: Plan, blocks: Sequence[Block], tokens_before_end: int) -> I
 def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
     """Pack the tail from the messages of all ranks.
 
-    `stages` are the tail's stages in the position; empty if the run did not resume in its tail.
+    `stages` are the tail's stages at the position; empty if the run did not resume in its tail.
     Raises `StreamChangedError` if the position does not match the documents, and `DatasetError` if
     the whole run has no tokens.
     """
@@ -64,13 +65,12 @@ def pack_rest(plan: Plan, stages: Stages, messages: Sequence[Ints]) -> Tail:
 
 
 def sum_tokens(messages: Sequence[Ints]) -> int:
-    """The number of discarded tokens of all ranks."""
+    """Return the number of tokens that all ranks discarded, from their messages."""
     return sum(int(message[1]) for message in messages)
 
 
 def find_lanes_end(plan: Plan) -> Position:
-    """The plan's position; if its phase is `Foreseen`, with the cursors and residues at the lanes'
-    end."""
+    """Return the plan's position. In the phase `Foreseen`, its lanes are those at their end."""
     if not isinstance(plan.phase, Foreseen):
         return plan.position
     ended = plan.phase.ending.lanes
@@ -80,8 +80,9 @@ def find_lanes_end(plan: Plan) -> Position:
 def count_rest(plan: Plan, position: Position, discarded: int) -> tuple[int, Ints]:
     """Count the tokens and documents that remain when a run ends at a position.
 
-    The position may be before the tail. Returns the number of tokens, and the statistics of
-    documents that no row counts: int64 [streams, counts]. `discarded` is as for `count_discarded`.
+    The position may be before the tail. `discarded` is the same as in `count_discarded`. Returns
+    the number of tokens, and the statistics of documents that no row counts: int64 [streams,
+    counts].
     """
     tail = plan.tail
     assert tail is not None
@@ -94,9 +95,9 @@ def count_rest(plan: Plan, position: Position, discarded: int) -> tuple[int, Int
 
 
 def count_discarded(plan: Plan, position: Position, discarded: int) -> int:
-    """The number of tokens of all ranks from a position to the row at which the lanes end.
+    """Count the tokens of all ranks from a position to the row at which the lanes end.
 
-    `discarded` is this number, except in the phase `Foreseen`.
+    In the phase `Foreseen`, the number follows from the lanes. Otherwise, it is `discarded`.
     """
     if not isinstance(plan.phase, Foreseen):
         return discarded

@@ -28,7 +28,7 @@ from cloudload.workers.plan import Plan, SharedDocuments, Sharing
 
 _MOST_EXCHANGED_TOKENS, _MOST_LOCAL_TOKENS = 1 << 27, 1 << 26
 _TOKENS_OF_BLOCK = 1 << 22
-# the total over the messages of all ranks
+# in int64 words, over the messages of all ranks in one round
 _WORDS_OF_ROUND = 1 << 22
 _ORDINAL_BITS = 40
 
@@ -129,7 +129,7 @@ class Uses:
 
 
 def _find_end(plan: Plan, tail: Tail) -> int:
-    """The end of the rows that the run delivers."""
+    """The row after the last row that the run delivers."""
     return tail.end if plan.delivery.tail == "pad" else plan.end_whole_batches(tail.end)
 
 
@@ -167,7 +167,7 @@ def _split(numbers: Ints, sizes: Ints, tokens: Tokens) -> Texts:
 
 
 def _receive(plan: Plan, uses: Uses, own: Texts, exchange: Exchange) -> Texts:
-    """Exchange documents between ranks, in rounds. Return those that this rank receives."""
+    """Exchange documents between ranks, in rounds. Return the documents that this rank receives."""
     sent = [uses.sent_by(rank) for rank in range(plan.world_size)]
     stops = [np.cumsum(uses.documents[numbers, 2]) for numbers in sent]
     num_words = max(-(-int(each.max(initial=0)) // 2) for each in stops)

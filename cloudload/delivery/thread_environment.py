@@ -25,7 +25,7 @@ class StoppedError(RanksDisagreeError):
 
 
 class Hub:
-    """The ranks' messages, one per rank and turn."""
+    """Passes messages between ranks. Each rank posts one message per turn."""
 
     def __init__(self, num_ranks: int) -> None:
         self._messages: list[list[Ints]] = [[] for _ in range(num_ranks)]
@@ -40,7 +40,7 @@ class Hub:
             return len(self._messages[rank]) - 1
 
     def stop(self, rank: int) -> None:
-        """Record that a rank posts no more messages."""
+        """Record that a rank will post no more messages, so that ranks do not wait for it."""
         with self._changed:
             self._stopped.add(rank)
             self._changed.notify_all()
@@ -61,7 +61,7 @@ class Hub:
 
 
 class HubExchange(Exchange):
-    """The exchange of one rank with the others of its hub."""
+    """One rank's exchange with the other ranks of its hub."""
 
     is_alone = False
 
@@ -74,13 +74,13 @@ class HubExchange(Exchange):
 
 
 class ThreadEnvironment(Environment):
-    """A rank's place in a world of threads. Its workers are inline."""
+    """The environment of a rank that runs in a thread. Its workers run in the same thread."""
 
     def __init__(self, world: World, hub: Hub) -> None:
         self.world, self._hub = world, hub
 
     def move(self, other: ThreadEnvironment) -> None:
-        """Take over the place of another environment."""
+        """Take the rank, the world and the hub of another environment."""
         self.world, self._hub = other.world, other._hub
 
     def find_world(self, delivery: DeliveryConfig) -> World:

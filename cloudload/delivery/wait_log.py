@@ -1,6 +1,6 @@
 """Log once why the training loop waits for batches, and how to fix it.
 
-    next() ─► every second: the delivery statistics ─► of the last 30 s: waited more than 5% ─► why
+    next() ─► statistics, every second ─► waited for more than 5% of the last 30 s? ─► log why
 
 The reason is the stage in which the workers spent most of their time, or the other ranks if this
 rank waited for them.
@@ -40,18 +40,19 @@ class _Look(NamedTuple):
 
 
 class WaitLog:
-    """Watches the waits of one loader, and logs them once."""
+    """Watches how long the training loop waits for one loader's batches, and logs it once."""
 
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque()
         self._next_look, self._has_logged = 0.0, False
 
     def restart(self) -> None:
-        """Discard the statistics so far, such as those of starting workers or skipping batches."""
+        """Discard the statistics so far, which include waits while workers start or batches are
+        skipped."""
         self._looks.clear()
 
     def look(self, meter: DeliveryMeter, plan: Plan) -> None:
-        """Record the statistics after a batch was delivered. Logs the waits if there were many."""
+        """Record the statistics after a batch was delivered, and log a wait of more than 5%."""
         if self._has_logged or (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + _LOOK_EVERY_S
@@ -66,7 +67,7 @@ class WaitLog:
 
 
 def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Plan) -> bool:
-    """Log the waits, unless another rank does. Returns whether they were logged."""
+    """Log the waits unless another rank logs them. Returns whether this rank logged them."""
     waited = after.stall_s - before.stall_s
     start = f"the training loop waited for batches {waited / seconds:.0%} of the last "
     start += f"{seconds:.0f} s ({waited:.1f} s)"

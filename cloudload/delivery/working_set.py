@@ -1,8 +1,8 @@
 """The working set of a node: the peak number of shard bytes that it uses at a time.
 
-A cache limit below the working set of lanes in step is refused, because the cache could thrash.
-With token lengths, the loader also warns of a limit below the working set later in the run, when
-the lanes have drifted apart.
+The working set is estimated as if all lanes advance in step. The loader refuses a cache limit below
+this estimate, because the cache could thrash. With token lengths, it also warns if the limit is
+below the working set later in the run, when the lanes have drifted apart.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_cache_limit(plan: Plan, world: World, orders: Sequence[Ints | Seekable
 
 
 def _lower_minimum(limit_bytes: int, largest: int) -> str:
-    """Say how to lower the minimum. It cannot be lower than the `largest` shard."""
+    """Advise how to lower the minimum, which is at least the size of the largest shard."""
     if limit_bytes < largest:
         return (
             "write the data with smaller shards (cloudload convert --shard-bytes), because one of "
@@ -75,10 +75,10 @@ def measure_working_set(
 ) -> int:
     """Estimate the peak number of shard bytes that this node uses at a time, including downloads.
 
-    It is at most the size of all shards, because no shard is both in use and being downloaded.
-    Assumes that the lanes of the node, `own_lanes` (int64 [lanes]), advance through their canonical
-    nodes in step. A shard is then in use from the first to the last step at which the component's
-    order reads one of its documents.
+    The estimate is at most the size of all shards, because no shard is both in use and being
+    downloaded. It assumes that the lanes of the node, `own_lanes` (int64 [lanes]), advance through
+    their canonical nodes in step. A shard is then in use from the first to the last step at which
+    the component's order reads one of its documents.
     `orders` has the order of one epoch for each component. Components with `repeat` or `choose` are
     not counted, because they read a shard again later. Shards that are mapped in place count as 0
     bytes.
@@ -155,7 +155,7 @@ def _find_last_epoch(plan: Plan) -> int | None:
         share = len(plan.machine_lanes()) / plan.num_lanes
         if documents * share > _MOST_MEASURED:
             return None
-        # the orders of later epochs must be built, too
+        # measuring later epochs takes longer, because their orders must be built, too
         more = min(_MOST_EPOCHS, _MOST_MEASURED // documents)
         last = min(last, current + more, (lanes.epochs or NEVER) - 1)
     return last

@@ -20,7 +20,7 @@ _FAST_WORKERS, _SLOW_WORKERS = 1, 4
 class World:
     """The data-parallel ranks of a run, and this process's place among them.
 
-    Raises `ValueError` for a size below 1, and unless `rank` is from 0 to `size - 1`.
+    Raises `ValueError` if `size` is below 1, or if `rank` is not from 0 to `size - 1`.
     """
 
     rank: int
@@ -45,9 +45,9 @@ class World:
     def index(self) -> int:
         """The virtual index of this rank, which determines its lanes.
 
-        If there are several nodes, consecutive indices are on different ones, so that the lanes of
-        a node share canonical nodes. If `ranks_per_node` does not divide `size`, the index is the
-        rank itself.
+        Ranks with consecutive indices are on different nodes, if there are several, so the lanes
+        of a node share canonical nodes. If `ranks_per_node` does not divide `size`, the index is
+        the rank itself.
         """
         if self.size % self.ranks_per_node:
             return self.rank
@@ -56,14 +56,14 @@ class World:
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """The machine of each rank, by virtual index."""
+        """The index of each rank's machine. Ranks are ordered by their virtual index."""
         if self.size % self.ranks_per_node:
             return tuple(rank // self.ranks_per_node for rank in range(self.size))
         num_hosts = self.size // self.ranks_per_node
         return tuple(index % num_hosts for index in range(self.size))
 
     def lanes(self, num_lanes: int) -> range:
-        """The lanes of this rank, ascending."""
+        """The lanes of this rank, in ascending order."""
         return range(self.index, num_lanes, self.size)
 
 
@@ -71,16 +71,16 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
     """Find the world from the arguments, or else from torch.distributed or the environment.
 
     The environment variables are `RANK` and `WORLD_SIZE`. Without them, the world is a single rank.
-    `LOCAL_WORLD_SIZE` is the number of processes per node. By default, all are on one node. Raises
-    `ValueError` for an invalid variable or rank.
+    `LOCAL_WORLD_SIZE` is the number of processes per node. By default, all processes are on one
+    node. Raises `ValueError` for an invalid variable or rank.
     """
     rank, size = _find_process()
     ranks_per_node = max(1, min(size, _environment_number("LOCAL_WORLD_SIZE", size)))
     if dp_rank is None or dp_world_size is None:
         return World(rank, size, ranks_per_node)
-    # The ranks per node are a guess, because a data-parallel rank may span nodes, or one node may
-    # have all ranks. They affect only which node reads which shards, never the content of a row.
-    # All processes must make the same guess, so it uses only values that are equal on all of them.
+    # The number of ranks per node is a guess, because a rank may span nodes, or all ranks may be on
+    # one node. It affects only which node reads which shards, never the content of a row. All
+    # processes must make the same guess, so it uses only values that are the same on all of them.
     num_nodes = max(1, size // ranks_per_node)
     return World(
         dp_rank, dp_world_size, 1 if dp_world_size % num_nodes else dp_world_size // num_nodes
@@ -99,7 +99,7 @@ def is_first_process(dp_rank: int | None) -> bool:
 
 
 def _find_process() -> tuple[int, int]:
-    """The rank of this process among all of the job, and their number."""
+    """Return the rank of this process in the job, and the number of processes in the job."""
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
@@ -111,7 +111,7 @@ def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
     """Return (data-parallel rank, number of ranks) of this process in a `DeviceMesh`.
 
     All dimensions of the mesh must be data-parallel. The last one varies fastest. Raises
-    `ValueError` if it is not a mesh, or if this process is not in it.
+    `ValueError` if `device_mesh` is not a mesh, or if this process is not in it.
     """
     if not hasattr(device_mesh, "get_coordinate"):
         raise ValueError(
@@ -140,11 +140,11 @@ def count_cores() -> tuple[int, int]:
 
 
 def default_num_workers(num_ranks: int, own_cores: int, node_cores: int, *, is_fast: bool) -> int:
-    """Return the default number of workers per rank. It affects only the speed.
+    """Return the default number of workers per rank, which affects only the speed.
 
-    `is_fast` means that there is no transform, and that the data is token IDs or fastokens encodes
-    it. One worker is then enough, because it produces tens of millions of tokens per second.
-    Otherwise, the default is 4, or fewer on few cores. The other arguments are those of
+    `is_fast` means that there is no transform, and that the data is token IDs or is encoded by
+    fastokens. One worker is then enough, because it produces tens of millions of tokens per second.
+    Otherwise, the default is 4, or fewer if there are fewer cores. The other arguments are those of
     `explain_few_cores`.
     """
     wanted = _FAST_WORKERS if is_fast else _SLOW_WORKERS
@@ -158,8 +158,9 @@ def _most_workers(num_ranks: int, own_cores: int, node_cores: int) -> int:
 def explain_few_cores(
     num_workers: int, num_ranks: int, own_cores: int, node_cores: int
 ) -> str | None:
-    """Explain that a node has too few cores for its workers; None if fewer workers would not help.
+    """Return a warning if a node has more workers than its cores can run, otherwise None.
 
+    Also returns None if `num_workers` cannot be reduced.
     Each of `num_ranks` ranks on the node has `num_workers` workers. This process may use
     `own_cores` of the `node_cores` cores.
     """
@@ -178,7 +179,7 @@ def explain_few_cores(
 def check_world(num_lanes: int, world_size: int, *, has_lengths: bool) -> None:
     """Raise `ValueError` if the ranks cannot share the lanes.
 
-    `has_lengths`: whether token lengths locate the rows, so that any world size works.
+    With `has_lengths`, any world size works, because token lengths locate the rows.
     """
     if num_lanes % world_size == 0 or has_lengths:
         return
