@@ -3,9 +3,9 @@
     index.json   shard.00000 …   00001/shard.00000 …          │ 00007/shard.00000 …
                  existing shards, not changed                 │ the segments that are appended
 
-The dataset remains readable as it was until its index is replaced, in one step. The names in the
-IDs of appended documents begin with `+` and the number of the first segment that is appended with
-them, so that they differ from those of earlier files.
+The existing dataset remains readable until its index is replaced, in one step. The names in the IDs
+of appended documents begin with `+` and the number of the first segment of the same append, so they
+differ from those of earlier files.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _FOLDER = re.compile(r"(\d{5,})/")
 
 
 def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `base` of a plan, for the datasets at a location: their digest and their report.
+    """Return the `base` of a plan: the digest and the report of the datasets at the output.
 
-    `segments` is the number of the first segment that can be appended. Raises `ConvertError` if
-    there is no dataset, or if its recipe differs from the claim's.
+    Its `segments` is the number of the first segment to append. Raises `ConvertError` if there is
+    no dataset, or if its recipe differs from the claim's.
     """
     location, recipe = output.home, without_segment_bytes(claim["recipe"])
     report = _read_report(output)
@@ -56,10 +56,10 @@ def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
 def find_appended(
     location: str, base: Mapping[str, Any], claim: Mapping[str, Any]
 ) -> ConvertReport | None:
-    """Return the dataset's report if these files were appended before, unchanged.
+    """Return the dataset's report if the same files were already appended, otherwise None.
 
-    Raises `ConvertError` if the dataset was made from files with these names and sizes, because its
-    report records nothing else about its files.
+    Raises `ConvertError` if the dataset was created from files with these names and sizes, because
+    its report has no other data from which to tell whether the contents are the same.
     """
     stored = base["stored"]
     if claim["inputs"] in stored.get("appended", []):
@@ -82,8 +82,8 @@ def base_columns(base: Mapping[str, Any]) -> tuple[Column, ...]:
 def join_base(output: Output, plan: ConversionPlan) -> Joined:
     """Return the shards of the datasets to which the plan appends; empty for new datasets.
 
-    They are the same whether or not the indexes already list the appended shards. Raises
-    `ConvertError` if anything else changed a dataset.
+    The result is the same whether or not the indexes already list the appended shards. Raises
+    `ConvertError` if a dataset changed in any other way.
     """
     joined = Joined.none(output.splits)
     if plan.base is None:
@@ -110,7 +110,7 @@ def read_report_if_joined(output: Output, plan: ConversionPlan) -> ConvertReport
 
 
 def _read_report(output: Output) -> dict[str, Any] | None:
-    """The report that was stored last."""
+    """Return the report of the last split, which is stored after those of all other splits."""
     data = read_if_exists(join_url(output.dataset(output.splits[-1]), REPORT_NAME))
     return None if data is None else dict(json.loads(data))
 
@@ -120,7 +120,7 @@ def _index_urls(output: Output) -> list[str]:
 
 
 def _read_entries(output: Output) -> dict[str, list[dict[str, Any]]]:
-    """The entries of the indexes by split; none for an index that does not exist."""
+    """Return the entries of the indexes by split; no entries for an index that does not exist."""
     texts = [read_if_exists(url) or b'{"shards": []}' for url in _index_urls(output)]
     return {
         split: json.loads(text)["shards"] for split, text in zip(output.splits, texts, strict=True)
@@ -132,6 +132,6 @@ def _digest(entries: Mapping[str, list[dict[str, Any]]]) -> str:
 
 
 def _segment_of(entry: Mapping[str, Any]) -> int:
-    """The number of the segment that a shard belongs to; 0 if there is only one segment."""
+    """Return the number of the segment that a shard belongs to; 0 if there is only one segment."""
     found = _FOLDER.match(entry["raw_data"]["basename"])
     return int(found[1]) if found else 0

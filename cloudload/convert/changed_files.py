@@ -13,7 +13,7 @@ from typing import Any
 
 from cloudload.convert.records import InputUnit
 
-MOST_FILES = 10_000  # the list is written with the journal and the report
+MOST_FILES = 10_000  # limits the size of the journal and the report, which contain the list
 _SHOWN = 5
 
 
@@ -25,7 +25,7 @@ def list_sizes(units: Iterable[InputUnit]) -> dict[str, int | None]:
 
 
 def describe_changes(before: Any, now: Mapping[str, int | None]) -> str:
-    """Describe the files that differ; "" if they are not known."""
+    """Describe the files that differ; "" if the files before or now are not known."""
     if not isinstance(before, Mapping) or not before or not now:
         return ""
     changes = []

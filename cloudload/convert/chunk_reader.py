@@ -1,4 +1,4 @@
-"""Chunks of bytes as a file, for libraries that read files."""
+"""Wrap chunks of bytes in a file object, for libraries that read files."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 class ChunkReader(io.RawIOBase):
-    """A file that reads from an iterator of chunks. Errors of the iterator reach the reader."""
+    """A file that reads from an iterator of chunks, and raises the iterator's errors."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._left = chunks, memoryview(b"")
 
     def readable(self) -> bool:
-        """Whether the file can be read: always."""
+        """Return True, because the file can always be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a part of `buffer`, and return its size in bytes; 0 after the last chunk."""
+        """Fill the start of `buffer`, and return the number of bytes; 0 after the last chunk."""
         while not self._left:
             chunk = next(self._chunks, None)
             if chunk is None:

@@ -14,22 +14,22 @@ from cloudload.errors import ConvertError
 from cloudload.storage.redaction import redact
 
 LENGTHS_FIELD = "lengths"
-"""The field of a claim's recipe that holds the key of the token lengths, if they are counted."""
+"""The field of a claim's recipe with the key of the token lengths; absent if none are counted."""
 _SEGMENT_BYTES = "segment_bytes"
 
 
 def claim_one_segment(claim: Mapping[str, Any]) -> dict[str, Any]:
-    """The claim of a single segment, whose bytes do not depend on the size of segments."""
+    """Return the claim of a single segment, whose bytes do not depend on `segment_bytes`."""
     return {**claim, "recipe": without_segment_bytes(claim["recipe"])}
 
 
 def without_segment_bytes(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe without the size of segments."""
+    """Return a recipe without `segment_bytes`."""
     return {key: value for key, value in recipe.items() if key != _SEGMENT_BYTES}
 
 
 def without_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe without the key of the token lengths, which an append may change."""
+    """Return a recipe without the key of the token lengths, which may differ in an append."""
     return {key: value for key, value in recipe.items() if key != LENGTHS_FIELD}
 
 
@@ -40,9 +40,9 @@ def compare_claims(
     files_before: Any = None,
     files_now: Mapping[str, int | None] | None = None,
 ) -> None:
-    """Raise `ConvertError` if the claim of a stored report, config or plan differs.
+    """Raise `ConvertError` if `claim` differs from the one `stored` in a report, config or plan.
 
-    `files_before` and `files_now` are the files' sizes, from which the error lists what changed.
+    `files_before` and `files_now` map file names to sizes, so that the error can list the changes.
     """
     for part in ("recipe", "inputs"):
         for key in _list_keys(part, stored, claim):
@@ -59,15 +59,16 @@ def compare_claims(
 
 
 def _list_keys(part: str, stored: Mapping[str, Any], claim: Mapping[str, Any]) -> list[str]:
-    """The values to compare. A recipe may leave out options that have their default value."""
+    """Return the names to compare: the claim's, and unless its recipe is empty, the stored ones."""
     is_whole = part == "recipe" and claim[part]
     return list(claim[part] | stored[part]) if is_whole else list(claim[part])
 
 
 def identify_inputs(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str, Any]:
-    """Return a digest of names and sizes, with totals. A rerun compares it to recognize its input.
+    """Return a digest of names and sizes, with totals, by which a rerun recognizes its input.
 
-    Tags, if any, distinguish files that have the same name and size but different contents.
+    With `with_tags`, adds a digest of tags, which also differs if a file has the same name and size
+    but different contents.
     """
     files = [file for unit in units for file in unit.files]
     listing = (
@@ -78,7 +79,7 @@ def identify_inputs(units: Sequence[InputUnit], *, with_tags: bool) -> dict[str,
 
 
 def _digest(items: Iterable[Any]) -> str:
-    """Hash the JSON of a list without holding the whole list in memory."""
+    """Hash the JSON of a list without storing the whole list in memory."""
     left, hashed, separator = iter(items), hashlib.sha256(b"["), ""
     while some := list(itertools.islice(left, 1_000)):
         hashed.update((separator + json.dumps(some)[1:-1]).encode())

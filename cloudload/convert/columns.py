@@ -1,4 +1,4 @@
-"""The columns of the kept fields, with encodings as given or inferred from the first records."""
+"""Choose the columns of the kept fields, whose encodings are given or inferred from records."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class PeekableBlocks:
 def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column, ...]:
     """Return the columns of the kept fields.
 
-    If the user gave no encoding for a field, the input column's encoding is used, if the format has
-    encodings. Otherwise, the encoding is inferred from the first record in which the field is not
-    null. Raises `ConvertError` if the first 8 blocks have no such record for a field, and the
-    errors of readers.
+    If the user gave no encoding for a field, and the format has encodings, the column has the same
+    encoding as in the input. In other formats, the encoding is inferred from the first record in
+    which the field is not null. Raises `ConvertError` if the first 8 blocks have no such record for
+    a field, and the errors of readers.
     """
     encodings = dict(config.kept())
     missing = {name for name, encoding in encodings.items() if encoding is None}

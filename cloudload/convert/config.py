@@ -31,8 +31,8 @@ class ConvertConfig:
     """The field that holds the document."""
     id_key: str = "id"
     """The field that becomes `id` if it is an integer or a nonempty string. Otherwise `id` is
-    `NAME:NUMBER`, from the name of the file or dataset and the line or row; or the file name alone,
-    for a file that is one document (format `text`)."""
+    `NAME:NUMBER`: the name of the file or dataset, and the number of the line or row. For a file
+    that is one document (format `text`), it is the file name alone."""
     keep: tuple[str, ...] = ()
     """Other fields to keep, each as `name` or `name:encoding`."""
     format: str = "auto"
@@ -42,7 +42,7 @@ class ConvertConfig:
     compression: str | None = "zstd"
     """`zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
-    """Hash algorithms. The index lists these hashes of each shard."""
+    """Names of hash algorithms. The index contains each of these hashes of each shard."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
     """The maximum raw size, in bytes, of a shard that holds several documents."""
     block_bytes: int = DEFAULT_BLOCK_BYTES
@@ -85,14 +85,14 @@ class ConvertConfig:
         return self.shares.names if self.shares else ("",)
 
     def recipe(self) -> dict[str, Any]:
-        """The options that a rerun must match."""
+        """Return the options that a rerun must match, by name."""
         values = asdict(self)
         if self.splits is None:
-            del values["splits"]  # recipes of earlier versions have none
+            del values["splits"]  # recipes that earlier versions stored do not have this key
         return values
 
     def kept(self) -> list[tuple[str, str | None]]:
-        """(name, encoding) of each field to keep; the encoding is None if it was not given."""
+        """Return (name, encoding) of each field to keep; the encoding is None if it is omitted."""
         parts = (item.partition(":") for item in self.keep)
         return [(name, encoding or None) for name, _, encoding in parts]
 

@@ -93,9 +93,9 @@ def convert_to_mds(
             inside one.
         text_key: the field that holds the document. `meta.url` is a field within another one.
         id_key: the field that becomes `id` if it is an integer or a nonempty string. Otherwise `id`
-            is `NAME:NUMBER`, from the name of the file or dataset and the line or row; or the file
-            name alone, for a file that is one document (format `text`). In a file of lines that is
-            cut into segments, it is `NAME:@OFFSET`, the offset of the line in bytes.
+            is `NAME:NUMBER`: the name of the file or dataset, and the number of the line or row.
+            For a file that is one document (format `text`), it is the file name alone. In a file of
+            lines that is cut into segments, it is `NAME:@OFFSET`, with the line's offset in bytes.
         keep: other fields to keep, each as `name` or `name:encoding`. If the encoding is omitted,
             it is inferred from the first record in which the field is not null.
         format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin; it
@@ -110,18 +110,18 @@ def convert_to_mds(
             document's own ID, or of its text if it has no ID, chooses its split, so the same
             document is always in the same split.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
-        hashes: hash algorithms. The index lists these hashes of each shard.
+        hashes: names of hash algorithms. The index contains each of these hashes of each shard.
         shard_bytes: the maximum raw size, in bytes, of a shard that holds several documents; 64 MiB
             by default.
         block_bytes: approximate bytes of input per block, 8 MiB by default. A block is the unit of
             work.
-        segment_bytes: stored input bytes of a segment; 256 MiB by default. Uncompressed lines and
-            Parquet files larger than this are cut. A compressed file is never cut. Each segment
-            ends with a shard that may be short. An iterator, a `datasets` object and stdin are one
-            segment.
-        tokenizer: also count the tokens of each document, with this tokenizer, and keep the
-            lengths as `count_tokens` does for the finished dataset. As for `CloudLoader`. It cannot
-            be combined with `splits`: count each split after the conversion.
+        segment_bytes: the stored size of a segment's input, in bytes; 256 MiB by default. Larger
+            Parquet files and uncompressed files of lines are cut. A compressed file is never cut.
+            The last shard of each segment may be short. An iterator, a `datasets` object and stdin
+            are one segment.
+        tokenizer: also count the tokens of each document with this tokenizer, as for `CloudLoader`,
+            and store the same lengths as `count_tokens` does for the finished dataset. It cannot be
+            combined with `splits`. Instead, count each split after the conversion.
         transform: the transform of the runs that will use the lengths, as for `CloudLoader`. It
             does not change what is written.
         transform_id: as for `CloudLoader`.
@@ -130,20 +130,21 @@ def convert_to_mds(
             segment at a time. With 1, all work is done in this process.
         executor: run the segments on this `concurrent.futures.Executor` instead, such as a
             `cloudload.engines.ray.RayExecutor`. Its workers must have access to the input and the
-            output, and the same versions of cloudload and of codecs.
+            output, and have the same versions of cloudload and of the codecs installed.
         worker: convert only one share of the segments, as one of several jobs: `I/N`, with I from 0
             to N - 1, or `auto` in a job of a Slurm array, a Kubernetes Indexed Job, or AWS Batch.
             The worker that finishes last also writes the index.
-        finish: convert nothing. Write the index if all segments are finished, or raise
-            `ConvertError` with those that are not.
+        finish: convert nothing. Write the index if all segments are finished. Otherwise, raise a
+            `ConvertError` that names the unfinished segments.
         skip_bad: leave out and count bad records instead of raising `ConvertError`.
         rejects: with `skip_bad`, also write the bad records to this file or URL, as JSON Lines: the
             file, the place in it, the error, and the record as text, up to 65,536 characters. The
-            worker that finishes last writes it. With `append`, it has the records of this run.
+            worker that finishes last writes it. With `append`, the file has only the bad records of
+            this run.
         overwrite: first remove the dataset, or an unfinished conversion, at `out`.
-        append: add the documents to the finished dataset at `out`, after its own and with its
-            columns. Its shards do not change, and it stays readable. The other options must be
-            those that created it, except for `segment_bytes`.
+        append: add the documents to the finished dataset at `out`, after its existing documents and
+            with its columns. Existing shards do not change, and the dataset stays readable. All
+            other options except `segment_bytes` must be those that created the dataset.
         progress: show a progress bar on stderr.
 
     Returns:
@@ -152,7 +153,7 @@ def convert_to_mds(
     Raises:
         ValueError: an argument is invalid, or a file is in the inputs twice.
         ConvertError: an input has no files or cannot be read as its format, a record is bad, a kept
-            field is not found, a package is not installed, there are no documents, `out` holds a
+            field is not found, a package is not installed, there are no documents, `out` contains a
             dataset or conversion that differs or cannot be compared, or a new index at `out` would
             hide datasets in its folders.
         TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
@@ -214,8 +215,8 @@ def convert_to_mds(
 def _read_plan(location: str, recipe: Mapping[str, Any]) -> ConversionPlan | None:
     """Return the stored plan; None if there is no plan, or if the inputs must be listed.
 
-    Because of the plan, a thousand workers need not each list a million files. Raises
-    `ConvertError` if the plan has a different recipe.
+    With a stored plan, a thousand workers need not each list a million files. Raises `ConvertError`
+    if the plan has a different recipe.
     """
     data = read_if_exists(join_url(location, PLAN_NAME))
     if data is None:
@@ -237,7 +238,7 @@ def _list_and_plan(
 ) -> ConvertReport | tuple[ConversionPlan, Files]:
     """List the inputs, and return a plan with its files, or the report of a single segment.
 
-    If the output is a split of a dataset, `parent` is the dataset's location, else "".
+    If the output is a split of a dataset, `parent` is the dataset's location, otherwise "".
     """
     listed = list_inputs(inputs, run.config.format, split)
     units = list_units(listed, run.config.block_bytes)
@@ -290,7 +291,7 @@ def _plan_or_convert(
     journal: Journal,
     append: bool,
 ) -> ConvertReport | tuple[ConversionPlan, Files]:
-    """Plan several segments, or convert one, unless the inputs are already converted."""
+    """Plan several segments, or convert a single one, unless the inputs are already converted."""
     folders = [item for item in listed if isinstance(item, FolderFiles)]
     is_files = len(folders) == len(listed) and all(item.root != "-" for item in folders)
     if append and not is_files:
@@ -321,7 +322,7 @@ def _output_location(out: str, split: str | None) -> str:
 
 
 def _check_not_within(location: str, inputs: Any) -> None:
-    """Raise `ValueError` for an output in an input folder, where a rerun would read it as input."""
+    """Raise `ValueError` if the output is in an input folder. A rerun would read it as input."""
     for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
         folder = os.fspath(item) if isinstance(item, str | os.PathLike) else ""
         if not folder or folder == "-" or is_local(folder) != is_local(location):

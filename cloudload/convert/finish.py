@@ -34,7 +34,7 @@ class Joined:
     shards: dict[str, int] = field(default_factory=dict)
     """The number of shards in each folder."""
     parts: list[Counts] = field(default_factory=list)
-    """The counts of folders, in order. `add` sometimes replaces them by their sum."""
+    """The counts of folders, in order. When there are 1,000, `add` replaces them with their sum."""
     with_bad: list[int] = field(default_factory=list)
     """The segments that have bad records."""
 
@@ -45,11 +45,11 @@ class Joined:
 
     @staticmethod
     def none(splits: Iterable[str]) -> Joined:
-        """Datasets without shards."""
+        """Return datasets that have no shards yet."""
         return Joined({split: JoinedShards() for split in splits})
 
     def add(self, folder: str, entries: Entries, counts: Counts) -> None:
-        """Add the shards of a folder, "" for each dataset's own."""
+        """Add the shards of a folder. "" is the folder of each dataset itself."""
         for split, several in entries.items():
             self.datasets[split].add(folder, several)
         self.shards[folder] = sum(map(len, entries.values()))
@@ -58,7 +58,7 @@ class Joined:
             self.parts = [self.counts]
 
     def shards_of(self, segment: int) -> int:
-        """The number of shards in a segment."""
+        """Return the number of shards in a segment."""
         return self.shards.get(segment_folder(segment), 0)
 
 
@@ -67,7 +67,7 @@ def list_finished(
 ) -> list[int]:
     """Return the segments that have a note, in order.
 
-    With `with_rejects`, segments with bad records must also have rejects.
+    With `with_rejects`, a segment with bad records must also have a file of rejects.
     """
     names = collect_at(
         join_url(location, JOURNAL_FOLDER), lambda found: {_base(name) for name, _ in found}
@@ -75,7 +75,7 @@ def list_finished(
     noted = [number for number in numbers if _base(note_name(number)) in names]
     if not with_rejects:
         return noted
-    # normally none, because each segment converted with rejects has a file of rejects
+    # normally empty, because each segment converted with rejects has a file of rejects
     unsure = [number for number in noted if _base(rejects_name(number)) not in names]
     notes = read_notes(location, unsure, plan)
     lacking = {number for number, note in notes if note and note.counts.bad}
@@ -89,9 +89,9 @@ def _base(name: str) -> str:
 def read_notes(
     location: str, numbers: Sequence[int], plan: str
 ) -> Iterator[tuple[int, Note | None]]:
-    """Yield (number, note) for each segment, in order. The note of an unfinished one is None.
+    """Yield (number, note) for each segment, in order. An unfinished segment has the note None.
 
-    Only a few notes are in memory at a time.
+    At most 65 notes are in memory at a time.
     """
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
         yield from run_in_order(
@@ -104,7 +104,7 @@ def read_notes(
 def join_notes(
     location: str, numbers: Sequence[int], plan: str, joined: Joined
 ) -> tuple[Joined, list[int]]:
-    """Add the finished segments to `joined`, and return it and the numbers of the others."""
+    """Add the finished segments to `joined`, and return it and the unfinished segments' numbers."""
     missing = []
     for number, note in read_notes(location, numbers, plan):
         if note is None:

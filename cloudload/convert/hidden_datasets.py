@@ -1,4 +1,4 @@
-"""Refuse a new index that would hide other datasets, or be hidden by another.
+"""Refuse a new index that would hide other datasets, or be hidden by another index.
 
 out/index.json        a loader given `out` reads this dataset, and nothing below it
 out/val/index.json    hidden from readers of `out`
@@ -17,7 +17,7 @@ from cloudload.storage.redaction import redact
 def refuse_to_hide(location: str, names: Iterable[str]) -> None:
     """Raise `ConvertError` if a location without an index has datasets in its folders.
 
-    `names` are the names of all objects below it.
+    `names` are the names of all objects below the location.
     """
     suffix = f"/{INDEX_NAME}"
     folders = [name.removesuffix(suffix) for name in sorted(names) if name.endswith(suffix)]
@@ -33,7 +33,7 @@ def refuse_to_hide(location: str, names: Iterable[str]) -> None:
 
 
 def describe_hidden(location: str, splits: Sequence[str]) -> str:
-    """Describe new splits below a location that is itself a dataset."""
+    """Return an error message about new splits below a location that is itself a dataset."""
     noun = "split" if len(splits) == 1 else "splits"
     return (
         f"{redact(location)} is a dataset ({INDEX_NAME}), which would hide the {noun} "

@@ -15,7 +15,7 @@ import zstandard
 
 try:
     from zlib_ng import zlib_ng as fast_zlib
-except ImportError:  # it has no wheel for some machines
+except ImportError:  # zlib-ng has no wheel for some platforms
     fast_zlib = zlib  # type: ignore[misc]
 
 from cloudload.errors import StoreError
@@ -41,7 +41,7 @@ _DECODERS: dict[str, Callable[[], Any]] = {
 
 
 Range = tuple[int, int]
-"""The first byte of a part of a file, and the byte after its last."""
+"""(start, stop): a part of a file from byte `start` up to, but not including, byte `stop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class FilePart(NamedTuple):
 
 
 class StoredByteCounter:
-    """Counts the stored bytes read so far. Bytes that are read again count once."""
+    """Counts the stored bytes read so far. Bytes that are read twice count only once."""
 
     def __init__(self, bytes: int) -> None:
         self.bytes = bytes
@@ -136,7 +136,7 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
     """Yield the stored bytes, starting at `offset`.
 
     If a connection breaks, reopens the file and continues. Raises `StoreError` if the file cannot
-    be opened, after 5 reconnects without a byte read, and at the first failure of a local file or
+    be opened, if 5 reconnects in a row return no byte, and at the first failure of a local file or
     stdin.
     """
     position, failures = offset, 0

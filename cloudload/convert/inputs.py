@@ -47,7 +47,7 @@ _RANGED: dict[str, Callable[[InputFile, Range | None], InputUnit]] = {
     "lines": LinesUnit,
     "parquet": ParquetUnit,
 }
-"""The unit type of each format whose files can be cut, for a file or a range."""
+"""The type of a unit in each format whose files can be cut. Each unit is a file or a range."""
 _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "json": JsonUnit,
     "csv": CsvUnit,
@@ -56,15 +56,15 @@ _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "webdataset": WebDatasetUnit,
     "mds": MdsUnit,
 }
-"""The unit type of each other format that has one unit per file."""
+"""The type of a unit in each other format except `text`. Each unit is a whole file."""
 
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """The files of one input, in order, below its root: a folder, a file, or a glob's folder."""
+    """The files of one input, in order. Its root is a folder, a file, or the folder of a glob."""
 
     root: str
-    """The common start of the URLs of all files. Without secrets, it identifies the input."""
+    """The common prefix of the files' URLs. After secrets are removed, it identifies the input."""
     files: list[InputFile]
 
 
@@ -74,7 +74,8 @@ def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles
     `inputs` is one input or a list of them. An input is a path, URL or glob, `-` for stdin,
     `hf://NAME`, a `datasets` object, or an iterable of rows. Raises `ValueError` for anything else,
     an invalid `format` or `split`, and a file listed twice. Raises `ConvertError` or `StoreError`
-    for an input that is not found or cannot be opened, and for a file that is not text by its name.
+    for an input that is not found or cannot be opened, and for a file whose name shows that it is
+    not text.
     """
     if format not in INPUT_FORMATS:
         raise ValueError(f"no format named {format!r}. Use one of {', '.join(INPUT_FORMATS)}")
@@ -150,7 +151,7 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
 def _load_dataset(url: str, split: str | None) -> InputUnit:
     """Open a Hugging Face dataset as a stream, such as `hf://owner/name?config=en&split=test`.
 
-    A split in the URL takes precedence over `split`; without either, it is `train`.
+    A split in the URL takes precedence over `split`. If neither is given, the split is `train`.
     """
     parts, shown = urlsplit(url), redact(url)
     name, query = parts.netloc + parts.path, parse_qs(parts.query)
@@ -180,13 +181,13 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
 
 
 def list_roots(inputs: Any) -> list[str]:
-    """The roots of inputs that are locations of files, as `list_inputs` finds them."""
+    """Return the root of each input, as in `list_inputs`. The inputs must be locations of files."""
     several = inputs if isinstance(inputs, list | tuple) else [inputs]
     return [_root_of(str(item)) for item in several]
 
 
 def _root_of(location: str) -> str:
-    """The root of a path, folder or glob."""
+    """Return the root of a path, folder or glob."""
     location = str(local_path(location)) if is_local(location) else location
     return folder_before_wildcard(location) if is_glob(location) else location.rstrip("/")
 
@@ -231,7 +232,7 @@ def _find_files(location: str) -> tuple[str, list[FoundFile]]:
 
 
 def name_below(url: str, root: str) -> str:
-    """The path of a file below its input's root, or its file name if it is the root."""
+    """Return the path of a file below its input's root, or its file name if it is the root."""
     if url == root:
         return PurePosixPath(url).name
     if is_local(url):
@@ -245,7 +246,7 @@ def _is_hidden(name: str) -> bool:
 
 
 def _refuse_binary(files: Iterable[FoundFile]) -> None:
-    """Raise `ConvertError` if the names of files say that they are not text."""
+    """Raise `ConvertError` if the name of a file shows that it is not text."""
     refused = [(file.url, reason) for file in files if (reason := reason_to_refuse(file.url))]
     if refused:
         url, reason = refused[0]
@@ -286,7 +287,7 @@ def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
 
 
 def group_units(parts: Iterable[FilePart], block_bytes: int) -> Iterator[InputUnit]:
-    """Yield the units of parts of one input's files.
+    """Group the parts of one input's files into units, in order.
 
     Consecutive text files share a unit of about `block_bytes` and at most 1,024 files. Every other
     part is a unit.

@@ -1,4 +1,4 @@
-"""Store a conversion's shards in a few bytes each, to write the index and to find lost shards.
+"""Keep a conversion's shards in memory compactly, to write the index and to find lost shards.
 
     entry of the index ─► its text, 1,000 of them compressed ─► index.json, piece by piece
                        └► a 64-bit key of name and size      ─► is the shard in the listing?
@@ -34,7 +34,7 @@ class JoinedShards:
         self._texts: list[str] = []
 
     def add(self, folder: str, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Add the shards of a folder; "" is the dataset's own folder."""
+        """Add the shards of a folder. "" is the folder of the dataset itself."""
         for entry in entries:
             files = {
                 kind: {**entry[kind], "basename": join_url(folder, entry[kind]["basename"])}
@@ -61,7 +61,10 @@ class JoinedShards:
         yield b'], "version": 2}'
 
     def survey(self, listed: Iterable[tuple[str, int]]) -> tuple[list[str], list[str]]:
-        """Return names: the shards that a listing of (name, bytes) lacks, and its indexes."""
+        """Return the names of the shards that a listing lacks, and of the indexes that it has.
+
+        `listed` yields (name, bytes) of each stored object.
+        """
         keys, indexes = array("Q"), []
         for name, size in listed:
             keys.append(_key(name, size))
@@ -85,5 +88,5 @@ class JoinedShards:
 
 
 def _key(name: str, size: int) -> int:
-    """A 64-bit hash of a stored file's name and size."""
+    """Return a 64-bit hash of a stored file's name and size."""
     return xxhash.xxh3_64_intdigest(f"{size} {name}".encode())

@@ -10,8 +10,8 @@ It allows a killed conversion to resume without losing or repeating a document.
     index.json               stored last, so a partial dataset is never readable
 
 A rerun resumes after the longest run of entries, from 00000, whose shards exist. The journal is
-removed once the index is stored. A conversion in segments has a plan instead
-(`cloudload.convert.plan`), and such a journal in the folder of each segment.
+removed once the index is stored. A conversion in segments has a plan instead of this journal
+(`cloudload.convert.plan`), and a journal in the folder of each segment.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ _EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths
 class Journal:
     """The journal at an output location. `claim` identifies the conversion by config and input.
 
-    `files` maps input files to their sizes, so that errors can list what changed; may be empty.
-    The methods that read or write it raise `StoreError` if that fails.
+    `files` maps input files to their sizes, so that errors can list the changes; it may be empty.
+    Methods raise `StoreError` if they cannot read or write the journal.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Journal:
         self._remove_empty_folders()
 
     def _name_in_dataset(self, name: str) -> str | None:
-        """The name of an object within its dataset, or None if it belongs to no split."""
+        """Return the name of an object within its dataset, or None if it belongs to no split."""
         for split in self.output.splits:
             if not split or name.startswith(f"{split}/"):
                 return name.removeprefix(f"{split}/") if split else name
@@ -158,7 +158,7 @@ class Journal:
         shards = {split: self._list_shards(split, names) for split in self.output.splits}
         if f"{JOURNAL_FOLDER}/config.json" not in names or not any(shards.values()):
             return none
-        # a copy of this segment's work may finish at the same time, and remove the journal
+        # another process may finish the same segment at the same time, and remove the journal
         if (data := self._read(f"{JOURNAL_FOLDER}/config.json")) is None:
             return none
         config = json.loads(data)
@@ -187,7 +187,7 @@ class Journal:
         return {name: size for name, size in found.items() if _SHARD_NAME.fullmatch(name)}
 
     def is_begun(self) -> bool:
-        """Whether the journal lists shards, so that the conversion was begun as one segment."""
+        """Whether the journal lists shards, because the conversion began as one segment."""
         return any(map(_ENTRY_NAME.fullmatch, self._list()))
 
     def begin(self, columns: Sequence[Column]) -> None:
@@ -208,11 +208,11 @@ class Journal:
         report: ConvertReport,
         base: Mapping[str, Any] | None = None,
     ) -> ConvertReport:
-        """Store each report and then its index, remove the journal, and return the report.
+        """Store the report and then the index of each dataset, and remove the journal.
 
         `datasets` are the datasets by split. `base` is the stored report of the dataset to which
-        data was appended. Adds the duration to the report. Raises `ConvertError` if a stored shard
-        is missing or has the wrong size, or if a new index would hide other datasets.
+        data was appended. Returns the report, with the duration added. Raises `ConvertError` if a
+        stored shard is missing or has the wrong size, or if a new index would hide other datasets.
         """
         for split, found in datasets.items():
             self._check_stored(self.output.dataset(split), found)
@@ -241,17 +241,17 @@ class Journal:
             )
 
     def seconds(self) -> float:
-        """The duration of this run."""
+        """Return the duration of this run, in seconds."""
         return round(time.monotonic() - self._began, 3)
 
     def remove(self) -> None:
-        """Remove the journal, those of all segments, and the temporary files of killed writers."""
+        """Remove this journal, the segments' journals, and temporary files of killed writers."""
         for name in collect_at(self.location, self._select_own):
             delete_object(join_url(self.location, name))
         self._remove_empty_folders()
 
     def _select_own(self, found: Iterable[tuple[str, int]]) -> list[str]:
-        """The names of the journals' objects, and of temporary files."""
+        """Return the names of the journals' objects, and of temporary files."""
         return [
             name
             for name, _ in found
@@ -262,7 +262,8 @@ class Journal:
     def remove_entries(self) -> None:
         """Remove the journal of a segment.
 
-        Its folder and temporary files remain, because a copy of the work may still write to it.
+        Its folder and temporary files remain, because another process that converts the same
+        segment may still write to them.
         """
         for name in self._list():
             if _ENTRY_NAME.fullmatch(name) or name == f"{JOURNAL_FOLDER}/config.json":
@@ -287,7 +288,7 @@ class Journal:
             refuse_to_hide(self.output.dataset(split), below)
 
     def _is_parent_a_dataset(self) -> bool:
-        with contextlib.suppress(StoreError):  # access to a folder alone is enough to write to it
+        with contextlib.suppress(StoreError):  # the user may have access only to the split's folder
             return does_exist(join_url(self.parent, INDEX_NAME))
         return False
 

@@ -3,8 +3,8 @@
     journal, or notes of segments ─► lengths of each shard ─► groups, index of the lengths
                                                            ─► then index.json of the dataset
 
-So if the dataset's index exists, its lengths do too. A run that is killed before that writes the
-same files again.
+Therefore, if the dataset's index exists, so do its lengths. If a run is killed before it writes the
+index, the next run writes the same files again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def write_lengths(
 ) -> int:
     """Write the lengths of the joined shards, and return the number of tokens.
 
-    `lengths` are those of the shards after the first `num_old`, in order. If a group contains older
-    shards that were not counted, the engine counts the group. Raises the errors of `count_group`
-    and `finish_count`.
+    `lengths` has the encoded lengths of the shards after the first `num_old`, in order. If a group
+    contains older shards that were not counted, the engine counts the group. Raises the errors of
+    `count_group` and `finish_count`.
     """
     index = b"".join(joined.index())
     dataset = Dataset(location, parse_index(index, redact(location)), "")

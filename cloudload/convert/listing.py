@@ -19,8 +19,8 @@ _ROWS = "rows in memory or by name"
 def describe_inputs(units: Iterable[InputUnit]) -> list[str]:
     """Return the lines of the table: the files and stored bytes of each format and compression.
 
-    Formats are sorted by name. Stdin counts as a file of unknown size. Inputs that are not files
-    are counted in the last line. There is a total if there are several lines.
+    Formats are sorted by name. If there are several, a line with the total of all files follows.
+    Inputs that are not files are counted in the last line. Stdin counts as a file of unknown size.
     """
     groups: dict[str, list[InputFile]] = {}
     others = 0
@@ -43,7 +43,7 @@ def describe_inputs(units: Iterable[InputUnit]) -> list[str]:
 
 
 def describe_mixture(units: Iterable[InputUnit]) -> str | None:
-    """Describe files of text among files of records, such as a README; None if there are none."""
+    """Return a warning about text files among files of records, such as a README, or None."""
     files = [file for unit in units for file in unit.files]
     texts = [file for file in files if file.format == "text"]
     records = [file for file in files if file.format != "text"]

@@ -17,7 +17,7 @@ from cloudload.storage.urls import join_url
 
 
 def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
-    """Raise `ConvertError` if a location is the `index.json` of an MDS dataset, not documents."""
+    """Raise `ConvertError` if a location is the `index.json` of an MDS dataset, not a document."""
     if [file.name for file in files] != [INDEX_NAME] or not location.endswith(INDEX_NAME):
         return
     with suppress(DatasetError):
@@ -36,8 +36,8 @@ def is_mds_folder(files: Sequence[FoundFile]) -> bool:
 def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
     """List the stored shards of the dataset in a folder, each with its entry in the index.
 
-    Raises `ConvertError` if the index is missing or invalid, if a shard is missing or has another
-    size, or if the package that decompresses it is not installed.
+    Raises `ConvertError` if the index is missing or invalid, if a shard is missing or has the wrong
+    size, or if a package that decompresses shards is not installed.
     """
     found = {file.name: file for file in files}
     if INDEX_NAME not in found:

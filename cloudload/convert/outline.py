@@ -18,20 +18,20 @@ _CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6
 
 @dataclass(frozen=True)
 class Outline:
-    """The input and the segments of a conversion."""
+    """The input and the segments of a conversion, and estimates of the time that it takes."""
 
     table: tuple[str, ...]
-    """The lines of a table of the inputs by format."""
+    """The lines of a table that lists the inputs by format."""
     files: int
     bytes: int
     """Stored bytes of the input files."""
     segments: int
     largest_segment_bytes: int
-    """Stored bytes of the largest segment. A large compressed file can exceed `segment_bytes`."""
+    """Stored bytes of the largest segment, which a compressed file can make very large."""
     core_seconds: float
-    """A rough estimate of the time that one core needs for all segments."""
+    """A rough estimate of the seconds that one core needs for all segments."""
     largest_segment_seconds: float
-    """A rough estimate of the time that the largest segment needs, with any number of cores."""
+    """A rough estimate of the seconds that the largest segment needs, with any number of cores."""
 
     def to_json(self) -> str:
         """Return the outline as indented JSON."""
@@ -47,7 +47,8 @@ def outline_conversion(
 ) -> Outline:
     """List the inputs, and outline the conversion that `convert_to_mds` would run.
 
-    Raises the same errors for inputs. Rows of datasets and iterators are not counted.
+    Raises the same errors as `convert_to_mds` for inputs that are invalid or not found. Rows of
+    datasets and iterators are not counted.
     """
     listed = list_inputs(inputs, format, split)
     files = [file for item in listed if isinstance(item, FolderFiles) for file in item.files]

@@ -1,4 +1,4 @@
-"""The places of a conversion's objects: a dataset, or one for each split.
+"""The locations of a conversion's objects: of one dataset, or of one dataset for each split.
 
               one dataset                   splits train and val
     home      out/.convert/                 out/.convert/
@@ -24,50 +24,53 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Output:
-    """The home of a conversion, its splits, and the folder of a segment or ""."""
+    """The locations of a conversion's objects, or of a segment's objects if `segment` is not "".
+
+    `home` is the location given by the user, and `segment` is the name of the segment's folder.
+    """
 
     home: str
     splits: tuple[str, ...] = ("",)
     segment: str = ""
 
     def of_segment(self, number: int) -> Output:
-        """The places of a segment's objects."""
+        """Return the locations of a segment's objects."""
         return replace(self, segment=segment_folder(number))
 
     @property
     def journal(self) -> str:
-        """The location whose folder `.convert` has the journal."""
+        """The location whose folder `.convert` contains the journal."""
         return join_url(self.home, self.segment)
 
     def dataset(self, split: str) -> str:
-        """The location of a dataset."""
+        """Return the location of a split's dataset."""
         return join_url(self.home, split)
 
     def shards(self, split: str) -> str:
-        """The location of shards."""
+        """Return the location of a split's shards."""
         return join_url(self.dataset(split), self.segment)
 
     @property
     def has_splits(self) -> bool:
-        """Whether each split is a dataset."""
+        """Whether there are several datasets, one for each split."""
         return self.splits != ("",)
 
 
 def segment_folder(number: int) -> str:
-    """The name of a segment's folder."""
+    """Return the name of a segment's folder."""
     return f"{number:05}"
 
 
 def name_in(folder: str, name: str) -> str:
-    """The name of an object in a folder; `name` itself if `folder` is empty."""
+    """Return the name of an object in a folder; `name` itself if `folder` is empty."""
     return f"{folder}/{name}" if folder else name
 
 
 def collect_at(location: str, collect: Callable[[Iterator[tuple[str, int]]], Found]) -> Found:
-    """Call `collect` with an iterator over the objects below a location. Return its result.
+    """Call `collect` with an iterator over the objects below a location, and return its result.
 
-    An item is (name, bytes), in any order; see `collect_objects`. A location that does not exist
-    has no objects.
+    The iterator yields (name, bytes) in any order; see `collect_objects`. A location that does not
+    exist has no objects.
     """
 
     def collect_names(objects: Iterator[StoredObject]) -> Found:
@@ -104,5 +107,8 @@ def does_exist(url: str) -> bool:
 
 
 def is_stored(file: Mapping[str, object], sizes: Mapping[str, int]) -> bool:
-    """Whether the stored file of an index entry has the size in the entry, given stored `sizes`."""
+    """Whether an index entry's file is stored with the size in the entry.
+
+    `sizes` maps the names of stored files to their sizes in bytes.
+    """
     return sizes.get(str(file["basename"])) == file["bytes"]

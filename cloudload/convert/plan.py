@@ -3,9 +3,9 @@
     inputs, options ─► ConversionPlan ─► .convert/plan.json ─► any worker ─► its segments' files
 
 The plan is stored once, before any segment, and never changes. If two processes plan at once, both
-use the plan that was stored first. If the plan of one has different inputs or options, that process
-fails. The segments are not stored, because the file sizes determine them. File names are relative
-to the roots of the inputs, so a plan contains no secrets from URLs.
+use the plan that was stored first. A process with different inputs or options fails. The segments
+are not stored, because the file sizes determine them. File names are relative to the roots of the
+inputs, so a plan contains no secrets from URLs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PLAN_NAME = ".convert/plan.json"
 
 @dataclass(frozen=True)
 class PlannedInput:
-    """The files of an input as parallel lists: names below its root, sizes in bytes, and tags."""
+    """The files of one input as parallel lists: names below `root`, sizes in bytes, and tags."""
 
     root: str
     names: list[str]
@@ -68,7 +68,7 @@ class ConversionPlan:
     """The dataset to append to; see `cloudload.convert.append`."""
 
     digest: str = field(default="", compare=False)
-    """A digest of the stored plan; "" before that is stored. Each segment's note contains it."""
+    """A digest of the stored plan; "" until the plan is stored. Each segment's note contains it."""
 
     def encode(self) -> bytes:
         """Return the plan as JSON. Equal plans have equal bytes."""
@@ -80,7 +80,7 @@ class ConversionPlan:
         return json.dumps(values, separators=(",", ":"), sort_keys=True).encode()
 
     def with_digest(self, data: bytes) -> ConversionPlan:
-        """The plan with the digest of its stored bytes."""
+        """Return the plan with the digest of its stored bytes."""
         return replace(self, digest=hashlib.sha256(data).hexdigest()[:32])
 
     @staticmethod
@@ -113,11 +113,11 @@ class ConversionPlan:
         }
 
     def files(self, roots: Sequence[str], format: str) -> Files:
-        """The files of the inputs with these roots, in order, unless an input must be listed."""
+        """Return the files of the inputs with these roots, in order. Requires `not must_list`."""
         return _PlannedFiles(self.inputs, roots, format)
 
     def segments(self, files: Files) -> Segments:
-        """Cut the plan's files into segments. The first one is segment `first_segment`."""
+        """Cut the plan's files into segments, of which the first has number `first_segment`."""
         if self.base is not None:
             files = _RenamedFiles(files, f"+{self.first_segment}/")
         return Segments(files, self.claim["recipe"]["segment_bytes"])
@@ -142,7 +142,7 @@ class _PlannedFiles:
     def __getitem__(self, place: int) -> InputFile:
         number = bisect_right(self._ends, place)
         item, root = self._inputs[number], self._roots[number]
-        place -= self._ends[number]  # from the end
+        place -= self._ends[number]  # a negative index, from the end of the input's names
         url = _url(root, item.names[place])
         found = FoundFile(url, name_below(url, root), item.sizes[place], item.tags[place])
         file = make_file(found, self._format)
@@ -150,7 +150,7 @@ class _PlannedFiles:
 
 
 class _RenamedFiles:
-    """The same files, with a prefix before each name."""
+    """A sequence of files in which each name has a prefix."""
 
     def __init__(self, files: Files, prefix: str) -> None:
         self._files, self._prefix = files, prefix
@@ -167,7 +167,7 @@ class _RenamedFiles:
 
 
 def plan_input(item: FolderFiles) -> PlannedInput:
-    """The part of a plan for the files of an input."""
+    """Return the part of a plan that describes the files of an input."""
     return PlannedInput(
         redact(item.root),
         [_name(item.root, file.url) for file in item.files],
@@ -190,7 +190,7 @@ def _url(root: str, name: str) -> str:
 
 
 def list_versions(config: ConvertConfig, formats: Iterable[str]) -> dict[str, str]:
-    """The versions on which the bytes depend: of cloudload, the shards' codec, and readers."""
+    """Return the versions of the packages that affect the bytes: cloudload, codec, and readers."""
     codec = (config.compression or "").partition(":")[0]
     names = {
         "cloudload",

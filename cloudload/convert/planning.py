@@ -1,4 +1,4 @@
-"""Agree on one plan: make it, or use the stored plan if it is for the same conversion."""
+"""Agree on one plan: create it, or use the stored plan if it is for the same conversion."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ from cloudload.storage.urls import join_url
 
 
 def has_segments(folders: Sequence[FolderFiles], segment_bytes: int, journal: Journal) -> bool:
-    """Whether there are several segments, which no earlier version began to convert as one."""
+    """Whether the input has several segments.
+
+    False if an earlier version of cloudload began this conversion as one segment.
+    """
     files = [file for item in folders for file in item.files]
     return len(Segments(files, segment_bytes)) > 1 and not journal.is_begun()
 
@@ -45,9 +48,9 @@ def agree_on_plan(
 ) -> ConversionPlan | ConvertReport:
     """Store the plan, or return the stored plan if it is for the same conversion.
 
-    With `append`, the plan is for the existing dataset. If it already has these files, returns its
-    report. Raises `ConvertError`, which names the difference, if the stored plan is for another
-    conversion or if there is no dataset to append to.
+    With `append`, the plan adds to the existing dataset. If these files were already appended,
+    returns the dataset's report. Raises `ConvertError` if the stored plan is for another
+    conversion, naming the difference, or if there is no dataset to append to.
     """
     url, base = join_url(journal.location, PLAN_NAME), None
     inputs = tuple(map(plan_input, folders))
@@ -65,7 +68,7 @@ def agree_on_plan(
         formats = {file.format for item in folders for file in item.files}
         versions = list_versions(config, formats)
         first = base["segments"] if base else 0
-        # the shards of a dataset have entries in its index, and a saved dataset has its own order
+        # a plan has neither the index entries of MDS shards nor the file order of saved datasets
         must_list = not formats.isdisjoint({"mds", "arrow"})
         plan = ConversionPlan(journal.claim, columns, versions, inputs, must_list, first, base)
         encoded = plan.encode()

@@ -25,7 +25,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Named(Protocol):
-    """A file or a dataset, with its name below its root and its name in messages."""
+    """A file or dataset. `name` is relative to its root, and `display_name` is for messages."""
 
     @property
     def name(self) -> str: ...
@@ -44,6 +44,7 @@ class Record(NamedTuple):
     raw: bytes | None = None
     """The bytes of the record; None if the format does not store records as bytes."""
     own_name: str | None = None
+    """The name that a sample of a tar archive has; None in other formats."""
 
     @property
     def where(self) -> str:
@@ -66,11 +67,11 @@ class BlockStart:
     block: int = 0
     """Index of the block in its unit."""
     offset: int = 0
-    """Offset of its first byte in the decompressed file; 0 in formats without offsets."""
+    """Offset of the block's first byte in the decompressed file; 0 in formats without offsets."""
     line: int = 1
-    """Line or row number of its first record, from 1."""
+    """Line or row number of the block's first record, from 1."""
     stored: int = 0
-    """Stored bytes of the file that were read before it; an estimate in a Parquet file."""
+    """Stored bytes of the file that were read before the block; an estimate in a Parquet file."""
 
 
 class Fields(tuple[str, ...]):
@@ -91,8 +92,8 @@ class Fields(tuple[str, ...]):
 class InputBlock(Protocol):
     """The unit of work: records that any process can read.
 
-    `input_bytes` are the stored bytes to count for the block, 0 for rows of a dataset. `text_key`
-    is the field in which to return the text of a record that has only text.
+    `input_bytes` is the number of stored bytes to count for the block; 0 for rows of a dataset.
+    `text_key` is the field in which to return the text of a record that has only text.
     """
 
     @property
@@ -104,7 +105,7 @@ class InputBlock(Protocol):
 
 @runtime_checkable
 class TypedBlock(Protocol):
-    """A block of a format whose fields have MDS encodings. Kept fields keep them."""
+    """A block of a format whose fields have MDS encodings, which kept fields have by default."""
 
     def column_encodings(self) -> Mapping[str, str]:
         """The encoding of each field, by name."""
@@ -112,7 +113,7 @@ class TypedBlock(Protocol):
 
 
 class Utf8(bytes):
-    """A text as valid UTF-8."""
+    """A text, encoded as valid UTF-8."""
 
 
 @runtime_checkable
@@ -120,7 +121,7 @@ class Utf8Block(Protocol):
     """A block of a format that stores texts as UTF-8."""
 
     def utf8_records(self, text_key: str) -> Iterator[Record]:
-        """The same records. The field `text_key` may be `Utf8` instead of a string."""
+        """Yield the same records as `records`. The field `text_key` may be `Utf8`, not a string."""
         ...
 
 
@@ -166,7 +167,7 @@ class FileUnit:
 def find_field(fields: Mapping[str, Any], name: str) -> Any:
     """Return a field's value. `meta.url` is the field `url` of the mapping in the field `meta`.
 
-    A field with exactly this name takes precedence. Raises `KeyError` if there is none.
+    A field whose name is exactly `name` takes precedence. Raises `KeyError` if no field is found.
     """
     if name in fields:
         return fields[name]
@@ -177,7 +178,7 @@ def find_field(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def has_field(names: Iterable[str], name: str) -> bool:
-    """Whether a record with these names may have a field, which may be nested in one of them."""
+    """Whether a record with these top-level fields may have the field `name`, nested or not."""
     return any(name == found or name.startswith(f"{found}.") for found in names)
 
 
@@ -191,13 +192,13 @@ def list_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def sum_bytes(files: Iterable[InputFile]) -> int:
-    """The sum of the files' stored bytes; a file of unknown size counts as 0."""
+    """Return the sum of the files' stored bytes; a file of unknown size counts as 0."""
     return sum(file.bytes or 0 for file in files)
 
 
 def describe_not_json(error: json.JSONDecodeError) -> str:
     """Describe why text is not JSON, without the position."""
-    # some of Python's messages end where a position would follow
+    # some of Python's messages end with a word that introduces the position
     return error.msg.rstrip(": ").removesuffix(" at").removesuffix(" starting")
 
 

@@ -5,9 +5,9 @@
     .convert/00003.rejects.jsonl   of segment 3 ─┐
     .convert/00007.rejects.jsonl   of segment 7 ─┴─► one file, in the order of the segments
 
-Lines are a pure function of the plan and the segment, like shards. `record` has the bytes of the
-record as text, or the fields of a format without such bytes as JSON; at most 65,536 characters. A
-record that is not UTF-8 is in `record_base64` instead.
+The lines are a pure function of the plan and the segment, like shards. `record` has the bytes of
+the record as text. If the format does not store a record as bytes, it has the record's fields as
+JSON. It is cut off after 65,536 characters. A record that is not UTF-8 is in `record_base64`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_CHARACTERS = 1 << 16
 
 
 def encode_reject(record: Record, error: str) -> bytes:
-    """Encode the line of a bad record, with its end."""
+    """Encode a bad record as one line, including the newline."""
     line = {"file": record.source.name, "place": record.place, "error": error}
     raw = record.raw if record.raw is not None else _encode_fields(record.fields)
     if raw is not None:
@@ -46,7 +46,7 @@ def _describe(raw: bytes) -> dict[str, Any]:
 
 
 def _note_size(size: int, unit: str) -> dict[str, int]:
-    """The full size of a record that is cut off, by unit."""
+    """Return the full size of a record if it is cut off, as a field named by the unit."""
     return {unit: size} if size > MOST_CHARACTERS else {}
 
 
@@ -58,7 +58,7 @@ def _encode_fields(fields: Mapping[str, Any] | None) -> bytes | None:
 
 
 def rejects_name(number: int) -> str:
-    """The name of the rejects of a segment."""
+    """Return the name of the object that stores a segment's rejects."""
     return f"{JOURNAL_FOLDER}/{number:05}.rejects.jsonl"
 
 
@@ -69,7 +69,7 @@ def store_rejects(file: BinaryIO, url: str) -> None:
 
 
 def join_rejects(location: str, numbers: Iterable[int], url: str) -> None:
-    """Store the rejects of segments as one object, in order.
+    """Concatenate the rejects of segments, in order, and store them as one object.
 
     Raises `StoreError` if a segment's rejects are missing.
     """

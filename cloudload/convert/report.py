@@ -21,8 +21,8 @@ class Counts:
     """Counts of written documents, empty documents, bad records, stored input bytes and text bytes.
 
     `bad_records` describes the first 20 bad records. `bad_files` maps each file or dataset with bad
-    records, named relative to its root, to their number. `split_bytes` has the bytes of text in
-    each split, if there are several.
+    records, named relative to its root, to the number of its bad records. `split_bytes` has the
+    number of bytes of text in each split; it is empty without splits.
     """
 
     documents: int = 0
@@ -35,12 +35,12 @@ class Counts:
     split_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts for a journal entry, without empty counts of files and splits."""
+        """Return the counts for a journal entry, without empty mappings of files and splits."""
         values = asdict(self)
         return {name: value for name, value in values.items() if value != {}}
 
     def to_report(self) -> dict[str, Any]:
-        """The counts in a report, with the 1,000 files that have the most bad records."""
+        """Return the counts for a report, with only the 1,000 files with the most bad records."""
         ordered = sorted(self.bad_files.items(), key=lambda item: (-item[1], item[0]))
         values = vars(self) | {"bad_files": dict(ordered[:_MOST_BAD_FILES])}
         del values["split_bytes"]
@@ -52,7 +52,7 @@ class Counts:
         return Counts(**dict(value) | {"bad_records": tuple(value["bad_records"])})
 
     def plus(self, other: Counts) -> Counts:
-        """Return the sums of both, with the first 20 bad records."""
+        """Return the sums of these and the `other` counts, with the first 20 bad records."""
         return sum_counts([self, other])
 
 
@@ -116,19 +116,19 @@ class ConvertReport:
     segments: int = 1
     """Number of segments."""
     unfinished_segments: int = 0
-    """Number of segments that other workers have not finished. Unless it is 0, all counts cover
+    """Number of segments that other workers have not finished. If it is not 0, all counts cover
     only this worker's share, and the dataset is not complete."""
     tokens: int | None = None
     """Number of tokens, without bos and eos; None if they are not counted, or not yet."""
     bad_files: Mapping[str, int] = field(default_factory=dict)
-    """Maps each file or dataset with bad records, named relative to its root, to their number; the
-    1,000 with the most, in descending order."""
+    """The number of bad records in each file or dataset, named relative to its root. Contains the
+    1,000 files with the most bad records, in descending order."""
     splits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """`documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split, by its
-    name; empty without `splits`."""
+    """The values `documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split,
+    by the split's name; empty without `splits`."""
 
     def counts(self) -> Counts:
-        """The counts of the conversion."""
+        """Return the counts of the conversion."""
         values: dict[str, Any]
         values = {item.name: getattr(self, item.name, {}) for item in fields(Counts)}
         split_bytes = {name: split["text_bytes"] for name, split in self.splits.items()}
@@ -139,7 +139,10 @@ class ConvertReport:
         return json.dumps(asdict(self), indent=2)
 
     def to_store(self, split: str) -> dict[str, Any]:
-        """The reports of a split and of the whole conversion. For "", only the latter."""
+        """Return the JSON to store with a split: its report, and that of the whole conversion.
+
+        The split "" is the whole conversion, so it has only one report.
+        """
         if not split:
             return {"report": asdict(self)}
         own = {"out": join_url(self.out, split), **self.splits[split], "splits": {}}
@@ -147,7 +150,7 @@ class ConvertReport:
 
     @staticmethod
     def of_stored(stored: Mapping[str, Any]) -> ConvertReport:
-        """The report of the whole conversion, from one that `to_store` returned."""
+        """Create the report of the whole conversion from JSON that `to_store` returned."""
         return ConvertReport.from_dict(stored.get("whole", stored["report"]))
 
     @staticmethod

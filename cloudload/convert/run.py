@@ -1,4 +1,4 @@
-"""Run a conversion: one segment in this process, or the segments of a plan wherever they run.
+"""Run a conversion: a single segment in this process, or the segments of a plan in any processes.
 
 units ─► convert_one_segment ──────────────────────► shards ─────┐
 plan ─► convert_segments ─► processes, executor ─► shards, notes ┴─► report, index.json
@@ -43,7 +43,7 @@ _MOST_NAMED = 20
 
 @dataclass(frozen=True)
 class Run:
-    """The output, and the options of a run. Only `config` changes the output."""
+    """The output and the options of a run. Only `config` affects the bytes of the output."""
 
     output: Output
     config: ConvertConfig
@@ -56,18 +56,18 @@ class Run:
     """The location of the file of rejects, or None."""
     progress: bool
     count: CountWork | None = None
-    """The token count, if tokens are counted."""
+    """How to count tokens, or None if they are not counted."""
 
     @property
     def location(self) -> str:
-        """The home of the output."""
+        """The location of the output."""
         return self.output.home
 
 
 def already_complete(report: ConvertReport, run: Run) -> ConvertReport:
-    """The report of a dataset that was complete before this run.
+    """Return the report of a dataset that was complete before this run.
 
-    Raises `ConvertError` if it has bad records, and their file is missing.
+    Raises `ConvertError` if bad records were left out and the file of rejects is missing.
     """
     if run.rejects and report.bad and not does_exist(run.rejects):
         raise ConvertError(
@@ -122,7 +122,7 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
 
 
 def convert_segments(run: Run, plan: ConversionPlan, files: Files) -> ConvertReport:
-    """Convert the segments of this run's share, and finish the dataset if none is missing.
+    """Convert the segments of this run's share, and finish the dataset if no segment is missing.
 
     `files` are the plan's files.
     """
@@ -142,7 +142,7 @@ def convert_segments(run: Run, plan: ConversionPlan, files: Files) -> ConvertRep
     is_part = len(numbers) < len(segments)
     start = Joined.none(run.output.splits) if is_part else join_base(run.output, plan)
     joined, missing = join_notes(run.location, numbers, plan.digest, start)
-    # another worker may have joined them, and removed the notes
+    # another worker may have joined the segments, and removed their notes
     if missing and (report := read_report_if_joined(run.output, plan)):
         return already_complete(report, run)
     if missing:
@@ -175,7 +175,7 @@ def convert_segments(run: Run, plan: ConversionPlan, files: Files) -> ConvertRep
 def _join_rejects(run: Run, joined: Joined, finished: Sequence[int]) -> None:
     """Store the rejects of all segments.
 
-    Raises `ConvertError` if segments left out bad records without keeping them.
+    Raises `ConvertError` if a segment left out bad records without storing its rejects.
     """
     assert run.rejects
     if lacking := sorted({*joined.with_bad} - {*finished}):
@@ -281,7 +281,7 @@ def _report(
 def _write_lengths(
     run: Run, joined: Joined, num_old: int, lengths: Iterable[str], report: ConvertReport
 ) -> ConvertReport:
-    """Write the token lengths, if they are counted, and add the tokens to the report."""
+    """Write the token lengths, if they are counted, and add the number of tokens to the report."""
     if run.count is None or not report.documents:
         return report
     [shards] = joined.datasets.values()
@@ -312,7 +312,7 @@ def _finish(
 ) -> ConvertReport:
     """Write the reports and the indexes. Raises `ConvertError` if there are no documents.
 
-    The error names `inputs`. `base` is `Plan.base`.
+    `inputs` names the inputs in that error. `base` is `ConversionPlan.base`.
     """
     if report.documents:
         for name in (name for name, split in report.splits.items() if not split["documents"]):
@@ -331,13 +331,13 @@ def _finish(
 
 
 def _describe_names(inputs: Files | Sequence[InputUnit]) -> str:
-    """Name the first file or unit, and count the rest."""
+    """Name the first file or unit, and count the other ones."""
     more = f" and {len(inputs) - 1:,} more" if len(inputs) > 1 else ""
     return f"{inputs[0].name}{more}"
 
 
 def _total_bytes(units: Sequence[InputUnit]) -> int | None:
-    """The total size of the input files, or None if the size of any input is unknown."""
+    """Return the total size of the input files in bytes, or None if the size of any is unknown."""
     files = [file for unit in units for file in unit.files]
     is_known = bool(files) and all(file.bytes is not None for file in files)
     return sum_bytes(files) if is_known else None

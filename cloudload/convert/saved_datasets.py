@@ -1,4 +1,4 @@
-"""The files of a folder that `datasets.save_to_disk` wrote, in the dataset's order.
+"""List the files of a folder that `datasets.save_to_disk` wrote, in the dataset's order.
 
 Dataset        state.json, dataset_info.json, data-00000-of-00002.arrow, …
 DatasetDict    dataset_dict.json, train/state.json, train/…, test/…
@@ -25,7 +25,7 @@ class FoundFile(NamedTuple):
 
     url: str
     name: str
-    """The path below the input."""
+    """The file's path relative to the input."""
     bytes: int
     tag: str = ""
 
@@ -35,8 +35,8 @@ def select_saved_files(
 ) -> list[FoundFile]:
     """Return the Arrow files of a saved dataset in its order, or all `files` of another folder.
 
-    `split` chooses from a `DatasetDict`. Raises `ValueError` if it has no such split, and
-    `ConvertError` if a file is missing, or if the saved dataset is deeper in the folder.
+    `split` is the split of a `DatasetDict` to return. Raises `ValueError` if there is no such
+    split, and `ConvertError` if a file is missing, or if a saved dataset is in a subfolder.
     """
     # index only the marker files, because a folder may have a million files but few markers
     by_name = {file.name: file for file in files if file.name.endswith(_MARKS)}

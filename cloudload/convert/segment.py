@@ -1,12 +1,12 @@
-"""Convert a run of units into the shards of one folder, and a segment of a plan.
+"""Convert units of the input to the shards of one folder, and convert a segment of a plan.
 
     units ─► blocks ─► samples ─► shards
              read      encoded    compressed, hashed, stored
-             thread    here       thread
+             thread    caller     thread
 
     NNNNN/.convert/          the segment's own journal, while it is converted
     NNNNN/shard.MMMMM…       its shards
-    .convert/NNNNN.done.json the note that it is finished: its part of the index, and its counts
+    .convert/NNNNN.done.json the note of a finished segment: its part of the index, and its counts
     .convert/NNNNN.rejects.jsonl   its bad records, if they are kept
 
 Every object is a pure function of the plan and the segment's number. A retry, a second copy, or a
@@ -73,14 +73,15 @@ class SegmentWork:
     skip_bad: bool
     keeps_rejects: bool
     count: CountWork | None = None
-    """The token count, if tokens are counted."""
+    """How to count tokens, or None if they are not counted."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A finished segment: its counts, and its shards' entries, with names relative to its folder.
+    """The note of a finished segment: its counts, and the index entries of its shards.
 
-    `lengths` are the token lengths of its shards, if they are counted.
+    Names in the entries are relative to the segment's folder. `lengths` are the token lengths of
+    its shards, if they are counted.
     """
 
     entries: Entries
@@ -89,7 +90,7 @@ class Note:
 
 
 def note_name(number: int) -> str:
-    """The name of the note that marks a segment as finished."""
+    """Return the name of the note that marks a segment as finished."""
     return f"{JOURNAL_FOLDER}/{number:05}.done.json"
 
 
@@ -100,9 +101,9 @@ def convert_segment(
 ) -> None:
     """Convert a segment unless its note exists.
 
-    `numbered` is (number, parts). `on_bytes` is called with the stored bytes of each block that was
-    converted. Raises the errors of `convert_units`, and `ConvertError` if this process's versions
-    differ from the plan's, or if the note belongs to another plan.
+    `numbered` is (number, parts). `on_bytes` is called with the number of stored bytes of each
+    converted block. Raises the errors of `convert_units`, and `ConvertError` if this process's
+    versions differ from the plan's, or if the note belongs to another plan.
     """
     number, parts = numbered
     home = work.output.home
@@ -181,9 +182,9 @@ def convert_units(
     """Convert the units into the journal's folder, after the shards that it lists.
 
     The columns of the kept fields are inferred if `columns` is None. `on_bytes` is called with the
-    stored bytes of each block, and of the work that was finished before. The lines of bad records
-    are written to `rejects`. With `count`, the tokens of each shard are counted. Raises
-    `ConvertError`, `StoreError`, the errors of readers, and those of `measure_shard`.
+    number of stored bytes of the work that was finished before, and then of each block. Bad records
+    are written to `rejects` as JSON Lines. With `count`, the tokens of each shard are counted.
+    Raises `ConvertError`, `StoreError`, the errors of readers, and those of `measure_shard`.
     """
     done = journal.read()
     if done.resumed:
@@ -215,10 +216,10 @@ def convert_units(
 
 
 def _first_to_read(done: FinishedWork, rejects: BinaryIO | None) -> InputPosition | None:
-    """The position at which to start reading, or None if nothing is left to read.
+    """Return the position at which to start reading, or None if nothing is left to read.
 
-    This is where the next shard begins. If stored shards have rejects to write again, it is the
-    start of the segment, but these shards are not stored again.
+    It is the position at which the next shard begins. If rejects of stored shards must be written
+    again, it is the start of the segment, but these shards are not stored again.
     """
     counts = done.next.counts if done.next else done.counts
     return InputPosition() if rejects is not None and counts.bad else done.next
@@ -237,9 +238,9 @@ def read_blocks(
 def _read_ahead(
     items: Iterator[T], units: Sequence[InputUnit], threads: DaemonThreadPool
 ) -> Iterator[T]:
-    """Yield the items, and read the next one in a thread while the caller uses the last one.
+    """Yield the items, and read each next item in a thread while the caller uses the current one.
 
-    A caller's own iterator, and stdin, are read in the caller's thread, which Ctrl-C can interrupt.
+    The user's iterators and stdin are read in the caller's thread, which Ctrl-C can interrupt.
     """
     if not all(unit.files and all(file.url != "-" for file in unit.files) for unit in units):
         yield from items
@@ -257,7 +258,7 @@ def _encode(
     on_bytes: Callable[[int], object],
     rejects: BinaryIO | None,
 ) -> Iterator[tuple[InputPosition, EncodedBlock]]:
-    """Yield (position, samples) for each block, after its rejects are written.
+    """Yield (position, samples) for each block, after writing its rejects.
 
     Raises `ConvertError` for a block with bad records, unless `skip_bad`.
     """

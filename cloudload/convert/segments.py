@@ -33,17 +33,18 @@ class Files(Protocol):
 
 
 class Segments:
-    """The segments of files, in order. Only a file that cannot be cut exceeds `segment_bytes`.
+    """The segments of files, in order.
 
+    A segment exceeds `segment_bytes` only if it is a single file that cannot be cut.
     A file of unknown size counts as 0 bytes. Segments are created on access, because there may be a
     million files.
     """
 
     def __init__(self, files: Files, segment_bytes: int) -> None:
         self.sizes = array("Q")
-        """The stored bytes of each segment."""
+        """The number of stored bytes of each segment."""
         self._files = files
-        # the index of each segment's and each file's first part, then the number of parts
+        # the index of the first part of each segment and of each file, then the number of parts
         self._starts, self._files_starts = array("Q"), array("Q")
         number = 0
         for file in files:
@@ -77,7 +78,7 @@ class Segments:
 
 
 def count_bytes(part: FilePart) -> int:
-    """The stored bytes of a part."""
+    """Return the number of stored bytes of a part."""
     return part.range[1] - part.range[0] if part.range else part.file.bytes or 0
 
 

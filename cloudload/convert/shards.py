@@ -38,14 +38,14 @@ _TWO_SIZES = struct.Struct("<II")
 
 @dataclass(frozen=True)
 class ShardContext:
-    """The config, the shard format, and the locations of the shards and their journal."""
+    """The settings that all shards share: config, format, and the locations to write to."""
 
     config: ConvertConfig
     form: ShardFormat
     output: Output
     keeps_rejects: bool = False
     work: CountWork | None = None
-    """The token count, if tokens are counted."""
+    """How to count tokens, or None if they are not counted."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class BadRecord:
 
 @dataclass(frozen=True)
 class EncodedSamples:
-    """Samples, concatenated. `sizes` is int64 [samples], in bytes."""
+    """Encoded samples, concatenated in `data`. `sizes` is int64 [samples], in bytes."""
 
     data: memoryview
     sizes: Ints
@@ -67,7 +67,7 @@ class EncodedSamples:
 
 @dataclass(frozen=True)
 class EncodedBlock:
-    """The samples of a block by split, and counts of its records."""
+    """The encoded samples of a block by split, and the counts of its records."""
 
     samples: Mapping[str, EncodedSamples]
     counts: Counts
@@ -78,11 +78,13 @@ class EncodedBlock:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """A shard to store, with its index `number` in its split and the position of the next shard.
+    """A shard to store.
 
-    `place` is its index among the shards of all splits. `parts` are the encoded samples, joined in
-    order. `sizes` is int64 [samples], in bytes. `next` is None after the last shard. `counts`
-    covers the blocks before the one in which the next shard begins; for the last shard, all blocks.
+    `number` is its index among the shards of its split, and `place` among those of all splits.
+    `parts` are the encoded samples, to be joined in order. `sizes` is int64 [samples], in bytes.
+    `next` is the position at which the next shard of the split begins; None after the last shard.
+    `counts` covers the blocks before the one in which the next shard begins; for the last shard,
+    all blocks.
     """
 
     place: int
@@ -116,7 +118,7 @@ def encode_block(context: ShardContext, block: InputBlock) -> EncodedBlock:
     shares, config = context.config.shares, context.config
     is_plain = len(columns) == 2 and not shares
     records = block.records(config.text_key)
-    # the general encoder does not read an ID from the bytes of a text
+    # if the text is also the ID, it must be a string, because an ID is not read from bytes
     if is_plain and config.id_key != config.text_key and isinstance(block, Utf8Block):
         records = block.utf8_records(config.text_key)
     samples: dict[str, list[bytes]] = {name: [] for name in context.config.split_names}
@@ -169,9 +171,10 @@ def _join_samples(samples: Sequence[bytes]) -> EncodedSamples:
 
 
 def _encode_plain(record: Record, text_key: str, id_key: str) -> tuple[bytes, int] | None:
-    """Encode a sample of the columns `id` and `text`. Return it and the size of its text in bytes.
+    """Encode a sample that has only the columns `id` and `text`, faster than `encode_sample`.
 
-    Returns None if `encode_sample` must encode the record, or if the record is bad or empty.
+    Returns the sample and the size of its text in bytes. Returns None if `encode_sample` must
+    encode the record, or if the record is bad or empty.
     """
     fields = record.fields
     if type(fields) is not dict:
@@ -197,7 +200,7 @@ def _encode_sample(context: ShardContext, values: Mapping[str, Any]) -> bytes:
 
 
 def _values_of(context: ShardContext, record: Record) -> tuple[dict[str, Any], str | None]:
-    """Return the values of a sample by column, and the record's own ID or None."""
+    """Return the values of a sample by column, and the record's own ID, or None without one."""
     if record.fields is None:
         raise _BadRecordError(record.problem)
     text = _text(record.fields, context.config.text_key)
@@ -268,8 +271,8 @@ class ShardCutter:
     A sample that would make a shard larger than `shard_bytes` begins the next shard of its split. A
     sample larger than that gets a shard to itself. No shard is empty.
 
-    `done` are the stored shards, whose samples are left out. `counts` covers the earlier blocks and
-    the blocks cut so far.
+    `done` describes the stored shards, whose samples are skipped. `counts` covers the blocks before
+    the first one to cut, and later also the blocks that have been cut.
     """
 
     def __init__(self, form: ShardFormat, done: FinishedWork, counts: Counts) -> None:
@@ -297,8 +300,8 @@ class ShardCutter:
 class _SplitCutter:
     """Cuts the samples of one split.
 
-    `number` is the index of its first shard, and `position` is where it begins, or None if all its
-    shards are stored.
+    `number` is the index of the first shard to cut, and `position` is where that shard begins, or
+    None if all shards of the split are stored.
     """
 
     def __init__(
@@ -337,7 +340,7 @@ class _SplitCutter:
             yield self._flush(None, counts)
 
     def _count_stored(self, block: InputPosition, samples: EncodedSamples) -> int:
-        """The number of a block's samples that are already in stored shards."""
+        """Return the number of a block's samples that are already in stored shards."""
         following = self._position
         if following is None or block.block < following.block:
             return len(samples.sizes)

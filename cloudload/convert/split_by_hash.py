@@ -29,8 +29,8 @@ _EXAMPLE = "train=0.999,val=0.001"
 class SplitShares:
     """Splits and their shares, as ranges of 64-bit hashes.
 
-    Split `names[i]` has the hashes from `limits[i - 1]`, or 0, to `limits[i] - 1`. The last limit
-    is 2**64.
+    Split `names[i]` has the hashes from `limits[i - 1]` to `limits[i] - 1`, and the first split has
+    those from 0. The last limit is 2**64.
     """
 
     names: tuple[str, ...]
@@ -94,8 +94,8 @@ def _limits(shares: Sequence[Fraction]) -> list[int]:
 def hash_document(own_id: str | None, text: str, seed: int = 0) -> int:
     """Return the keyed hash of a document, from 0 to 2**64 - 1.
 
-    It is BLAKE2b of 8 bytes, keyed with the seed. Raises `UnicodeEncodeError` if the ID or text has
-    an unpaired surrogate.
+    The hash is an 8-byte BLAKE2b digest, keyed with the seed. Raises `UnicodeEncodeError` if the ID
+    or text has an unpaired surrogate.
     """
     kind, value = (b"text", text) if own_id is None else (b"id", own_id)
     key = str(seed).encode()

@@ -17,12 +17,12 @@ from cloudload.storage.urls import join_url
 
 
 class StoredShard(NamedTuple):
-    """A stored shard."""
+    """The result of storing a shard."""
 
     entry: dict[str, Any]
-    """Its entry in the index."""
+    """The shard's entry in the index."""
     lengths: list[str]
-    """Its token lengths, as `ShardLengths` encodes them, if they are counted."""
+    """The shard's token lengths, as `ShardLengths` encodes them; empty if they are not counted."""
 
 
 def store_shard(context: ShardContext, buffer: ShardBuffer, job: ShardJob) -> StoredShard:

@@ -1,7 +1,8 @@
 """The finished part of a segment, according to its journal.
 
-A shard's journal entry says where the next shard of its split begins. If there are several splits,
-reading continues at the earliest of these positions, and each split skips what it has stored.
+A shard's journal entry contains the position at which the next shard of its split begins. If there
+are several splits, reading continues at the earliest of these positions, and each split skips the
+samples that it has already stored.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cloudload.mds.index import Column
 
 @dataclass(frozen=True)
 class InputPosition:
-    """Where a shard begins in the input: at a sample of a block of a unit.
+    """The position in the input at which a shard begins: a sample in a block of a unit.
 
     `unit` is the index of the unit, `start` is where the block begins, and `sample` is an index
     among the block's samples of one split. `counts` covers the earlier blocks.
@@ -56,11 +57,12 @@ Entries = dict[str, list[dict[str, Any]]]
 class FinishedWork:
     """The finished part of a conversion.
 
-    `entries` are the index entries of its shards. `lengths` are the token lengths of each, as
-    `ShardLengths` encodes them, if they are counted; there is one split then. `columns` are the
-    columns of the kept fields, or None until they are known. `positions` are where the next shard
-    of each split begins, or None after the last. `counts` covers all blocks after the last shard.
-    `resumed` is the number of shards that earlier runs wrote.
+    `entries` are the index entries of its shards. `lengths` are the token lengths of each shard, as
+    `ShardLengths` encodes them, if they are counted, which requires that there is only one split.
+    `columns` are the columns of the kept fields, or None until they are known. `positions` has the
+    position at which the next shard of each split begins, or None after the last shard. `counts`
+    are those of the last journal entry; after the last shard, they cover all blocks. `resumed` is
+    the number of shards that earlier runs wrote.
     """
 
     entries: Entries
@@ -72,11 +74,11 @@ class FinishedWork:
 
     @staticmethod
     def none(splits: tuple[str, ...]) -> FinishedWork:
-        """The work of a conversion that has not started."""
+        """Return the finished work of a conversion that has not started."""
         return FinishedWork({name: [] for name in splits}, dict.fromkeys(splits, InputPosition()))
 
     @property
     def next(self) -> InputPosition | None:
-        """Where reading continues, or None if all shards are stored."""
+        """The position at which reading continues, or None if all shards are stored."""
         left = [position for position in self.positions.values() if position is not None]
         return min(left, key=lambda position: position.block, default=None)

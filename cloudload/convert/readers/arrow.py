@@ -3,8 +3,9 @@
     file      ARROW1 │ schema, batch, batch, end │ footer
     stream             schema, batch, batch, end
 
-A file is a stream between a marker and a footer, so both are read as streams, without a local copy,
-with one batch in memory. A block is a slice of a batch. A restart reads all earlier batches again.
+A file is a stream between a marker and a footer. Therefore both are read as streams, with one batch
+in memory and without a local copy. A block is a slice of a batch. A restart reads all earlier
+batches again.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class ArrowUnit(FileUnit):
         return ArrowBlock(self.file, start, stored - start.stored, batch, schema)
 
     def _open(self, chunks: Iterator[bytes]) -> tuple[bool, BinaryIO]:
-        """Return whether this is a file, and its bytes from the start of the stream.
+        """Return whether this is a file, not a stream, and a reader that starts at the stream.
 
         Raises `ConvertError` for version 1 of Feather.
         """
@@ -100,7 +101,7 @@ class ArrowUnit(FileUnit):
 def _read_batches(
     file: BinaryIO, block_bytes: int, fields: Fields
 ) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """Yield slices of the batches with the columns to read, and the names to list in a message."""
+    """Yield slices of batches with the columns to read, each with the `schema` of its block."""
     import pyarrow
 
     stream = pyarrow.ipc.open_stream(file)
@@ -115,7 +116,7 @@ def _read_batches(
 
 
 def _read_footer(file: BinaryIO, is_file: bool) -> None:
-    """Read the bytes after the stream. Raises `OSError` if a file does not end in its marker."""
+    """Read the bytes after the stream. Raises `OSError` if a file does not end with its marker."""
     end = b""
     while chunk := file.read(1 << 16):
         end = (end + chunk)[-len(_END_MARK) :]
@@ -138,7 +139,7 @@ def _check(batch: Any) -> None:
 
 
 def _list_paths(fields: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the names of all fields of a schema or struct, with nested ones as `meta.url`."""
+    """Yield the names of all fields of a schema or struct. A nested name looks like `meta.url`."""
     for field in fields:
         if str(field.type).startswith("struct<"):
             yield from _list_paths(field.type, f"{prefix}{field.name}.")

@@ -1,4 +1,4 @@
-"""A block of rows of an Arrow table, from any format that pyarrow reads."""
+"""Blocks of rows of Arrow tables, for all formats that pyarrow reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloudload.convert.records import BlockStart, Record, Utf8, describe_not_utf
 from cloudload.errors import ConvertError
 
 _OFFSETS = {"string": "<i4", "large_string": "<i8"}
-"""The dtype of the offsets of each Arrow string type."""
+"""Maps each Arrow string type to the NumPy dtype of its offsets."""
 
 
 def check_pyarrow(name: str) -> None:
@@ -30,9 +30,10 @@ def check_pyarrow(name: str) -> None:
 def choose_columns(
     names: Iterable[str], paths: Iterable[str], fields: Sequence[str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return the columns to read, and, if none has the text, the names to list in an error.
+    """Return the columns to read, and the names to list in an error about a missing text field.
 
-    `paths` are the names of all fields, with nested fields written as `meta.url`.
+    `paths` are the names of all fields, with nested fields written as `meta.url`. If there is a
+    text field, there are no names to list.
     """
     columns = [name for name in names if any(has_field([name], field) for field in fields)]
     schema = tuple(paths)
@@ -50,7 +51,7 @@ class ArrowBlock:
     batch: Any
     """A `pyarrow.RecordBatch`."""
     schema: tuple[str, ...] = ()
-    """The names of all columns, if none has the text."""
+    """The names of all columns if no column has the text; otherwise empty."""
 
     def records(self, text_key: str) -> Iterator[Record]:
         columns = list(zip(self.batch.schema.names, self.batch.columns, strict=True))
@@ -72,7 +73,10 @@ class ArrowBlock:
             yield Record(self.file, str(row), dict(zip(names, values, strict=True)))
 
     def _list_values(self, text_key: str) -> list[Iterable[Any]] | None:
-        """The values of each column, with texts as `Utf8`. None if they must be read one by one."""
+        """Return the values of each column, with texts as `Utf8`.
+
+        Returns None if `records` must read the rows one by one.
+        """
         import pyarrow
 
         names, columns = self.batch.schema.names, self.batch.columns

@@ -3,12 +3,12 @@
     file     id,text⏎1,"a⏎b"⏎2,c⏎          block_bytes = 10
     blocks   id,text⏎1,"a⏎b"⏎ │ 2,c⏎
 
-A block ends at the first record end that gives it at least `block_bytes` after the header, or at
-the end of the file. Its offset is the offset of its first byte, where a reader restarts.
+A block ends after the first record with which it has at least `block_bytes`, not counting the
+header, or at the end of the file. Its offset is that of its first byte, where a reader can restart.
 
 `csv_records` finds the records, and the standard library's `csv` parses each of them.
-`pyarrow.csv` would parse faster, but it gives no offset at which to restart, refuses a record that
-is larger than its block, and infers types, so that `007` becomes 7.
+`pyarrow.csv` would parse faster, but it provides no offset at which to restart, refuses a record
+that is larger than its block, and infers types, so that `007` becomes 7.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _delimiter(file: InputFile) -> bytes:
 
 
 def _skip(records: Iterator[bytes], size: int) -> None:
-    """Read records of `size` bytes."""
+    """Read and drop records that have `size` bytes in total."""
     while size > 0:
         size -= len(next(records))
 
@@ -108,7 +108,8 @@ def _next_or_empty(records: Iterator[bytes], file: InputFile) -> bytes:
 def _parse_header(header: bytes, file: InputFile, fields: Fields) -> tuple[str, ...]:
     """Return the names of the fields; no names if the file is empty.
 
-    Raises `ConvertError` if the header is not UTF-8 or has two fields of a name that is read.
+    Raises `ConvertError` if the header is not UTF-8, or if it has a field twice that the conversion
+    reads.
     """
     where = f"{file.display_name}:1"
     if header.startswith(_UTF_16_MARKS):
@@ -133,7 +134,7 @@ def _parse_header(header: bytes, file: InputFile, fields: Fields) -> tuple[str, 
 def _group(
     records: Iterator[bytes], begun: bytes, block_bytes: int
 ) -> Iterator[tuple[bytes, str | None]]:
-    """Yield (whole records, a description of damage after them, or None) for each block.
+    """Yield (whole records, a description of the damage after them or None) for each block.
 
     The first block begins with the bytes `begun`, which do not count toward its size.
     """
@@ -172,7 +173,7 @@ def _describe(error: csv.Error) -> str:
 
 @dataclass(frozen=True)
 class CsvBlock:
-    """Whole records. The first block of a file begins with the header."""
+    """Whole records of a file. The file's first block begins with the header."""
 
     file: InputFile
     start: BlockStart

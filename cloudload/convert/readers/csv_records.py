@@ -3,10 +3,9 @@
     bytes      id,text⏎1,"a⏎b"⏎2,c "d"⏎
     records    id,text⏎ │ 1,"a⏎b"⏎ │ 2,c "d"⏎
 
-A quote opens a quoted field only at the start of a field, and two quotes within it are one literal
-quote. That is the rule of Python's `csv`, of pandas and of Excel. All other bytes are only searched
-for the next newline or quote, so the scan depends on neither the chunks nor the encoding of the
-text.
+A quote opens a quoted field only at the start of a field, and two quotes within a quoted field are
+one literal quote, as in Python's `csv`, pandas and Excel. The scan only searches for the next
+newline or quote, so its result depends on neither the chunks nor the encoding of the text.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ class UnclosedQuoteError(Exception):
 
 
 def split_records(chunks: Iterable[bytes], delimiter: bytes) -> Iterator[bytes]:
-    """Yield the bytes of each record, with its line end.
+    """Yield the bytes of each record, including its line ending.
 
-    Raises `UnclosedQuoteError` if a quoted field does not end in the file, or within 1 GiB, and
-    the errors of `chunks`. An unfinished record before an error is dropped.
+    Raises `UnclosedQuoteError` if a quoted field does not end in the file, or within 1 GiB. Also
+    raises the errors of `chunks`. An unfinished record before an error is dropped.
     """
     pending, opening = bytearray(), delimiter + _QUOTE
     place, is_quoted = 0, False  # where to search next, and whether that place is in a quoted field

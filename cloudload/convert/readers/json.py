@@ -3,8 +3,8 @@
     file     [{"text": "a"}, {"text": "b"}, {"text": "c"}]          block_bytes = 20
     blocks    {"text": "a"}, {"text": "b"} │ {"text": "c"}
 
-A block of an array ends at the first element that gives it at least `block_bytes`, or at the end of
-the file. Its offset is its first element's, where a reader restarts.
+A block of an array ends after the first element with which it has at least `block_bytes`, or at the
+end of the file. Its offset is that of its first element, where a reader can restart.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cloudload.convert.records import (
 
 @dataclass(frozen=True, slots=True)
 class JsonUnit(FileUnit):
-    """A file of a JSON array or of JSON lines; stdin must be an array."""
+    """A file that contains a JSON array or JSON lines. Stdin must be an array."""
 
     def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
         if self._is_array():
@@ -46,7 +46,7 @@ class JsonUnit(FileUnit):
         if self.file.url == "-":
             return True
         head = b""
-        with suppress(DamagedError):  # the block reader will find it again
+        with suppress(DamagedError):  # the reader of the blocks reports the damage
             for chunk in read_decompressed(self.file):
                 head = (head + chunk).removeprefix(BYTE_ORDER_MARK).lstrip()
                 if head:
@@ -85,7 +85,7 @@ class JsonUnit(FileUnit):
 
 @dataclass(frozen=True)
 class JsonArrayBlock:
-    """Consecutive elements of an array."""
+    """Consecutive elements of a JSON array, not parsed yet."""
 
     file: InputFile
     start: BlockStart

@@ -3,9 +3,9 @@
     bytes       [{"a": 1}, {"a": [2, 3]}]
     elements     {"a": 1}   {"a": [2, 3]}
 
-The standard library's parser finds the end of an element. If the bytes end first, it doubles the
-bytes and parses the element again. They are scanned as Latin-1, in which offsets of characters and
-bytes are equal, because the structure of JSON is ASCII.
+The standard library's parser finds the end of an element. If the bytes read so far end within the
+element, as many bytes again are read, and the element is parsed again. The bytes are decoded as
+Latin-1, in which each byte is one character. This is safe because the structure of JSON is ASCII.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cloudload.convert.records import BYTE_ORDER_MARK, describe_not_json
 
 MOST_ELEMENT_BYTES = 1 << 30
 _SPACE = re.compile(r"[ \t\r\n]*")
-_MOST_TOKEN_CHARACTERS = 16  # longest name or escape that the end of the bytes may cut off
+_MOST_TOKEN_CHARACTERS = 16  # no literal or escape is longer, for instance \ud83d\ude00
 _AFTER_NUMBER = (" ", "\t", "\r", "\n", ",", "]")
 _DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 
@@ -30,8 +30,8 @@ class BrokenArrayError(Exception):
 def split_array(chunks: Iterable[bytes], *, is_begun: bool) -> Iterator[tuple[int, bytes]]:
     """Yield (the offset after an element and its comma, the element's bytes).
 
-    With `is_begun`, the bytes begin before an element, otherwise before the array. Raises
-    `BrokenArrayError` after the last whole element, and the errors of `chunks`.
+    With `is_begun`, the bytes begin before an element. Otherwise, they begin before the array.
+    Raises `BrokenArrayError` after the last whole element, and the errors of `chunks`.
     """
     scan = _Scan(iter(chunks))
     if not is_begun:
@@ -52,19 +52,19 @@ def split_array(chunks: Iterable[bytes], *, is_begun: bool) -> Iterator[tuple[in
 
 
 class _Scan:
-    """A place in bytes that arrive in pieces."""
+    """A read position in bytes that arrive in pieces."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._text, self._start = chunks, "", 0
-        self._before = 0  # number of bytes dropped
+        self._before = 0  # number of bytes dropped from the start
 
     @property
     def offset(self) -> int:
-        """The offset of the place, in bytes."""
+        """The offset of the read position, in bytes."""
         return self._before + self._start
 
     def skip(self, sign: str) -> bool:
-        """Skip white space, then `sign` if it follows. Return whether it followed."""
+        """Skip white space, then `sign` if it follows. Return whether `sign` followed."""
         while True:
             if found := _SPACE.match(self._text, self._start):
                 self._start = found.end()
@@ -80,7 +80,7 @@ class _Scan:
         return self._start == len(self._text)
 
     def take_element(self) -> bytes:
-        """Return the bytes of the element at the place, and move after it."""
+        """Return the bytes of the next element, and move the read position after it."""
         self.skip("\0")
         while True:
             size = len(self._text) - self._start
@@ -98,7 +98,7 @@ class _Scan:
                 return element
 
     def _read(self, size: int) -> int:
-        """Read at least `size` bytes more, or up to the end. Return how many."""
+        """Read at least `size` more bytes, or up to the end. Return the number of bytes read."""
         left = self._text[self._start :]
         if len(left) > MOST_ELEMENT_BYTES:
             raise BrokenArrayError("an element is larger than 1 GiB")

@@ -1,4 +1,4 @@
-"""Parse JSON objects as the standard library does, and with orjson where both agree.
+"""Parse JSON objects as the standard library does, but with orjson where both agree.
 
 orjson is several times faster. It refuses some JSON that the standard library accepts, such as NaN
 and unpaired surrogates, and reads an integer beyond 64 bits as a float. The standard library parses
@@ -16,7 +16,7 @@ from cloudload.convert.records import describe_not_json, describe_not_utf8
 
 try:
     import orjson
-except ImportError:  # it has no wheel for some machines
+except ImportError:  # orjson has no wheel for some platforms
     orjson = None  # type: ignore[assignment]
 
 NOT_JSON, NOT_AN_OBJECT = "invalid JSON", "a JSON"

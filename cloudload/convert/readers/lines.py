@@ -3,10 +3,12 @@
     file     {"text": "a"}⏎{"text": "b"}⏎{"text": "c"}⏎          block_bytes = 15
     blocks   {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
 
-A block ends at the first line end that gives it at least `block_bytes`, or at the end of the file.
+A block ends after the first line with which it has at least `block_bytes`, or at the end of the
+file.
 
-A range of a file contains the lines whose first byte is in it, so wherever a file is cut, each line
-is read once. Its reader does not know the numbers of lines, so records are named by their offset.
+A range of a file contains the lines whose first byte is in the range, so each line is read once,
+wherever the file is cut. The reader of a range does not know line numbers, so it names each record
+by the offset of its line.
 
     ranges   0 to 20                      20 to 45
     lines    {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
@@ -47,10 +49,7 @@ _JQ = "jq -c . FILE"
 
 @dataclass(frozen=True, slots=True)
 class LinesUnit(FileUnit):
-    """A file of lines or a range of one, cut into blocks of whole lines.
-
-    A range is of an uncompressed file.
-    """
+    """A file of lines, or a range of an uncompressed file of lines, cut into blocks of lines."""
 
     range: Range | None = None
 
@@ -97,7 +96,7 @@ class LinesUnit(FileUnit):
 
 @dataclass(frozen=True)
 class LinesBlock:
-    """Whole lines of a file. `damage` describes the damage after them, if any."""
+    """Whole lines of a file. `damage` describes the damage after these lines, or is None."""
 
     file: InputFile
     start: BlockStart
@@ -118,7 +117,7 @@ class LinesBlock:
             yield Record(self.file, str(number), None, self.damage)
 
     def _lines(self) -> Iterator[tuple[str, bytes]]:
-        """Yield each line, without its end, and its place: its number, or in a range its offset."""
+        """Yield (place, line without its ending). Places are line numbers, in a range offsets."""
         data, offset = self.data, self.start.offset
         begin = len(BYTE_ORDER_MARK) if offset == 0 and data.startswith(BYTE_ORDER_MARK) else 0
         number = self.start.line
@@ -162,9 +161,9 @@ def _continues(line: bytes) -> bool:
 
 
 def _until_line_end(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
-    """Yield bytes up to the first line end at which there are at least `size`; none if `size` <= 0.
+    """Yield at least `size` bytes, up to the end of a line; nothing if `size` <= 0.
 
-    If one line from before a range covers the whole range, the range has no lines.
+    `size` is not positive if a line that begins before a range covers the whole range.
     """
     for chunk in chunks if size > 0 else ():
         end = chunk.find(b"\n", max(0, size - 1))
@@ -178,9 +177,9 @@ def _until_line_end(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
 def _cut_at_line_ends(
     chunks: Iterator[bytes], block_bytes: int
 ) -> Iterator[tuple[bytes, str | None]]:
-    """Yield (whole lines, description of the damage after them or None) for each block.
+    """Yield (whole lines, a description of the damage after them or None) for each block.
 
-    Drops a line that is cut short by damage.
+    Drops a line that is cut off by damage.
     """
     parts: list[bytes] = []
     filled, damage = 0, None

@@ -1,8 +1,8 @@
 """Shards of an MDS dataset, one document per sample.
 
-A shard is checked against its index entry, as the loader does, and is mapped into memory: in place
-if it is local and uncompressed, otherwise from a temporary file, which exists while its blocks are
-read. A block is a run of samples.
+A shard is checked against its index entry, as in the loader, and mapped into memory. A local,
+uncompressed shard is mapped in place. Any other shard is copied to a temporary file, which exists
+while its blocks are read. A block is a run of samples.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _READABLE = {"str", "bytes", "json", *FIXED_FORMATS}
 
 @dataclass(frozen=True, slots=True)
 class MdsUnit(FileUnit):
-    """A shard of an MDS dataset, whose file has its index entry."""
+    """A shard of an MDS dataset. `file.shard` is its index entry."""
 
     def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
         info = self.file.shard
@@ -79,7 +79,7 @@ class MdsUnit(FileUnit):
             ) from error
 
     def _fetch(self, info: ShardInfo, folder: Path) -> tuple[Path, str | None]:
-        """Return the path of the raw shard, and its fault or None."""
+        """Return the path of the raw shard, and a description of its fault, or None if valid."""
         if is_local(self.file.url) and info.zipped is None:
             path = local_path(self.file.url)
             return path, check_hash(path, info)
@@ -99,7 +99,7 @@ class MdsUnit(FileUnit):
 def _choose_columns(file: InputFile, info: ShardInfo, fields: Fields) -> tuple[Column, ...]:
     """Return the columns to read.
 
-    Raises `ConvertError` if none has the text, or if one of them cannot be read.
+    Raises `ConvertError` if no column has the text, or if a column to read cannot be decoded.
     """
     names = [column.name for column in info.columns]
     if not has_field(names, fields[0]):
@@ -124,7 +124,7 @@ def _choose_columns(file: InputFile, info: ShardInfo, fields: Fields) -> tuple[C
 
 @dataclass(frozen=True)
 class MdsBlock:
-    """A run of samples, as the bytes of `columns`."""
+    """Consecutive samples. `values` has the encoded value of each of `columns`, by sample."""
 
     file: InputFile
     start: BlockStart

@@ -3,8 +3,9 @@
 A block is a batch of up to 8,192 rows of one row group. The number of rows depends only on the
 file's metadata and `block_bytes`.
 
-A range of a file contains the row groups whose first byte is in it, so wherever a file is cut, each
-row is read once. From a file in a store, only these row groups and the metadata are copied.
+A range of a file contains the row groups whose first byte is in the range, so each row is read
+once, wherever the file is cut. From a file in a store, only these row groups and the metadata are
+copied.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _TAIL_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ParquetUnit(FileUnit):
-    """A Parquet file or a range of one. Only the columns that the conversion reads are decoded.
+    """A Parquet file, or a range of an uncompressed one.
 
-    A range is of an uncompressed file.
+    Only the columns that the conversion reads are decoded.
     """
 
     range: Range | None = None
@@ -95,7 +96,10 @@ def _is_within(group: Any, part: Range) -> bool:
 
 
 def _span(column: Any) -> Range:
-    """The bytes of a column of a row group. Writers record a missing dictionary as 0 or None."""
+    """Return the range of bytes of a row group's column, including its dictionary if it has one.
+
+    Writers record a missing dictionary as 0 or None.
+    """
     places = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
     return min(places), min(places) + column.total_compressed_size
 
@@ -104,8 +108,8 @@ def _local_copy(file: InputFile, part: Range | None, folder: Path) -> Path:
     """Return a local path to the decompressed file, because a Parquet reader must seek.
 
     A local, uncompressed file is used in place. Any other file is copied to `folder`. For a range,
-    only the parts that its rows need are copied. Raises `ConvertError` if it cannot be decompressed
-    or copied, and `StoreError` if it cannot be read.
+    only the parts that its rows need are copied. Raises `ConvertError` if the file cannot be
+    decompressed or copied, and `StoreError` if it cannot be read.
     """
     if file.url != "-" and is_local(file.url) and file.compression is None:
         open_object(file.url, tag=file.tag).close()

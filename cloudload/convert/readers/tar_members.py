@@ -1,7 +1,7 @@
-"""The files of a tar archive, read from front to back. Nothing is written to disk.
+"""Read the files of a tar archive from front to back, without writing them to disk.
 
 The standard library's `tarfile` stops silently at a header that it cannot read, and after the first
-of several joined archives. Here, both are reported as damage.
+of several concatenated archives. This module raises an error in both cases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MoreDataError(DamagedError):
 
 
 class Member(NamedTuple):
-    """A file of an archive."""
+    """A file or link in an archive."""
 
     offset: int
     """Offset of the file's first header in the bytes that were read."""
@@ -32,7 +32,7 @@ class Member(NamedTuple):
     size: int
     """In bytes."""
     data: bytes | None
-    """The file's bytes, or None if it is a link, is not wanted, or is larger than 1 GiB."""
+    """The file's bytes; None for a link, an unwanted file, or a file larger than 1 GiB."""
     is_link: bool
 
 
@@ -68,7 +68,7 @@ def read_members(chunks: Iterator[bytes], is_wanted: Callable[[str], bool]) -> I
 
 
 class _RecentBytes(io.BufferedReader):
-    """A file of chunks that remembers what the last two reads returned."""
+    """A file that reads from chunks, and keeps the data of the last two reads for `since`."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         super().__init__(ChunkReader(chunks), _READ_BYTES)
@@ -80,18 +80,17 @@ class _RecentBytes(io.BufferedReader):
         data = super().read(size)
         self._reads_past_end = 0 if data else self._reads_past_end + 1
         if self._reads_past_end > 2:
-            # tarfile reads to the end of a file, even if its header declares a larger size
+            # at the end of the data, tarfile keeps reading if a header declares a larger size
             raise DamagedError("the tar archive is damaged or incomplete (unexpected end of data)")
         self._recent = (self._recent[1], data)
         self._end += len(data)
         return data
 
     def read_chunk(self) -> bytes:
-        """Read up to 64 KiB, without remembering them; no bytes at the end."""
+        """Read up to 64 KiB that `since` does not return; no bytes at the end."""
         return super().read(_READ_BYTES)
 
     def since(self, offset: int) -> bytes:
-        """The bytes read so far, starting at `offset`, which must be in one of the last two
-        reads."""
+        """Return the bytes read from `offset` on, which must be in one of the last two reads."""
         recent = b"".join(self._recent)
         return recent[len(recent) - (self._end - offset) :] if offset < self._end else b""

@@ -25,7 +25,7 @@ _NUM_THREADS = 16
 
 @dataclass(frozen=True)
 class TextUnit:
-    """A group of files. The process that reads their records opens them."""
+    """A group of text files. The process that reads the records opens the files."""
 
     group: tuple[InputFile, ...]
 
@@ -90,7 +90,7 @@ def _read(file: InputFile) -> bytes:
 
 
 def _attempt(file: InputFile) -> Future[bytes]:
-    """Read a file, and keep an error for the caller to raise when its turn comes."""
+    """Read a file. An error is stored in the future, and raised when the caller gets the result."""
     outcome: Future[bytes] = Future()
     settle(outcome, _read, (file,))
     return outcome

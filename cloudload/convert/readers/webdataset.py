@@ -4,10 +4,10 @@
     keys       0001                │ 0002      │ doc/a
     text       0001.txt            │ the text field of the JSON │ doc/a.txt
 
-Consecutive files whose names are equal up to the first dot of the last part are a sample. `.txt` is
-its text, the object in `.json` has its fields, and any other extension is a field. Nothing is
-unpacked, so a name is only an ID. A block holds whole samples. Its offset is its first header's,
-where a reader restarts.
+Consecutive files are one sample if their names are equal up to the first dot of the last part.
+`.txt` is its text, the object in `.json` has its fields, and any other extension is a field. Files
+are not unpacked to disk, so a name serves only as an ID. A block contains whole samples. Its offset
+is that of its first header, where a reader can restart.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from cloudload.file_kinds import FORMATS_BY_EXTENSION, split_name
 
 _NAME = re.compile(r"(?:\./)*(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]*)", re.DOTALL)
 _TEXT, _JSON = "txt", "json"
-_SAMPLE_BYTES = 200  # bytes that each sample adds to its block's size, in addition to its data
+_SAMPLE_BYTES = 200  # overhead that each sample adds to the size of its block, besides its data
 
 
 @dataclass
@@ -97,7 +97,7 @@ class WebDatasetUnit(FileUnit):
         return WebDatasetBlock(self.file, start, read, tuple(samples), fields.encodings, damage)
 
     def _check(self, sample: _Sample, fields: Fields) -> None:
-        """Raise `ConvertError` for a file of many records, because it is not part of a sample."""
+        """Raise `ConvertError` if a file has many records, because it is not part of a sample."""
         if {_TEXT, _JSON, fields[0]} & sample.files.keys():
             return
         for extension in sample.files:
@@ -120,7 +120,7 @@ def _is_wanted(fields: Fields) -> Any:
 
 
 def _group(members: Iterator[Member], start: BlockStart) -> Iterator[_Sample]:
-    """Yield the samples, whose offsets and numbers continue from `start`.
+    """Group the files of an archive into samples, whose offsets and numbers continue from `start`.
 
     Hidden files are left out. If the archive is damaged, the unfinished sample before the damage is
     dropped.
