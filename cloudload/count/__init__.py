@@ -1,4 +1,4 @@
-"""Count the tokens of a dataset: a length for each sample, written once, restartable anywhere.
+"""Count the tokens of each sample of a dataset once. A count that is stopped can be resumed.
 
     index ─► groups of shards ─► units on any engine: read, tokenize, write 00000-….lengths
                               ─► all files exist: index-….json, and a report

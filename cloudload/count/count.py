@@ -60,9 +60,9 @@ def count_tokens(
     retry: Retry | None = None,
     progress: bool = True,
 ) -> CountReport | None:
-    """Count the tokens of each sample of a dataset, and keep the lengths for later runs.
+    """Count the tokens of each sample of a dataset, and store the lengths for later runs.
 
-    A run that is stopped or killed resumes when this is called again. Lengths do not depend on
+    To resume a count that was stopped or killed, call this again. Lengths do not depend on
     `seq_len`, packing, bos, eos, `min_tokens` or the world size, so one count serves every run with
     this data, tokenizer, column and transform.
 
@@ -78,8 +78,9 @@ def count_tokens(
         on_error: as for `CloudLoader`.
         tokenizer_backend: as for `CloudLoader`.
         out: location of the lengths. By default, the folder `lengths` of the dataset.
-        by: a column, such as `source`. The report then has the documents and tokens of each of its
-            values, up to 10,000. This reads shards again that are already counted.
+        by: a column, such as `source`. The report then has the number of documents and tokens for
+            each value of the column. There may be up to 10,000 values. Shards that are already
+            counted are read again.
         processes: number of worker processes, one per available core by default.
         executor: runs the units of work instead of local processes: any
             `concurrent.futures.Executor`, such as a `cloudload.engines.ray.RayExecutor`.
@@ -93,7 +94,8 @@ def count_tokens(
 
     Raises:
         ValueError: an argument is invalid.
-        DatasetError: the dataset or a document is damaged, or has no column `by`.
+        DatasetError: the dataset or a document is damaged, or the column `by` does not exist or has
+            more than 10,000 values.
         TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
         StoreError: the dataset cannot be read, or the lengths cannot be written.
         WorkerError: a worker process failed or died.
@@ -150,7 +152,7 @@ def estimate_tokens(
     Args:
         dataset: folder or URL of an MDS dataset.
         share: the share of the samples to tokenize, above 0 and at most 1. At least 2,000 samples
-            of 16 shards are read, if there are as many.
+            from at least 16 shards are read, if the dataset has that many.
         tokenizer: as for `count_tokens`.
         split: as for `count_tokens`.
         text_key: as for `count_tokens`.
@@ -193,7 +195,7 @@ def _open(
 
 
 def prepare(recipe: Recipe, backend: str, place: str, retry: Retry) -> CountWork:
-    """The data that all groups of a recipe's only dataset share."""
+    """Return the data that all groups of a recipe's only dataset share."""
     small = replace(recipe, corpus=Corpus(()), components=())
     return CountWork(small, backend, make_key(recipe, 0), place, retry)
 
@@ -204,7 +206,7 @@ def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob])
 
 
 def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]:
-    """The groups whose files do not exist."""
+    """Return the groups whose files do not exist."""
     found = list_found(work)
     return [job for job in jobs if job.shards.name not in found]
 

@@ -2,7 +2,7 @@
 
     shards spread over the dataset ─► documents spread over each ─► tokens per byte ─► tokens
 
-The estimator is a ratio (tokens per stored byte) over clusters (shards): see Cochran, Sampling
+The estimator is a ratio (tokens per byte of samples) over clusters (shards): see Cochran, Sampling
 Techniques, 3rd edition, sections 6.4 and 9A.
 """
 
@@ -25,7 +25,7 @@ from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 
 _LEAST_SHARDS, _LEAST_DOCUMENTS = 16, 2_000
-_Z = 1.96  # of a 95% interval
+_Z = 1.96  # standard errors in half the width of a 95% confidence interval
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CountEstimate:
     """Estimated number of tokens, without bos and eos."""
     error: float
     """Half the width of the 95% confidence interval, as a share of `tokens`. It is NaN if only one
-    of several shards was read, and 0 if all documents were."""
+    of several shards was read, and 0 if all documents were read."""
     tokens_per_byte: float
     """Tokens per byte of text, in the sample."""
     filtered: float
@@ -67,11 +67,11 @@ class LengthSample:
     lengths: Ints
     """Length of each document read, or `group_file.FILTERED` or `FAILED`: int64 [read]."""
     text_bytes: int
-    """Total bytes of their texts."""
+    """Total bytes of the texts of the samples read."""
     chosen: Ints
     """The shards that were read: int64 [shards]."""
     table: Floats
-    """A row for each of them: samples, samples read, tokens, filtered, stored bytes read, stored
+    """A row for each shard read: samples, samples read, tokens, filtered, sample bytes read, sample
     bytes."""
 
     @property
@@ -109,7 +109,7 @@ def estimate(recipe: Recipe, backend: str, share: float, retry: Retry) -> CountE
 def sample_lengths(recipe: Recipe, backend: str, share: float, retry: Retry) -> LengthSample:
     """Tokenize about `share` of the samples of a recipe's only dataset.
 
-    Reads at least 16 shards and 2,000 samples, if there are as many. Raises `ValueError` for a
+    Reads at least 16 shards and 2,000 samples, if there are that many. Raises `ValueError` for a
     share that is not above 0 and at most 1, and the errors of `LengthMeter.measure`.
     """
     if not 0 < share <= 1:
@@ -138,20 +138,21 @@ def sample_lengths(recipe: Recipe, backend: str, share: float, retry: Retry) -> 
 
 
 def _spread(number: int, wanted: int) -> Ints:
-    """Choose `wanted` of `number` places, evenly spread: int64 [wanted]."""
+    """Choose `wanted` indices below `number`, evenly spaced: int64 [wanted]."""
     places: Ints = (2 * np.arange(wanted, dtype=np.int64) + 1) * number // (2 * wanted)
     return places
 
 
 def _sums(lengths: Ints, sizes: Ints) -> tuple[int, int, int]:
-    """Tokens, filtered samples, and stored bytes of the samples read from a shard."""
+    """Return the tokens, filtered samples, and sample bytes of the samples read from a shard."""
     return int(lengths[lengths > 0].sum()), int((lengths == FILTERED).sum()), int(sizes.sum())
 
 
 def _sum_sample_bytes(recipe: Recipe, chosen: Ints, known: Floats) -> float:
-    """The bytes of all samples: the shards' bytes without offsets and headers, which vary little.
+    """Estimate the bytes of all samples: the raw bytes of the shards, less offsets and headers.
 
-    `known` has the bytes of the samples in the `chosen` shards.
+    Headers are about equally large in all shards, so their size is taken from the `chosen` shards.
+    `known` has the bytes of the samples in those shards.
     """
     [dataset] = recipe.corpus.datasets
     bodies = dataset.table.raw_bytes - 4 * (dataset.table.samples + 2)
@@ -160,10 +161,9 @@ def _sum_sample_bytes(recipe: Recipe, chosen: Ints, known: Floats) -> float:
 
 
 def _extrapolate(table: Floats, num_shards: int, all_bytes: float) -> tuple[float, float]:
-    """The estimated tokens, and half the width of their 95% interval as a share.
+    """Return the estimated tokens, and half the width of the 95% interval as a share of them.
 
-    `table` has a row for each shard read: samples, samples read, tokens, filtered, stored bytes
-    read, stored bytes.
+    `table` is `LengthSample.table`.
     """
     samples, read, tokens, _, sample_bytes, _ = table.T
     weights = samples / read

@@ -20,7 +20,7 @@ _READ_AT_ONCE = 8
 
 @dataclass(frozen=True)
 class Counted:
-    """A finished count."""
+    """The result of a finished count."""
 
     url: str
     """The location of the index."""
@@ -32,8 +32,8 @@ class Counted:
 def finish_count(work: CountWork, dataset: Dataset, jobs: Sequence[GroupJob]) -> Counted:
     """Read the groups of a dataset, write their index, and return it.
 
-    `jobs` are all groups. Raises `DatasetError` if a file is damaged, and `StoreError` if one
-    cannot be read or written.
+    `jobs` are all groups of the dataset. Raises `DatasetError` if a file is damaged, and
+    `StoreError` if a file cannot be read or written.
     """
     spread, groups = Distribution(), []
     for group, lengths in read_groups(work, jobs):
@@ -47,7 +47,7 @@ def finish_count(work: CountWork, dataset: Dataset, jobs: Sequence[GroupJob]) ->
 
 
 def read_groups(work: CountWork, jobs: Sequence[GroupJob]) -> Iterator[tuple[Group, Ints]]:
-    """Read groups in order, several at a time; see `read_group`."""
+    """Read groups in order, eight at a time; see `read_group`."""
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         for first in range(0, len(jobs), _READ_AT_ONCE):
             some = jobs[first : first + _READ_AT_ONCE]

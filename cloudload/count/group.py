@@ -33,13 +33,13 @@ from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
 from cloudload.workers.document_reader import DocumentReader, ShardSource
 
 BYTES_AT_ONCE = 1 << 19
-"""Stored bytes that are tokenized at once, so that texts and IDs stay in the CPU's cache."""
+"""Bytes of samples that are tokenized at once, so that texts and IDs stay in the CPU's cache."""
 _SHARDS_AHEAD = 2
 
 
 @dataclass(frozen=True)
 class CountWork:
-    """The data that all groups of a dataset share. It is sent to every worker."""
+    """The data that the counts of all groups of a dataset share. It is sent to every worker."""
 
     recipe: Recipe
     """The recipe of a run that reads only this dataset, with a corpus of no shards."""
@@ -51,7 +51,7 @@ class CountWork:
     retry: Retry
 
     def url_of(self, shards: ShardRange) -> str:
-        """The location of a group's file."""
+        """Return the location of a group's file."""
         return join_url(self.place, f"{self.key.digest}/{shards.name}")
 
 
@@ -63,7 +63,7 @@ class GroupJob:
     """The dataset with only the group's shards."""
     shards: ShardRange
     is_counted: bool = False
-    """Whether the group's file exists. If so, the unit only needs the values of a column."""
+    """Whether the group's file exists. If so, only the values of a column are read."""
 
     @property
     def raw_bytes(self) -> int:
@@ -72,7 +72,7 @@ class GroupJob:
 
 
 def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
-    """The groups of a dataset, in order."""
+    """Return the groups of a dataset, in order."""
     return [
         GroupJob(replace(dataset, shards=dataset.table[shards.first : shards.stop]), shards)
         for shards in cut_groups(dataset.table, work.key)
@@ -80,7 +80,7 @@ def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
 
 
 def list_found(work: CountWork) -> set[str]:
-    """The names of the files that exist. Raises `StoreError` if they cannot be listed."""
+    """Return the names of the existing files. Raises `StoreError` if they cannot be listed."""
     try:
         found = list_objects(join_url(work.place, work.key.digest), work.retry)
     except StoreError as error:
@@ -91,16 +91,16 @@ def list_found(work: CountWork) -> set[str]:
 
 
 class GroupResult(NamedTuple):
-    """The result of a unit."""
+    """The result of counting a group."""
 
     raw_bytes: int
-    """Bytes of the group's shards."""
+    """Total uncompressed size of the group's shards."""
     tally: Tally | None
-    """Documents and tokens by the values of a column, if the caller chose one."""
+    """Documents and tokens by the values of a column, or None if the caller chose no column."""
 
 
 def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> GroupResult:
-    """Count a group and write its file, unless it exists. `by` is a column to tally by.
+    """Count a group, and write its file unless it exists. `by` is the column of the tally, or None.
 
     Raises the errors of `DocumentReader` and of `Tally.add_shard`, `TokenizerError` for a text that
     cannot be encoded, and `StoreError` if the file cannot be written.
@@ -169,7 +169,7 @@ def read_group(work: CountWork, job: GroupJob) -> tuple[Group, Ints]:
 
 
 def _measure(meter: LengthMeter, corpus: Corpus, tally: Tally | None) -> tuple[Ints, int]:
-    """The length of each sample of a corpus (int64 [samples]), and the bytes of all texts."""
+    """Return the length of each sample, int64 [samples], and the total bytes of all texts."""
     parts, text_bytes = [np.empty(0, np.int64)], 0
     for number, (start, stop) in enumerate(itertools.pairwise(corpus.shard_starts.tolist())):
         if start < stop:
@@ -195,7 +195,7 @@ class LengthMeter:
         self.reader = DocumentReader(recipe, shards)
         has_text, config = recipe.has_text, recipe.config
         self._recipe, self._backend = recipe, backend
-        # a transform's text differs in size from the column
+        # a transform changes the text, so the size of the stored column is not that of the text
         has_stored_text = has_text and config.transform is None
         self._stored_column = config.text_key if has_stored_text else None
 
@@ -206,10 +206,11 @@ class LengthMeter:
         return _open_tokenizer(recipe.tokenizer, self._backend) if recipe.has_text else None
 
     def measure(self, samples: Ints) -> tuple[Ints, int]:
-        """The lengths of samples of one shard, with `FILTERED`, and the bytes of their texts.
+        """Return the lengths of samples of one shard, and the total bytes of their texts.
 
-        `samples` and the lengths are int64 [samples]. Raises the errors of `DocumentReader`, and
-        `TokenizerError` for a text that cannot be encoded.
+        `samples` and the lengths are int64 [samples]. A length may be `FILTERED` or `FAILED`.
+        Raises the errors of `DocumentReader`, and `TokenizerError` for a text that cannot be
+        encoded.
         """
         number = int(self._corpus.shards_of(samples[:1])[0])
         shard = self.shard(number)
@@ -224,13 +225,13 @@ class LengthMeter:
         return lengths, int(self._stored_bytes(shard, within)[lengths != FAILED].sum())
 
     def shard(self, number: int) -> Shard:
-        """The shard with index `number`. The next shards are fetched ahead."""
+        """Return the shard with index `number`, and prefetch the next two."""
         last = len(self._corpus.shard_sizes)
         self._shards.prefetch(range(number, min(number + 1 + _SHARDS_AHEAD, last)))
         return self._shards.shard(number)
 
     def _measure_texts(self, samples: Ints) -> tuple[Ints, int]:
-        """The lengths of samples, and the bytes of their texts unless the shard has those."""
+        """Return the lengths of samples, and the bytes of their texts if the shard has no sizes."""
         assert self._tokenizer is not None
         texts = self.reader.read_texts(samples)
         kept = [text for text in texts if isinstance(text, str)]
@@ -243,7 +244,7 @@ class LengthMeter:
         return lengths, size
 
     def _stored_bytes(self, shard: Shard, within: Ints) -> Ints:
-        """The bytes of the text column of samples of a shard: int64 [samples]."""
+        """Return the size of the text of samples of a shard, in bytes: int64 [samples]."""
         assert self._stored_column is not None
         starts, stops = shard.find_values(within, shard.column_index(self._stored_column))
         return stops - starts
@@ -257,7 +258,7 @@ class LengthMeter:
 
 @contextlib.contextmanager
 def open_meter(recipe: Recipe, backend: str, folder: Path, retry: Retry) -> Iterator[LengthMeter]:
-    """Open a meter that keeps shards that are too large for memory in `folder`."""
+    """Open a meter that stores shards in `folder` if they are too large for memory."""
     cache = ShardCache(recipe.corpus, folder, retry, threads=_SHARDS_AHEAD, verify=ONCE)
     shards = MemoryShards(recipe.corpus, cache, retry, threads=_SHARDS_AHEAD)
     try:

@@ -1,13 +1,13 @@
-"""Write the lengths that runs learn as they read; the files are those of `count`, byte for byte.
+"""Write the token lengths that a run learns while it reads, to the same files as `count_tokens`.
 
     lengths of a node ─┬─► complete groups ──────────────────────► 00000-….lengths
-                       └─► other groups, if there are nodes ──► 00000-….lengths.<node>.<known>.part
+                       └─► other groups, with several nodes ──► 00000-….lengths.<node>.<known>.part
                             parts of all nodes, once complete ► 00000-….lengths
-    all groups are there ─► index-….json, and the parts are deleted
+    all groups exist ─► index-….json, and the parts are deleted
 
-One process per node publishes: periodically, at the end of the data, and when its loader is closed.
-A group is written only when it is complete. Several nodes may write the same group, or the index,
-at once, because the bytes are the same.
+One process per node publishes lengths: every two minutes, at the end of the data, and when its
+loader is closed. A group is written only when it is complete. Several nodes may write the same
+group, or the index, at once, because they write the same bytes.
 """
 
 from __future__ import annotations
@@ -69,28 +69,29 @@ class LengthsLearner:
         self._end: Callable[[], object] | None = None
 
     def start(self) -> None:
-        """Publish periodically, in a thread that ends with this object."""
+        """Publish every two minutes, in a thread that stops when this object is deleted."""
         if not self._is_publisher:
             return
         arguments = weakref.ref(self), self._requests
         thread = threading.Thread(target=_keep_publishing, args=arguments, daemon=True)
         thread.start()
         end = weakref.finalize(self, _end_thread, thread, self._requests)
-        # at exit, publish what was requested. `atexit` would be too late for thread pools
+        # at exit, serve open requests. `atexit` would be too late, because it runs after thread
+        # pools are shut down
         end.atexit = False
         getattr(threading, "_register_atexit", atexit.register)(end)
         self._end = end
 
     def publish_soon(self) -> None:
-        """Ask the thread to publish, without waiting, because other ranks may wait for this one."""
+        """Let the thread publish, without waiting, because other ranks may wait for this one."""
         if self._end is not None:
             self._requests.put(self)
 
     def publish(self) -> None:
         """Write the groups that are now complete, and the index after the last one.
 
-        If that fails for any reason, logs a warning and writes nothing more, because lengths must
-        not end a run.
+        If this fails for any reason, logs a warning and stops publishing, because a run must not
+        fail because of lengths.
         """
         try:
             for each in self._works if self._is_publisher else ():
@@ -99,7 +100,7 @@ class LengthsLearner:
             self._is_publisher = False
             if "interpreter shutdown" in str(
                 error
-            ):  # Python 3.12.0 to 3.12.2 start no threads then
+            ):  # Python 3.12.0 to 3.12.2 cannot start threads then
                 logger.warning(
                     "Python %s cannot start threads while it exits, so the next run writes the "
                     "token lengths that this run learned. To write them in each run, close the "
@@ -114,7 +115,7 @@ class LengthsLearner:
             )
 
     def close(self) -> None:
-        """Publish for the last time. Waits for at most a minute."""
+        """Publish for the last time, and wait at most a minute until that is done."""
         if self._end is not None:
             self.publish_soon()
             self._end()
@@ -122,7 +123,7 @@ class LengthsLearner:
 
 
 _Requests = queue.SimpleQueue[LengthsLearner | None]
-"""The learners whose lengths the thread should publish. None ends the thread."""
+"""The learners whose lengths the thread should publish. None stops the thread."""
 
 
 def _keep_publishing(learner: weakref.ref[LengthsLearner], requests: _Requests) -> None:
@@ -134,11 +135,11 @@ def _keep_publishing(learner: weakref.ref[LengthsLearner], requests: _Requests) 
         if found is None:
             return
         found.publish()
-        del found  # or this thread would keep it alive
+        del found  # otherwise, this thread would keep the learner alive
 
 
 def _end_thread(thread: threading.Thread, requests: _Requests) -> None:
-    """End a thread once it has served its requests, and wait for it."""
+    """Stop a thread after it has served its requests, and wait for at most a minute."""
     requests.put(None)
     if thread is threading.current_thread():
         return
@@ -154,9 +155,9 @@ def _end_thread(thread: threading.Thread, requests: _Requests) -> None:
 def open_learner(
     recipe: Recipe, root: Path, retry: Retry, *, has_other_nodes: bool, is_publisher: bool
 ) -> LengthsLearner | None:
-    """Open the lengths that a recipe's run learns. If the disk is full, log a warning; return None.
+    """Open the lengths that a recipe's run learns. `root` is the cache folder.
 
-    `root` is the cache folder.
+    Logs a warning and returns None if the lengths cannot be stored, such as on a full disk.
     """
     try:
         works = _open_works(recipe, root, retry, has_other_nodes=has_other_nodes)
@@ -199,7 +200,7 @@ class _Part(NamedTuple):
 
 
 class _Learning:
-    """The learned lengths of one dataset. `node` is None if there is only one."""
+    """The learned lengths of one dataset. `node` is None if there is only one node."""
 
     def __init__(
         self, work: CountWork, dataset: Dataset, learned: LearnedDataset, node: str | None
@@ -209,7 +210,7 @@ class _Learning:
         numbers = [job.shards.samples for job in self._jobs]
         self._bounds = np.cumsum([0, *numbers])
         self._published = np.zeros(len(numbers), np.int64)
-        """Number of known samples of each group when it was last published: int64 [groups]."""
+        """How many samples of each group were known when it was last published: int64 [groups]."""
         self._is_over = False
 
     @cached_property
@@ -219,7 +220,8 @@ class _Learning:
     def publish(self) -> None:
         """Write newly learned lengths. Raises `StoreError`, and `DatasetError` for damaged files.
 
-        Sends no request if no group was completed and, with several nodes, nothing is new.
+        Sends no request if there is nothing to write. On a single node, that is the case until
+        another group is complete.
         """
         known = np.zeros_like(self._published) if self._is_over else self._count_known()
         is_new = known > self._published
@@ -231,7 +233,7 @@ class _Learning:
         if self._index_name not in found:
             new = np.flatnonzero(is_new).tolist()
             self._write_new(new, found)
-            # list after writing: if several nodes write at once, the last one then sees all files
+            # list after writing: if several nodes write at once, the last to list sees all files
             found = list_found(self._work)
             if self._join_parts(new, found):
                 found = list_found(self._work)
@@ -261,7 +263,7 @@ class _Learning:
                 self._write_part(job, facts, self._node, found)
 
     def _join_parts(self, numbers: Sequence[int], found: set[str]) -> bool:
-        """Write the groups that the parts of all nodes complete. Returns whether there are any."""
+        """Write the groups that the parts of all nodes complete. Returns whether it wrote any."""
         has_written = False
         for number in numbers if self._node is not None else ():
             job, facts = self._jobs[number], self._facts(number).copy()
@@ -288,7 +290,7 @@ class _Learning:
         return np.array(known, np.int64)
 
     def _write_part(self, job: GroupJob, facts: Words, node: str, found: set[str]) -> None:
-        """Write this node's part of a group, replacing an older one."""
+        """Write this node's part of a group, and delete its older parts of the same group."""
         name = f"{job.shards.name}.{node}.{np.count_nonzero(facts)}.part"
         data = zlib.compress(facts.astype("<u8").tobytes(), 1)
         if name not in found:
@@ -299,8 +301,8 @@ class _Learning:
                 self._delete(older.name)
 
     def _read_part(self, part: _Part, samples: int) -> Words:
-        """The values of a part: uint64 [samples]; zeros if it is missing or damaged."""
-        most = 8 * samples + samples // 100 + 1_000  # zlib hardly expands what it cannot shrink
+        """Return the values of a part: uint64 [samples]; zeros if it is missing or damaged."""
+        most = 8 * samples + samples // 100 + 1_000  # zlib may expand data slightly
         try:
             found = read_object(self._url_of(part.name), self._work.retry, most)
         except StoreError as error:
@@ -325,7 +327,7 @@ class _Learning:
 
 
 def _list_parts(job: GroupJob, found: set[str]) -> Iterator[_Part]:
-    """The parts of a group among file names."""
+    """Yield the parts of a group that are among the file names `found`."""
     for name in sorted(found):
         match = _PART.fullmatch(name)
         if match is not None and match["group"] == job.shards.name:

@@ -1,10 +1,10 @@
-"""Count shards as they are written, and join their lengths to the groups of the dataset.
+"""Count the tokens of shards as they are written, and join their lengths to a dataset's groups.
 
     shard in memory ─► ShardLengths ─► text in a journal        while the data is written
     all of them, in order ─► groups ─► 00000-….lengths          before the data's own index
-    groups of shards that were there before, if not counted ─► counted as `count_tokens` does
+    groups with older shards that were not counted ─► counted as `count_tokens` does
 
-The files have the bytes that `count_tokens` writes for the finished dataset.
+The files have the same bytes as those that `count_tokens` writes for the finished dataset.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class ShardLengths:
     """Bytes of UTF-8 text that were tokenized."""
 
     def encode(self) -> str:
-        """The lengths as ASCII text."""
+        """Return the lengths as ASCII text, to store them in a journal."""
         header = {"samples": len(self.lengths), "text_bytes": self.text_bytes}
         return base64.b64encode(encode_group(header, self.lengths)).decode()
 
     @staticmethod
     def decode(text: str) -> ShardLengths:
-        """Decode the text of `encode`. Raises `ValueError` if it is damaged."""
+        """Decode text that `encode` returned. Raises `ValueError` if it is damaged."""
         found = decode_group(base64.b64decode(text))
         return ShardLengths(found.widen(), found.header["text_bytes"])
 
 
 def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWork:
-    """The work of counting a dataset that will be written to `location`.
+    """Return the settings for counting a dataset that will be written to `location`.
 
     `documents` are options of `RowsConfig`, such as `transform`. Raises `TokenizerError` if the
     tokenizer cannot be loaded, and `ValueError` for an invalid option.
@@ -81,8 +81,9 @@ def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWor
 def measure_shard(
     work: CountWork, location: str, info: ShardInfo, raw: bytes | memoryview
 ) -> ShardLengths:
-    """Measure the samples of a shard whose raw bytes are `raw`, in the dataset at `location`.
+    """Count the tokens of each sample of a shard in the dataset at `location`.
 
+    `raw` are the raw bytes of the shard, which need not be stored yet.
     Raises the errors of `LengthMeter.measure`.
     """
     recipe = replace(work.recipe, corpus=Corpus((Dataset(location, (info,), ""),)))
@@ -94,7 +95,7 @@ def measure_shard(
 
 @dataclass(frozen=True)
 class _OneShard:
-    """A shard in memory, as the only shard of a corpus."""
+    """A `ShardSource` whose only shard is in memory."""
 
     only: Shard
 

@@ -13,7 +13,7 @@ _UNITS = (("M", 1 << 20), ("k", 1 << 10))
 
 
 def check_picture(path: Path) -> None:
-    """Raise `ValueError` if a picture cannot be written to `path`, to fail before a long count."""
+    """Raise `ValueError` if a picture cannot be written to `path`, before a long count starts."""
     if find_spec("matplotlib") is None:
         raise ValueError(
             "a picture needs the package matplotlib. Run: pip install 'cloudload[plot]'"
@@ -25,7 +25,8 @@ def check_picture(path: Path) -> None:
 def draw_lengths(stats: LengthStats, title: str, path: Path) -> None:
     """Draw the shares of documents and of tokens by length, and write a PNG of 1280 by 720 pixels.
 
-    `title` is shown above. Raises the `ValueError` of `check_picture`, and `OSError`.
+    `title` is shown above the histogram. Raises `ValueError` as `check_picture` does, and `OSError`
+    if the file cannot be written.
     """
     check_picture(path)
     from matplotlib.figure import Figure
@@ -54,7 +55,7 @@ def draw_lengths(stats: LengthStats, title: str, path: Path) -> None:
     axes.legend(frameon=False)
     axes.set_title(f"{title}\n", loc="left", fontsize=12)
     axes.text(0, 1.02, _summarize(stats), transform=axes.transAxes, color=_GRAY, fontsize=9)
-    # omit matplotlib's version, so that equal reports give equal files
+    # omit matplotlib's version, so that equal reports result in equal files
     figure.savefig(path, dpi=160, format="png", metadata={"Software": None})
 
 
@@ -64,7 +65,7 @@ def _summarize(stats: LengthStats) -> str:
 
 
 def _shorten(length: int) -> str:
-    """A power of 2 as a label, such as 512 or 4k."""
+    """Format a power of 2 as a label, such as 512 or 4k."""
     for unit, size in _UNITS:
         if length >= size:
             return f"{length // size}{unit}"

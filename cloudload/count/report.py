@@ -35,19 +35,18 @@ class Fit:
     documents: float
     """The share of the documents that fit in one row, from 0 to 1."""
     tokens: float
-    """The share of the tokens that are in such documents."""
+    """The share of the tokens that are in documents that fit in one row, from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class LengthStats:
-    """The distribution of the lengths of documents that have tokens. Lengths are without bos and
-    eos."""
+    """The distribution of the lengths of nonempty documents, without bos and eos."""
 
     mean: float
     longest: int
     percentiles: Mapping[str, int]
-    """Length by percentile, such as `50` or `99.9`: the shortest length that this percentage of the
-    documents does not exceed."""
+    """Maps percentiles, such as `50` or `99.9`, to lengths: the shortest length that at least this
+    percentage of the documents does not exceed."""
     histogram: tuple[Bin, ...]
     """One bin for each power of 2."""
     fits: tuple[Fit, ...]
@@ -81,11 +80,11 @@ class CountReport:
     """Tokens per byte of text."""
     stats: LengthStats
     groups: int
-    """Number of files of lengths."""
+    """Number of groups of shards. The lengths of each group are in one file."""
     length_bytes: int
-    """Size of all files of lengths."""
+    """Total size of the files of lengths, in bytes."""
     by: str | None = None
-    """The column of `values`."""
+    """The column by whose values documents were tallied, or None."""
     values: tuple[ValueCount, ...] = ()
     """Documents and tokens by the values of the column `by`, in descending order of tokens."""
     counted_groups: int = 0
@@ -112,7 +111,7 @@ class Distribution:
         self._long.append(lengths[~is_short])
 
     def summarize(self) -> LengthStats:
-        """Compute percentiles, the histogram and the fits exactly."""
+        """Compute the exact percentiles, histogram and fits of the lengths added so far."""
         long, of_long = np.unique(
             np.concatenate([np.empty(0, np.int64), *self._long]), return_counts=True
         )
@@ -144,7 +143,7 @@ def _fit(seq_len: int, documents: int, tokens: int, total: int, all_tokens: int)
 
 
 def _list_bins(lengths: Ints, below: Callable[[int], tuple[int, int]]) -> tuple[Bin, ...]:
-    """The bins from the shortest to the longest document; each is twice as wide as the last."""
+    """List bins from the shortest to the longest length. Each is twice as wide as the previous."""
     if not len(lengths):
         return ()
     first, last = int(lengths[0]).bit_length() - 1, int(lengths[-1]).bit_length()

@@ -1,4 +1,4 @@
-"""Documents and tokens by the values of a column, such as the source of each document.
+"""Count documents and tokens by the values of a column, such as the source of each document.
 
 lengths of a shard, its column ─► Tally ─► merged over all shards and groups ─► ValueCount
 """
@@ -17,7 +17,7 @@ from cloudload.mds.shard import Shard, decode_value
 from cloudload.storage.redaction import redact
 
 MOST_VALUES = 10_000
-"""Maximum number of distinct values of a column."""
+"""Maximum number of distinct values of a column, because a report lists all of them."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class ValueCount:
     documents: int
     """Number of samples with tokens."""
     tokens: int
-    """Number of their tokens, without bos and eos."""
+    """Number of tokens in these samples, without bos and eos."""
     share: float
-    """Their share of all tokens, from 0 to 1."""
+    """Share of all tokens that these samples contain, from 0 to 1."""
 
 
 @dataclass
 class Tally:
-    """Samples with tokens, and their tokens, by the values of a column."""
+    """Counts of samples that have tokens, and of their tokens, by the values of a column."""
 
     column: str
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Tally:
             self._add(value, documents, tokens)
 
     def list_values(self) -> tuple[ValueCount, ...]:
-        """The values, in descending order of tokens."""
+        """Return the count of each value, in descending order of tokens."""
         total = max(1, sum(tokens for _, tokens in self.counts.values()))
         return tuple(
             ValueCount(value, documents, tokens, tokens / total)
@@ -101,7 +101,7 @@ def _show(encoding: str, value: bytes, shard: Shard) -> str:
 
 
 def check_column(dataset: Dataset, column: str) -> None:
-    """Raise `DatasetError` unless every shard of a dataset has a column."""
+    """Raise `DatasetError` unless every shard of a dataset has the column."""
     for columns in dataset.table.column_sets():
         names = [each.name for each in columns]
         if column not in names:
@@ -113,7 +113,7 @@ def check_column(dataset: Dataset, column: str) -> None:
 
 
 def merge_tallies(column: str, tallies: Iterable[Tally | None]) -> Tally:
-    """Merge the tallies of one column."""
+    """Merge the tallies of one column. Items that are None are ignored."""
     merged = Tally(column)
     for tally in tallies:
         if tally is not None:
