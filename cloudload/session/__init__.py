@@ -1,4 +1,4 @@
-"""The parts of one loader: its run opened, plans prepared, batches read, states saved.
+"""The parts of a loader, which open its run, prepare plans, read batches and save states.
 
     options ─► opening ─► current_run ─► preparation ─► reader ─► passes over batches
                             ▲    │         ▲    ▲

@@ -1,5 +1,4 @@
-"""The run that a loader reads now: its recipe, its progress, and the positions that token lengths
-determine.
+"""The current run of a loader: its recipe, its progress, and positions from token lengths.
 
 OpenedRun ─► CurrentRun ◄── resume: the recipe and position of a state
                  └── with lengths: the position at any later row, the number of rows
@@ -22,11 +21,11 @@ from cloudload.session.opening import OpenedRun
 
 
 class CurrentRun:
-    """The recipe and the progress of a run, and the positions that its lengths determine."""
+    """The recipe and the progress of a run. Computes later positions from token lengths."""
 
     def __init__(self, opened: OpenedRun) -> None:
         self.recipe = self.opened_recipe = opened.recipe
-        """The recipe of the run, and the recipe as opened, to which states are applied."""
+        """The recipe of the run, and the recipe before a state is applied to it."""
         self.backend, self.cache_root = opened.backend, opened.cache_root
         self.log = RunLog(Position.start(opened.recipe))
         self.is_resumed = self.has_jumped = False
@@ -37,17 +36,17 @@ class CurrentRun:
 
     @property
     def has_lengths(self) -> bool:
-        """Whether lengths were found."""
+        """Whether token lengths were found for the data."""
         return self._found is not None
 
     def check_world(self, size: int, num_lanes: int | None = None) -> None:
-        """Raise `ValueError` if `size` ranks cannot share the lanes of the run, or `num_lanes`."""
+        """Raise `ValueError` if `size` ranks cannot share `num_lanes` lanes; default: the run's."""
         check_world(num_lanes or self.recipe.num_lanes, size, has_lengths=self.has_lengths)
 
     # ------------------------------------------------------------ recipe and lengths
 
     def use(self, recipe: Recipe) -> None:
-        """Use a recipe, which may read fewer shards than the one before, and its lengths.
+        """Switch to a recipe and its lengths. It may read fewer shards than the current recipe.
 
         Raises the errors of `find_lengths_of_beginning`.
         """
@@ -83,7 +82,7 @@ class CurrentRun:
         return self._lengths
 
     def open_lengths(self) -> RunLengths | None:
-        """The lengths of the current recipe's run, or None if there are none."""
+        """Return the lengths of the current recipe's run, or None if there are none."""
         lengths = self.lengths
         if lengths is None:
             return None
@@ -100,7 +99,7 @@ class CurrentRun:
     # ------------------------------------------------------------ positions
 
     def advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:
-        """The position at a later row; None if lengths do not determine it.
+        """Return the position at a later row; None if lengths do not determine it.
 
         `pads` is as for `RunLengths.advance`.
         """
@@ -110,7 +109,7 @@ class CurrentRun:
         return found
 
     def advance_batches(self, number: int, global_batch: int) -> Position | None:
-        """The position after `number` skipped batches; None if lengths do not determine it."""
+        """Return the position after skipping batches; None if lengths do not determine it."""
         before = self.log.position
         stop = before.rows + number * global_batch
         found = self.advance(before, stop)
@@ -124,9 +123,9 @@ class CurrentRun:
         )
 
     def find_position(self, rows: int) -> Position:
-        """The position at a row that is not before the current one.
+        """Return the position at a row of the run.
 
-        Raises `ValueError` if it is.
+        Raises `ValueError` if the row is before the current position.
         """
         position = self.log.position
         if rows < position.rows:
@@ -144,7 +143,7 @@ class CurrentRun:
     # ------------------------------------------------------------ numbers of rows
 
     def count_rows(self) -> int | None:
-        """The number of rows of a finite run, at its current `seq_len`; None if it is unknown."""
+        """Return the number of rows of a finite run, at its current `seq_len`; None if unknown."""
         epochs, recipe = self.recipe.config.epochs, self.recipe
         if epochs is None and not recipe.has_stream_ends:
             return None
@@ -156,7 +155,7 @@ class CurrentRun:
         return None if lengths is None else lengths.count_rows(Position.start(self.recipe, origin))
 
     def count_rows_of_epochs(self, epochs: int) -> int | None:
-        """The number of rows of `epochs` epochs; None if it is unknown."""
+        """Return the number of rows of `epochs` epochs; None if it is unknown."""
         lengths = self.open_lengths()
         if self.recipe.has_row_per_document:
             return epochs * self.recipe.components[0].lanes.num_positions

@@ -19,7 +19,7 @@ class Learning:
         self._learner: LengthsLearner | None = None
 
     def open(self, run: CurrentRun, member: Membership) -> LengthsLearner | None:
-        """The learner; None if the run has lengths, or `lengths` is not "learn"."""
+        """Return the learner; None if the run has lengths, or `lengths` is not "learn"."""
         if member.delivery.lengths != LEARN:
             return None
         from cloudload.count.learn import forget_learned, open_learner
@@ -40,7 +40,7 @@ class Learning:
         return self._learner
 
     def close(self) -> None:
-        """Publish what was learned, and end."""
+        """Publish the lengths learned so far, and close the learner."""
         if self._learner is not None:
             self._learner.close()
             self._learner = None

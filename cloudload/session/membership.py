@@ -25,7 +25,7 @@ class Membership:
         self.environment, self.delivery = environment, delivery
         self._ranks_per_node = ranks_per_node
         self.is_first = environment.is_first_process(delivery)
-        """Whether this process logs on behalf of all."""
+        """Whether this process logs on behalf of all processes."""
         self._exchange: Exchange | None = None
 
     @property
@@ -44,7 +44,7 @@ class Membership:
     def moved(
         self, rank: int, size: int, batch_size: int | None, ranks_per_node: int | None
     ) -> Membership:
-        """The membership in another world. Raises `ValueError` for an invalid number."""
+        """Return the membership in another world. Raises `ValueError` for an invalid number."""
         if batch_size is None:
             batch_size = self.delivery.batch_size
         delivery = replace(self.delivery, dp_rank=rank, dp_world_size=size, batch_size=batch_size)
@@ -54,13 +54,13 @@ class Membership:
         return Membership(self.environment, delivery, ranks_per_node)
 
     def connect(self) -> Exchange:
-        """Return the connection, opened by the first call, which all ranks must make together."""
+        """Return the connection. The first call opens it, and all ranks must make it together."""
         if self._exchange is None:
             self._exchange = self.environment.open_exchange(self.delivery)
         return self._exchange
 
     def disconnect(self) -> None:
-        """Close the connection. `connect` opens another."""
+        """Close the connection. The next call of `connect` opens a new one."""
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None

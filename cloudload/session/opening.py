@@ -1,4 +1,4 @@
-"""Open the run that a loader's options ask for.
+"""Open the run that a loader's options specify.
 
 arguments ─► RowsConfig ─────► recipe: data, tokenizer, layout ─► token lengths
          └─► DeliveryConfig ─► cache folder, tokenizer backend
@@ -41,13 +41,14 @@ class OpenedRun:
     asked_lengths: str
     """The option `lengths`."""
     lengths: Sequence[CountedDataset] | None
-    """The lengths found for the data."""
+    """The token lengths found for the data, or None if there are none."""
     retry: Retry
 
 
 def read_arguments(arguments: Mapping[str, Any], callee: type) -> tuple[RowsConfig, DeliveryConfig]:
-    """Create the two configs from the arguments of `callee`, which may be objects of Streaming.
+    """Create the two configs from arguments of the class `callee`.
 
+    Arguments may be objects of Streaming, which are converted.
     Raises `ValueError` for an invalid argument.
     """
     options, mesh = dict(arguments), arguments["device_mesh"]
@@ -65,7 +66,7 @@ def read_arguments(arguments: Mapping[str, Any], callee: type) -> tuple[RowsConf
 
 @functools.cache
 def _find_defaults(callee: type) -> Mapping[str, Any]:
-    """The default of each argument of a class."""
+    """Return the default of each argument of a class, by name."""
     parameters = inspect.signature(callee).parameters
     return {name: parameter.default for name, parameter in parameters.items()}
 
@@ -85,7 +86,7 @@ def open_run(
     text = spec.json if asked.has_text else ""
     backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
     if backend.name == FASTOKENS and delivery.shares_tokenizer:
-        start_loading(text)  # while this process reads the index and creates the model
+        start_loading(text)  # in a thread, while the index is read and the model is created
     recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
     start_log.log_opened(recipe, backend)
     found = find_lengths(recipe, lengths, retry)

@@ -1,4 +1,4 @@
-"""Prepare an iteration: the plan of its workers, and what token lengths show in advance.
+"""Prepare an iteration: plan its workers, and compute its end and its lanes from token lengths.
 
 make_plan     recipe, position, world ─► Plan
 foresee       the end of a finite run, if the lengths determine it
@@ -95,7 +95,7 @@ def foresee(run: CurrentRun, plan: Plan, exchange: Exchange) -> Plan:
 
 
 def find_known(run: CurrentRun, plan: Plan, exchange: Exchange) -> KnownLanes | None:
-    """The lanes of all ranks, if there are several ranks and lengths determine the lanes."""
+    """Return the lanes of all ranks, or None if ranks must exchange them or there is one rank."""
     lengths = run.open_lengths()
     if lengths is not None and isinstance(plan.phase, Mixed):
         return KnownLanes(lengths, plan.position)

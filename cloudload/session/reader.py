@@ -2,7 +2,7 @@
 
 pass 1 ──► iteration ── workers, exchange
 pass 2 ──►     │          `stop_every` ends a pass: the iteration is kept for the next one
-               └─ dropped by its last pass: a weak reference is left, and the workers end
+               └─ not kept: only a weak reference remains, and the workers are stopped
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class Reader:
-    """The source of a loader's passes."""
+    """Creates the iterations of a loader's passes, and keeps one alive between two passes."""
 
     def __init__(self, run: CurrentRun, member: Membership, start_log: StartLog) -> None:
         self._run, self._start_log, self._learning = run, start_log, Learning()
@@ -69,7 +69,7 @@ class Reader:
         """Count the passes completed at a position; by default, at the current one."""
         delivery = self.member.delivery
         if delivery.stop_every is None:
-            return 0  # called for each batch, and finding the world takes tens of microseconds
+            return 0  # save the tens of microseconds that finding the world takes for each batch
         position = position or self._run.log.position
         return count_passes(position, self._run.recipe, delivery, self.member.world)
 
@@ -78,7 +78,7 @@ class Reader:
         return count_rows_per_pass(self.member.delivery, self.member.world)
 
     def report_wait(self, waited_s: float, what: str) -> None:
-        """Log that a batch has not arrived after `waited_s`, because of `what`."""
+        """Log that a batch has not arrived after `waited_s` seconds, because of `what`."""
         world = self.member.world
         rank = f"rank {world.rank} " if world.size > 1 else ""
         logger.warning("%swaited %.0f s for a batch: %s", rank, waited_s, what)
@@ -96,7 +96,7 @@ class Reader:
             iteration.skip(number)
 
     def stop(self, reason: str) -> None:
-        """End the iteration, if there is one. Iterating over it raises an error with `reason`."""
+        """Stop the current iteration, if any. If used later, it raises an error with `reason`."""
         iteration = self._iteration()
         if iteration is not None:
             iteration.close(reason)
@@ -117,7 +117,7 @@ class Reader:
             iteration.replace()
         self._iteration, self._kept = _no_iteration, None
         self.member.disconnect()
-        self.stop_learning()  # another rank may publish in the new world
+        self.stop_learning()  # in the new world, another process of the node may publish
         self.member = member
         run.log.move_to(position)
         if member.is_first:
@@ -125,7 +125,7 @@ class Reader:
             logger.info("from row %s on, there are %d ranks", row, member.delivery.dp_world_size)
 
     def close(self) -> None:
-        """End the iteration, and close the connection. The next iteration opens both again."""
+        """Stop the iteration, and close the connection. The next iteration opens a new one."""
         self.stop("the loader was closed")
         self.stop_learning()
         self.member.disconnect()
@@ -178,8 +178,8 @@ class Reader:
         iteration = Iteration(
             *(plan, exchange, run.log, self._start_log, open_blocks), known=known, on_end=on_end
         )
-        # a weak reference, so that an abandoned iteration ends its workers; `_kept` keeps an
-        # iteration alive between passes
+        # a weak reference, so that the workers of an abandoned iteration stop. Between passes,
+        # `_kept` keeps the iteration alive
         self._iteration = weakref.ref(iteration)
         run.has_jumped = False
         return iteration

@@ -1,4 +1,4 @@
-"""Save the current run as a state, and find the run and the position of a saved state."""
+"""Save the current run as a state, and find the recipe and the position of a saved state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def save(run: CurrentRun, lag: int) -> State:
-    """The state `lag` batches ago. Raises the errors of `CloudLoader.state_dict`."""
+    """Return the state `lag` batches ago. Raises the errors of `CloudLoader.state_dict`."""
     position = run.log.past(lag)
     check_knows_all_lanes(run.log)
     run.settle()
@@ -41,13 +41,16 @@ def check_knows_all_lanes(log: RunLog) -> None:
 
 
 def save_part(run: CurrentRun, member: Membership, lag: int) -> State:
-    """The rank's part of the state. Raises the errors of `CloudLoader.local_state_dict`."""
+    """Return the rank's part of the state `lag` batches ago.
+
+    Raises the errors of `CloudLoader.local_state_dict`.
+    """
     run.settle()
     log, world = run.log, member.world
     position = mask_lanes(log.past(lag), world.lanes(run.recipe.num_lanes))
     if world.index:
-        # only rank 0's part has the statistics that all ranks know, so that the sum counts
-        # them once
+        # only the first rank's part has the statistics that all ranks know, so that they count
+        # once in the sum of all parts
         known = position.counts if log.knows_all_lanes else log.started_at.counts
         position = position.with_lanes(counts=position.counts - known)
     part = f"{world.index}/{world.size}"
@@ -57,7 +60,7 @@ def save_part(run: CurrentRun, member: Membership, lag: int) -> State:
 def find_resumed(
     run: CurrentRun, saved: Saved, on_change: Mapping[str, str]
 ) -> tuple[Recipe, Position]:
-    """The recipe and the position with which a saved run continues.
+    """Return the recipe and the position with which a saved run continues.
 
     Raises the errors of `CloudLoader.load_state_dict`.
     """
