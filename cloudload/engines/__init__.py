@@ -7,5 +7,5 @@
     units   run units, yield their results     local  processes of this machine
     shares  the units of one job of an array   ray    a Ray cluster
 
-An engine is `LocalProcesses` or a `concurrent.futures.Executor`. It knows nothing about the work.
+An engine is `LocalProcesses` or a `concurrent.futures.Executor`. It can run any kind of work.
 """

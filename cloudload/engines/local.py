@@ -1,4 +1,4 @@
-"""Local worker processes. Each one runs one unit after another.
+"""Local worker processes. Each process runs one unit at a time.
 
     this process ── function, argument ──► worker process
                  ◄─── bytes processed ────
@@ -7,8 +7,8 @@
 Each process has its own pipe and shares no lock. If one is killed at any moment, its pipe closes,
 and this process raises a `WorkerError` that says how it died. The other workers are not affected.
 (`ProcessPoolExecutor` of Python 3.11 can lose units, and wait for them forever, if a process dies
-while units are submitted.) The processes are spawned, because this one may have threads and store
-clients.
+while units are submitted.) The processes are spawned, because this process may have threads and
+store clients, which cannot be forked safely.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _REPORT_S = 0.5
 
 @contextmanager
 def open_processes(number: int) -> Iterator[LocalProcesses | None]:
-    """Yield `number` processes, or None if the work belongs in this process.
+    """Yield `number` processes, or None if the work should be done in this process.
 
-    Yields None if `number` is at most 1, or if other processes could not import the program. At the
-    end, the processes exit. After an error, they exit without finishing their units.
+    Yields None if `number` is at most 1, or if other processes could not import the program. The
+    processes exit at the end of the `with` block. After an error, they do not finish their units.
     """
     if number > 1 and (script := find_missing_script()):
         logger.warning(
@@ -67,7 +67,7 @@ def open_processes(number: int) -> Iterator[LocalProcesses | None]:
 
 
 class LocalProcesses:
-    """Worker processes that exit soon after this process ends, and leave Ctrl-C to it."""
+    """Worker processes, which exit soon after this process does, and ignore Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -115,7 +115,10 @@ class LocalProcesses:
                     yield place, result
 
     def close(self) -> None:
-        """End the processes: idle ones by themselves, others by SIGTERM."""
+        """Stop the processes. Closing their pipes makes them exit when they are idle.
+
+        After an error, all receive SIGTERM. A process that is still running after 10 s is killed.
+        """
         for pipe in self._workers:
             pipe.close()
         is_failing = sys.exc_info()[0] is not None
@@ -173,7 +176,7 @@ def _work(pipe: Any) -> None:
 
 @dataclass(frozen=True)
 class _Processed:
-    """A message: a unit has processed this many more bytes."""
+    """A message with the number of bytes that a unit has processed since the previous message."""
 
     bytes: int
 
@@ -190,7 +193,7 @@ class _Reporter:
             self.send()
 
     def send(self) -> None:
-        """Send the number of bytes that is not sent yet."""
+        """Send the number of bytes processed since the previous message."""
         if self._bytes:
             self._pipe.send(_Processed(self._bytes))
         self._bytes, self._sent = 0, time.monotonic()

@@ -1,4 +1,4 @@
-"""A Ray cluster as an executor: each unit is a Ray task, which Ray retries if its process dies.
+"""Run units on a Ray cluster. Each unit is a Ray task, which Ray retries if its process dies.
 
 RayExecutor(address="auto")                        the cluster of this node
 RayExecutor(address="ray://head:10001", num_cpus=2, memory=4 << 30, resources={"disk": 1})
@@ -18,12 +18,13 @@ _RETRIES = 20
 
 
 class RayExecutor(Executor):
-    """Runs each unit as a task of a Ray cluster, where cloudload must be installed on every node.
+    """Runs each unit as a task of a Ray cluster. Every node must have cloudload installed.
 
     `address` is `auto`, a URL such as `ray://head:10001`, or None to start a cluster on this
     machine. `options` are options of `ray.remote`, such as `num_cpus`, `memory` in bytes,
     `resources` and `runtime_env`. A task whose process or node dies runs again, up to 20 times
-    unless `max_retries` is given. An existing connection of this process is used and kept.
+    unless `max_retries` is given. If this process is already connected to a cluster, that
+    connection is used, and `shutdown` does not close it.
 
     Raises `WorkerError` if Ray is not installed or the cluster cannot be reached.
     """
@@ -48,7 +49,8 @@ class RayExecutor(Executor):
         self._stored: tuple[Any, Any] = (None, None)
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        # thousands of tasks wait, and a function may hold megabytes, such as a tokenizer
+        # store a function once: thousands of tasks wait, and it may contain a tokenizer, which has
+        # megabytes
         if self._stored[0] is not function:
             self._stored = function, self._ray.put(function)
         reference = self._task.remote(self._stored[1], args, kwargs)
@@ -62,15 +64,16 @@ class RayExecutor(Executor):
                 self._ray.cancel(reference, force=True)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Disconnect from the cluster, if this executor connected."""
+        """Disconnect from the cluster if this executor opened the connection."""
         if self._is_ours:
             self._ray.shutdown()
 
 
 def parse_resources(text: str) -> dict[str, Any]:
-    """Parse the resources of a task, such as `cpus=2,memory=4g,disk=0.5`, as options of Ray.
+    """Parse the resources of a task, such as `cpus=2,memory=4g,disk=0.5`, to options of Ray.
 
-    `cpus` and `memory` are Ray's; any other name is a custom resource. Raises `ValueError`.
+    Any name other than `cpus` and `memory` is a custom resource. Raises `ValueError` if an item is
+    not NAME=NUMBER.
     """
     from cloudload.config.checks import parse_bytes
 

@@ -24,14 +24,17 @@ _COUNTS = ("WORKER_COUNT", "AWS_BATCH_JOB_ARRAY_SIZE")
 
 @dataclass(frozen=True)
 class Share:
-    """The index, from 0, of one of `count` workers."""
+    """One worker's share of the units: the worker's index, from 0, and the number of workers."""
 
     index: int
     count: int
 
     @staticmethod
     def parse(text: str, environment: Mapping[str, str] | None = None) -> Share:
-        """Parse `I/N`, or take both from the environment for `auto`. Raises `ValueError`."""
+        """Parse `I/N`, or for `auto`, read both numbers from the environment.
+
+        Raises `ValueError` if the text is invalid or the environment lacks a number.
+        """
         if text == "auto":
             return _read_environment(os.environ if environment is None else environment)
         match = re.fullmatch(r"(\d+)/(\d+)", text)
@@ -40,7 +43,7 @@ class Share:
         return _share(int(match[1]), int(match[2]), f"worker is {text!r}")
 
     def take(self, units: Sequence[Unit]) -> Sequence[Unit]:
-        """The units of this worker: every N-th unit."""
+        """Return this worker's units: every N-th one, starting at the worker's index."""
         return units[self.index :: self.count]
 
 

@@ -20,7 +20,7 @@ Engine = Executor | LocalProcesses
 """An engine, which runs units in other processes."""
 
 MOST_WAITING = 10_000
-"""Maximum number of unfinished units, so that a list of a million does not fill memory."""
+"""Maximum number of submitted units that are not finished, to limit the memory that they use."""
 
 
 class _Outcome(NamedTuple):
@@ -41,10 +41,10 @@ def run_units(
     """Yield (place, result) of `function(argument)` for each argument, in the order of completion.
 
     Without an engine, the units run in this process, in order. With `on_bytes`, the call is
-    `function(argument, on_bytes=…)`, and `function` passes the number of bytes that it has
-    processed to `on_bytes`, from its own thread. The caller's `on_bytes` receives this number at
-    once from this process, twice a second from local processes, and at the end of each unit from
-    other executors.
+    `function(argument, on_bytes=…)`, and `function` passes numbers of processed bytes to that
+    `on_bytes`, from the thread in which it runs. The caller's `on_bytes` receives them at once from
+    this process, twice a second from local processes, and at the end of each unit from other
+    executors.
 
     Raises the `CloudloadError` of the first unit that fails, or `WorkerError` with the traceback of
     any other exception, and cancels the units that have not started. `function` must be picklable
@@ -83,7 +83,7 @@ def in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
 def _run_on(
     executor: Executor, attempt: Callable[[Any], Any], arguments: Iterable[Any]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield (place, outcome) of each unit, with up to `MOST_WAITING` submitted."""
+    """Yield (place, outcome) of each unit, in the order of completion."""
     places: dict[Future[Any], int] = {}
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
     left = iter(enumerate(arguments))
@@ -116,9 +116,10 @@ def _attempt(
     *,
     reports: bool,
 ) -> _Outcome:
-    """Run a unit. Without `on_bytes`, the outcome has the sum of the bytes that it `reports`.
+    """Run a unit, and return its outcome. Errors are returned, not raised.
 
-    An executor would attach the traceback of a raised error, which may contain secrets.
+    An executor would attach the traceback of a raised error, which may contain secrets. If the unit
+    `reports` bytes, and there is no `on_bytes`, the outcome has their sum.
     """
     sizes: list[int] = []
     call = partial(function, on_bytes=on_bytes or sizes.append) if reports else function
