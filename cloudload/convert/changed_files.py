@@ -1,4 +1,4 @@
-"""The input files of a conversion by name and size, and how they differ from an earlier run's.
+"""Compare the input files of a conversion, by name and size, with those of an earlier run.
 
 before   {"a.jsonl": 120, "b.jsonl": 80}
 now      {"a.jsonl": 140, "c.jsonl": 80}
@@ -25,7 +25,7 @@ def list_sizes(units: Iterable[InputUnit]) -> dict[str, int | None]:
 
 
 def describe_changes(before: Any, now: Mapping[str, int | None]) -> str:
-    """Describe the files that differ; "" if the files before or now are not known."""
+    """Describe the files that differ. Returns "" if either list of files is unknown."""
     if not isinstance(before, Mapping) or not before or not now:
         return ""
     changes = []

@@ -59,7 +59,7 @@ def compare_claims(
 
 
 def _list_keys(part: str, stored: Mapping[str, Any], claim: Mapping[str, Any]) -> list[str]:
-    """Return the names to compare: the claim's, and unless its recipe is empty, the stored ones."""
+    """Return the keys to compare. If the claim has a recipe, they include the stored recipe's."""
     is_whole = part == "recipe" and claim[part]
     return list(claim[part] | stored[part]) if is_whole else list(claim[part])
 

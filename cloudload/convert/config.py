@@ -42,13 +42,13 @@ class ConvertConfig:
     compression: str | None = "zstd"
     """`zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)
-    """Names of hash algorithms. The index contains each of these hashes of each shard."""
+    """Names of hash algorithms. The index contains one hash per shard and algorithm."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
     """The maximum raw size, in bytes, of a shard that holds several documents."""
     block_bytes: int = DEFAULT_BLOCK_BYTES
     """Approximate bytes of input per block. A block is the unit of work."""
     splits: str | None = None
-    """The splits into which documents are divided and their shares, or None."""
+    """The splits and their shares, such as `train=0.999,val=0.001`; None for a single dataset."""
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.kept()]
@@ -81,7 +81,7 @@ class ConvertConfig:
 
     @property
     def split_names(self) -> tuple[str, ...]:
-        """The names of the splits; "" if all documents are in one dataset."""
+        """The names of the splits; only "" if all documents are in one dataset."""
         return self.shares.names if self.shares else ("",)
 
     def recipe(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class ConvertConfig:
         return [(name, encoding or None) for name, _, encoding in parts]
 
     def fields(self) -> Fields:
-        """The record fields that the conversion reads."""
+        """Return the record fields that the conversion reads."""
         kept = dict(self.kept())
         given = {name: encoding for name, encoding in kept.items() if encoding}
         return Fields([self.text_key, self.id_key, *kept], given)

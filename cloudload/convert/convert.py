@@ -110,7 +110,7 @@ def convert_to_mds(
             document's own ID, or of its text if it has no ID, chooses its split, so the same
             document is always in the same split.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
-        hashes: names of hash algorithms. The index contains each of these hashes of each shard.
+        hashes: names of hash algorithms. The index contains one hash per shard and algorithm.
         shard_bytes: the maximum raw size, in bytes, of a shard that holds several documents; 64 MiB
             by default.
         block_bytes: approximate bytes of input per block, 8 MiB by default. A block is the unit of

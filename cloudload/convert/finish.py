@@ -36,7 +36,7 @@ class Joined:
     parts: list[Counts] = field(default_factory=list)
     """The counts of folders, in order. When there are 1,000, `add` replaces them with their sum."""
     with_bad: list[int] = field(default_factory=list)
-    """The segments that have bad records."""
+    """The numbers of the segments that have bad records."""
 
     @property
     def counts(self) -> Counts:

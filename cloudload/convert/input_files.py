@@ -49,7 +49,7 @@ class InputFile:
     """An input file and how to read it."""
 
     url: str
-    """`-` for stdin."""
+    """The location of the file; `-` for stdin."""
     name: str
     """The file's path relative to its input (for a glob, to the folder before the wildcard), or its
     file name if it is the input. Document IDs may be derived from it. If two files would have the
@@ -64,7 +64,7 @@ class InputFile:
     shard: ShardInfo | None = None
     """The file's entry in the index of its dataset, for format `mds`."""
     tag: str = ""
-    """The tag from the listing. Reading is refused if the file's tag has changed since."""
+    """The tag from the listing. Reading is refused if the tag has changed since the listing."""
 
     @property
     def display_name(self) -> str:
@@ -114,7 +114,7 @@ def read_decompressed(
 
 
 def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
-    """Yield the decompressed bytes of consecutive members, skipping zero padding between them."""
+    """Yield the decompressed bytes of concatenated members, and skip zero padding between them."""
     decoder: Any = None
     for stored in chunks:
         left = stored

@@ -54,7 +54,7 @@ class JoinedShards:
                 self._texts.clear()
 
     def index(self) -> Iterator[bytes]:
-        """Yield pieces of `index.json`, the same bytes as `mds.writer.encode_index` returns."""
+        """Yield `index.json` in pieces, with the bytes that `mds.writer.encode_index` returns."""
         yield b'{"shards": ['
         for number, entries in enumerate(self._entries()):
             yield (b", " if number else b"") + entries

@@ -182,7 +182,7 @@ class Journal:
         return replace(done, counts=counts, resumed=sum(map(len, done.entries.values())))
 
     def _list_shards(self, split: str, names: Mapping[str, int]) -> dict[str, int]:
-        """Map the journal's shard `names` in a split to their stored sizes in bytes."""
+        """Map the names of a split's shards to their stored sizes in bytes, given `_list()`."""
         found = list_sizes_at(self.output.shards(split)) if split else names
         return {name: size for name, size in found.items() if _SHARD_NAME.fullmatch(name)}
 
@@ -270,7 +270,7 @@ class Journal:
                 delete_object(join_url(self.location, name))
 
     def _refuse_to_hide(self, names: Mapping[str, int]) -> None:
-        """Raise `ConvertError` if a new index would hide other datasets, or be hidden.
+        """Raise `ConvertError` if a new index would hide datasets, or be hidden by another index.
 
         The index of a dataset that is written again does not count as new.
         """
@@ -325,9 +325,9 @@ def record_shard(
 ) -> None:
     """Write the journal entry of a stored shard.
 
-    `number` is the shard's index across all splits, `entry` its entry for the index,
-    `following` the position of the next shard of the split (None after the last), and `counts` the
-    counts before that position. `lengths` are the shard's token lengths, if they are counted.
+    `number` is the shard's index across all splits, and `entry` is its entry for `index.json`.
+    `following` is the position of the split's next shard, or None after the last one. `counts` are
+    the counts before that position. `lengths` are the shard's token lengths, if they are counted.
     """
     content: dict[str, Any] = {
         "shard": entry,

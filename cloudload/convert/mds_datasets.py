@@ -1,4 +1,4 @@
-"""The shards of an MDS dataset as input files, in the order of its index."""
+"""List the shards of an MDS dataset as input files, in the order of its index."""
 
 from __future__ import annotations
 

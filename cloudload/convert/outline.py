@@ -27,7 +27,7 @@ class Outline:
     """Stored bytes of the input files."""
     segments: int
     largest_segment_bytes: int
-    """Stored bytes of the largest segment, which a compressed file can make very large."""
+    """Stored bytes of the largest segment. One large compressed file can exceed `segment_bytes`."""
     core_seconds: float
     """A rough estimate of the seconds that one core needs for all segments."""
     largest_segment_seconds: float

@@ -26,7 +26,7 @@ Found = TypeVar("Found")
 class Output:
     """The locations of a conversion's objects, or of a segment's objects if `segment` is not "".
 
-    `home` is the location given by the user, and `segment` is the name of the segment's folder.
+    `home` is the location of the output, and `segment` is the name of the segment's folder.
     """
 
     home: str

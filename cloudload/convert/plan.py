@@ -124,7 +124,7 @@ class ConversionPlan:
 
 
 class _PlannedFiles:
-    """The files of planned inputs, created on access."""
+    """A sequence of the files of planned inputs, which creates each file on access."""
 
     def __init__(self, inputs: Sequence[PlannedInput], roots: Sequence[str], format: str) -> None:
         self._inputs, self._roots, self._format = inputs, roots, format

@@ -46,11 +46,11 @@ def agree_on_plan(
     units: Sequence[InputUnit],
     append: bool,
 ) -> ConversionPlan | ConvertReport:
-    """Store the plan, or return the stored plan if it is for the same conversion.
+    """Create and store a plan, or return the stored plan if it is for the same conversion.
 
     With `append`, the plan adds to the existing dataset. If these files were already appended,
-    returns the dataset's report. Raises `ConvertError` if the stored plan is for another
-    conversion, naming the difference, or if there is no dataset to append to.
+    returns the dataset's report. Raises `ConvertError` if there is no dataset to append to. If the
+    stored plan is for another conversion, raises a `ConvertError` that names the difference.
     """
     url, base = join_url(journal.location, PLAN_NAME), None
     inputs = tuple(map(plan_input, folders))

@@ -105,7 +105,7 @@ class InputBlock(Protocol):
 
 @runtime_checkable
 class TypedBlock(Protocol):
-    """A block of a format whose fields have MDS encodings, which kept fields have by default."""
+    """A block of a format with typed fields, whose MDS encodings kept fields have by default."""
 
     def column_encodings(self) -> Mapping[str, str]:
         """The encoding of each field, by name."""
@@ -129,9 +129,9 @@ class InputUnit(Protocol):
     """A part of the input that can be read separately, identified by its name and size.
 
     `size` is in stored bytes, or in rows for a dataset; None if unknown. `blocks` yields the
-    blocks, starting at `start`; `fields` are the record fields that the conversion reads, the text
-    field first. If a record has no text field, it contains all field names, so that an error can
-    list them.
+    blocks, starting at `start`. `fields` are the record fields that the conversion reads, the text
+    field first. A record without a text field contains all field names, so that an error can list
+    them.
     """
 
     @property
@@ -183,7 +183,7 @@ def has_field(names: Iterable[str], name: str) -> bool:
 
 
 def list_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the names of all fields, with nested ones as `meta.url`."""
+    """Yield the names of all fields. The name of a nested field looks like `meta.url`."""
     for name, value in fields.items():
         if isinstance(value, Mapping) and value:
             yield from list_fields(value, f"{prefix}{name}.")

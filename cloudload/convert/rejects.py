@@ -6,8 +6,8 @@
     .convert/00007.rejects.jsonl   of segment 7 ─┴─► one file, in the order of the segments
 
 The lines are a pure function of the plan and the segment, like shards. `record` has the bytes of
-the record as text. If the format does not store a record as bytes, it has the record's fields as
-JSON. It is cut off after 65,536 characters. A record that is not UTF-8 is in `record_base64`.
+the record as text, or, if the format does not store records as bytes, the fields as JSON. Records
+are cut off after 65,536 characters. A record that is not UTF-8 is in `record_base64`.
 """
 
 from __future__ import annotations

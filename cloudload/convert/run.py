@@ -312,7 +312,7 @@ def _finish(
 ) -> ConvertReport:
     """Write the reports and the indexes. Raises `ConvertError` if there are no documents.
 
-    `inputs` names the inputs in that error. `base` is `ConversionPlan.base`.
+    `inputs` describes the input in that error message. `base` is `ConversionPlan.base`.
     """
     if report.documents:
         for name in (name for name, split in report.splits.items() if not split["documents"]):

@@ -81,7 +81,7 @@ class Note:
     """The note of a finished segment: its counts, and the index entries of its shards.
 
     Names in the entries are relative to the segment's folder. `lengths` are the token lengths of
-    its shards, if they are counted.
+    the shards, if they are counted.
     """
 
     entries: Entries
@@ -135,9 +135,10 @@ def convert_segment(
 
 
 def is_finished(location: str, number: int, plan: str, *, with_rejects: bool) -> bool:
-    """Whether a segment has a note, and its rejects if it has bad records and `with_rejects`.
+    """Whether a segment has a note.
 
-    Raises `ConvertError` if the note belongs to another plan.
+    With `with_rejects`, a segment with bad records must also have a file of rejects. Raises
+    `ConvertError` if the note belongs to another plan.
     """
     note = read_note(location, number, plan)
     if note is None or not (with_rejects and note.counts.bad):
@@ -179,7 +180,7 @@ def convert_units(
     rejects: BinaryIO | None = None,
     count: CountWork | None = None,
 ) -> FinishedWork:
-    """Convert the units into the journal's folder, after the shards that it lists.
+    """Convert units to shards in the journal's folder, starting after the shards that it lists.
 
     The columns of the kept fields are inferred if `columns` is None. `on_bytes` is called with the
     number of stored bytes of the work that was finished before, and then of each block. Bad records
@@ -274,7 +275,7 @@ def _encode(
 
 
 def _describe_bad(first: BadRecord, counts: Counts) -> str:
-    """Describe the first bad record of a block with these counts, and say what to do."""
+    """Describe the first bad record of a block, and the next step. `counts` are the block's."""
     more, others, good = "", counts.bad - 1, counts.documents + counts.empty
     if others:
         more = f", the first of {counts.bad:,} bad records in a block of {counts.bad + good:,}"

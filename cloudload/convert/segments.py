@@ -4,9 +4,9 @@
     parts      0..50  50..100   b.gz      c.gz      d.gz
     segments   ──0──  ───1──    ─2──      ───────3───────
 
-A segment is a run of consecutive parts of files. A part is a whole file, or a range of a file that
-is larger than `segment_bytes` and can be read from any byte (uncompressed lines and Parquet). Any
-other file of that size is one segment.
+A segment is a run of consecutive parts of files. A part is a whole file or a range of one. Only
+files larger than `segment_bytes` are cut into ranges, and only if they can be read from any byte
+(uncompressed lines and Parquet). Any other file of that size is a segment by itself.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class FinishedWork:
     """The finished part of a conversion.
 
     `entries` are the index entries of its shards. `lengths` are the token lengths of each shard, as
-    `ShardLengths` encodes them, if they are counted, which requires that there is only one split.
+    `ShardLengths` encodes them; empty if tokens are not counted, such as with several splits.
     `columns` are the columns of the kept fields, or None until they are known. `positions` has the
     position at which the next shard of each split begins, or None after the last shard. `counts`
     are those of the last journal entry; after the last shard, they cover all blocks. `resumed` is

@@ -195,7 +195,7 @@ def _open(
 
 
 def prepare(recipe: Recipe, backend: str, place: str, retry: Retry) -> CountWork:
-    """Return the data that all groups of a recipe's only dataset share."""
+    """Return the settings for counting a recipe's only dataset, which all groups share."""
     small = replace(recipe, corpus=Corpus(()), components=())
     return CountWork(small, backend, make_key(recipe, 0), place, retry)
 

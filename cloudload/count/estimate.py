@@ -144,7 +144,7 @@ def _spread(number: int, wanted: int) -> Ints:
 
 
 def _sums(lengths: Ints, sizes: Ints) -> tuple[int, int, int]:
-    """Return the tokens, filtered samples, and sample bytes of the samples read from a shard."""
+    """Sum the tokens, filtered samples, and bytes of the samples read from a shard."""
     return int(lengths[lengths > 0].sum()), int((lengths == FILTERED).sum()), int(sizes.sum())
 
 

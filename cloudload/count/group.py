@@ -39,7 +39,7 @@ _SHARDS_AHEAD = 2
 
 @dataclass(frozen=True)
 class CountWork:
-    """The data that the counts of all groups of a dataset share. It is sent to every worker."""
+    """The settings for counting a dataset, which all groups share. Every worker receives them."""
 
     recipe: Recipe
     """The recipe of a run that reads only this dataset, with a corpus of no shards."""
@@ -121,9 +121,10 @@ def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> GroupR
 
 
 def write_group(work: CountWork, shards: ShardRange, lengths: Ints, text_bytes: int) -> None:
-    """Write the file of a group. `lengths` is int64 [samples], with `FILTERED` and `FAILED`.
+    """Write the file of a group.
 
-    Raises `StoreError` if the file cannot be written.
+    `lengths` is int64 [samples]. A length may be `FILTERED` or `FAILED`. Raises `StoreError` if the
+    file cannot be written.
     """
     header = {
         "key": work.key.digest,
@@ -139,7 +140,7 @@ def write_group(work: CountWork, shards: ShardRange, lengths: Ints, text_bytes: 
 
 
 def read_group(work: CountWork, job: GroupJob) -> tuple[Group, Ints]:
-    """Read the file of a counted group: its entry for the index, and its lengths.
+    """Read the file of a counted group. Returns its entry for the index, and its lengths.
 
     Raises `DatasetError` if the file is damaged, and `StoreError` if it cannot be read.
     """
@@ -231,7 +232,7 @@ class LengthMeter:
         return self._shards.shard(number)
 
     def _measure_texts(self, samples: Ints) -> tuple[Ints, int]:
-        """Return the lengths of samples, and the bytes of their texts if the shard has no sizes."""
+        """Return the lengths of samples, and the bytes of their texts; 0 if the shard has those."""
         assert self._tokenizer is not None
         texts = self.reader.read_texts(samples)
         kept = [text for text in texts if isinstance(text, str)]
@@ -244,7 +245,7 @@ class LengthMeter:
         return lengths, size
 
     def _stored_bytes(self, shard: Shard, within: Ints) -> Ints:
-        """Return the size of the text of samples of a shard, in bytes: int64 [samples]."""
+        """Return the size of each sample's text in a shard, in bytes: int64 [samples]."""
         assert self._stored_column is not None
         starts, stops = shard.find_values(within, shard.column_index(self._stored_column))
         return stops - starts

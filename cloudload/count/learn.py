@@ -88,7 +88,7 @@ class LengthsLearner:
             self._requests.put(self)
 
     def publish(self) -> None:
-        """Write the groups that are now complete, and the index after the last one.
+        """Write the groups that are now complete, and after the last group, the index.
 
         If this fails for any reason, logs a warning and stops publishing, because a run must not
         fail because of lengths.
@@ -249,9 +249,9 @@ class _Learning:
                 self._delete(name)
 
     def _write_new(self, numbers: Sequence[int], found: set[str]) -> None:
-        """Write the groups at these indices that are not in `found`, or this node's parts of them.
+        """Write the groups with these indices, except those in `found`.
 
-        Deletes older parts of this node.
+        Of an incomplete group, writes this node's part, and deletes older parts of this node.
         """
         for number in numbers:
             job, facts = self._jobs[number], self._facts(number).copy()

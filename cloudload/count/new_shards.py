@@ -49,7 +49,7 @@ class ShardLengths:
     """The lengths of consecutive shards."""
 
     lengths: Ints
-    """Length of each sample, with `FILTERED` and `FAILED`: int64 [samples]."""
+    """Length of each sample, or `FILTERED` or `FAILED`: int64 [samples]."""
     text_bytes: int
     """Bytes of UTF-8 text that were tokenized."""
 

@@ -29,7 +29,10 @@ class Bin:
 
 @dataclass(frozen=True)
 class Fit:
-    """The share of documents that fit rows of `seq_len` tokens, not counting bos and eos."""
+    """The shares of documents and tokens that fit in rows of `seq_len` tokens.
+
+    Bos and eos are not counted.
+    """
 
     seq_len: int
     documents: float

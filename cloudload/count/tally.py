@@ -17,12 +17,12 @@ from cloudload.mds.shard import Shard, decode_value
 from cloudload.storage.redaction import redact
 
 MOST_VALUES = 10_000
-"""Maximum number of distinct values of a column, because a report lists all of them."""
+"""Maximum number of distinct values of a column. The report lists all of them."""
 
 
 @dataclass(frozen=True)
 class ValueCount:
-    """The documents with one value of a column."""
+    """Counts of the documents that have one value of a column."""
 
     value: str
     """The value, as text."""

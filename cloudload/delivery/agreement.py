@@ -61,7 +61,7 @@ def differ_in_found_lengths(differing: Mapping[str, Sequence[Any]]) -> bool:
 
 
 def advise_on_difference(names: Sequence[str]) -> str:
-    """Return the advice for an error about ranks that differ in the values with these names."""
+    """Return the next step for an error message. `names` are the values that differ."""
     if "data" in names:
         return (
             "If data was appended or written again while the job started, start the job again. "

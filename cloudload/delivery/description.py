@@ -85,8 +85,8 @@ def describe(
     """List the settings of a plan, with the workers' speed so far, under a title.
 
     `delivered` has the statistics from which the speed is computed. `is_resumed` is whether the
-    plan continues from a loaded state. Builds the orders of the lanes' current epochs, which the
-    working set depends on.
+    plan continues from a loaded state. Builds the orders of the lanes' current epochs, because the
+    working set depends on them.
     """
     settings = [
         *_layout(plan, is_resumed),

@@ -21,7 +21,7 @@ from cloudload.workers.processes import Blocks, inline_blocks, process_blocks
 
 
 class Environment:
-    """The processes of a job: the ranks, and this rank's workers."""
+    """Connects a loader to the processes of a job: the other ranks, and this rank's workers."""
 
     def find_world(self, delivery: DeliveryConfig) -> World:
         """Find the current world, which may change when torch.distributed is initialized.

@@ -38,7 +38,7 @@ from cloudload.system.activity import doing
 
 _FIRST_CAPACITY, _RECENT = 1 << 8, 16
 _opened: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
-"""The number of exchanges opened in each torch.distributed job. Each has separate store keys."""
+"""Counts the exchanges of each torch.distributed job. Each exchange has separate store keys."""
 _LATE_RANK = (
     "waiting for another rank. The rows of this rank are ready. The late rank is one that does not "
     "log this line. Gives up after {:,g} s (exchange_timeout_s)"

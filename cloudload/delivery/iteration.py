@@ -94,7 +94,7 @@ class Iteration(Iterator[Batch]):
         on_end: Callable[[], None] | None = None,
     ) -> None:
         self._known, self._on_end = known, on_end
-        """The lanes of all ranks, or None if ranks exchange them; and what to call at the end."""
+        """The lanes of all ranks, or None if ranks exchange them; and a callback for the end."""
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._log, self._start_log = log, start_log
         self._process = os.getpid()
@@ -105,7 +105,7 @@ class Iteration(Iterator[Batch]):
         self._reports: list[Report] = []
         self._has_handed_out = self._is_skipping = self.is_over = False
         self.is_replaced = False
-        """Whether another iteration replaces this one, so the pass continues with that one."""
+        """Whether a new iteration replaces this one. If so, the pass continues with the new one."""
         self._failure: Exception | None = None
         self._wait_log = log.wait_log
         self._wait_log.restart()
@@ -113,8 +113,8 @@ class Iteration(Iterator[Batch]):
         """The position at which the lanes ended, once the tail is packed. Cursors do not advance in
         the tail."""
         self._discarded_tokens = 0
-        """The number of tokens that the discarded batch has before the dry row. The number is this
-        rank's, and after the tail is packed, the sum over all ranks."""
+        """The number of tokens before the dry row in the discarded batch: those of this rank, or,
+        after the tail is packed, those of all ranks."""
 
     def __next__(self) -> Batch:
         if self._failure is not None:
@@ -160,7 +160,7 @@ class Iteration(Iterator[Batch]):
             self._wait_log.restart()
 
     def close(self, reason: str = "") -> None:
-        """Stop the workers. The next iteration rereads the rows that they had read ahead.
+        """Stop the workers. The next iteration rereads the rows that the workers had read ahead.
 
         If there is a `reason` and the data had not ended, later calls of `next` raise an error,
         because `StopIteration` would look like the end of the data.
@@ -327,7 +327,7 @@ class Iteration(Iterator[Batch]):
         self._continue_in(InTail(plan.phase.start, tail))
 
     def _continue_in(self, phase: Phase) -> None:
-        """Enter a phase: share the tail's documents, and continue at the first undelivered row."""
+        """Enter a phase, share the tail's documents, and continue at the first undelivered row."""
         self._plan = replace(self._plan, position=self._position, phase=phase)
         share_documents(self._plan, self._blocks, self._exchange)
         self._blocks.discard()
@@ -346,7 +346,7 @@ class Iteration(Iterator[Batch]):
             self._on_end()
 
     def _end_mixture(self, plan: Plan) -> None:
-        """Do the work of `_end` for a mixture with streams that end, whose lanes are all known."""
+        """Do the same as `_end` for a mixture with streams that end. All of its lanes are known."""
         left = 0
         if plan.end is not None and self._position.rows < plan.end and self._known is not None:
             counts = self._known.at(plan.end).arrays.counts - self._position.counts

@@ -50,7 +50,7 @@ class _FoundLanes(LaneLog):
 
     @property
     def arrays(self) -> LaneArrays:
-        """The arrays. Callers must not modify them."""
+        """The lane arrays. Callers must not modify them."""
         if self._found is None:
             assert self._find is not None
             self._found, self._find = self._find(), None

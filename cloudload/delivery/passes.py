@@ -38,7 +38,7 @@ def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, w
     [component] = recipe.components
     before = position.origin.count_documents(component.lanes)
     num_read = before + int(position.counts[:, READ].sum())
-    # the pass over the last epoch is not counted, because the run ends before that pass is complete
+    # exclude the pass over the last epoch, because the run ends it, not `stop_every`
     return min(num_read // component.lanes.num_positions, (recipe.config.epochs or NEVER) - 1)
 
 

@@ -40,9 +40,9 @@ class Report(NamedTuple):
     counts: Ints
     """int64 [streams, counts]: the statistics of the rows."""
     cursors: Ints
-    """int64 [rows, 3]: the lane's cursor after each row."""
+    """int64 [rows, 3]: the cursor of each row's lane after the row."""
     residues: list[bytes]
-    """The lane's residue after each row; empty if the packing has no residue."""
+    """The residue of each row's lane after the row; empty if the packing has no residue."""
 
 
 def report_batch(
@@ -102,11 +102,11 @@ class Joined(NamedTuple):
     counts: Ints
     """int64 [streams, counts]: the statistics of the rows."""
     rows: Ints
-    """int64 [rows]: the rows of the run, by rank."""
+    """int64 [rows]: the indices of the rows in the run, ordered by rank."""
     cursors: Ints
-    """int64 [rows, 3]: the lane's cursor after each row."""
+    """int64 [rows, 3]: the cursor of each row's lane after the row."""
     residues: list[bytes]
-    """The lane's residue after each row; empty if the packing has no residue."""
+    """The residue of each row's lane after the row; empty if the packing has no residue."""
 
 
 class Window(NamedTuple):

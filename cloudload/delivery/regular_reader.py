@@ -50,7 +50,7 @@ class RegularReader:
         self._last: Ints = np.empty(0, np.int64)
         self._step, self._steps_ahead = 0, 0
         self._pieces_ahead: tuple[Ints, Ints] | None = None
-        """The rows of the next read if the steps stay regular, and their pieces."""
+        """The rows of the next read, if the steps stay regular, and the pieces of these rows."""
 
     def read(self, rows: Ints, end: int | None) -> list[int]:
         """Load rows, and return the index in `arrays` of each one. The run ends at row `end`."""
@@ -69,7 +69,7 @@ class RegularReader:
         return [self._places[row] for row in rows.tolist()]
 
     def read_spans(self, rows: Ints) -> Ints:
-        """The spans of rows: int64 [spans, 6] with columns `tables.SPAN_COLUMNS`."""
+        """Return the spans of rows: int64 [spans, 6] with columns `tables.SPAN_COLUMNS`."""
         pieces = self._read(rows)
         return list_spans(pieces.table, pieces.pieces)
 
@@ -91,7 +91,7 @@ class RegularReader:
         self._step = step
 
     def _add_steps(self, rows: Ints, number: int, end: int | None) -> Ints:
-        """The rows of this step and the next `number` steps, without repeats, up to row `end`."""
+        """List the rows of this and the next `number` steps, without repeats, up to row `end`."""
         steps = np.arange(number + 1)[:, None] * self._step
         wanted = np.unique((rows + steps).ravel()) if number else rows
         return wanted if end is None else wanted[wanted < end]

@@ -73,7 +73,7 @@ class StartLog:
         )
 
     def log_shard(self, plan: Plan, blocks: Sequence[Block]) -> None:
-        """Log the first shard fetched, or why no shard was. `blocks` are the workers' first."""
+        """Log the first shard fetched, or why none was fetched, given the workers' first blocks."""
         if not self._waits_for_shard:
             return
         self._waits_for_shard = False

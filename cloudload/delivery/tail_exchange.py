@@ -70,7 +70,7 @@ def sum_tokens(messages: Sequence[Ints]) -> int:
 
 
 def find_lanes_end(plan: Plan) -> Position:
-    """Return the plan's position. In the phase `Foreseen`, its lanes are those at their end."""
+    """Return the plan's position. In the phase `Foreseen`, replace its lanes with their end."""
     if not isinstance(plan.phase, Foreseen):
         return plan.position
     ended = plan.phase.ending.lanes
@@ -97,7 +97,7 @@ def count_rest(plan: Plan, position: Position, discarded: int) -> tuple[int, Int
 def count_discarded(plan: Plan, position: Position, discarded: int) -> int:
     """Count the tokens of all ranks from a position to the row at which the lanes end.
 
-    In the phase `Foreseen`, the number follows from the lanes. Otherwise, it is `discarded`.
+    In the phase `Foreseen`, the number is computed from the lanes. Otherwise, it is `discarded`.
     """
     if not isinstance(plan.phase, Foreseen):
         return discarded
@@ -133,6 +133,6 @@ def _sizes_by_lane(plan: Plan, messages: Sequence[Ints]) -> list[Ints]:
 
 
 def _num_left(plan: Plan, lane: int) -> int:
-    """The number of ordinals, holes included, left in a lane at the plan's position."""
+    """Return the number of ordinals, including holes, left in a lane at the plan's position."""
     end = plan.recipe.components[0].lanes.end(lane) or 0
     return end - int(plan.position.cursors[0, lane, CURSOR_ORDINAL])

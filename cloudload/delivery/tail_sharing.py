@@ -28,7 +28,7 @@ from cloudload.workers.plan import Plan, SharedDocuments, Sharing
 
 _MOST_EXCHANGED_TOKENS, _MOST_LOCAL_TOKENS = 1 << 27, 1 << 26
 _TOKENS_OF_BLOCK = 1 << 22
-# in int64 words, over the messages of all ranks in one round
+# the size of one round: int64 words, summed over the messages of all ranks
 _WORDS_OF_ROUND = 1 << 22
 _ORDINAL_BITS = 40
 
@@ -52,7 +52,10 @@ def share_documents(plan: Plan, blocks: BlockStream, exchange: Exchange) -> None
 
 
 class Uses:
-    """The documents in the tail's rows from the plan's position on, and the rows that use them."""
+    """The documents in the tail's rows from the plan's position on, and the rows that use them.
+
+    A use is one document in one row.
+    """
 
     def __init__(self, plan: Plan, tail: Tail) -> None:
         rows = tail.first_row + np.repeat(np.arange(tail.num_rows), np.diff(tail.piece_starts))
@@ -67,7 +70,7 @@ class Uses:
         self._plan, self._places, self._rows = plan, places, rows[is_left]
         readers = self._rows % plan.world_size
         self._is_here: Flags = readers == plan.world_index
-        """Whether this rank makes the row of each use: bool [uses]."""
+        """Whether this rank packs the row of each use: bool [uses]."""
         lanes = self.documents[:, 0]
         self.owners: Ints = lanes % plan.world_size
         """The rank that owns each document's lane, as a virtual index: int64 [documents]."""
@@ -102,25 +105,25 @@ class Uses:
         return chosen & fits
 
     def _list(self, chosen: Flags) -> Ints:
-        """The indices of the chosen documents, in the order of the rows: int64 [documents]."""
+        """List the indices of the chosen documents, in the order of the rows: int64 [documents]."""
         numbers: Ints = self._in_order[chosen[self._in_order]]
         return numbers
 
     def read_by(self, worker: int) -> Ints:
-        """The documents that a worker of this rank reads for others: int64 [documents]."""
+        """List the documents that a worker of this rank reads for others: int64 [documents]."""
         is_read = self._is_own & (self._is_sent | self._is_local)
         return self._list(is_read & (self._workers == worker))
 
     def sent_by(self, rank: int) -> Ints:
-        """The documents that a rank, given as a virtual index, sends: int64 [documents]."""
+        """List the documents that a rank sends. `rank` is a virtual index. int64 [documents]."""
         return self._list(self._is_sent & (self.owners == rank))
 
     def received(self) -> Flags:
-        """Whether this rank uses a document that another rank sends: bool [documents]."""
+        """Return which documents this rank receives for its rows: bool [documents]."""
         return self._is_sent & ~self._is_own & self._used(self._is_here)
 
     def join(self, worker: int, texts: Texts) -> SharedDocuments:
-        """The documents in a worker's rows that other workers have read."""
+        """Return the documents in a worker's rows that other workers have read, with tokens."""
         is_used = self._used(self._is_here & (self._plan.worker_of(self._rows) == worker))
         is_local = self._is_local & (self._workers != worker)
         numbers = self._list(is_used & (is_local | (self._is_sent & ~self._is_own)))
@@ -129,7 +132,7 @@ class Uses:
 
 
 def _find_end(plan: Plan, tail: Tail) -> int:
-    """The row after the last row that the run delivers."""
+    """Return the row after the last row that the run delivers."""
     return tail.end if plan.delivery.tail == "pad" else plan.end_whole_batches(tail.end)
 
 

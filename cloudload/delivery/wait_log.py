@@ -40,7 +40,7 @@ class _Look(NamedTuple):
 
 
 class WaitLog:
-    """Watches how long the training loop waits for one loader's batches, and logs it once."""
+    """Watches how long the training loop waits for a loader's batches, and logs the reason once."""
 
     def __init__(self) -> None:
         self._looks: deque[_Look] = deque()
@@ -52,7 +52,7 @@ class WaitLog:
         self._looks.clear()
 
     def look(self, meter: DeliveryMeter, plan: Plan) -> None:
-        """Record the statistics after a batch was delivered, and log a wait of more than 5%."""
+        """Record the statistics after a batch. Log the waits if they exceed 5% of the last 30 s."""
         if self._has_logged or (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + _LOOK_EVERY_S

@@ -29,7 +29,7 @@ _MOST_MEASURED, _MOST_EPOCHS = 1 << 24, 4
 
 
 def check_cache_limit(plan: Plan, world: World, orders: Sequence[Ints | SeekableOrder]) -> None:
-    """Raise `CacheError`, with the minimum, if `cache_limit` is below the node's working set.
+    """Raise a `CacheError` that names the minimum if `cache_limit` is below the working set.
 
     `orders` has the order of one epoch for each component; see `open_current_orders`.
     """
@@ -110,7 +110,7 @@ def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:
 
 
 def count_downloads(plan: Plan, world: World) -> int:
-    """The maximum number of shards that the workers of this node download at a time."""
+    """Return the maximum number of shards that the workers of this node download at a time."""
     return plan.num_workers * world.ranks_per_node * plan.delivery.download_threads
 
 
@@ -144,7 +144,7 @@ def explain_later_working_set(plan: Plan, lengths: RunLengths, world: World) -> 
 def _find_last_epoch(plan: Plan) -> int | None:
     """The last epoch that can be measured in a few seconds, or None if no epoch can.
 
-    In an endless run, this is at most four epochs ahead.
+    It is at most four epochs after the current epoch.
     """
     last = NEVER
     for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
@@ -164,7 +164,7 @@ def _find_last_epoch(plan: Plan) -> int | None:
 def _peak_bytes(
     corpus: Corpus, component: Component, order: Ints | SeekableOrder, sizes: Ints, own_lanes: Ints
 ) -> int:
-    """The peak number of shard bytes that this node uses at any step of an epoch."""
+    """Return the peak number of shard bytes that this node uses at any step of an epoch."""
     is_own = np.zeros(component.order.num_canonical_nodes, bool)
     is_own[component.lanes.nodes[own_lanes]] = True
     if isinstance(order, SeekableOrder):
@@ -185,7 +185,7 @@ def _peak_bytes(
 def _steps_of_shards(
     corpus: Corpus, component: Component, order: Ints, is_own: Ints
 ) -> tuple[Ints, Ints]:
-    """The first and last step at which each shard of the corpus is read: int64 [shards] each.
+    """Find the first and last step at which each shard of the corpus is read: int64 [shards] each.
 
     Both are -1 for a shard that this node does not read. `is_own` is bool [canonical nodes].
     """

@@ -49,8 +49,7 @@ class RayExecutor(Executor):
         self._stored: tuple[Any, Any] = (None, None)
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        # store a function once: thousands of tasks wait, and it may contain a tokenizer, which has
-        # megabytes
+        # store the function once, because thousands of tasks share it, and it may contain megabytes
         if self._stored[0] is not function:
             self._stored = function, self._ray.put(function)
         reference = self._task.remote(self._stored[1], args, kwargs)

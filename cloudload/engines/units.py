@@ -17,7 +17,7 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 Engine = Executor | LocalProcesses
-"""An engine, which runs units in other processes."""
+"""The type of engines, which run units in other processes."""
 
 MOST_WAITING = 10_000
 """Maximum number of submitted units that are not finished, to limit the memory that they use."""
@@ -83,7 +83,7 @@ def in_order(results: Iterable[tuple[int, Result]]) -> Iterator[Result]:
 def _run_on(
     executor: Executor, attempt: Callable[[Any], Any], arguments: Iterable[Any]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield (place, outcome) of each unit, in the order of completion."""
+    """Yield (place, outcome) of each unit. Submits at most `MOST_WAITING` units at a time."""
     places: dict[Future[Any], int] = {}
     done: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
     left = iter(enumerate(arguments))

@@ -40,7 +40,7 @@ class CurrentRun:
         return self._found is not None
 
     def check_world(self, size: int, num_lanes: int | None = None) -> None:
-        """Raise `ValueError` if `size` ranks cannot share `num_lanes` lanes; default: the run's."""
+        """Raise `ValueError` if `size` ranks cannot share the run's lanes, or `num_lanes` lanes."""
         check_world(num_lanes or self.recipe.num_lanes, size, has_lengths=self.has_lengths)
 
     # ------------------------------------------------------------ recipe and lengths

@@ -43,7 +43,7 @@ def choose_columns(
 
 @dataclass(frozen=True)
 class ArrowBlock:
-    """A batch of rows."""
+    """A batch of rows that pyarrow read."""
 
     file: InputFile
     start: BlockStart
@@ -51,7 +51,7 @@ class ArrowBlock:
     batch: Any
     """A `pyarrow.RecordBatch`."""
     schema: tuple[str, ...] = ()
-    """The names of all columns if no column has the text; otherwise empty."""
+    """The names of all columns, to list in errors, if no column has the text; otherwise empty."""
 
     def records(self, text_key: str) -> Iterator[Record]:
         columns = list(zip(self.batch.schema.names, self.batch.columns, strict=True))

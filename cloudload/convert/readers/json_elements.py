@@ -18,7 +18,7 @@ from cloudload.convert.records import BYTE_ORDER_MARK, describe_not_json
 
 MOST_ELEMENT_BYTES = 1 << 30
 _SPACE = re.compile(r"[ \t\r\n]*")
-_MOST_TOKEN_CHARACTERS = 16  # no literal or escape is longer, for instance \ud83d\ude00
+_MOST_TOKEN_CHARACTERS = 16  # an upper bound for literals and escapes, such as \ud83d\ude00
 _AFTER_NUMBER = (" ", "\t", "\r", "\n", ",", "]")
 _DECODER = json.JSONDecoder(strict=False, parse_int=str, parse_float=str)
 

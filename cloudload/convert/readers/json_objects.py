@@ -1,4 +1,4 @@
-"""Parse JSON objects as the standard library does, but with orjson where both agree.
+"""Parse JSON objects with orjson if the standard library would parse the same values.
 
 orjson is several times faster. It refuses some JSON that the standard library accepts, such as NaN
 and unpaired surrogates, and reads an integer beyond 64 bits as a float. The standard library parses

@@ -117,7 +117,7 @@ class LinesBlock:
             yield Record(self.file, str(number), None, self.damage)
 
     def _lines(self) -> Iterator[tuple[str, bytes]]:
-        """Yield (place, line without its ending). Places are line numbers, in a range offsets."""
+        """Yield (place, line without its ending). A range has offsets instead of line numbers."""
         data, offset = self.data, self.start.offset
         begin = len(BYTE_ORDER_MARK) if offset == 0 and data.startswith(BYTE_ORDER_MARK) else 0
         number = self.start.line

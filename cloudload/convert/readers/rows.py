@@ -106,7 +106,7 @@ def _batched(
 
 @dataclass(frozen=True)
 class RowsBlock:
-    """A batch of rows."""
+    """A batch of rows of a dataset or an iterable."""
 
     name: str
     start: BlockStart

@@ -188,7 +188,7 @@ class WebDatasetBlock:
 
 
 def _read_fields(sample: _Sample, text_key: str, encodings: Mapping[str, str]) -> dict[str, Any]:
-    """Return a sample's fields. Raises `ValueError` with the problem of a bad sample."""
+    """Return a sample's fields. Raises a `ValueError` that describes the problem if it is bad."""
     if sample.problem:
         raise ValueError(sample.problem)
     fields: dict[str, Any] = {}
