@@ -132,6 +132,6 @@ def _digest(entries: Mapping[str, list[dict[str, Any]]]) -> str:
 
 
 def _segment_of(entry: Mapping[str, Any]) -> int:
-    """Return the number of the segment that a shard belongs to; 0 if there is only one segment."""
+    """Return the number of a shard's segment, or 0 if there is only one segment."""
     found = _FOLDER.match(entry["raw_data"]["basename"])
     return int(found[1]) if found else 0

@@ -18,7 +18,7 @@ class ChunkReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the start of `buffer`, and return the number of bytes; 0 after the last chunk."""
+        """Fill the start of `buffer`, and return the number of bytes, or 0 after the last chunk."""
         while not self._left:
             chunk = next(self._chunks, None)
             if chunk is None:

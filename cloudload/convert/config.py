@@ -28,7 +28,7 @@ class ConvertConfig:
     """
 
     text_key: str = "text"
-    """The field that holds the document."""
+    """The field that contains the document."""
     id_key: str = "id"
     """The field that becomes `id` if it is an integer or a nonempty string. Otherwise `id` is
     `NAME:NUMBER`: the name of the file or dataset, and the number of the line or row. For a file
@@ -44,11 +44,11 @@ class ConvertConfig:
     hashes: tuple[str, ...] = ("xxh64",)
     """Names of hash algorithms. The index contains one hash per shard and algorithm."""
     shard_bytes: int = DEFAULT_SHARD_BYTES
-    """The maximum raw size, in bytes, of a shard that holds several documents."""
+    """The maximum raw size, in bytes, of a shard with more than one document."""
     block_bytes: int = DEFAULT_BLOCK_BYTES
     """Approximate bytes of input per block. A block is the unit of work."""
     splits: str | None = None
-    """The splits and their shares, such as `train=0.999,val=0.001`; None for a single dataset."""
+    """The splits and their shares, such as `train=0.999,val=0.001`, or None without splits."""
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.kept()]

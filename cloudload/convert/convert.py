@@ -91,7 +91,7 @@ def convert_to_mds(
             iterator (not a list) of mappings or strings.
         out: the location of the dataset: a folder or URL that neither contains an input nor is
             inside one.
-        text_key: the field that holds the document. `meta.url` is a field within another one.
+        text_key: the field that contains the document. `meta.url` is the field `url` in `meta`.
         id_key: the field that becomes `id` if it is an integer or a nonempty string. Otherwise `id`
             is `NAME:NUMBER`: the name of the file or dataset, and the number of the line or row.
             For a file that is one document (format `text`), it is the file name alone. In a file of
@@ -111,7 +111,7 @@ def convert_to_mds(
             document is always in the same split.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
         hashes: names of hash algorithms. The index contains one hash per shard and algorithm.
-        shard_bytes: the maximum raw size, in bytes, of a shard that holds several documents; 64 MiB
+        shard_bytes: the maximum raw size, in bytes, of a shard with more than one document; 64 MiB
             by default.
         block_bytes: approximate bytes of input per block, 8 MiB by default. A block is the unit of
             work.
@@ -213,7 +213,7 @@ def convert_to_mds(
 
 
 def _read_plan(location: str, recipe: Mapping[str, Any]) -> ConversionPlan | None:
-    """Return the stored plan; None if there is no plan, or if the inputs must be listed.
+    """Return the stored plan, or None if there is no plan, or if the inputs must be listed.
 
     With a stored plan, a thousand workers need not each list a million files. Raises `ConvertError`
     if the plan has a different recipe.

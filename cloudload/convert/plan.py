@@ -68,7 +68,7 @@ class ConversionPlan:
     """The dataset to append to; see `cloudload.convert.append`."""
 
     digest: str = field(default="", compare=False)
-    """A digest of the stored plan; "" until the plan is stored. Each segment's note contains it."""
+    """A digest of the stored plan, repeated in each segment's note; "" before it is stored."""
 
     def encode(self) -> bytes:
         """Return the plan as JSON. Equal plans have equal bytes."""

@@ -34,17 +34,17 @@ class Named(Protocol):
 
 
 class Record(NamedTuple):
-    """A record: its fields, or None and the problem that makes it bad."""
+    """A record. A bad record has a `problem`, and its `fields` are None."""
 
     source: Named
     place: str
-    """The line, row, offset, or name of the record in its source; "" if it is the whole source."""
+    """The line, row, offset, or name of the record in its source. For a whole source, it is ""."""
     fields: Mapping[str, Any] | None
     problem: str | None = None
     raw: bytes | None = None
-    """The bytes of the record; None if the format does not store records as bytes."""
+    """The bytes of the record, or None if the format does not store records as bytes."""
     own_name: str | None = None
-    """The name that a sample of a tar archive has; None in other formats."""
+    """The name that a sample of a tar archive has, or None in other formats."""
 
     @property
     def where(self) -> str:
@@ -67,7 +67,7 @@ class BlockStart:
     block: int = 0
     """Index of the block in its unit."""
     offset: int = 0
-    """Offset of the block's first byte in the decompressed file; 0 in formats without offsets."""
+    """Offset of the block's first byte in the decompressed file. Formats without offsets use 0."""
     line: int = 1
     """Line or row number of the block's first record, from 1."""
     stored: int = 0
@@ -92,7 +92,7 @@ class Fields(tuple[str, ...]):
 class InputBlock(Protocol):
     """The unit of work: records that any process can read.
 
-    `input_bytes` is the number of stored bytes to count for the block; 0 for rows of a dataset.
+    `input_bytes` is the number of stored bytes to count for the block, or 0 for rows of a dataset.
     `text_key` is the field in which to return the text of a record that has only text.
     """
 
@@ -128,7 +128,7 @@ class Utf8Block(Protocol):
 class InputUnit(Protocol):
     """A part of the input that can be read separately, identified by its name and size.
 
-    `size` is in stored bytes, or in rows for a dataset; None if unknown. `blocks` yields the
+    `size` is in stored bytes, or in rows for a dataset. It is None if unknown. `blocks` yields the
     blocks, starting at `start`. `fields` are the record fields that the conversion reads, the text
     field first. A record without a text field contains all field names, so that an error can list
     them.

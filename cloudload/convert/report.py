@@ -96,7 +96,7 @@ class ConvertReport:
     files: int
     """Number of input files; datasets and iterators are not counted."""
     input_bytes: int
-    """Stored bytes of the input files; 0 for datasets and iterators."""
+    """Stored bytes of the input files, or 0 for datasets and iterators."""
     text_bytes: int
     """Bytes of UTF-8 text in the documents."""
     raw_bytes: int
@@ -108,7 +108,7 @@ class ConvertReport:
     columns: Mapping[str, str]
     """The MDS encoding of each column, by name."""
     seconds: float = 0.0
-    """Duration of this run in seconds; 0 if the dataset was already complete."""
+    """Duration of this run in seconds, or 0 if the dataset was already complete."""
     resumed_shards: int = 0
     """Number of shards that earlier runs wrote."""
     already_complete: bool = False
@@ -119,7 +119,7 @@ class ConvertReport:
     """Number of segments that other workers have not finished. If it is not 0, all counts cover
     only this worker's share, and the dataset is not complete."""
     tokens: int | None = None
-    """Number of tokens, without bos and eos; None if they are not counted, or not yet."""
+    """Number of tokens, without bos and eos, or None if they are not counted, or not yet."""
     bad_files: Mapping[str, int] = field(default_factory=dict)
     """The number of bad records in each file or dataset, named relative to its root. Contains the
     1,000 files with the most bad records, in descending order."""

@@ -82,7 +82,7 @@ class ShardJob:
 
     `number` is its index among the shards of its split, and `place` among those of all splits.
     `parts` are the encoded samples, to be joined in order. `sizes` is int64 [samples], in bytes.
-    `next` is the position at which the next shard of the split begins; None after the last shard.
+    `next` is the position at which the next shard of the split begins, or None after the last one.
     `counts` covers the blocks before the one in which the next shard begins; for the last shard,
     all blocks.
     """

@@ -70,9 +70,9 @@ def count_tokens(
         dataset: folder or URL of an MDS dataset.
         tokenizer: as for `CloudLoader`.
         split: the subfolder to count, such as `train`.
-        text_key: the column that holds the document.
-        tokens_key: the column that holds the document as token IDs, for pre-tokenized data.
-        tokens_dtype: dtype of the IDs, if that column holds bytes.
+        text_key: the column that contains the document.
+        tokens_key: the column that contains the document as token IDs, for pre-tokenized data.
+        tokens_dtype: dtype of the IDs, if that column contains bytes.
         transform: as for `CloudLoader`.
         transform_id: as for `CloudLoader`.
         on_error: as for `CloudLoader`.
@@ -90,7 +90,7 @@ def count_tokens(
         progress: show a progress bar on stderr.
 
     Returns:
-        The report; None if other jobs of the array have not finished.
+        The report, or None if other jobs of the array have not finished.
 
     Raises:
         ValueError: an argument is invalid.

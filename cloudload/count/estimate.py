@@ -42,11 +42,11 @@ class CountEstimate:
     """Half the width of the 95% confidence interval, as a share of `tokens`. It is NaN if only one
     of several shards was read, and 0 if all documents were read."""
     tokens_per_byte: float
-    """Tokens per byte of text, in the sample."""
+    """Tokens per byte of text in the samples read."""
     filtered: float
-    """Share of the samples that the transform filtered out, in the sample."""
+    """Share of the samples read that the transform filtered out."""
     stats: LengthStats
-    """The lengths of the sample's documents."""
+    """The distribution of the lengths of the documents read."""
     samples_read: int
     """Number of samples that were tokenized."""
     shards_read: int

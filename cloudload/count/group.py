@@ -202,7 +202,7 @@ class LengthMeter:
 
     @functools.cached_property
     def _tokenizer(self) -> DocumentTokenizer | None:
-        """The tokenizer, opened when the first sample is measured; None for token IDs."""
+        """The tokenizer, opened when the first sample is measured, or None for token IDs."""
         recipe = self._recipe
         return _open_tokenizer(recipe.tokenizer, self._backend) if recipe.has_text else None
 
@@ -232,7 +232,10 @@ class LengthMeter:
         return self._shards.shard(number)
 
     def _measure_texts(self, samples: Ints) -> tuple[Ints, int]:
-        """Return the lengths of samples, and the bytes of their texts; 0 if the shard has those."""
+        """Return the lengths of samples, and the bytes of their texts.
+
+        Returns 0 bytes if `_stored_bytes` counts them instead.
+        """
         assert self._tokenizer is not None
         texts = self.reader.read_texts(samples)
         kept = [text for text in texts if isinstance(text, str)]

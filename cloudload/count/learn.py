@@ -59,7 +59,7 @@ _HASH_BYTES = 32
 class LengthsLearner:
     """Publishes the learned lengths of a run, for the processes of its node.
 
-    Only one process of a node is a publisher. In the others, publishing does nothing.
+    Only one process of a node is a publisher. In all other processes, publishing does nothing.
     """
 
     def __init__(self, works: Sequence[_Learning], *, is_publisher: bool) -> None:
@@ -83,12 +83,12 @@ class LengthsLearner:
         self._end = end
 
     def publish_soon(self) -> None:
-        """Let the thread publish, without waiting, because other ranks may wait for this one."""
+        """Let the thread publish soon. Does not wait, because other ranks may wait for this one."""
         if self._end is not None:
             self._requests.put(self)
 
     def publish(self) -> None:
-        """Write the groups that are now complete, and after the last group, the index.
+        """Write the groups that are now complete. After the last group, also write the index.
 
         If this fails for any reason, logs a warning and stops publishing, because a run must not
         fail because of lengths.
@@ -233,7 +233,7 @@ class _Learning:
         if self._index_name not in found:
             new = np.flatnonzero(is_new).tolist()
             self._write_new(new, found)
-            # list after writing: if several nodes write at once, the last to list sees all files
+            # list after writing: if several nodes write at once, the last one then sees all files
             found = list_found(self._work)
             if self._join_parts(new, found):
                 found = list_found(self._work)

@@ -91,7 +91,7 @@ class CountReport:
     values: tuple[ValueCount, ...] = ()
     """Documents and tokens by the values of the column `by`, in descending order of tokens."""
     counted_groups: int = 0
-    """Number of groups that this run counted. Earlier runs counted the others."""
+    """Number of groups that this run counted. Earlier runs counted the other groups."""
     seconds: float = 0.0
     """Duration of this run in seconds."""
 

@@ -94,7 +94,8 @@ class Iteration(Iterator[Batch]):
         on_end: Callable[[], None] | None = None,
     ) -> None:
         self._known, self._on_end = known, on_end
-        """The lanes of all ranks, or None if ranks exchange them; and a callback for the end."""
+        """`_known` has the lanes of all ranks, or is None if ranks exchange them. `_on_end` is
+        called at the end of the data."""
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._log, self._start_log = log, start_log
         self._process = os.getpid()
@@ -204,7 +205,7 @@ class Iteration(Iterator[Batch]):
         raise StopIteration
 
     def _fetch(self) -> _Fetched | None:
-        """Take the next batch from the workers and start its exchange; None after the last."""
+        """Take the next batch from the workers, and start its exchange. None after the last one."""
         plan, start = self._plan, self._fetched_rows
         stop = start + plan.global_batch
         end = NEVER if plan.end is None else plan.end

@@ -24,7 +24,7 @@ from cloudload.system.activity import Wait
 
 
 def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, world: World) -> int:
-    """Return the number of passes completed at a position; 0 without `stop_every`.
+    """Return the number of passes completed at a position, or 0 without `stop_every`.
 
     With stop_every="epoch", it is computed from the number of documents read. Otherwise, it is
     computed from the number of rows delivered and the current size of a pass in rows, so it is also
@@ -43,7 +43,7 @@ def count_passes(position: Position, recipe: Recipe, delivery: DeliveryConfig, w
 
 
 def count_rows_per_pass(delivery: DeliveryConfig, world: World) -> int:
-    """Return the number of rows in a pass; 0 if `stop_every` is not a number of batches."""
+    """Return the number of rows in a pass, or 0 if `stop_every` is not a number of batches."""
     every = delivery.stop_every
     return every * delivery.batch_size * world.size if isinstance(every, int) else 0
 
@@ -68,7 +68,7 @@ class Source(Protocol):
         ...
 
     def count_rows_per_pass(self) -> int:
-        """Return the number of rows in a pass; 0 if `stop_every` is not a number of batches."""
+        """Return the number of rows in a pass, or 0 if `stop_every` is not a number of batches."""
         ...
 
     def report_wait(self, waited_s: float, what: str) -> None:

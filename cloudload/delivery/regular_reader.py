@@ -44,7 +44,7 @@ class RegularReader:
         self._seq_len = plan.recipe.packing.seq_len
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
         self.arrays: dict[str, Array] = {}
-        """The tensors of the loaded rows, by name: [rows, …]."""
+        """The arrays of the loaded rows, by field name: [rows, …]."""
         self._places: dict[int, int] = {}
         """Maps each loaded row of the run to its index in `arrays`."""
         self._last: Ints = np.empty(0, np.int64)
@@ -115,7 +115,7 @@ class RegularReader:
         self._reader.prefetch(self._pieces_ahead[1])
 
     def _make_arrays(self, indices: Ints) -> dict[str, Array]:
-        """Make the tensors of rows, by name: [rows, …]."""
+        """Build the arrays of rows, by field name: [rows, …]."""
         pieces, tokens = self._read(indices), np.empty((len(indices), self._seq_len), np.int32)
         num_tokens = fill_rows(tokens, *pieces, self._framing)
         spans, ids = list_spans(pieces.table, pieces.pieces), tokens.astype(np.int64)

@@ -110,12 +110,12 @@ class Uses:
         return numbers
 
     def read_by(self, worker: int) -> Ints:
-        """List the documents that a worker of this rank reads for others: int64 [documents]."""
+        """List the documents that a worker of this rank reads for other workers: int64 [n]."""
         is_read = self._is_own & (self._is_sent | self._is_local)
         return self._list(is_read & (self._workers == worker))
 
     def sent_by(self, rank: int) -> Ints:
-        """List the documents that a rank sends. `rank` is a virtual index. int64 [documents]."""
+        """List the documents that a rank, given by its virtual index, sends: int64 [documents]."""
         return self._list(self._is_sent & (self.owners == rank))
 
     def received(self) -> Flags:
@@ -123,7 +123,7 @@ class Uses:
         return self._is_sent & ~self._is_own & self._used(self._is_here)
 
     def join(self, worker: int, texts: Texts) -> SharedDocuments:
-        """Return the documents in a worker's rows that other workers have read, with tokens."""
+        """Return the documents, with their tokens, that other workers read for a worker's rows."""
         is_used = self._used(self._is_here & (self._plan.worker_of(self._rows) == worker))
         is_local = self._is_local & (self._workers != worker)
         numbers = self._list(is_used & (is_local | (self._is_sent & ~self._is_own)))

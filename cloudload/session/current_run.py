@@ -25,7 +25,7 @@ class CurrentRun:
 
     def __init__(self, opened: OpenedRun) -> None:
         self.recipe = self.opened_recipe = opened.recipe
-        """The recipe of the run, and the recipe before a state is applied to it."""
+        """`recipe` is that of the run, and `opened_recipe` is that before a state is applied."""
         self.backend, self.cache_root = opened.backend, opened.cache_root
         self.log = RunLog(Position.start(opened.recipe))
         self.is_resumed = self.has_jumped = False
@@ -99,7 +99,7 @@ class CurrentRun:
     # ------------------------------------------------------------ positions
 
     def advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:
-        """Return the position at a later row; None if lengths do not determine it.
+        """Return the position at a later row, or None if lengths do not determine it.
 
         `pads` is as for `RunLengths.advance`.
         """
@@ -109,7 +109,7 @@ class CurrentRun:
         return found
 
     def advance_batches(self, number: int, global_batch: int) -> Position | None:
-        """Return the position after skipping batches; None if lengths do not determine it."""
+        """Return the position after skipping batches, or None if lengths do not determine it."""
         before = self.log.position
         stop = before.rows + number * global_batch
         found = self.advance(before, stop)
@@ -143,7 +143,7 @@ class CurrentRun:
     # ------------------------------------------------------------ numbers of rows
 
     def count_rows(self) -> int | None:
-        """Return the number of rows of a finite run, at its current `seq_len`; None if unknown."""
+        """Return the number of rows of a finite run at its current `seq_len`. None if unknown."""
         epochs, recipe = self.recipe.config.epochs, self.recipe
         if epochs is None and not recipe.has_stream_ends:
             return None
@@ -155,7 +155,7 @@ class CurrentRun:
         return None if lengths is None else lengths.count_rows(Position.start(self.recipe, origin))
 
     def count_rows_of_epochs(self, epochs: int) -> int | None:
-        """Return the number of rows of `epochs` epochs; None if it is unknown."""
+        """Return the number of rows of `epochs` epochs, or None if it is unknown."""
         lengths = self.open_lengths()
         if self.recipe.has_row_per_document:
             return epochs * self.recipe.components[0].lanes.num_positions

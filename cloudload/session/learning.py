@@ -19,7 +19,7 @@ class Learning:
         self._learner: LengthsLearner | None = None
 
     def open(self, run: CurrentRun, member: Membership) -> LengthsLearner | None:
-        """Return the learner; None if the run has lengths, or `lengths` is not "learn"."""
+        """Return the learner, or None if the run has lengths, or `lengths` is not "learn"."""
         if member.delivery.lengths != LEARN:
             return None
         from cloudload.count.learn import forget_learned, open_learner

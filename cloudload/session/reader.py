@@ -74,7 +74,7 @@ class Reader:
         return count_passes(position, self._run.recipe, delivery, self.member.world)
 
     def count_rows_per_pass(self) -> int:
-        """Return the number of rows in a pass; 0 if `stop_every` is not a number of batches."""
+        """Return the number of rows in a pass, or 0 if `stop_every` is not a number of batches."""
         return count_rows_per_pass(self.member.delivery, self.member.world)
 
     def report_wait(self, waited_s: float, what: str) -> None:

@@ -115,7 +115,7 @@ def _describe(error: Exception) -> str:
 
 
 def _may_be_cut(error: Exception, size: int) -> bool:
-    """Whether an error in `size` characters may disappear once more characters arrive."""
+    """Whether an error in the first `size` characters may disappear when more of them arrive."""
     if not isinstance(error, json.JSONDecodeError):
         return False
     is_at_end = error.pos >= size - _MOST_TOKEN_CHARACTERS

@@ -67,7 +67,7 @@ class RowsUnit:
 
 
 def _select(rows: Any, fields: Sequence[str]) -> Any:
-    """Select the columns that the conversion reads, if possible, so that others are not decoded."""
+    """Select only the columns that the conversion reads, if possible, to save decoding time."""
     names = getattr(rows, "column_names", None) or ()
     wanted = [name for name in names if any(has_field([name], field) for field in fields)]
     can_select = has_field(names, fields[0]) and hasattr(rows, "select_columns")

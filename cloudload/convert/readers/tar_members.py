@@ -32,7 +32,7 @@ class Member(NamedTuple):
     size: int
     """In bytes."""
     data: bytes | None
-    """The file's bytes; None for a link, an unwanted file, or a file larger than 1 GiB."""
+    """The file's bytes, or None for a link, an unwanted file, or a file larger than 1 GiB."""
     is_link: bool
 
 
