@@ -272,7 +272,7 @@ class Journal:
     def _refuse_to_hide(self, names: Mapping[str, int]) -> None:
         """Raise `ConvertError` if a new index would hide datasets, or be hidden by another index.
 
-        The index of a dataset that is written again does not count as new.
+        An index that replaces an older index of the same dataset does not count as new.
         """
         if self._is_cleared:
             return

@@ -319,7 +319,7 @@ class _SplitCutter:
     def cut(self, block: InputPosition, samples: EncodedSamples) -> Iterator[ShardJob]:
         """Add the samples of a block, and yield the shards that are full."""
         ends = np.concatenate([[0], np.cumsum(samples.sizes)])
-        costs = ends + 4 * np.arange(len(ends))  # each sample has a 4-byte offset
+        costs = ends + 4 * np.arange(len(ends))  # a shard stores a 4-byte offset per sample
         data = samples.data
         first = self._count_stored(block, samples)
         while first < len(samples.sizes):

@@ -220,8 +220,7 @@ class _Learning:
     def publish(self) -> None:
         """Write newly learned lengths. Raises `StoreError`, and `DatasetError` for damaged files.
 
-        Sends no request if there is nothing to write. On a single node, that is the case until
-        another group is complete.
+        Sends no request if there is nothing to write. A single node writes only complete groups.
         """
         known = np.zeros_like(self._published) if self._is_over else self._count_known()
         is_new = known > self._published
@@ -263,7 +262,7 @@ class _Learning:
                 self._write_part(job, facts, self._node, found)
 
     def _join_parts(self, numbers: Sequence[int], found: set[str]) -> bool:
-        """Write the groups that the parts of all nodes complete. Returns whether it wrote any."""
+        """Write each group whose lengths all nodes together know. Returns whether it wrote any."""
         has_written = False
         for number in numbers if self._node is not None else ():
             job, facts = self._jobs[number], self._facts(number).copy()

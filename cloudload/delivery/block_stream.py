@@ -45,7 +45,7 @@ class BlockStream:
         return self._workers is not None
 
     def open(self, plan: Plan) -> None:
-        """Start the workers of a plan. If they are already running, move them to its phase."""
+        """Start the workers of a plan. If they are running, move them to the plan's phase."""
         self.is_open = True
         if self.has_workers:
             self._change = NextPhase(plan.position, plan.phase, self._documents)
@@ -91,7 +91,7 @@ class BlockStream:
 
 
 def _close_blocks(blocks: Blocks) -> None:
-    # closing a generator raises ValueError at exit if a daemon thread still waits for its block
+    # closing the generator raises ValueError at exit if a daemon thread still waits for a block
     with suppress(ValueError):
         blocks.close()
 

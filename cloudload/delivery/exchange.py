@@ -46,7 +46,7 @@ _LATE_RANK = (
 
 
 class Exchange:
-    """Carries messages between ranks. This base class is for a rank without communication."""
+    """Carries messages between ranks. This base class is for a rank that does not communicate."""
 
     is_alone: ClassVar[bool] = True
     """Whether this rank receives only its own messages."""
@@ -63,7 +63,7 @@ class Exchange:
         return lambda: [message]
 
     def start_equal(self, message: Ints) -> Callable[[], list[Ints]]:
-        """Start sending a message, like `start`, but of the same size on all ranks."""
+        """Do the same as `start` for a message that has the same size on all ranks."""
         return self.start(message)
 
     def start_number(self, number: int) -> Callable[[], list[int]]:

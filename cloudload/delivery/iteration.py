@@ -17,7 +17,7 @@
 
 With token lengths, a run may use these phases:
 
-    Foreseen     replaces these four phases. The row at which the lanes end is known from the start,
+    Foreseen     replaces all four phases. The row at which the lanes end is known from the start,
                  and the workers pack the tail when they reach that row. If the ranks are on
                  several machines, the workers pause there for the phase Sharing.
     Measuring    is used only if the end of the run is too costly to compute. Workers need not
@@ -25,10 +25,10 @@ With token lengths, a run may use these phases:
     Mixed        is for mixtures with streams that end. The rows at which they end are known from
                  the start, and the workers pack the tail of each stream when they reach it.
 
-Token lengths also give known lanes, which are not a phase: each rank computes the cursors of all
-lanes, so ranks exchange only their current row (`known_lanes`). A mixture with streams that end
-always has them. With `best_fit`, ranks that own lanes exchange cursors instead, because their
-workers know them.
+In several phases, token lengths also replace the exchange of cursors (`known_lanes`): each rank
+computes the cursors of all lanes, so ranks exchange only their current row. A mixture with streams
+that end always does this. With `best_fit`, ranks that own lanes exchange cursors nevertheless,
+because computing them takes time, and the workers know those of their own lanes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Fetched(NamedTuple):
 
     batch: Batch
     stop: int
-    """The row of the run after the global batch."""
+    """The first row of the run after the global batch."""
     window: Window | None
     """The rows that the batch's exchange covers. None if no exchange follows the batch."""
     finish: Callable[[], Joined | None]
@@ -205,7 +205,7 @@ class Iteration(Iterator[Batch]):
         raise StopIteration
 
     def _fetch(self) -> _Fetched | None:
-        """Take the next batch from the workers, and start its exchange. None after the last one."""
+        """Take a batch from the workers, and start its exchange. Return None after the last one."""
         plan, start = self._plan, self._fetched_rows
         stop = start + plan.global_batch
         end = NEVER if plan.end is None else plan.end
@@ -223,7 +223,7 @@ class Iteration(Iterator[Batch]):
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
     def _take_rows(self, rows: range | Ints, stop: int) -> list[slice | Ints]:
-        """Advance the workers to this rank's next batch, and add its report to the window's.
+        """Advance the workers to this rank's next batch, and append its report to the window's.
 
         The batch has this rank's `rows` of the global batch that ends before row `stop`. Returns,
         for each worker, the indices of the worker's rows within this rank's batch.

@@ -32,7 +32,7 @@ class Report(NamedTuple):
     """The report of one rank on its rows of a batch or a window."""
 
     stop: int
-    """The row of the run after the batch or window."""
+    """The first row of the run after the batch or window."""
     rank_index: int
     """The virtual index of the rank."""
     first_dry: int
@@ -148,7 +148,7 @@ class Window(NamedTuple):
         cursors_at = _HEADER + math.prod(counts_shape)
         heads = np.stack([message[:cursors_at] for message in messages])
         first_rows = self.start + (heads[:, 1] - self.start) % self.world_size
-        # if a window does not start with a global batch, some ranks may have more rows in it
+        # ranks may have different numbers of rows if a window does not start with a global batch
         num_rows = -(-(self.stop - first_rows) // self.world_size)
         stops = (cursors_at + NUM_CURSOR_COLUMNS * num_rows).tolist()
         before = np.cumsum(num_rows) - num_rows

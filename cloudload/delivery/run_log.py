@@ -46,7 +46,7 @@ class RunLog:
         self.record_end(0, np.zeros_like(position.counts))
 
     def warn_once(self, doubts: Mapping[int, str]) -> None:
-        """Log warnings that streams may not be text, but only the first one of each stream."""
+        """Log a warning for each stream that may not be text, at most once per stream."""
         for stream in doubts.keys() - self._doubted:
             logger.warning("%s", doubts[stream])
         self._doubted |= doubts.keys()

@@ -70,7 +70,7 @@ def sum_tokens(messages: Sequence[Ints]) -> int:
 
 
 def find_lanes_end(plan: Plan) -> Position:
-    """Return the plan's position. In the phase `Foreseen`, replace its lanes with their end."""
+    """Return the plan's position. In the phase `Foreseen`, move its lanes to their end first."""
     if not isinstance(plan.phase, Foreseen):
         return plan.position
     ended = plan.phase.ending.lanes
@@ -106,7 +106,7 @@ def count_discarded(plan: Plan, position: Position, discarded: int) -> int:
 
 
 def count_remnants(plan: Plan, remnants: Ints) -> Ints:
-    """Count the documents of a tail without rows, none of which has tokens left.
+    """Count the documents of a tail that has no rows, because no document has tokens left.
 
     `remnants` is int64 [remnants, 5]. Returns int64 [streams, counts].
     """

@@ -110,7 +110,7 @@ class Uses:
         return numbers
 
     def read_by(self, worker: int) -> Ints:
-        """List the documents that a worker of this rank reads for other workers: int64 [n]."""
+        """List the documents that a worker reads for others, of any rank: int64 [documents]."""
         is_read = self._is_own & (self._is_sent | self._is_local)
         return self._list(is_read & (self._workers == worker))
 

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, which exchange messages in memory: the environment of tests.
+"""Run ranks as threads of one process that exchange messages in memory, for tests.
 
 rank 0 ─► post ─┐
 rank 1 ─► post ─┴─► Hub: messages by turn ─► wait: the messages of all ranks, or StoppedError

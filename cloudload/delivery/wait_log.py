@@ -47,8 +47,7 @@ class WaitLog:
         self._next_look, self._has_logged = 0.0, False
 
     def restart(self) -> None:
-        """Discard the statistics so far, which include waits while workers start or batches are
-        skipped."""
+        """Discard the statistics so far, such as waits for workers to start or batches to skip."""
         self._looks.clear()
 
     def look(self, meter: DeliveryMeter, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""The data-parallel ranks of a run, and this process's place among them."""
+"""Find the data-parallel ranks of a run, and choose the number of workers per rank."""
 
 from __future__ import annotations
 

@@ -88,9 +88,9 @@ class LocalProcesses:
     ) -> Iterator[tuple[int, Any]]:
         """Yield (place, result) of each unit, in the order of completion.
 
-        Each unit calls `function(argument, report)`. While it runs, `on_bytes` receives the numbers
-        that it passes to `report`. Raises `WorkerError` if a process dies, or if a unit cannot be
-        sent to it.
+        Each unit calls `function(argument, report)`. While a unit runs, `on_bytes` receives the
+        numbers that `function` passes to `report`. Raises `WorkerError` if a process dies, or if a
+        unit cannot be sent to a process.
         """
         units = iter(enumerate(arguments))
         # Units of an earlier run that failed may still be running. Their results are dropped.

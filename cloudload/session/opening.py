@@ -48,8 +48,7 @@ class OpenedRun:
 def read_arguments(arguments: Mapping[str, Any], callee: type) -> tuple[RowsConfig, DeliveryConfig]:
     """Create the two configs from arguments of the class `callee`.
 
-    Arguments may be objects of Streaming, which are converted.
-    Raises `ValueError` for an invalid argument.
+    Objects of Streaming among them are converted. Raises `ValueError` for an invalid argument.
     """
     options, mesh = dict(arguments), arguments["device_mesh"]
     if mesh is not None:

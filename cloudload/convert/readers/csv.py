@@ -3,8 +3,8 @@
     file     id,text⏎1,"a⏎b"⏎2,c⏎          block_bytes = 10
     blocks   id,text⏎1,"a⏎b"⏎ │ 2,c⏎
 
-A block ends after the first record with which it has at least `block_bytes`, not counting the
-header, or at the end of the file. Its offset is that of its first byte, where a reader can restart.
+A block ends when its records have at least `block_bytes`, not counting the header, or when the file
+ends. Its offset is that of its first byte, where a reader can restart.
 
 `csv_records` finds the records, and the standard library's `csv` parses each of them.
 `pyarrow.csv` would parse faster, but it provides no offset at which to restart, refuses a record

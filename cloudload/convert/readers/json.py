@@ -3,8 +3,8 @@
     file     [{"text": "a"}, {"text": "b"}, {"text": "c"}]          block_bytes = 20
     blocks    {"text": "a"}, {"text": "b"} │ {"text": "c"}
 
-A block of an array ends after the first element with which it has at least `block_bytes`, or at the
-end of the file. Its offset is that of its first element, where a reader can restart.
+A block of an array ends when its elements have at least `block_bytes`, or when the file ends. Its
+offset is that of its first element, where a reader can restart.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     file     {"text": "a"}⏎{"text": "b"}⏎{"text": "c"}⏎          block_bytes = 15
     blocks   {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
 
-A block ends after the first line with which it has at least `block_bytes`, or at the end of the
-file.
+A block ends when its lines have at least `block_bytes`, or when the file ends.
 
 A range of a file contains the lines whose first byte is in the range, so each line is read once,
 wherever the file is cut. The reader of a range does not know line numbers, so it names each record
