@@ -1,4 +1,4 @@
-"""Plan an append to a finished dataset, and start the new index from the dataset's index.
+"""Plan an append to a finished dataset, and start the new index with the existing shards.
 
     index.json   shard.00000 …   00001/shard.00000 …          │ 00007/shard.00000 …
                  existing shards, not changed                 │ the segments that are appended
@@ -59,7 +59,7 @@ def find_appended(
     """Return the dataset's report if the same files were already appended, otherwise None.
 
     Raises `ConvertError` if the dataset was created from files with these names and sizes, because
-    its report has no other data from which to tell whether the contents are the same.
+    its report does not show whether the contents are the same.
     """
     stored = base["stored"]
     if claim["inputs"] in stored.get("appended", []):
@@ -74,7 +74,7 @@ def find_appended(
 
 
 def base_columns(base: Mapping[str, Any]) -> tuple[Column, ...]:
-    """The columns of the kept fields. Appended data must have the same columns."""
+    """Return the columns of the kept fields, which the appended data must also have."""
     columns = base["stored"]["report"]["columns"].items()
     return tuple(Column.of(name, kind) for name, kind in columns if name not in ("text", "id"))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from cloudload.convert.records import InputUnit
 
-MOST_FILES = 10_000  # limits the size of the journal and the report, which contain the list
+MOST_FILES = 10_000  # limits the size of the journal and the report, which list the files
 _SHOWN = 5
 
 

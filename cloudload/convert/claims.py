@@ -14,7 +14,7 @@ from cloudload.errors import ConvertError
 from cloudload.storage.redaction import redact
 
 LENGTHS_FIELD = "lengths"
-"""The field of a claim's recipe with the key of the token lengths; absent if none are counted."""
+"""The field of a claim's recipe with the key of the token lengths. Absent without a tokenizer."""
 _SEGMENT_BYTES = "segment_bytes"
 
 

@@ -23,7 +23,7 @@ class ConvertConfig:
     """The options of a conversion that a resumed run may not change.
 
     The journal stores them and compares them on resume. All but `block_bytes` determine the bytes
-    of the output. Raises `ValueError` if an option other than `format` is invalid. `list_units`
+    of the output. Raises `ValueError` if an option other than `format` is invalid. `list_inputs`
     checks `format`.
     """
 

@@ -104,7 +104,10 @@ def read_notes(
 def join_notes(
     location: str, numbers: Sequence[int], plan: str, joined: Joined
 ) -> tuple[Joined, list[int]]:
-    """Add the finished segments to `joined`, and return it and the unfinished segments' numbers."""
+    """Add the finished segments to `joined`.
+
+    Returns `joined`, and the numbers of the unfinished segments.
+    """
     missing = []
     for number, note in read_notes(location, numbers, plan):
         if note is None:

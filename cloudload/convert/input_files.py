@@ -64,7 +64,7 @@ class InputFile:
     shard: ShardInfo | None = None
     """The file's entry in the index of its dataset, for format `mds`."""
     tag: str = ""
-    """The tag from the listing. Reading is refused if the tag has changed since the listing."""
+    """The tag in the listing, such as an ETag. Reading is refused if it has changed since then."""
 
     @property
     def display_name(self) -> str:

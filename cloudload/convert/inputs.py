@@ -47,7 +47,7 @@ _RANGED: dict[str, Callable[[InputFile, Range | None], InputUnit]] = {
     "lines": LinesUnit,
     "parquet": ParquetUnit,
 }
-"""The type of a unit in each format whose files can be cut. Each unit is a file or a range."""
+"""Maps each format whose files can be cut to the type of its units, which are files or ranges."""
 _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "json": JsonUnit,
     "csv": CsvUnit,
@@ -56,7 +56,7 @@ _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "webdataset": WebDatasetUnit,
     "mds": MdsUnit,
 }
-"""The type of a unit in each other format except `text`. Each unit is a whole file."""
+"""Maps each other format except `text` to the type of its units, which are whole files."""
 
 
 @dataclass(frozen=True)

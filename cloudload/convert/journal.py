@@ -182,12 +182,12 @@ class Journal:
         return replace(done, counts=counts, resumed=sum(map(len, done.entries.values())))
 
     def _list_shards(self, split: str, names: Mapping[str, int]) -> dict[str, int]:
-        """Map the names of a split's shards to their stored sizes in bytes, given `_list()`."""
+        """Map the names of a split's shards to their sizes in bytes. `names` is the listing."""
         found = list_sizes_at(self.output.shards(split)) if split else names
         return {name: size for name, size in found.items() if _SHARD_NAME.fullmatch(name)}
 
     def is_begun(self) -> bool:
-        """Whether the journal lists shards, because the conversion began as one segment."""
+        """Whether the journal lists shards. If so, the conversion began as one segment."""
         return any(map(_ENTRY_NAME.fullmatch, self._list()))
 
     def begin(self, columns: Sequence[Column]) -> None:

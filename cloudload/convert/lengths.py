@@ -1,4 +1,4 @@
-"""Write the token lengths of a dataset that is being finished, before its index.
+"""Write the token lengths of a conversion's dataset, just before its index.
 
     journal, or notes of segments ─► lengths of each shard ─► groups, index of the lengths
                                                            ─► then index.json of the dataset

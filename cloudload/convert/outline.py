@@ -1,4 +1,4 @@
-"""Outline a conversion without running it: the files found, the segments, and an estimate."""
+"""Outline a conversion without running it: the files found, the segments, and a time estimate."""
 
 from __future__ import annotations
 

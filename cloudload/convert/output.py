@@ -52,7 +52,7 @@ class Output:
 
     @property
     def has_splits(self) -> bool:
-        """Whether there are several datasets, one for each split."""
+        """Whether documents are divided into splits, each of which is a dataset."""
         return self.splits != ("",)
 
 
