@@ -105,10 +105,10 @@ class InputBlock(Protocol):
 
 @runtime_checkable
 class TypedBlock(Protocol):
-    """A block of a format with typed fields, whose MDS encodings kept fields have by default."""
+    """A block of a format with typed fields. By default, kept fields have the same MDS encodings."""
 
     def column_encodings(self) -> Mapping[str, str]:
-        """The encoding of each field, by name."""
+        """Return the MDS encoding of each field, by name."""
         ...
 
 

@@ -239,7 +239,7 @@ def read_blocks(
 def _read_ahead(
     items: Iterator[T], units: Sequence[InputUnit], threads: DaemonThreadPool
 ) -> Iterator[T]:
-    """Yield the items, and read each next item in a thread while the caller uses the current one.
+    """Yield the items. A thread reads the next item while the caller uses the current one.
 
     The user's iterators and stdin are read in the caller's thread, which Ctrl-C can interrupt.
     """

@@ -200,7 +200,7 @@ def _encode_sample(context: ShardContext, values: Mapping[str, Any]) -> bytes:
 
 
 def _values_of(context: ShardContext, record: Record) -> tuple[dict[str, Any], str | None]:
-    """Return the values of a sample by column, and the record's own ID, or None without one."""
+    """Return the values of a sample by column, and the record's own ID, or None if it has none."""
     if record.fields is None:
         raise _BadRecordError(record.problem)
     text = _text(record.fields, context.config.text_key)

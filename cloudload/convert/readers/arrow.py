@@ -82,7 +82,7 @@ class ArrowUnit(FileUnit):
         return ArrowBlock(self.file, start, stored - start.stored, batch, schema)
 
     def _open(self, chunks: Iterator[bytes]) -> tuple[bool, BinaryIO]:
-        """Return whether `chunks` are a file, not only a stream, and a reader of the stream.
+        """Return (whether `chunks` are a file and not only a stream, a reader of the stream).
 
         Raises `ConvertError` for version 1 of Feather.
         """

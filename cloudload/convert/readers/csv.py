@@ -1,6 +1,6 @@
 """CSV and TSV files with a header, one document per record.
 
-    file     id,text⏎1,"a⏎b"⏎2,c⏎          block_bytes = 10
+    file     id,text⏎1,"a⏎b"⏎2,c⏎          block_bytes = 8
     blocks   id,text⏎1,"a⏎b"⏎ │ 2,c⏎
 
 A block ends when its records have at least `block_bytes`, not counting the header, or when the file

@@ -9,7 +9,7 @@ A range of a file contains the lines whose first byte is in the range, so each l
 wherever the file is cut. The reader of a range does not know line numbers, so it names each record
 by the offset of its line.
 
-    ranges   0 to 20                      20 to 45
+    ranges   0 to 21                      21 to 42
     lines    {"text": "a"}⏎{"text": "b"}⏎ │ {"text": "c"}⏎
     names    a.jsonl:@0     a.jsonl:@14     a.jsonl:@28
 """

@@ -30,7 +30,7 @@ class Member(NamedTuple):
     """Offset of the file's first header in the bytes that were read."""
     name: str
     size: int
-    """In bytes."""
+    """The size of the file in bytes."""
     data: bytes | None
     """The file's bytes, or None for a link, an unwanted file, or a file larger than 1 GiB."""
     is_link: bool

@@ -165,7 +165,7 @@ def _add(sample: _Sample, extension: str, member: Member) -> None:
 
 @dataclass(frozen=True)
 class WebDatasetBlock:
-    """Whole samples of an archive."""
+    """Consecutive samples of an archive."""
 
     file: InputFile
     start: BlockStart
