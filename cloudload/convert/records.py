@@ -105,7 +105,7 @@ class InputBlock(Protocol):
 
 @runtime_checkable
 class TypedBlock(Protocol):
-    """A block of a format with typed fields. By default, kept fields have the same MDS encodings."""
+    """A block of a format with typed fields. By default, kept fields have the same encodings."""
 
     def column_encodings(self) -> Mapping[str, str]:
         """Return the MDS encoding of each field, by name."""

@@ -108,7 +108,7 @@ class Distribution:
         self._long: list[Ints] = []
 
     def add(self, lengths: Ints) -> None:
-        """Add lengths, int64 [samples]. Lengths of 0 and below are left out."""
+        """Add the lengths of samples: int64 [samples]. Only samples with tokens are counted."""
         is_short = lengths < len(self._short)
         self._short += np.bincount(lengths[is_short & (lengths > 0)], minlength=len(self._short))
         self._long.append(lengths[~is_short])

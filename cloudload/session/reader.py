@@ -103,7 +103,7 @@ class Reader:
         self._iteration, self._kept = _no_iteration, None
 
     def move(self, member: Membership, rows: int | None) -> None:
-        """Continue as another member, at row `rows`; by default, at the current position.
+        """Replace the membership, and continue at row `rows`; by default, at the current position.
 
         A pass in progress continues with a new iteration. Raises the errors of
         `CloudLoader.set_world`. After an error, nothing has changed.
