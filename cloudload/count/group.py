@@ -196,7 +196,7 @@ class LengthMeter:
         self.reader = DocumentReader(recipe, shards)
         has_text, config = recipe.has_text, recipe.config
         self._recipe, self._backend = recipe, backend
-        # a transform changes the text, so the size of the stored column is not that of the text
+        # a transform changes the text, so its size differs from that of the stored column
         has_stored_text = has_text and config.transform is None
         self._stored_column = config.text_key if has_stored_text else None
 

@@ -210,7 +210,7 @@ class _Learning:
         numbers = [job.shards.samples for job in self._jobs]
         self._bounds = np.cumsum([0, *numbers])
         self._published = np.zeros(len(numbers), np.int64)
-        """How many samples of each group were known when it was last published: int64 [groups]."""
+        """Number of samples known when each group was last published: int64 [groups]."""
         self._is_over = False
 
     @cached_property
@@ -250,7 +250,7 @@ class _Learning:
     def _write_new(self, numbers: Sequence[int], found: set[str]) -> None:
         """Write the groups with these indices, except those in `found`.
 
-        Of an incomplete group, writes this node's part, and deletes older parts of this node.
+        If a group is incomplete, writes this node's part of it, and deletes the node's older parts.
         """
         for number in numbers:
             job, facts = self._jobs[number], self._facts(number).copy()

@@ -223,7 +223,7 @@ class Iteration(Iterator[Batch]):
         return _Fetched(batch, stop, *self._start_exchange(stop))
 
     def _take_rows(self, rows: range | Ints, stop: int) -> list[slice | Ints]:
-        """Advance the workers to this rank's next batch, and append its report to the window's.
+        """Advance the workers to this rank's next batch, and append its report to `_reports`.
 
         The batch has this rank's `rows` of the global batch that ends before row `stop`. Returns,
         for each worker, the indices of the worker's rows within this rank's batch.

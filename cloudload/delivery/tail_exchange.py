@@ -70,7 +70,7 @@ def sum_tokens(messages: Sequence[Ints]) -> int:
 
 
 def find_lanes_end(plan: Plan) -> Position:
-    """Return the plan's position. In the phase `Foreseen`, move its lanes to their end first."""
+    """Return the plan's position, which in the phase `Foreseen` has the lanes at their end."""
     if not isinstance(plan.phase, Foreseen):
         return plan.position
     ended = plan.phase.ending.lanes

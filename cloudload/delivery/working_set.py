@@ -93,10 +93,10 @@ def measure_working_set(
 
 
 def open_current_orders(plan: Plan, world: World) -> list[Ints | SeekableOrder]:
-    """Build the orders of the current epochs of this rank's lanes, before the workers need them.
+    """Build the orders of the epochs that this rank's lanes are in, before the workers need them.
 
-    Builds at most the last two of each component, and returns the latest. Raises `CacheError` if an
-    order cannot be written.
+    Builds at most the orders of the last two epochs of each component, and returns the latest of
+    each. Raises `CacheError` if an order cannot be written.
     """
     current: list[Ints | SeekableOrder] = []
     for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):

@@ -48,7 +48,8 @@ class OpenedRun:
 def read_arguments(arguments: Mapping[str, Any], callee: type) -> tuple[RowsConfig, DeliveryConfig]:
     """Create the two configs from arguments of the class `callee`.
 
-    Objects of Streaming among them are converted. Raises `ValueError` for an invalid argument.
+    Arguments that are objects of Streaming are converted. Raises `ValueError` for an invalid
+    argument.
     """
     options, mesh = dict(arguments), arguments["device_mesh"]
     if mesh is not None:

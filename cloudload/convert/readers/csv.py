@@ -108,8 +108,8 @@ def _next_or_empty(records: Iterator[bytes], file: InputFile) -> bytes:
 def _parse_header(header: bytes, file: InputFile, fields: Fields) -> tuple[str, ...]:
     """Return the names of the fields; no names if the file is empty.
 
-    Raises `ConvertError` if the header is not UTF-8, or if a field that the conversion reads is in
-    it twice.
+    Raises `ConvertError` if the header is not UTF-8, or if it repeats a field that the
+    conversion reads.
     """
     where = f"{file.display_name}:1"
     if header.startswith(_UTF_16_MARKS):

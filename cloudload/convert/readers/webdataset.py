@@ -4,7 +4,7 @@
     keys       0001                │ 0002      │ doc/a
     text       0001.txt            │ the text field of the JSON │ doc/a.txt
 
-Consecutive files are one sample if their names are equal up to the first dot of the last part.
+Consecutive files are one sample if their paths are equal up to the first dot of the file name.
 `.txt` is its text, the object in `.json` has its fields, and any other extension is a field. Files
 are not unpacked to disk, so a name serves only as an ID. A block contains whole samples. Its offset
 is that of its first header, where a reader can restart.
