@@ -42,7 +42,7 @@ class CountWork:
     """The settings for counting a dataset, which all groups share. Every worker receives them."""
 
     recipe: Recipe
-    """The recipe of a run that reads only this dataset, with a corpus of no shards."""
+    """The recipe of a run that reads only this dataset. Its corpus is empty, to keep it small."""
     backend: str
     """The tokenizer backend."""
     key: LengthsKey

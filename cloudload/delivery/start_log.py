@@ -60,7 +60,7 @@ class StartLog:
         self._began = self._began or time.monotonic()
 
     def log_order(self, plan: Plan, seconds: float) -> None:
-        """Log that the orders of the current epochs are ready, and took `seconds` to prepare."""
+        """Log the orders of the current epochs, which took `seconds` to build or load."""
         if not self._waits_for_order:
             return
         self._waits_for_order = False

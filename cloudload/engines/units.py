@@ -17,7 +17,7 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 Engine = Executor | LocalProcesses
-"""The type of engines, which run units in other processes."""
+"""An engine runs units of work in other processes."""
 
 MOST_WAITING = 10_000
 """Maximum number of submitted units that are not finished, to limit the memory that they use."""

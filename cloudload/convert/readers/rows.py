@@ -77,7 +77,7 @@ def _select(rows: Any, fields: Sequence[str]) -> Any:
 def _batched(
     rows: Iterator[Any], block_bytes: int, fields: Sequence[str]
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield batches of rows, reduced to `fields`.
+    """Yield batches of rows, without the values of fields that are not in `fields`.
 
     A batch ends when its strings and bytes have at least `block_bytes` characters, or at 8,192
     rows.
