@@ -90,7 +90,7 @@ def _read(file: InputFile) -> bytes:
 
 
 def _attempt(file: InputFile) -> Future[bytes]:
-    """Read a file. An error is stored in the future, and raised when the caller gets the result."""
+    """Read a file, and return its data or error as a `Future`, which raises the error later."""
     outcome: Future[bytes] = Future()
     settle(outcome, _read, (file,))
     return outcome
