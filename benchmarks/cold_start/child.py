@@ -23,10 +23,12 @@ SEQ_LEN, BATCH_SIZE = 2048, 8
 
 def main() -> None:
     request = json.loads(sys.argv[1])
-    # import first, so that a loader's seconds do not include the imports that both need
+    # import first, so that a loader's seconds do not include imports
     import streaming  # noqa: F401
     import torch
     import transformers  # noqa: F401
+
+    from cloudload import CloudLoader  # noqa: F401
 
     if request["what"] == "learn":
         learn_tokenizer(request)

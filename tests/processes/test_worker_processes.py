@@ -3,6 +3,7 @@ seconds."""
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -247,3 +248,23 @@ def test_a_worker_whose_trainer_ended_as_it_started_ends_in_silence() -> None:
     process.start()
     process.join()
     assert process.exitcode == 0
+
+
+def mark_frozen(_text: str) -> str:
+    return "frozen" if gc.get_freeze_count() > _OBJECTS_OF_TORCH else "scanned"
+
+
+_OBJECTS_OF_TORCH = 50_000  # far fewer than any process with PyTorch has
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_garbage_collections_of_a_worker_do_not_scan_what_it_was_started_with(
+    corpus: Corpus, start_method: str
+) -> None:
+    with corpus.make_loader(
+        batch_size=4, num_workers=1, start_method=start_method, transform=mark_frozen
+    ) as loader:
+        text = byte_tokenizer().decode(next(iter(loader))["input_ids"].flatten().tolist())
+    text = text.replace(" ", "")
+    assert "frozen" in text
+    assert "scanned" not in text
