@@ -1,4 +1,4 @@
-"""A waiting loader reports what it waits for: a worker, another process, or another rank."""
+"""A loader that waits for a worker, another process, or another rank logs that cause."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_shard_that_another_process_downloads_is_named(
 ) -> None:
     data = write_mds(tmp_path / "mds", random_documents(5, 20), compression="zstd")
     cache = tmp_path / "cache"
-    # a forked worker would inherit the lock
+    # spawn workers, because a forked worker would inherit the lock
     settings: dict[str, Any] = {"num_workers": num_workers, "start_method": "spawn"}
     with make_loader(data, local=cache, **settings) as loader:
         [dataset] = loader.plan().recipe.corpus.datasets
