@@ -207,7 +207,7 @@ def test_the_other_python_blocks_name_only_what_exists(page: str) -> None:
 
 
 def check_names(tree: ast.Module) -> None:
-    """Check that imports from cloudload exist, and the arguments of its functions and classes."""
+    """Check that imports from cloudload, and arguments of its functions and classes, exist."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith("cloudload"):
             assert {each.name for each in node.names} <= names_in(f"{node.module}"), ast.unparse(

@@ -5,8 +5,8 @@
 
 Each process writes `log/<rank>-<pid>.jsonl`. It has a "pulled" line for each batch that the loader
 returns, and a "trained" line for each forward pass, with a hash of every row and, if known, the
-loss. With `kill_at`, the process is killed when that forward pass (from 1) begins. `model` names
-the model's class, "package.module:Class", if it is not that of the examples.
+loss. With `kill_at`, the process is killed at the start of that forward pass, counted from 1.
+`model` names the model's class, "package.module:Class", if it is not that of the examples.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from tests.frameworks.test_composer import ComposerModel
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SAMPLES, BATCH_SIZE, EPOCHS, SEED = 41, 4, 2, 23
-READ_IN_EPOCH = SAMPLES + 1  # Streaming repeats a sample so that two canonical nodes are even
+READ_IN_EPOCH = SAMPLES + 1  # Streaming repeats one to even out two canonical nodes
 
 
 def collate(samples: list[dict[str, str]]) -> dict[str, Tensor]:

@@ -92,7 +92,7 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True)
 class Way:
-    """A run in two parts. Each pair has a value for the killed part and one for the resumed part."""
+    """A run in two parts. Each pair has values for the killed part and for the resumed part."""
 
     ranks: tuple[int, int] = (1, 1)
     workers: tuple[int, int] = (1, 1)

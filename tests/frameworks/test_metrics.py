@@ -1,4 +1,4 @@
-"""A Monitor sends a loader's statistics to TensorBoard, W&B, Prometheus, and a terminal."""
+"""`Monitor` sends a loader's statistics to TensorBoard, W&B, Prometheus, and a terminal."""
 
 from __future__ import annotations
 

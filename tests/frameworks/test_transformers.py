@@ -1,4 +1,4 @@
-"""In one process, the Hugging Face Trainer skips and repeats no batch, and wraps no loader."""
+"""In one process, the Hugging Face Trainer does not skip or repeat batches, or wrap the loader."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_resume_continues_with_the_next_batch(
     whole.train()
     rows = whole.model.trained
     if options.get("stop_every") != "epoch":
-        # if data ends during gradient accumulation, the Trainer drops the accumulated gradients
+        # if the data ends during gradient accumulation, the Trainer drops the accumulated gradients
         assert rows == rows_of(make_loader(folder), 6 * accumulate)
     loader = make_loader(folder, **options)
     resumed = make_trainer(loader, tmp_path, **settings)

@@ -1,5 +1,5 @@
-"""Whatever ends a training job, the job terminates in seconds, reports the cause, leaves no files
-or processes behind, and resumes exactly.
+"""Whatever ends a training job, the job terminates in seconds, reports the cause, leaves no
+processes behind, and resumes exactly. The next start removes any files that it leaves.
 
 A job of real processes, in a separate session, reads from S3 through a fault proxy. It is ended
 while it reads batches, and while it waits for a store that has stopped responding.
@@ -69,7 +69,7 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def start(data: str, tmp_path: Path) -> Iterator[Start]:
-    """A function that starts a job."""
+    """A function that starts a job. The jobs are killed after the test."""
     jobs: list[Job] = []
 
     def start(**options: Any) -> Job:
@@ -92,7 +92,7 @@ def rows_in(out: Path) -> dict[int, list[int]]:
 
 
 def check_rows(job: Job, cache: Path) -> None:
-    """Check that the rows of all jobs so far equal those of an undisturbed job."""
+    """Check that the rows of all jobs so far equal those of an uninterrupted run."""
     found = rows_in(job.out)
     assert sorted(found) == list(range(len(found)))
 
@@ -189,7 +189,7 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(
     worker = job.workers().pop()
     os.kill(worker, number)
     errors = end(job)
-    if number == signal.SIGTERM:  # which a worker handles
+    if number == signal.SIGTERM:  # a worker handles SIGTERM itself
         assert f"process {worker} was terminated by SIGTERM" in errors
     else:
         assert re.search(

@@ -159,7 +159,7 @@ def test_processes_that_end_while_they_take_locks_leave_none(tmp_path: Path) -> 
 
 
 def create_a_lock_as_sigterm_arrives(path: Path) -> None:
-    """Send this process SIGTERM after it has created the file, but before it has registered it."""
+    """Send this process SIGTERM after the lock file is created, but before it is registered."""
     exit_with_parent()
     create = os.open
 

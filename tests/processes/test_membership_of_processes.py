@@ -1,4 +1,4 @@
-"""In the elastic example, the other ranks continue when a rank is killed, and it can rejoin."""
+"""In the elastic example, the other ranks continue without a killed rank until it rejoins."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_finite_epochs_end_on_the_same_step_on_every_rank(corpus: Corpus, tmp_pa
         assert consumed == expected
 
 
-# the arguments, each process's data-parallel rank, and the groups of processes that exchange
+# per layout: its arguments, each process's data-parallel rank, and the groups that exchange
 LAYOUTS: dict[str, tuple[dict[str, Any], list[int], list[list[int]]]] = {
     "tensor parallel": ({"mesh": {"dp": 2, "tp": 2}}, [0, 0, 1, 1], [[0, 2], [1, 3]]),
     "pipeline parallel": ({"mesh": {"pp": 2, "dp": 2}}, [0, 1, 0, 1], [[0, 1], [2, 3]]),

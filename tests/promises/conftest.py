@@ -38,7 +38,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
 def alone_with_streaming(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Let only one process at a time use StreamingDatasets, because their shared memory collides.
+    """Let one process at a time use StreamingDatasets, because they share names in shared memory.
 
     Each new dataset also checks the lock files that earlier ones left in the temporary folder, so
     this fixture gives the test its own temporary folder.

@@ -1,4 +1,4 @@
-"""A run that resumes after an append reads only its original shards; new runs read all."""
+"""A run that resumes after an append reads only its original shards. New runs read all shards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def count(folder: Path) -> None:
 
 
 def real(rows: list[Row]) -> list[Row]:
-    """The rows without the padding rows that complete the last batch."""
+    """Drop the padding rows that complete the last batch."""
     return [row for row in rows if not row.is_padding]
 
 
@@ -150,7 +150,7 @@ def test_streams_read_as_one_corpus_keep_their_shards(tmp_path: Path) -> None:
     rows, _ = run_leg(make_rank, Leg(3, batches=4), state)
     assert rows == whole[state["rows"] :][: len(rows)]
     with pytest.raises(StreamChangedError, match="the state does not match"):
-        run_leg(make_rank, Leg(3, batches=1), old)  # lacks the shards per stream
+        run_leg(make_rank, Leg(3, batches=1), old)  # has no shard counts per stream
 
 
 def test_of_a_mixture_one_stream_may_be_appended_and_one_added(tmp_path: Path) -> None:

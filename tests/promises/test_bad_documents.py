@@ -1,4 +1,4 @@
-"""on_error: a bad document ends the run with an error that names it, or is filtered out."""
+"""With `on_error`, a bad document ends the run with an error that names it, or is left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`check_dataset` names the readers that damage affects; reading the datasets confirms it."""
+"""`check_dataset` names the readers that damage affects, as reading the datasets confirms."""
 
 from __future__ import annotations
 

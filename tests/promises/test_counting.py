@@ -130,7 +130,7 @@ count_tokens({str(tmp_path / "mds")!r}, tokenizer={str(tmp_path / "tokenizer.jso
     while num_kills < most:
         process = subprocess.Popen([sys.executable, tmp_path / "count.py", killed])
         before = len(list(killed.rglob("*.lengths")))
-        # kill the process once it has written at least one more group
+        # wait until the process has written at least one more group, and then kill it
         while process.poll() is None and len(list(killed.rglob("*.lengths"))) <= before:
             time.sleep(chance.uniform(0, 0.01))
         if process.poll() is not None:
@@ -225,7 +225,7 @@ def sourced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def expected_values(names: dict[int, str]) -> list[tuple[str, int, int]]:
-    """Compute (value, documents, tokens) from all samples, most tokens first."""
+    """Compute (value, documents, tokens) for each name from all samples, most tokens first."""
     counts: dict[str, list[int]] = {name: [] for name in names.values()}
     for number, text in enumerate(DOCUMENTS):
         if number % 5:

@@ -1,5 +1,5 @@
-"""A run continues on data that was written again if each shard has the same samples. Otherwise the
-refusal says what differs."""
+"""A run continues on data that was written again if each shard has the same samples. Otherwise, the
+error says what differs."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Part:
 
 @dataclass(frozen=True)
 class End:
-    """The results of a part."""
+    """The rows, states, and statistics of a part."""
 
     rows: list[Row]
     states: list[State]

@@ -96,7 +96,7 @@ class Oracle:
     """The number of units of each row so far."""
 
     def take(self, number: int, weights: Weights, first: bool, per_row: int) -> bool:
-        """Assign `number` rows; after the end, to padding. Returns whether the run has ended."""
+        """Assign the next `number` rows (padding after the end). Returns whether the run is over."""
         is_over = self._is_over(weights, first)
         for _ in range(number):
             stream = -1 if is_over else self._choose(weights)
@@ -320,7 +320,7 @@ def test_ranks_that_leave_and_join_end_on_one_step(
     first: bool,
     legs: list[Leg],
 ) -> None:
-    """Call `set_world` before, in, and after streams' tails. The rows must not change."""
+    """Call `set_world` before, during, and after streams' tails. The rows must not change."""
     epochs, caps = ends
     legs[-1] = replace(legs[-1], batches=None if epochs or first else 9)
     make = partial(

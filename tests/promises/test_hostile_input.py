@@ -31,7 +31,7 @@ EOS_ID = 256
 
 
 def write_raw(folder: Path, columns: tuple[Column, ...], samples: list[dict[str, Any]]) -> str:
-    """Write a dataset of one shard with the given columns, even if their encodings are wrong."""
+    """Write a dataset of one shard. Its columns, even the text, may have any encodings."""
     form = ShardFormat(columns, None, ())
     raw = encode_shard(form, [encode_sample(columns, sample) for sample in samples])
     folder.mkdir(parents=True)

@@ -33,7 +33,7 @@ NUM_DOCUMENTS = 300
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset with lengths."""
+    """A dataset of `NUM_DOCUMENTS` documents with token lengths."""
     folder = tmp_path_factory.mktemp("hostile")
     write_mds(folder, random_documents(0, NUM_DOCUMENTS), shard_bytes=4_000)
     count(folder)

@@ -35,8 +35,8 @@ def fail_on_some(sample: dict[str, Any]) -> str | None:
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Datasets of 3, 40, and 150 documents, one of them empty in each dataset, with lengths for
-    three transforms: none, `keep_most`, and `fail_on_some`."""
+    """Datasets of 3, 40, and 150 documents, one of which is empty. Their lengths are counted with
+    no transform, with `keep_most`, and with `fail_on_some`."""
     root, made = tmp_path_factory.mktemp("lengths"), []
     for number, size in enumerate(SIZES):
         documents = random_documents(number, size, max_words=30 * (number + 1))

@@ -22,7 +22,7 @@ from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_m
 from tests.support.loaders import make_loader
 from tests.support.plans import check_figures
 
-WORLDS = [(1, 2), (2, 2), (2, 4)]  # nodes, ranks per node; 12 lanes / 8 ranks is no integer
+WORLDS = [(1, 2), (2, 2), (2, 4)]  # (nodes, ranks per node); 8 ranks cannot share 12 lanes
 SAMPLES = 240
 
 

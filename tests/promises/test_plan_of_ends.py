@@ -144,7 +144,7 @@ def test_a_mixture_with_an_endless_stream_needs_a_length(
 def test_beyond_the_documents_that_are_listed_the_ends_stay_exact(
     urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a list of documents, shuffle blocks give an upper bound of each node's shards."""
+    """Without a list of documents, shuffle blocks give an upper bound on each node's shards."""
     options = options_of(urls, epochs=2, shuffle_algo="seekable", shuffle_block_size=20)
     listed = plan(tmp_path, options, nodes=2)
     monkeypatch.setattr("cloudload.forecast.shard_uses._MOST_LISTED", 0)

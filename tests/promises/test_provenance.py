@@ -144,7 +144,7 @@ def test_the_steps_of_a_document_are_found(
         ({"choose": 6}, {"num_lanes": 2}),
         ({"repeat": 0.4}, {"num_lanes": 12, "shuffle": False}),
         ({"repeat": 2.3}, {"num_lanes": 24, "packing": "best_fit"}),
-        ({}, {"num_lanes": 12, "packing": "best_fit"}),  # open rows keep earlier epochs
+        ({}, {"num_lanes": 12, "packing": "best_fit"}),  # open rows have older epochs
     ],
 )
 def test_a_document_is_found_however_many_epochs_are_without_it(
@@ -203,8 +203,8 @@ def test_every_place_of_a_document_is_found(
     saved: int,
     chosen: random.Random,
 ) -> None:
-    """The cases have one stream, two streams in one order, or a mixture of two, tiny or larger.
-    Their lanes advance at different rates."""
+    """The data is one stream, two streams in one order, or a mixture of two. Streams are tiny or
+    larger, so lanes advance at different rates."""
     folder = tmp_path_factory.mktemp("places")
     shares = [None] * len(streams) if not share else [1 - share, share][: len(streams)]
     data = [

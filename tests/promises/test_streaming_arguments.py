@@ -1,4 +1,4 @@
-"""A loader accepts a StreamingDataset or its Streams, and reads the same samples as often and in
+"""A loader that gets a StreamingDataset or its Streams reads the same samples, equally often and in
 the same order."""
 
 from __future__ import annotations

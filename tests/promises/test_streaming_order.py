@@ -56,7 +56,7 @@ def test_a_real_streaming_dataset_yields_our_order(
     config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, num_nodes, 23)
     for epoch, theirs in enumerate(epochs):
         ours = canonical_order(np.array(SHARDS), config, epoch).tolist()
-        # Streaming repeats a sample only after its first read, so keep first reads
+        # Streaming repeats only samples that it has already read, so keep each one's first read
         without_repeats = list(dict.fromkeys(theirs))
         assert ours == without_repeats
         assert sorted(ours) == list(range(sum(SHARDS)))
