@@ -46,7 +46,7 @@ class Framework:
     model: str = "tiny_gpt:GPT"
     """The class whose `forward` receives the rows."""
     num_unseen: int = 0
-    """Number of tokens at a row's end that are only labels."""
+    """Number of tokens at a row's end that the model gets only as labels."""
 
     def python(self) -> str:
         """The path of the environment's Python interpreter."""
@@ -116,7 +116,7 @@ WAYS = {
 }
 
 
-# these cells run with the short tests; `make test-frameworks` runs all cells
+# the short tests run only these combinations; `make test-frameworks` runs all
 SHORT = {
     ("torch DDP", "2 to 4"),
     ("HF Trainer 4", "at an epoch's end"),

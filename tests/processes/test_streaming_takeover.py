@@ -25,7 +25,7 @@ _TIMEOUT_S = 240
 
 @dataclass(frozen=True)
 class Job:
-    """A job on a StreamingDataset: its numbers of nodes, ranks per node, workers, and steps."""
+    """A job on a StreamingDataset. `ranks` is per node, and `workers` is per rank."""
 
     nodes: int
     ranks: int

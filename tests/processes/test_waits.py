@@ -94,7 +94,7 @@ def test_of_two_workers_that_wait_for_each_other_the_download_is_named(
 ) -> None:
     data = write_mds(s3_url, random_documents(5, 20))
     s3_proxy.set_faults([Fault("GET .*shard", "reset")])
-    # the documents of both workers are in the only shard
+    # there is only one shard, and both workers need it
     with (
         make_loader(data, local=tmp_path, num_workers=2, retry=PATIENT) as loader,
         ended_by(caplog, " failed: Connection", lambda: s3_proxy.set_faults([])),

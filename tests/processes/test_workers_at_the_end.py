@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A list to which the name of each process that this process starts is added."""
+    """Record the name of each process that this process starts."""
     found: list[str] = []
     original = BaseProcess.start
 

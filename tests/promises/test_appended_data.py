@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {**QUIET, "shard_bytes": 1_500}
 
 
 def convert(out: str | Path, name: str, count: int, **options: Any) -> None:
-    """Convert `count` random documents, which `name` seeds; append them with `append=True`."""
+    """Convert `count` random documents seeded by `name`. With `append=True`, append them."""
     folder = Path(str(out).replace("://", "-")).name
     source = Path(options.pop("scratch", Path(out).parent)) / f"{folder}-{name}.jsonl"
     texts = random_documents(sum(name.encode()), count)

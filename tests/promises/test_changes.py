@@ -1,5 +1,5 @@
-"""Changed options on resume are harmless, take effect at the next row, or are refused unless
-accepted."""
+"""An option that changes on resume has no effect, takes effect at the next row, or is refused
+unless the change is accepted."""
 
 from __future__ import annotations
 

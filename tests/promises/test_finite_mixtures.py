@@ -96,7 +96,7 @@ class Oracle:
     """The number of units of each row so far."""
 
     def take(self, number: int, weights: Weights, first: bool, per_row: int) -> bool:
-        """Assign the next `number` rows (padding after the end). Returns whether the run is over."""
+        """Assign the next `number` rows; after the end, pad. Returns whether the run has ended."""
         is_over = self._is_over(weights, first)
         for _ in range(number):
             stream = -1 if is_over else self._choose(weights)

@@ -135,7 +135,7 @@ def drop_delivery(stats: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list to which each `read_texts` call of this process adds its number of documents."""
+    """Record the number of documents in each `read_texts` call of this process."""
     numbers: list[int] = []
     original = DocumentReader.read_texts
 

@@ -167,7 +167,7 @@ def test_ranks_out_of_step_are_an_error_with_lengths_too(
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list to which the workers of this process add the first row of each phase they begin."""
+    """Record the first row of each phase that a worker in this process begins."""
     found: list[int] = []
     original = Worker.read_blocks
 

@@ -174,7 +174,7 @@ def test_microbatches_that_are_tried_again_count_once(
         for batch in loader.take(3):
             losses = losses_of(batch)
             whole.add(batch, losses)
-            cut.add(batch, losses[:4] * float("nan"))  # as if memory ran out next
+            cut.add(batch, losses[:4] * float("nan"))  # then the step runs out of memory
             for row in range(0, 6, 2):
                 labels = batch["labels"][row : row + 2]
                 padded = torch.nn.functional.pad(losses[row : row + 2], (0, 1), value=7.0)

@@ -219,8 +219,8 @@ def test_the_least_cache_is_that_of_the_default_workers(tmp_path: Path) -> None:
 def test_beyond_the_documents_that_are_listed_shuffle_blocks_bound_the_figures(
     corpora: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan does not list the documents of a very long run. Its figures are compared with those
-    of the same run, listed."""
+    """A plan does not list the documents of a very long run. Its figures are compared with those of
+    a plan that lists them."""
     options = options_of(data_of("mixed", corpora), shuffle_algo="seekable", shuffle_block_size=20)
     length: dict[str, Any] = {"tokens": 30_000, "nodes": 2}
     listed = plan(tmp_path, options, **length)

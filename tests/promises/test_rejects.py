@@ -1,4 +1,4 @@
-"""The file of rejects has the same bytes on every engine and after any interruption."""
+"""The rejects file has the same bytes on every engine and after any interruption."""
 
 from __future__ import annotations
 

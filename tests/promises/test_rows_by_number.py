@@ -149,7 +149,7 @@ def test_workers_of_a_data_loader_read_the_same_rows(
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list to which this process adds each sample whose text it reads."""
+    """Record the samples whose texts this process reads, in order."""
     samples_read: list[int] = []
     original = DocumentReader.read_texts
 

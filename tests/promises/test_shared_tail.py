@@ -121,7 +121,7 @@ def test_rows_that_are_dropped_share_no_documents(
 def test_a_long_document_is_not_padded_for_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All messages are padded to the longest, so each rank may send only its share of the cap."""
+    """Messages are padded to the longest one, so each rank gets only a share of the limit."""
     corpus = write_corpus(tmp_path, [*uneven(23, 40), "b" * 299, *uneven(5, 40)])
     whole, _ = corpus.run(Leg(batches=None))
     most_words: list[int] = []

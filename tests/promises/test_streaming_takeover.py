@@ -83,7 +83,7 @@ def takeovers(draw: st.DrawFn) -> Takeover:
     ranks, workers = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     first = Physical(draw(st.sampled_from(nodes)), ranks, workers, draw(st.integers(1, 4)))
     num_steps = sum(map(sum, streams)) // first.global_batch
-    # often stop near the end of the epoch, where Streaming repeats samples
+    # often draw a stop near the end of an epoch, where Streaming repeats samples
     legs = [(first, draw(st.integers(0, 12) | st.integers(max(0, num_steps - 2), num_steps + 2)))]
     if draw(st.booleans()):
         # Streaming resumes on other nodes if the global batch size stays the same
