@@ -1,4 +1,4 @@
-"""A loader logs once why the training loop waits for batches, and how to fix it."""
+"""A loader logs once why the training loop waits for batches, and what to change."""
 
 from __future__ import annotations
 

@@ -322,7 +322,7 @@ def test_one_segment_in_an_array_is_the_work_of_worker_0(tmp_path: Path) -> None
 
 @pytest.fixture(params=[1000, 1 << 20], ids=["segments", "one segment"])
 def finished(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A dataset of 150 documents."""
+    """A finished dataset of 150 documents, converted in several segments or in one."""
     write_lines(tmp_path / "in", "abc")
     options = {**OPTIONS, "segment_bytes": request.param, "shard_bytes": 1200}
     convert_to_mds(tmp_path / "in", tmp_path / "out", **options)

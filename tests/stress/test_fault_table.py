@@ -11,7 +11,7 @@ from tests.support import ROOT
 from tests.support.warm_start import stand_in
 
 SWEPT = r"^0 / 0 / (0|\d+ \(0 after the next start\))$"
-# one or two faults per section; each row of a fault has a pattern for each cell after its name
+# for one or two faults per section, the rows: a pattern for each cell after the fault's name
 Rows = list[tuple[str, ...]]
 SECTIONS: dict[str, dict[str, Rows]] = {
     "store": {
