@@ -69,7 +69,7 @@ def test_a_cluster_writes_the_same_objects(
 
 
 def run_and_kill(number: int) -> int:
-    """A unit of 0.2 s, long enough for its process or node to be killed meanwhile."""
+    """A unit of work that takes 0.2 s, so that its process or node can be killed meanwhile."""
     time.sleep(0.2)
     return number
 

@@ -32,7 +32,7 @@ def streams(scratch: Path) -> list[Stream]:
 
 
 def losses_of(batch: Batch) -> torch.Tensor:
-    """Compute a loss for each token after a row's first from the token IDs alone.
+    """From the token IDs alone, compute a loss for each token except the first in its row.
 
     The losses have many significant digits, so a different order of summation would show.
     """

@@ -1,4 +1,4 @@
-"""A state saved near the end of a finite run, or in its tail, resumes to the same end."""
+"""A run that resumes near the end of its data, or in its tail, ends with the same rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed documents do not affect each other. A model's logits are those of each document alone."""
+"""Packed documents do not affect each other. Each has the same logits as if it were alone."""
 
 from __future__ import annotations
 
