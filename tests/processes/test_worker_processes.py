@@ -1,5 +1,5 @@
-"""Worker processes read the same rows as one process. If they are killed, an error follows in
-seconds."""
+"""Worker processes read the same rows as one process. If a worker is killed, the loader raises an
+error within seconds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_loader_continues_where_it_stopped_with_any_workers_and_batch_size(
         with corpus.make_loader(batch_size=batch_size, num_workers=num_workers) as loader:
             if state is not None:
                 loader.load_state_dict(state)
-            for _ in range(2):  # a second loop over the same loader continues, too
+            for _ in range(2):  # a second loop over a loader continues the run
                 rows += rows_of([batch for _, batch in zip(range(batches), loader, strict=False)])
             state = json.loads(json.dumps(loader.state_dict()))
     assert rows == corpus.expected_rows(len(rows))
