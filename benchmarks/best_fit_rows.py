@@ -3,8 +3,8 @@
     python -m benchmarks.best_fit_rows 1_000_000 100_000_000
 
 The arguments are numbers of documents, whose lengths are synthetic. Plays the lanes of one rank of
-16 through 97% of an epoch, then finds random rows with the marks that this wrote to disk. Each size
-runs in a separate process, whose CPU times are printed as one line of JSON.
+16 through 97% of an epoch, which writes marks to disk, and then finds random rows from the marks.
+Each number runs in a separate process, whose CPU times are printed as one line of JSON.
 """
 
 from __future__ import annotations

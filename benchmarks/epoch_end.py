@@ -9,7 +9,7 @@ the tail.
 
     lost          seconds from the start of the tail to the end of the run, minus the seconds that
                   the same number of tokens takes in the steady state
-    longest wait  the most seconds that a batch of the tail takes
+    longest wait  the maximum seconds that a batch of the tail takes
 
 CPU seconds include the training process and its workers.
 """

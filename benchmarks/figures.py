@@ -1,4 +1,4 @@
-"""Format a benchmark's figures: spreads, and Markdown tables."""
+"""Format a benchmark's figures as spreads and as Markdown tables."""
 
 from __future__ import annotations
 

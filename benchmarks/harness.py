@@ -79,8 +79,8 @@ class Side:
     ) -> None:
         """Start `python -m module` in the folder `scratch`, pinned to `cores` if given.
 
-        `folders` are added to its PYTHONPATH. Its stderr goes to `log`, or else to that of this
-        process.
+        `folders` are added to its PYTHONPATH. Its stderr goes to `log`, or, if that is None, to the
+        stderr of this process.
         """
         variables = {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders]))}
         if scratch != ROOT:

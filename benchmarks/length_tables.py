@@ -2,8 +2,8 @@
 
     python -m benchmarks.length_tables 1_000_000 10_000_000
 
-The arguments are numbers of documents, whose lengths are synthetic. Each size and shuffle algorithm
-runs in a separate process, whose CPU times are printed as one line of JSON.
+The arguments are numbers of documents, whose lengths are synthetic. Each number runs with each
+shuffle algorithm in a separate process, whose CPU times are printed as one line of JSON.
 """
 
 from __future__ import annotations

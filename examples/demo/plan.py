@@ -11,7 +11,7 @@ GLOBAL_BATCH, SEQ_LEN, VOCAB_SIZE = 16, 128, 4096
 
 @dataclass(frozen=True)
 class Length:
-    """The length of the demo, and its kill, end and checkpoints, in steps."""
+    """The number of steps of the demo, and the steps at which runs are saved, killed and ended."""
 
     steps: int
     save_every: int

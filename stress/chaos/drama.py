@@ -1,4 +1,4 @@
-"""Draw at random which signals a job's processes receive, and which disks fill up."""
+"""Choose at random which signals a job's processes receive, and whether its disks fill up."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Drama:
 
 
 def draw_drama(draw: random.Random, *, has_disks: bool) -> Drama:
-    """Draw the faults of a job. Its disks are left alone unless `has_disks`."""
+    """Choose the faults of a job at random. Its disks are left alone unless `has_disks`."""
     end = _choose(draw, ENDS)
     is_early = end not in ("none", CONNECTING) and draw.random() < 0.15
     stop = None

@@ -1,4 +1,4 @@
-"""Draw jobs: their worlds, and the options that may change at every resume."""
+"""Choose jobs at random, which have a world and the options that may change at every resume."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_CONNECT_S = 0.2
 def draw_job(
     draw: random.Random, number: int, campaign: Campaign, drama: Drama, environment: dict[str, str]
 ) -> Job:
-    """Draw a job. Its ranks divide the lanes, unless the job uses the lengths of all documents."""
+    """Choose a job at random. Unless it uses all lengths, its ranks divide the lanes evenly."""
     start_method = draw.choices(list(START_METHODS), list(START_METHODS.values()))[0]
     lengths = _draw_lengths(draw, campaign)
     is_uneven = campaign.lengths == COUNTED and lengths != "off" and draw.random() < 0.6

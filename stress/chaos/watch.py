@@ -28,7 +28,7 @@ class Quiet:
         self.restart()
 
     def restart(self) -> None:
-        """Restart the measurement. Readings of the waits that are at most 5 s old are kept."""
+        """Restart the measurement. To save work, keep readings of waits that are up to 5 s old."""
         self._began = time.monotonic()
         if self._began - self._looked_at > _LOOK_AT_WAITS_EVERY_S:
             self._looked_at, self._waits = self._began, self._read_waits()
