@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def measure_rules(dataset: str, rounds: int) -> list[Row]:
-    """Check the dataset with each rule, without rules, and with all rules."""
+    """Time checks of the dataset with each rule, without rules, and with all rules."""
     names = (NO_RULES, *DOCUMENT_RULES, ALL_RULES)
     times: dict[str, list[float]] = {name: [] for name in names}
     megabytes = 0.0

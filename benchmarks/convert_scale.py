@@ -52,7 +52,7 @@ class SimulatedStore:
     def __init__(self, folder: Path, files: int, shards: int, digest: str) -> None:
         self._folder, self._files, self._shards, self._digest = folder, files, shards, digest
         self.written: dict[str, bytes] = {}
-        """Maps the URL of each uploaded object to its hash."""
+        """Maps the URL of each uploaded object to the SHA-256 of its bytes."""
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         if url == RAW:

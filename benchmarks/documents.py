@@ -33,7 +33,7 @@ class Documents:
     """A description of the documents' origin, for the report."""
     count: int
     num_bytes: int
-    """Bytes of UTF-8 text."""
+    """The total size of the texts in UTF-8, in bytes."""
 
 
 def lay_out(corpus: Path | None, folder: Path, most_bytes: float) -> Documents:
@@ -75,7 +75,7 @@ def files_of(corpus: Path) -> list[Path]:
 
 
 def name_of(file: Path) -> str:
-    """A file's name without its extensions."""
+    """Return a file's name without its extensions."""
     return file.name.split(".")[0]
 
 

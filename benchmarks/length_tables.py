@@ -34,7 +34,7 @@ SEQ_LEN, NUM_LANES, NUM_NODES, SHARD_SAMPLES = 2_048, 960, 64, 20_000
 
 
 def make_lanes(documents: int, folder: Path, shuffle_algo: str) -> tuple[LaneSizes, dict[str, Any]]:
-    """Generate the lengths of documents and build their order. Also returns figures of both."""
+    """Generate document lengths and an order. Returns the lanes' sizes, and figures of both."""
     random = np.random.default_rng(0)
     lengths = np.minimum(random.lognormal(6.2, 1.1, documents), 1e6).astype(np.int64)
     sizes = np.full(-(-documents // SHARD_SAMPLES), SHARD_SAMPLES, np.int64)
@@ -74,7 +74,7 @@ def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
     table_s = time.process_time() - began
     walker, start = Walker(tables, lane_sizes, packing), np.zeros((NUM_LANES, 3), np.int64)
     began = time.process_time()
-    tables[1]  # short lanes reach the next epoch when others are at 99 %
+    tables[1]  # needed at 99%, where lanes with long documents are already in the next epoch
     next_s = time.process_time() - began
     rows = figures["tokens"] // SEQ_LEN // NUM_LANES
     found = {}

@@ -76,11 +76,11 @@ class RealNode:
     """The measurements of a node's cache in a real run."""
 
     shards: int = 0
-    """Number of shards in the cache at the end."""
+    """The number of shards in the cache at the end of the run."""
     all_bytes: int = 0
-    """Bytes of these shards."""
+    """The bytes of all shards in the cache at the end of the run."""
     peak_bytes: int = 0
-    """Peak bytes in the cache after a step."""
+    """The most bytes in the cache after any step."""
     working_set_bytes: int = 0
     """Peak bytes of shards in use. A shard is in use from the first to the last row that reads it
     in an epoch."""
@@ -96,7 +96,7 @@ class RealRun:
     tokens: int
     tokens_by_stream: list[int]
     read_by_stream: list[int]
-    """Number of documents read from each stream."""
+    """The number of documents read from each stream."""
     last_steps: list[int]
     """For each stream, the last step that reads one of its documents."""
     nodes: list[RealNode]
@@ -181,7 +181,7 @@ def _open_rank(options: Mapping[str, Any], folder: Path, world: World, hub: Hub)
 
 
 def _take_in_step(iterators: Sequence[Iterator[Batch]], hub: Hub) -> Iterator[list[Batch]]:
-    """Yield the next batch of each rank, until the run ends on all ranks."""
+    """Yield lists with the next batch of every rank, until the run ends on all ranks."""
 
     def take(rank: int) -> Batch | None:
         batch = None
@@ -316,7 +316,7 @@ def compare(plan: RunPlan, real: RealRun) -> Iterator[tuple[str, Figure, float]]
 
 
 def describe(name: str, forecast: Figure, real: float) -> dict[str, Any]:
-    """Return a line of JSON that compares a forecast with its actual value."""
+    """Return the fields of a JSON line that compares a forecast with the actual value."""
     error = (forecast.value - real) / max(1, real)
     return {
         "figure": name,

@@ -24,7 +24,7 @@ class Result:
 
     entry: Entry
     turns: list[Turn] = field(default_factory=list)
-    """One turn per round, until the side failed."""
+    """The side's turns, one per round until the side failed."""
     versions: dict[str, str] = field(default_factory=dict)
     failure: str = ""
 

@@ -37,7 +37,7 @@ class Request:
     tokenizer: Path
     """A folder with tokenizer.json."""
     eos: int
-    """The ID that ends a document."""
+    """The token ID of the eos, which ends each document."""
     specials: tuple[int, ...]
     """The IDs of bos and eos, which frame documents and do not count as text."""
     seq_len: int

@@ -51,7 +51,7 @@ def write_dataset(folder: Path, shards: int, samples: int) -> None:
 
 
 def short_texts(number: int) -> Iterator[str]:
-    """Yield documents of a few words."""
+    """Yield `number` documents of 3 to 11 words."""
     random = np.random.default_rng(0)
     words = ["the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "was", "on"]
     for size in random.integers(3, 12, number).tolist():

@@ -107,7 +107,7 @@ CLIENTS = {
 
 
 def start(request: Message) -> Take:
-    """Open a client. Returns a function that downloads objects, and measures time and CPU time."""
+    """Open a client. Returns a function that downloads objects, and measures wall and CPU time."""
     try:
         download = CLIENTS[request["store"]][request["client"]](request["bucket"])
     except ImportError as error:

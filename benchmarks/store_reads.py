@@ -77,7 +77,7 @@ def measure(store: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Ro
 
 
 def write_objects(scheme: str, size: int, most: int) -> list[str]:
-    """Store 1 to 16 objects of `size` MB, with about `most` / 2 MB at most. Returns their keys."""
+    """Store up to 16 objects of `size` MB, up to `most` / 2 MB in all, and return their keys."""
     data = os.urandom(size * 10**6)
     keys = [f"{size}-{number}" for number in range(min(16, max(1, most // size // 2)))]
     for key in keys:

@@ -97,7 +97,7 @@ class Launcher:
         self.store.delete_key(f"{name} is ready")
         self.processes[name] = subprocess.Popen(
             [*RANK_COMMAND, *sys.argv[1:]],
-            env={"OMP_NUM_THREADS": "1", **os.environ, **variables},  # 1 thread, as with torchrun
+            env={"OMP_NUM_THREADS": "1", **os.environ, **variables},  # torchrun also sets 1 thread
         )
 
     def announce(self) -> None:

@@ -77,7 +77,8 @@ def main() -> None:
     states = {"train": TrainState(model, optimizer), "loader": LoaderState(loader)}
     step = 0
     if args.resume:
-        last = max(args.out.glob("step-*/.metadata")).parent  # DCP writes this file last
+        # DCP writes .metadata last, so a folder that contains the file is complete
+        last = max(args.out.glob("step-*/.metadata")).parent
         dcp.load(states, checkpoint_id=last)
         step = int(last.name.removeprefix("step-"))
     with loader, LossLog(loader, args.losses) as losses:

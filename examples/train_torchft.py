@@ -40,7 +40,7 @@ class Replica:
             num_workers=args.workers,
             local=args.cache,
             lengths="require",
-            dp_rank=0,  # until the first quorum
+            dp_rank=0,  # a world of one rank, until the first quorum
             dp_world_size=1,
         )
         self.model = GPT(self.loader.vocab_size, args)

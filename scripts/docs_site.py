@@ -204,7 +204,7 @@ def _show(default: Any) -> str:
 
 
 def _show_type(hint: Any) -> str:
-    """Describe a type for readers: list its choices, and call a callable a function."""
+    """Describe a type in words for the options tables, such as `integer`, `path` or `function`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " or ".join(f'`"{value}"`' for value in arguments)

@@ -27,7 +27,7 @@ class Input:
     stored_bytes: int
 
     def remove(self) -> None:
-        """Remove the files."""
+        """Delete the folder and its files."""
         shutil.rmtree(self.folder)
 
 

@@ -103,7 +103,7 @@ def serve(*, cache: str, rank: int, size: int, state: str | None) -> None:
 
     options: dict[str, Any] = {"tokenizer": str(TOKENIZER), "seq_len": 256, "batch_size": 4}
     options |= {"local": cache, "num_workers": 1, "prefetch_batches": 1, "num_lanes": 120}
-    options |= {"retry": Retry(timeout_s=300, deadline_s=600)}  # so long that no request is retried
+    options |= {"retry": Retry(timeout_s=300, deadline_s=600)}  # so that no request is retried
     with CloudLoader(URL, **options, dp_rank=rank, dp_world_size=size) as loader:
         if state and size > 1:
             loader.load_state_dict(json.loads(Path(state).read_text()))

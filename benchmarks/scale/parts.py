@@ -36,7 +36,7 @@ _NODES_OF_PLANS = 1, 4
 
 
 def in_process(part: str, **arguments: Any) -> dict[str, Any]:
-    """Measure a part in its own process, and return its figures."""
+    """Measure a part in a new process, and return its figures."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.scale.parts", part, json.dumps(arguments)],
         cwd=ROOT,

@@ -30,7 +30,7 @@ def damage_caches(campaign: Campaign, draw: random.Random, wipe: float) -> None:
 
 
 def _empty(folder: Path) -> None:
-    for path in folder.iterdir():  # the folder itself may be a mount point
+    for path in folder.iterdir():  # keep the folder itself, because it may be a mount point
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -174,12 +174,12 @@ class Campaigns:
 
 
 def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findings) -> int:
-    """Compare the rows trained on with those of an undisturbed process.
+    """Compare the rows that the jobs trained on with those of an undisturbed run.
 
-    Checks rows 0 to `stop` and records differences in `found`. Returns the number of rows checked.
+    Checks rows [0, stop), and records differences in `found`. Returns the number of checked rows.
     """
     expected: dict[int, str] = {}
-    # the batch is at least as large as any job's global batch, to which a job may pad its end
+    # at the end, a job may pad the rows to its global batch, which is smaller than this batch
     with campaign.make_loader(
         batch_size=MOST_ROWS,
         num_workers=0,

@@ -24,13 +24,13 @@ LONG_S = 60.0
 
 @dataclass(frozen=True)
 class Stop:
-    """A stop of some of a job's processes with SIGSTOP, until SIGCONT continues them."""
+    """A pause of some of a job's processes, from SIGSTOP to SIGCONT."""
 
     of: str
-    """One of `STOPPED`."""
+    """The paused processes, as named in `STOPPED`."""
     seconds: float
     is_at_end: bool
-    """Whether the job ends while these processes are stopped."""
+    """Whether the signal that ends the job is sent while these processes are stopped."""
 
     def describe(self) -> str:
         """Describe the stopped processes and the rough duration, as a key for counts."""

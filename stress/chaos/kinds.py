@@ -15,7 +15,7 @@ _BEST_FIT = {"packing": "best_fit", "open_rows": 4}
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run: the options that determine its rows."""
+    """A kind of run, with the options that determine its rows."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Run one rank of a training job without a model, which hashes every row and saves checkpoints."""
+"""Run one rank of a training job that has no model, but hashes every row and saves checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Campaign:
     settings: dict[str, Any] = field(default_factory=dict)
     proportions: tuple[float, ...] | None = None
     lengths: str = NONE
-    """One of the values of `Kind.lengths`."""
+    """When the datasets get token lengths. It is one of the values of `Kind.lengths`."""
     has_disks: bool = False
     """Whether each cache of the campaign is a separate file system, which may be filled."""
 

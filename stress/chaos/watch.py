@@ -53,7 +53,7 @@ class Quiet:
 
 
 class Watch:
-    """The processes of a job, which it starts, and their progress."""
+    """The processes of a job and their progress. Creating a `Watch` starts the job's ranks."""
 
     def __init__(self, campaign: Campaign, job: Job, family: Family) -> None:
         self._campaign, self._job, self._family = campaign, job, family

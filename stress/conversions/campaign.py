@@ -56,7 +56,7 @@ MODES: dict[str, list[list[str]]] = {
     "twice": [[*_JOB, "twice"]],
     "ray": [[*_CLI, "--engine", "ray", "--address", "{address}"]],
 }
-"""The commands of each mode, which run at the same time as `python -m COMMAND`."""
+"""The commands of each mode. They run at the same time, each with `python -m`."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Found(Failures):
 
 
 class Campaign:
-    """A runner of conversions in each mode, with and without faults, until enough are killed."""
+    """A series of conversions in all modes, with and without faults, that are killed at random."""
 
     def __init__(
         self, args: argparse.Namespace, folder: Path, server: S3Server, proxy: FaultProxy
@@ -174,7 +174,7 @@ class _Jobs:
         self._draw, self._pause, self._found = owner.draw, owner.args.pause, owner.found
 
     def run(self, kills: int) -> None:
-        """Run all processes, kill some of them `kills` times, and restart those that failed."""
+        """Run all processes, kill up to `kills` of them, and restart those that fail."""
         end = time.monotonic() + PATIENCE_S
         while self._waiting and time.monotonic() < end:
             running = [self._start(command) for command in self._waiting]
@@ -204,7 +204,7 @@ class _Jobs:
             time.sleep(0.05)
 
     def _wait_for_object(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
-        """Wait until an object is stored or deleted, so that kills do not all hit the start."""
+        """Wait until an object is stored or deleted, so that some kills hit after the start."""
         before, end = list_sizes_at(self._out), time.monotonic() + PATIENCE_S / 10
         while list_sizes_at(self._out) == before and time.monotonic() < end:
             self._wait(running, 0.3)

@@ -47,9 +47,8 @@ def main() -> None:
     if len(sections) == 1:
         print(measure(sections[0], args.names), flush=True)
         return
-    for (
-        section
-    ) in sections:  # each runs in a new process, because a client keeps its section's server
+    # each section runs in a new process, because clients keep the server of an earlier section
+    for section in sections:
         command = [sys.executable, "-m", "stress.fault_table", "--only", section, *args.names]
         subprocess.run(command, cwd=ROOT, check=True)
 

@@ -59,7 +59,7 @@ def corrupt_in_store(ground: Ground) -> Seen:
 
 
 def missing_in_store(ground: Ground) -> Seen:
-    """Delete a shard that the index lists from the store."""
+    """Delete a shard from the store, but not from the index."""
     data = ground.data()
     delete_object(f"{data}/{zipped_name(data, 2)}")
     return ground.read(data)

@@ -54,7 +54,7 @@ class Ground:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def place(self, kind: str = "cache") -> Path:
-        """Return a path in the folder that does not exist yet, starting with `kind`."""
+        """Return a new path in the folder, such as `cache-7`, where nothing exists yet."""
         return self.folder / f"{kind}-{next(self.numbers)}"
 
     def data(self, documents: list[str] = DOCUMENTS, **settings: Any) -> str:
@@ -188,7 +188,7 @@ Act = Callable[[Ground], Seen]
 
 
 def change(path: Path, damage: Callable[[bytes], bytes]) -> None:
-    """Replace the bytes of a file with `damage` applied to them."""
+    """Replace the bytes of a file with the result of `damage`."""
     path.write_bytes(damage(path.read_bytes()))
 
 

@@ -40,7 +40,7 @@ FOREVER_S = 600.0
 
 @dataclass(frozen=True)
 class Case:
-    """One fault in one store. `variables` are environment variables. Empty ones are unset."""
+    """One fault in one store. Environment `variables` that are empty are unset for the read."""
 
     name: str
     store: str
@@ -132,7 +132,7 @@ def _s3_refusals(variables: dict[str, str]) -> Iterator[Case]:
 def _gcs_refusals(variables: dict[str, str], folder: Path) -> Iterator[Case]:
     denied = "reader does not have storage.objects.get access to the Google Cloud Storage object."
     anonymous = "Anonymous caller does not have storage.objects.get access."
-    bucket = "The specified bucket does not exist."  # the test server's message is only 404
+    bucket = "The specified bucket does not exist."  # the test server's own message is only 404
     refusals = {
         "403": Fault(
             "/denied", "status", status=403, code="forbidden", message=denied, as_json=True
