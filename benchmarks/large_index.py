@@ -164,7 +164,7 @@ def serve(*, cache: str, rank: int, size: int, store: str | None = None) -> None
     from cloudload import CloudLoader
     from cloudload.mds import open_index
 
-    open_index._MOST_WAIT_S = math.inf  # only one rank parses, however busy the machine is
+    open_index._MOST_WAIT_S = math.inf  # only one rank parses the index, however busy it is
     if store is None:
         open_index._SHARED_FROM_BYTES = 0  # ranks share even the small index of this dataset
     else:

@@ -74,7 +74,7 @@ def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
     table_s = time.process_time() - began
     walker, start = Walker(tables, lane_sizes, packing), np.zeros((NUM_LANES, 3), np.int64)
     began = time.process_time()
-    tables[1]  # needed at 99%, where lanes with long documents are already in the next epoch
+    tables[1]  # needed at 99%, where lanes with few tokens are already in the next epoch
     next_s = time.process_time() - began
     rows = figures["tokens"] // SEQ_LEN // NUM_LANES
     found = {}

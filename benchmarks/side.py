@@ -60,7 +60,7 @@ class Turn:
     cpu: float = 0.0
     """CPU seconds of the process and all its descendants."""
     main_cpu: float = 0.0
-    """CPU seconds of the process alone. In a loader, it is the training process."""
+    """CPU seconds of the process alone, which for a loader is the training process."""
 
 
 def serve_turns(

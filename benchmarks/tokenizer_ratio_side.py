@@ -22,7 +22,7 @@ _SETTLED_S, _IDLE_CPU_S = 0.3, 0.002
 
 
 def prepare(request: Message) -> Take:
-    """Read up to the first place. Returns a function that measures reading up to the second."""
+    """Read up to the first place. Returns a function that reads up to the second and measures."""
     return PREPARE[request["side"]](request)
 
 

@@ -101,7 +101,7 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(f"step {step}  loss {loss:.3f}  {loader.stats().tokens:,} tokens", flush=True)
             if step % 10 == 0:
-                means = losses.take_means()  # all ranks call this, because means are over all ranks
+                means = losses.take_means()  # on every rank, because the means are over all ranks
                 if dist.get_rank() == 0:
                     print({name: f"{each.mean:.3f}" for name, each in means.items()}, flush=True)
     dcp.save(states, checkpoint_id=args.out / f"step-{step:07}")

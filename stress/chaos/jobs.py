@@ -1,4 +1,4 @@
-"""Choose jobs at random, which have a world and the options that may change at every resume."""
+"""Choose jobs at random. A job has a world, and options that may change at every resume."""
 
 from __future__ import annotations
 

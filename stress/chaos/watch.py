@@ -34,7 +34,7 @@ class Quiet:
             self._looked_at, self._waits = self._began, self._read_waits()
 
     def has_lasted(self, seconds: float) -> bool:
-        """Whether the processes have written nothing for `seconds` plus the longest wait."""
+        """Whether the processes wrote nothing for `seconds` plus their longest wait for a core."""
         passed = time.monotonic() - self._began
         if passed <= seconds or time.monotonic() - self._looked_at < _LOOK_AT_WAITS_EVERY_S / 5:
             return False
