@@ -97,7 +97,10 @@ def terms(processes: int, most: int, size: int) -> tuple[float, float, float]:
 
 
 def fit(found: list[dict[str, Any]]) -> dict[str, float]:
-    """Fit a, b and c to the first process's median CPU seconds, by least squares of ratios."""
+    """Fit a, b and c to the first process's median CPU seconds, with the least squared error.
+
+    The errors are relative to the measured seconds.
+    """
     seconds = np.array([each["cpu_ms"] / 1e3 for each in found])
     matrix = np.array([terms(each["processes"], each["most"], each["size"]) for each in found])
     factors, *_ = np.linalg.lstsq(matrix / seconds[:, None], np.ones(len(seconds)), rcond=None)

@@ -132,7 +132,7 @@ def prepare_resume(request: Message) -> Take:
 
 def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> list[Row]:
     """Measure the bytes of a state as JSON, and the CPU time of saving and loading it."""
-    documents = 2 * math.lcm(*lane_counts)  # a multiple of each, so that no lane has a hole
+    documents = 2 * math.lcm(*lane_counts)  # divisible by each count, so no lane has a hole
     data = write_dataset(
         (f"document {number} of many" for number in range(documents)), folder / "short"
     )

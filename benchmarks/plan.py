@@ -243,7 +243,7 @@ class TailOwners:
 
 
 def _sum_counts(loaders: Sequence[CloudLoader]) -> tuple[list[int], list[int]]:
-    """Return the number of tokens, and of documents read, of each stream, over all ranks."""
+    """Return each stream's numbers of tokens and of documents read, over all ranks."""
     streams = loaders[0].stats().streams.values()
     read = [each.documents + each.filtered + each.empty + each.failed for each in streams]
     return [each.tokens for each in streams], read

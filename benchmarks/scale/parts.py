@@ -138,7 +138,7 @@ def lengths(documents: int) -> Row:
 
 
 def cache(files: int) -> Row:
-    """Time reservations in a cache of empty shards: without, below, and at a cache limit."""
+    """Time reservations in a cache without a limit, below its limit, and at its limit."""
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as name:
         root, size = Path(name), 4096
         folder = root / "dataset"

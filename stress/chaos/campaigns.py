@@ -1,4 +1,4 @@
-"""Run campaigns, each a run that a sequence of jobs continues, and compare their rows."""
+"""Run campaigns, and compare the rows of each one with those of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ class Drama:
     """The faults of one job, except those of its store and caches."""
 
     end: str
-    """The signal that ends the job, one of `ENDS`."""
+    """The way in which the job ends, as named in `ENDS`."""
     is_early: bool
-    """Whether that signal is sent before the job's first step."""
+    """Whether the job is killed before its first step."""
     stop: Stop | None
     disk: str | None
     """`small` if the disk is small from the start, `fills` if it fills up during the job, or None

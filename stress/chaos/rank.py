@@ -86,7 +86,7 @@ class Job:
     patience_s: float
     """Seconds that a rank waits for others. Requests are retried for half of this time."""
     dies: tuple[int, float] | None
-    """A rank that kills itself while it connects, and the seconds from its first attempt."""
+    """The rank that kills itself while it connects, and the seconds after its first attempt."""
     environment: dict[str, str]
 
     @property

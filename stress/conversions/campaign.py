@@ -71,7 +71,7 @@ class Found(Failures):
 
 
 class Campaign:
-    """A series of conversions in all modes, with and without faults, that are killed at random."""
+    """A series of conversions in all modes, with and without faults, which it kills at random."""
 
     def __init__(
         self, args: argparse.Namespace, folder: Path, server: S3Server, proxy: FaultProxy
