@@ -139,7 +139,7 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
 
 
 def make_lengths_small() -> None:
-    """Make this process write learned lengths every 2 s, in groups of at most 100 kB of shards."""
+    """Make this process write learned lengths every 2 s, in groups of about 100 kB of shards."""
     vars(learn)["_EVERY_S"] = 2.0
     vars(index)["_GROUP_BYTES"] = 100_000
 
