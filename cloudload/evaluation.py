@@ -1,4 +1,4 @@
-"""Evaluation: the same batches in every pass."""
+"""A view of a loader for evaluation, in which every pass reads the same batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FromStart:
 
     @property
     def dataset(self) -> object:
-        """Raises the `AttributeError` of `CloudLoader.dataset`."""
+        """Always raises `AttributeError`, as `CloudLoader.dataset` does."""
         return self._loader.dataset
 
     def __iter__(self) -> Iterator[Batch]:

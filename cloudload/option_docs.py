@@ -27,9 +27,9 @@ def explained(cls: C) -> C:
 
 
 def explained_by(*configs: type) -> Callable[[C], C]:
-    """Decorate a class: replace `{options}` in its docstring with its options.
+    """Return a decorator that replaces `{options}` in a class's docstring with its options.
 
-    These are the fields of `configs` that the class takes as arguments.
+    The options are the fields of `configs` that the class takes as arguments.
     """
 
     def explain(cls: C) -> C:
