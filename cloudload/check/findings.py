@@ -1,4 +1,4 @@
-"""A finding, the collection of findings, and the report of a check."""
+"""The findings of a check, their collection in bounded memory, and the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from cloudload.check.rules import ERROR, RULES, SEVERITIES
 
 MOST_LISTED = 20
-"""Maximum number of findings of each kind in a report. The rest are only counted."""
+"""Maximum number of findings of each kind in a report. Further findings are only counted."""
 
 _MOST_SHOWN = 1000
 
@@ -24,7 +24,7 @@ class Finding:
     severity: str
     """`error`, `warning` or `note`."""
     readers: tuple[str, ...]
-    """Who is affected: `cloudload`, `Streaming`, both, or neither."""
+    """The readers that are affected: `cloudload`, `Streaming`, both, or neither."""
     where: str
     """The shard or object, or empty for the whole dataset."""
     what: str
@@ -36,7 +36,7 @@ class Finding:
 def find(
     kind: str, where: str, what: str, *, readers: tuple[str, ...] | None = None, advice: str = ""
 ) -> Finding:
-    """Create a finding of a kind in `RULES`. `readers` and `advice` override the rule's.
+    """Create a finding of a kind in `RULES`. `readers` and `advice` override those of the rule.
 
     Control characters from the dataset are escaped.
     """
@@ -73,7 +73,7 @@ class Findings:
                 kept.append(finding)
 
     def add_unlisted(self, kind: str, number: int = 1) -> None:
-        """Count findings of a kind in addition to those that are listed."""
+        """Count further findings of a kind without listing them."""
         if number:
             self._counts[kind] += number
 
@@ -82,7 +82,7 @@ class Findings:
         return self._counts[kind]
 
     def merge(self, later: Findings) -> None:
-        """Add the findings of a collector that ran after this one."""
+        """Add the findings of a collector that read later shards."""
         for kind, found in later._kept.items():
             kept = self._kept.setdefault(kind, [])
             kept += found[: MOST_LISTED - len(kept)]
