@@ -57,7 +57,7 @@ def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, A
     if CHECK not in known:
         arguments.pop(CHECK, None)
     if arguments.get("lengths") is False:
-        arguments["lengths"] = "off"  # YAML reads it as a boolean
+        arguments["lengths"] = "off"  # YAML parses `off` as False
     _check_names(arguments, known)
     for name, flag in (("data", "--data"), ("seq_len", "--option seq_len=2048")):
         if name not in arguments:
