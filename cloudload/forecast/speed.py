@@ -42,9 +42,9 @@ class Speed:
 
 
 def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed | None:
-    """Read the first batches of rank 0 of `world_size` ranks. Returns None if it has no batch.
+    """Read the first batches of rank 0 of `world_size` ranks. Returns None without a batch.
 
-    Keeps shards in a temporary folder, and removes it. Raises the errors of `CloudLoader`.
+    Downloads shards to temporary folders, which are removed. Raises the errors of `CloudLoader`.
     """
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
     began = time.monotonic()
@@ -89,9 +89,9 @@ def start(options: Mapping[str, Any]) -> float:
 
 
 def _read(options: Mapping[str, Any]) -> list[float]:
-    """Tokens per second of CPU time, measured in several parts of the run's beginning.
+    """Measure the tokens per second of CPU time, in up to 5 parts of the run's beginning.
 
-    A part has whole blocks of batches, because workers make a block at once.
+    A part consists of whole blocks of batches, because workers make a whole block at a time.
     """
     rates: list[float] = []
     with CloudLoader(**options) as loader:
@@ -107,7 +107,7 @@ def _read(options: Mapping[str, Any]) -> list[float]:
 
 
 def _read_part(batches: Iterator[Batch], block: int, least_s: float) -> tuple[int, float]:
-    """Read whole blocks for at least `least_s` of CPU time. Returns the tokens and the time."""
+    """Read blocks for at least `least_s` of CPU time. Returns the number of tokens and the time."""
     tokens, start = 0, time.process_time()
     while True:
         found = [batch.num_tokens for batch in itertools.islice(batches, block)]
