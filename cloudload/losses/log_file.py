@@ -6,7 +6,7 @@
     columns  the table's columns | times | sums
 
 If a process is killed during a write, readers ignore the incomplete last chunk. About half of the
-bytes are the sums, because their last bits are random.
+compressed bytes are sums, because the last bits of sums are random.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _DELTA = (STEP, ROW, STREAM, EPOCH)
 
 
 class Records(NamedTuple):
-    """Records, and the sum of the losses of each: float64 [records]."""
+    """A table of records, int64 [records, 8], and the sum of losses of each, float64 [records]."""
 
     table: Ints
     sums: Floats
 
     def take(self, which: Any) -> Records:
-        """The records that an index array, a mask or a slice selects."""
+        """Return the records that an index array, a mask or a slice selects."""
         return Records(self.table[which], self.sums[which])
 
     @staticmethod
@@ -54,7 +54,7 @@ class Records(NamedTuple):
 
 
 def find_last(rows: Ints, times: Ints) -> Flags:
-    """Whether each record is the latest of its row: bool [records].
+    """Return whether each record is among the latest of its row: bool [records].
 
     `rows` and `times` are int64 [records]. Records that are added together have the same time.
     """
@@ -127,5 +127,5 @@ def _parse_records(payload: bytes) -> tuple[Records, Ints]:
 
 
 def _shuffle(column: Ints) -> bytes:
-    """The bytes of a column, starting with the lowest byte of each value."""
+    """Return the bytes of a column by significance: first the lowest byte of every value."""
     return np.ascontiguousarray(column).view(np.uint8).reshape(-1, 8).T.tobytes()
