@@ -1,4 +1,4 @@
-"""Find the steps that read a given document."""
+"""Find the steps and rows that read a given document."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def find_document(
 def _find_by_lengths(
     run: Run, plan: Plan, stream: int, sample: int, last_row: int
 ) -> Iterator[Occurrence] | None:
-    """The occurrences of a sample up to `last_row`; None if lengths do not determine them."""
+    """Return the occurrences up to `last_row`; None if token lengths do not determine them."""
     position = plan.position
     if plan.lengths is None or position.tail is not None:
         return None
@@ -136,7 +136,7 @@ def _find_in_lanes(
 ) -> Iterator[Occurrence]:
     """Yield a document's occurrences up to `last_row`, epoch by epoch; see `find_document`.
 
-    `document` is (stream, sample). Reads each lane that may contain it once.
+    `document` is (stream, sample). Each lane that may contain the document is read once.
     """
     place = _component_of(plan, document[0])
     component = plan.recipe.components[place]
@@ -147,7 +147,7 @@ def _find_in_lanes(
     ends: dict[int, int] = {}
     found: defaultdict[int, list[Occurrence]] = defaultdict(list)
     while epoch <= last_epoch:
-        # in an epoch without the document, a lane is read only to see how far it advances
+        # in an epoch without the document, read one lane to find how far lanes advance
         for lane in _lanes_of(plan, *document, epoch) or [epoch % num_lanes]:
             if lane in ends:
                 continue
@@ -207,7 +207,7 @@ def _component_of(plan: Plan, stream: int) -> int:
 
 
 def _current_epochs(plan: Plan, component: int) -> tuple[int, list[int]]:
-    """The earliest epoch with a document that is not yet in a row, and each lane's epoch."""
+    """Return the first epoch with a document that is not yet in a row, and each lane's epoch."""
     lanes, position = plan.recipe.components[component].lanes, plan.position
     ordinals = position.cursors[component, :, CURSOR_ORDINAL].tolist()
     current = [lanes.epoch_position(lane, ordinal)[0] for lane, ordinal in enumerate(ordinals)]
@@ -220,7 +220,7 @@ def _current_epochs(plan: Plan, component: int) -> tuple[int, list[int]]:
 
 
 def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
-    """The lanes that read a sample in an epoch, which has at least one document per lane."""
+    """Return the lanes that read a sample in an epoch with at least one document per lane."""
     component = plan.recipe.components[_component_of(plan, stream)]
     within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
     positions = positions_of(component.orders(plan.cache_root)(epoch), within)
@@ -231,6 +231,6 @@ def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
 
 
 def _last_epoch(batch: Batch, streams: range) -> int:
-    """The latest epoch of a batch's documents from a component's `streams`; -1 if it has none."""
+    """Return the latest epoch of a batch's documents from these streams; -1 if it has none."""
     is_own = np.isin(batch.spans[:, SPAN_STREAM], streams)
     return int(batch.spans[is_own, SPAN_EPOCH].max(initial=-1))

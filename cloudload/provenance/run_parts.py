@@ -44,7 +44,7 @@ def open_runs(states: Sequence[Mapping[str, Any]], **options: Any) -> list[Run]:
 def split_steps(runs: Sequence[Run], steps: range) -> Iterator[tuple[Run, range]]:
     """Yield each part of a run that has some of `steps`, and its own consecutive steps.
 
-    Steps before the first state are given to the first part, which refuses them.
+    Steps before the first state are yielded with the first part, whose methods refuse them.
     """
     start = steps.start
     for run in runs:
@@ -59,7 +59,7 @@ def _num_batches(state: Mapping[str, Any]) -> int:
 
 
 def _end_at(run: Run, later: Run) -> Run:
-    """The part of a run from its state to the state of `later`, with the options of `later`."""
+    """Return the part of a run from its state to that of `later`, with the options of `later`."""
     start, end = run.saved.position, later.saved.position
     steps, rows = end.batches - start.batches, end.rows - start.rows
     if rows != steps * end.global_batch:

@@ -79,10 +79,10 @@ class LanePositions:
 
 @dataclass(frozen=True)
 class StateDescription:
-    """A state in words."""
+    """The contents of a state, for people to read."""
 
     cloudload: str
-    """The version of cloudload that saved it."""
+    """The version of cloudload that saved the state."""
     rows: int
     steps: int
     global_batch: int
@@ -93,7 +93,7 @@ class StateDescription:
     failed: int
     """Number of documents left out by on_error="skip"."""
     rows_to_replay: int
-    """Number of rows that a resume reads again and drops."""
+    """Number of rows that a resume without token lengths reads again and drops."""
     is_in_tail: bool
     """Whether a finite run's lanes have ended."""
     streams_in_tail: tuple[str, ...]
@@ -104,7 +104,7 @@ class StateDescription:
     num_lanes: int
     lanes: tuple[LanePositions, ...]
     worlds: tuple[int, ...]
-    """World sizes that divide the number of lanes. With token lengths, any other works, too."""
+    """World sizes that divide the number of lanes. With token lengths, any world size works."""
     mixture: tuple[tuple[int, Mapping[str, float]], ...]
     """The shares of the streams, and the row from which each applies."""
     held: Mapping[str, Any]
@@ -114,7 +114,7 @@ class StateDescription:
     tokenizer: str | None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, as plain JSON types."""
+        """Return the fields by name, as plain JSON types."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return values
 
@@ -165,7 +165,7 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
 
 
 def _list_streams(saved: Saved, number: int) -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
-    """The names and locations of the streams, and the tokenizer's."""
+    """Return the names and locations of the streams, and the location of the tokenizer."""
     try:
         sources = read_sources(saved.sources)
     except StreamChangedError:
@@ -178,7 +178,7 @@ def _list_streams(saved: Saved, number: int) -> tuple[tuple[str, ...], tuple[str
 
 
 def _list_components(saved: Saved) -> list[tuple[range, int]]:
-    """The streams of each component, and the number of documents in its epoch."""
+    """List the streams of each component, and the number of documents in its epochs."""
     chosen = [int(text) for text in str(saved.fields["choose"]).split(",")]
     number = len(saved.position.counts)
     if len(saved.layout.canonical_nodes) == 1:
@@ -212,7 +212,7 @@ def _describe_lanes(saved: Saved, names: tuple[str, ...]) -> list[LanePositions]
     for cursors, (streams, documents) in zip(
         saved.position.cursors, _list_components(saved), strict=True
     ):
-        # an epoch is rounded up to a multiple of the lanes, so its last places may be holes
+        # an epoch is rounded up to a multiple of `num_lanes`, so its last places may be holes
         stride = documents if documents < num_lanes else -(-documents // num_lanes) * num_lanes
         epochs = cursors[:, CURSOR_ORDINAL] * num_lanes / max(1, stride)
         found.append(
@@ -247,7 +247,7 @@ def compare_with_loader(
     """List the fields in which a state differs from a loader that has not started.
 
     Also returns the reason why the loader refuses the state, or None if it continues from it. The
-    fields exclude the position, because the loader is then at the state's position.
+    position is not compared, because loading the state moves the loader to it.
     """
     changed = compare_options(state, loader.state_dict())
     try:
