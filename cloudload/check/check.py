@@ -87,8 +87,8 @@ def check_dataset(
         eos: the loader's `eos`.
         expect_bos: the bos that the tokenizer should add to documents, or `none` for no bos.
         expect_eos: the eos that the tokenizer should add to documents, or `none` for no eos.
-        fail_on: rules that no document may break, or a mapping of rules to the share of documents
-            that may break each, such as 0.001 or `0.1%`. Otherwise, the dataset is unsound. `all`
+        fail_on: rules that make the dataset unsound if any document breaks them, or a mapping of
+            rules to the share of documents that may break each, such as 0.001 or `0.1%`. `all`
             means every rule in `rules`. A rule that is not in `rules` is refused.
         sample: number of shards to read, spread evenly over the dataset. By default, all shards
             are read. With 0, only the index and the names and sizes of the objects are checked.

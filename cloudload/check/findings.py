@@ -78,7 +78,7 @@ class Findings:
             self._counts[kind] += number
 
     def count(self, kind: str) -> int:
-        """The number of findings of a kind."""
+        """Return the number of findings of a kind."""
         return self._counts[kind]
 
     def merge(self, later: Findings) -> None:
@@ -90,12 +90,12 @@ class Findings:
         self.documents += later.documents
 
     def sorted(self) -> tuple[Finding, ...]:
-        """The findings that were kept: errors first, grouped by kind, in the order found."""
+        """Return the findings that were kept: errors first, grouped by kind, in the order found."""
         found = [finding for kept in self._kept.values() for finding in kept]
         return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
     def counts(self) -> dict[str, int]:
-        """The number of findings of each kind."""
+        """Return the number of findings of each kind."""
         return dict(self._counts)
 
 
