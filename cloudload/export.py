@@ -70,7 +70,7 @@ class ExportReport:
     """The dtype of the token IDs."""
 
     def to_json(self) -> str:
-        """The report as JSON text."""
+        """Return the report as JSON text."""
         return json.dumps(asdict(self), indent=2)
 
 

@@ -69,7 +69,7 @@ def _explain_default(option: Field[Any], text: str) -> str:
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field of a class, by field name, as one line.
+    """Return the docstring below each field of a class, by field name, as one line.
 
     The text of a field without a docstring, or whose source cannot be read, is empty.
     """

@@ -132,19 +132,19 @@ class WorkerReports(Protocol):
     """The counters that an iteration's workers update continuously."""
 
     def total(self) -> int:
-        """The number of requests for shards that were retried."""
+        """Return the number of requests for shards that were retried."""
         ...
 
     def stage_ns(self) -> list[int]:
-        """The nanoseconds spent in each of `STAGES`, summed over the workers."""
+        """Return the nanoseconds spent in each of `STAGES`, summed over the workers."""
         ...
 
     def num_blocks(self) -> int:
-        """The number of blocks that the workers have finished."""
+        """Return the number of blocks that the workers have finished."""
         ...
 
     def num_tokens(self) -> int:
-        """The number of tokens in the blocks that the workers have finished."""
+        """Return the number of tokens in the blocks that the workers have finished."""
         ...
 
 
@@ -205,7 +205,7 @@ class DeliveryMeter:
         return min(1.0, max(0, self._reports.num_blocks() - self.num_received) / self._most_ahead)
 
     def stats(self) -> DeliveryStats:
-        """The statistics so far, including the current wait."""
+        """Return the statistics so far, including the current wait."""
         stall_s, began = self._stall
         if began is not None:
             stall_s += time.perf_counter() - began
@@ -263,7 +263,7 @@ class Stats:
     """Why tokenizer_backend="auto" chose hf over fastokens; None in all other cases."""
 
     def _repr_html_(self) -> str:
-        """The statistics as tables, for a notebook."""
+        """Return the statistics as tables, for a notebook."""
         counts = [(name, f"{getattr(self, name):,}") for name in _TOTALS]
         heads = ("stream", "tokens", "share", "epoch", *COUNTS[1:5], COUNTS[6])
         streams = [
