@@ -61,7 +61,7 @@ _KINDS_BY_CONTENT = {
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Return a name's extension and compression or None: `.jsonl` and `gz` for `a.jsonl.gz`."""
+    """Return a file name's extension and compression (or None), such as `.jsonl` and `gz`."""
     path = PurePosixPath(name.lower())
     if short := _TAR_SHORT_FORMS.get(path.suffix):
         return ".tar", short

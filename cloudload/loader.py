@@ -424,7 +424,7 @@ class CloudLoader:
         return self._run.log.stats(self.recipe, self._run.backend)
 
     def describe(self) -> Description:
-        """Return the values that the loader resolved, and their sources. They print as a table.
+        """Return the loader's resolved values and where each is from. The result prints as a table.
 
         Builds the orders of the lanes' current epochs, as iterating does.
         """

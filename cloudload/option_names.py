@@ -71,7 +71,7 @@ deadline_s: deadline total_timeout max_time
 pause_s: pause backoff sleep delay backoff_factor
 """
 
-# advice on arguments of other libraries that no single argument replaces; `{name}` is the name
+# advice for arguments of other libraries without a counterpart; `{name}` is the argument's name
 _ADVICE = {
     **dict.fromkeys(("split", "proportion", "choose"), "Pass Stream(url, {name}=…) as data"),
     "weight": "Pass Stream(url, proportion=…) as data",
@@ -150,7 +150,7 @@ def suggests_fields(cls: C) -> C:
 
 
 def explain_unknown(callee: str, unknown: Iterable[str], known: Iterable[str]) -> str:
-    """Return a line for each keyword that `callee` does not have: what to use instead."""
+    """Return one line for each unknown keyword of `callee`, with what to use instead."""
     known = list(known)
     lines = [
         f"{callee} has no argument {name!r}. {_advise(callee, name, known)}" for name in unknown

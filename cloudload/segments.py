@@ -12,7 +12,7 @@
 Every span is a separate segment, and so is the padding at the end of a row. Labels shown as `-` or
 `.` are -100. Except for `document_attention_mask`, the functions take each span's row within the
 batch and its number of tokens: `rows` and `lengths`, int64 [spans]. The order is that of
-`Batch.spans`: `rows` must ascend, and each row's spans must follow one another from the row's
+`Batch.spans`: `rows` must ascend, and each row's spans must be contiguous from the row's
 start. Lengths must be at least 1. `shape` is (num_rows, seq_len).
 
 An entry of `FIELDS` takes `SpanColumns` and the shape, and returns a dict of named arrays.

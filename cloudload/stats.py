@@ -76,7 +76,7 @@ class DeliveryStats:
     """Statistics of the delivery of batches to this rank, since its loader was created.
 
     They are not saved in the state, so they are 0 in a new loader. The counts of shards and bytes
-    are not exact: a worker reports them with each block, so its work on later blocks is not
+    are not exact, because a worker reports them with each block. Its work on later blocks is not
     included.
     """
 
@@ -112,7 +112,7 @@ class DeliveryStats:
     download_s: float = 0.0
     """Seconds spent downloading, summed over the threads of all workers."""
     unpack_s: float = 0.0
-    """Seconds spent checking and decompressing downloads, summed like `download_s`."""
+    """Seconds spent checking and decompressing downloads, summed over all workers' threads."""
     queue: float = 0.0
     """Fill level of the workers' queues, from 0 (empty) to 1 (full); 0 without workers."""
     tokens_made: int = 0
@@ -184,7 +184,7 @@ class DeliveryMeter:
             self.exchange_s += time.perf_counter() - began
 
     def begin_iteration(self, reports: WorkerReports, most_ahead: int) -> None:
-        """Start measuring the workers of an iteration, whose queues hold `most_ahead` blocks."""
+        """Start measuring an iteration's workers, whose queues hold up to `most_ahead` blocks."""
         self._past_retries, self._past_tokens = self._count_retries(), self._count_tokens()
         self._past_ns = self._stage_ns()
         self._reports, self._most_ahead, self.num_received = reports, most_ahead, 0
@@ -239,7 +239,7 @@ class Stats:
     """
 
     rows: int
-    """Number of rows that all ranks together have delivered, skipped, or passed by `seek`."""
+    """Number of rows that all ranks together have delivered, skipped, or passed over by `seek`."""
     tokens: int
     documents: int
     """Number of finished documents with tokens, summed over the streams."""

@@ -118,7 +118,7 @@ def _find_lanes(plan: Plan, world: World, node: int) -> Ints:
 def _choose(
     plan: Plan, own: Ints, most_shards: int | None, most_bytes: int | None
 ) -> tuple[list[int], bool]:
-    """Return the shards to fetch, in order of use, and whether no limit was reached."""
+    """Return the shards to fetch, in order of use, and whether they are all that the node reads."""
     corpus = plan.recipe.corpus
     chosen: list[int] = []
     size = 0
@@ -175,7 +175,7 @@ def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
 
 
 def _find_step(plan: Plan, own: Ints, place: int, start: int) -> tuple[Ints, Ints]:
-    """Find the next 256 documents of each lane, from `start` documents after its cursor.
+    """Find up to 256 documents of each lane, from `start` documents after its cursor on.
 
     Returns the documents' distances from the cursor, and their shards: int64 [documents] each.
     """

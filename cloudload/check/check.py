@@ -62,7 +62,7 @@ def check_dataset(
 ) -> CheckReport:
     """Check a dataset as cloudload and StreamingDataset would read it.
 
-    The report lists the problems that either one would have. It does not depend on the number of
+    The report lists the problems that either reader would have. It does not depend on the number of
     processes or machines. Nothing is written to the dataset or to a cache. Each process reads 4
     shards at a time, or 8 if it is the only process. A shard is in memory while it is decompressed,
     and in a temporary file while it is checked.
@@ -78,13 +78,13 @@ def check_dataset(
         text_key: the column that holds the document.
         tokens_key: the column that holds the document as token IDs, if the run reads token IDs. The
             check then tests no text, and no rule that begins with `text-` applies.
-        rules: the rules to test documents with: names of kinds of findings such as
-            `text-repeated`, `all`, or `none`. `all` omits `text-framed` if there is no tokenizer.
-        max_bytes: size in UTF-8 above which a text breaks the rule `text-long`.
+        rules: the rules that documents are tested with: names such as `text-repeated`, `all`, or
+            `none`. `all` omits `text-framed` if there is no tokenizer.
+        max_bytes: size in bytes of UTF-8 above which a text breaks the rule `text-long`.
         tokenizer: the run's tokenizer, as for `CloudLoader`. The rule `text-special` looks for its
             special tokens. Without a tokenizer, it looks for anything like `<|name|>`.
-        bos: the loader's `bos`.
-        eos: the loader's `eos`.
+        bos: the argument `bos` of the run's loader.
+        eos: the argument `eos` of the run's loader.
         expect_bos: the bos that the tokenizer should add to documents, or `none` for no bos.
         expect_eos: the eos that the tokenizer should add to documents, or `none` for no eos.
         fail_on: rules that make the dataset unsound if any document breaks them, or a mapping of
@@ -230,8 +230,8 @@ def _check_folder(
 ) -> Sequence[ShardInfo]:
     """Check the folder's objects, and return the shards whose object has the size in the index.
 
-    Looks for objects that no reader needs only if `is_complete`: every entry of the index is in
-    `shards`. If the store cannot list the folder, returns all shards.
+    Looks for objects that no reader needs only if `is_complete`, that is, if every entry of the
+    index is in `shards`. If the store cannot list the folder, returns all shards.
     """
     try:
         found = list_folder(url, retry)

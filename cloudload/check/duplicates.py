@@ -3,7 +3,7 @@
     hashes of each group ─► parts by hash, in temporary files ─► each part: sort, compare neighbors
 
 A record has 24 bytes: a 128-bit hash, and the document's shard and sample. Parts are read one at a
-time. Up to 1.4 * 10^9 documents, the temporary files grow with the dataset, but memory does not.
+time. For up to 1.4 * 10^9 documents, only the temporary files grow with the dataset, not memory.
 With 10^9 documents, the probability that two different documents have the same hash is below
 10^-20.
 """
@@ -30,11 +30,11 @@ _COLUMNS = 3
 _RECORD_BYTES = 8 * _COLUMNS
 _PART_BYTES = 128 << 20
 _MOST_PARTS = 256  # limited because each part of each rule is an open file
-_MEMORY_BYTES = 1 << 18  # a part is moved to a file when it grows larger
+_MEMORY_BYTES = 1 << 18  # maximum size of a part in memory; a larger part moves to a file
 
 
 class Repeat(NamedTuple):
-    """A document that repeats an earlier one. Shards are indexed among those that are checked."""
+    """A document that repeats an earlier one. Shard indices count only shards that are read."""
 
     shard: int
     sample: int

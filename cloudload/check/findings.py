@@ -20,7 +20,7 @@ class Finding:
     """A problem in a dataset."""
 
     kind: str
-    """A name for programs, such as `hash-mismatch`."""
+    """The kind of problem: a key of `rules.RULES`, such as `hash-mismatch`."""
     severity: str
     """`error`, `warning` or `note`."""
     readers: tuple[str, ...]
@@ -30,7 +30,7 @@ class Finding:
     what: str
     """A description of the problem, with the values."""
     advice: str
-    """What to do."""
+    """What to do about the problem."""
 
 
 def find(
@@ -128,7 +128,7 @@ class CheckReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether there is no error, and no rule is above its limit in `fail_on`."""
+        """Whether there is no error and no rule is above its limit in `fail_on`."""
         has_error = any(RULES[kind].severity == ERROR for kind in self.counts)
         return not has_error and not self.above_limits
 

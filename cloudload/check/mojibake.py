@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 
 _PUNCTUATION = "\xa0«»“”…\u2018\u2019\u2013\u2014"  # quotation marks and dashes
-_BETWEEN = _PUNCTUATION + "¿¡\u2039\u203a\xad"  # may be between words, or between letters
-_ENDING = "šžŠŽœŒŸ™®©°ªº¹²³"  # may end a word
+_BETWEEN = _PUNCTUATION + "¿¡\u2039\u203a\xad"  # may occur between words or between letters
+_ENDING = "šžŠŽœŒŸ™®©°ªº¹²³"  # may occur at the end of a word
 _EXCERPT_BYTES = 24
 
 

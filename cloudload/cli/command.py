@@ -88,7 +88,7 @@ def add_command(
 
 
 def check_output(flag: str, path: Path | None) -> None:
-    """Raise `ValueError` if a flag names a file that cannot be created. Call it before the work."""
+    """Raise `ValueError` before any work starts if a flag's file cannot be created."""
     if path is None:
         return
     folder = path.absolute().parent

@@ -138,7 +138,7 @@ def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
     name = escape(found.dataset)
     if len(name) > _MOST_TITLE_CHARACTERS:
         name = f"…{name[-_MOST_TITLE_CHARACTERS:]}"
-    name = name.replace("$", r"\$")  # matplotlib reads $ as a formula
+    name = name.replace("$", r"\$")  # matplotlib would start a formula at $
     draw_lengths(found.stats, f"{found.tokens:,} tokens in {name}", path)
 
 

@@ -72,7 +72,7 @@ def _fetch(options: argparse.Namespace) -> int:
     if len(options.states) > 1:
         raise ValueError("there is more than one state. Pass the one that the run will resume from")
     arguments = {} if options.states else read_loader_options(options)
-    # the loader does not get the limit, because it would check it as if one node read all lanes
+    # keep the limit from the loader, which would check it as if one node read all lanes
     limit = options.cache_limit or arguments.pop("cache_limit", None)
     arguments.pop("cache_limit", None)
     with _open_loader(options, arguments) as loader:

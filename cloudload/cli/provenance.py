@@ -251,7 +251,7 @@ def _find(
     steps = range(min(first, options.until), options.until + 1)
     for stream, number in samples:
         for run, own in split_steps(runs, steps):
-            if stream < len(run.labels) or run.last_step is None:  # a later part may add it
+            if stream < len(run.labels) or run.last_step is None:  # or it may be added
                 yield from find_document(
                     run, stream, number, own[-1], quick=options.quick, **delivery
                 )

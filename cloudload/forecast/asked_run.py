@@ -21,7 +21,7 @@ from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import count_documents_ahead
 
 _ENOUGH_CORES = 1 << 20
-_MOST_EPOCHS_AHEAD = 16  # reading further ahead would add hardly any new shard to a node
+_MOST_EPOCHS_AHEAD = 16  # reading ahead further adds hardly any new shard to a node
 _MOST_PACKED = 1 << 24  # documents, which take about two minutes to pack
 
 
@@ -121,7 +121,7 @@ class AskedRun:
         return rows + packing.has_residue * packing.open_rows * self.plan.num_lanes
 
     def limit_ahead(self, extent: Extent) -> int:
-        """Return the number of rows read ahead: `rows_ahead`, but at most those of 16 epochs."""
+        """Return `rows_ahead`, but at most the number of rows in 16 epochs."""
         most = 0
         for each in self.plan.recipe.components:
             read = int(extent.counts[each.streams.start : each.streams.stop, list(READ)].sum())
@@ -148,7 +148,7 @@ class AskedRun:
         return tuple(count_documents_ahead(self.plan, place, own) for place in range(number))
 
     def open_world(self) -> ReadingWorld:
-        """Return the nodes that read the run, and the dealing of rows to them."""
+        """Return the nodes that read the run, and how rows are dealt to their ranks."""
         hosts = np.array(self.world.hosts)
         dealing = deal_lanes([each.lanes for each in self.plan.recipe.components], hosts)
         nodes = find_lane_hosts(self.plan.num_lanes, hosts, dealing)

@@ -53,7 +53,7 @@ class Cases:
     """The `best_fit` run itself, if `runs` has a `concat` run instead; otherwise None."""
 
     def pack(self) -> Cases:
-        """Return the cases with `packed` as the only run. It must not be None."""
+        """Return the cases with only the run `packed`, which must not be None."""
         assert self.packed is not None
         return replace(
             self, runs=(self.packed,), fill=Figure.exact(1), basis="token lengths", packed=None
@@ -78,7 +78,7 @@ class Cases:
     def summarize(
         self, values: Sequence[float], *, is_exact: bool = False, error: float = 0.0
     ) -> Figure:
-        """Combine a figure's values in all cases. `error` is the relative sampling error."""
+        """Combine a figure's values from all cases. `error` is the relative sampling error."""
         if is_exact or self.is_exact:
             return Figure.exact(values[0])
         if len(values) == 1:

@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 class Part(NamedTuple):
-    """A part of the uses of shards. The arrays are as in `ShardUses`."""
+    """A chunk of shard uses, with the arrays of `ShardUses`."""
 
     nodes: Ints
     epochs: Ints
@@ -75,7 +75,7 @@ def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
 
 
 def _list_cut(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
-    """Yield the uses of lanes that cut a row every `units_of_row` units."""
+    """Yield the uses of `concat` or `one_per_row` lanes, which cut a row every `units_of_row`."""
     lengths, packing = reading.lengths, reading.recipe.packing
     tail_start, stops = reading.tail_starts[place], _find_stops(reading, place)
     before = np.zeros(len(stops), np.int64)
@@ -121,7 +121,8 @@ def _list_others(reading: Reading, place: int, find: _ShardFinder, firsts: Ints)
 
     `firsts` is the first row of each document, or `NEVER`: int64 [ordinals, lanes].
     """
-    is_over = reading.tail_starts[place] <= reading.num_rows  # the rest is in the tail
+    # once the tail has begun, the documents that are in no row are in the tail
+    is_over = reading.tail_starts[place] <= reading.num_rows
     # a lane reads a document without tokens just before the next document, for the same row
     later = np.minimum.accumulate(firsts[::-1])[::-1]
     stops = _find_stops(reading, place)
@@ -176,7 +177,7 @@ class _ShardFinder:
     def list_uses(
         self, lanes: Ints, ordinals: Ints, rows: Ints, *, is_ahead: bool = False
     ) -> Iterator[Part]:
-        """Yield the uses of documents, given by lane and ordinal, by their rows in the run.
+        """Yield the uses of documents, given their lanes, ordinals, and rows in the run.
 
         If several nodes make rows of a lane, each of them may fetch all of the lane's documents.
         """

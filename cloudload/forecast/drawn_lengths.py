@@ -26,7 +26,7 @@ from cloudload.storage.base import Retry
 
 @dataclass(frozen=True)
 class StreamSample:
-    """The sampled lengths of a stream, and the sizes that relate them to all samples."""
+    """The sampled lengths of a stream, and the shard sizes that scale them to all samples."""
 
     estimate: CountEstimate
     lengths: Ints
@@ -110,7 +110,7 @@ def _round(sizes: Floats, words: Words) -> Ints:
 
 
 def draw_lengths(recipe: Recipe, streams: Sequence[StreamSample], draw: int) -> CorpusLengths:
-    """Draw the length of each sample of a recipe's corpus. An equal `draw` gets equal lengths."""
+    """Draw a length for each sample of a recipe's corpus. `draw` is the random seed."""
     datasets = tuple(_DrawnLengths(each, draw + 1) for each in streams)
     digest = f"drawn-{draw}"
     return CorpusLengths(datasets, recipe.corpus.stream_starts, digest, ())

@@ -20,13 +20,13 @@ class Figure:
     value: float
     low: float
     high: float
-    """The range. Both ends are NaN if it is unknown."""
+    """The bounds `low` and `high` are NaN if the range is unknown."""
     is_exact: bool = False
     """Whether a run has exactly this value, because it follows from the data and the options."""
 
     @staticmethod
     def exact(value: float) -> Figure:
-        """Create an exact figure, whose range is only the value."""
+        """Create an exact figure, whose range is a single value."""
         return Figure(value, value, value, is_exact=True)
 
     @staticmethod
@@ -36,12 +36,12 @@ class Figure:
 
     @staticmethod
     def measured(values: Sequence[float]) -> Figure:
-        """Return the mean of measurements and its 95% interval, unknown for one measurement."""
+        """Return the mean of measurements and its 95% interval, which needs at least 2 values."""
         return Figure._summarize(values, 1 / max(1, len(values)), 0.0)
 
     @staticmethod
     def predicted(values: Sequence[float], error: float = 0.0) -> Figure:
-        """Return the mean of values and a 95% interval for another value, unknown for one value.
+        """Return the mean of values and a 95% interval for another value, which needs 2 values.
 
         `error` is a relative error that all values share.
         """
@@ -65,7 +65,7 @@ class Figure:
         return max(self.high - self.value, self.value - self.low) / max(1e-300, abs(self.value))
 
     def scale(self, factor: float) -> Figure:
-        """Multiply the figure by a positive factor."""
+        """Return the figure multiplied by a positive factor."""
         return Figure(
             self.value * factor, self.low * factor, self.high * factor, is_exact=self.is_exact
         )

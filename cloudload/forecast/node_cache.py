@@ -33,7 +33,7 @@ class Timeline:
     """The bytes of shards in use over a run: int64 [points] each."""
 
     rows: Ints
-    """The first row of each part of the run; the parts have equal size."""
+    """The first row of each part of the run. All parts have the same number of rows."""
     bytes: Ints
     """Peak bytes in use during each part."""
     shards: Ints
@@ -57,7 +57,7 @@ def _most_of_parts(uses: ShardUses, amounts: Ints, edges: Ints) -> Ints:
 
 
 def _levels(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints]:
-    """Return the rows at which the total amount in use changes, and the new totals."""
+    """Return the rows at which the total amount in use changes, and the totals from there on."""
     shards, firsts, lasts = join_overlaps(uses.shards, uses.first_rows, uses.last_rows)
     return sum_in_use(firsts, lasts, amounts[shards])
 

@@ -131,7 +131,7 @@ class NodeForecast:
         return low, simulate_cache(needed, sizes, limit), high
 
     def _rows_of_documents_ahead(self, case: Case) -> int:
-        """Return the approximate number of rows that the documents fetched ahead fill."""
+        """Estimate the number of rows that are made from the documents fetched ahead."""
         read = int(case.extent.counts[:, list(READ)].sum())
         rows_of_document = case.extent.rows / max(1, read)
         return round(max(self._asked.documents_ahead) * self._plan.num_lanes * rows_of_document)

@@ -210,7 +210,8 @@ class _Forecast:
 
     def _find_end(self, stream: int) -> tuple[Figure | None, Figure | None]:
         """Return a stream's last step and number of tail rows; None if it does not end."""
-        extent = self._found[0].extent  # with token lengths, there is only one case
+        # streams have ends only in runs with token lengths, which have a single case
+        extent = self._found[0].extent
         end = extent.stream_ends[stream] if extent.stream_ends else None
         if end is None:
             return None, None

@@ -105,7 +105,7 @@ class Reading:
 
     @property
     def last_row(self) -> int:
-        """The row before which workers may read documents, including read-ahead."""
+        """The end of the rows that workers may read, including read-ahead. It is excluded."""
         return self.num_rows + self.rows_ahead
 
     @cached_property

@@ -17,7 +17,7 @@ class StreamPlan:
 
     name: str
     tokens: Figure
-    """Number of tokens in rows, including bos and eos."""
+    """Number of the stream's tokens in rows, including bos and eos."""
     epochs: Figure
     """Average number of times that the run reads each sample of the stream."""
     share: Figure
@@ -71,7 +71,7 @@ class RunPlan:
     description: str
     """The data and the most important options."""
     basis: str
-    """The basis of the figures."""
+    """The basis of the figures in words, such as `token lengths`."""
     seq_len: int
     global_batch: int
     """Rows per step, across all ranks."""
@@ -93,10 +93,10 @@ class RunPlan:
     """The world sizes that divide the number of lanes, which always work."""
     cache_limit_bytes: int | None
     least_cache_bytes: int
-    """The cache limit below which a loader refuses to start."""
+    """The cache limit in bytes below which a loader refuses to start."""
     node_plans: tuple[NodePlan, ...]
     timeline: tuple[Point, ...]
-    """Shards in use over the run, on the node with the largest working set."""
+    """Bytes and number of shards in use over the run, on the node with the largest working set."""
     costs: Mapping[str, Figure]
     """The cost of requests and egress of all nodes, by store and route, such as `s3, internet`."""
     currency: str

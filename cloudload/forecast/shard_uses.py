@@ -43,7 +43,7 @@ class ShardUses:
     last_rows: Ints
     """The last row that needs a document of the shard."""
     is_listed: bool
-    """Whether documents were listed one by one; otherwise uses are extended to shuffle blocks."""
+    """Whether documents were listed one by one. Otherwise, uses extend over shuffle blocks."""
 
     def take(self, chosen: Flags | Ints) -> ShardUses:
         """Return only the chosen uses, by mask or index."""
@@ -110,7 +110,7 @@ def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
 
 
 def _list_blocks(reading: Reading, place: int) -> Iterator[Part]:
-    """Yield the uses of a component, epoch by epoch, by its order's shuffle blocks."""
+    """Yield a component's uses, epoch by epoch, from the shuffle blocks of its order."""
     lengths, component = reading.lengths, reading.recipe.components[place]
     lanes, num_nodes = component.lanes, component.lanes.num_nodes
     rows, cursors = _sample_cursors(reading, place)

@@ -42,9 +42,10 @@ class Speed:
 
 
 def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed | None:
-    """Read the first batches of rank 0 of `world_size` ranks. Returns None without a batch.
+    """Measure how fast rank 0 of `world_size` ranks reads its first batches.
 
-    Downloads shards to temporary folders, which are removed. Raises the errors of `CloudLoader`.
+    Returns None if the rank has no batch. Downloads shards to temporary folders, which are removed.
+    Raises the errors of `CloudLoader`.
     """
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
     began = time.monotonic()
@@ -107,7 +108,7 @@ def _read(options: Mapping[str, Any]) -> list[float]:
 
 
 def _read_part(batches: Iterator[Batch], block: int, least_s: float) -> tuple[int, float]:
-    """Read blocks for at least `least_s` of CPU time. Returns the number of tokens and the time."""
+    """Read blocks for at least `least_s` CPU seconds. Returns the tokens, and the CPU seconds."""
     tokens, start = 0, time.process_time()
     while True:
         found = [batch.num_tokens for batch in itertools.islice(batches, block)]

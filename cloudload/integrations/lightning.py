@@ -64,7 +64,7 @@ class CloudloadDataModule(LightningDataModule):
         self._num_fetched, self._is_loaded = 0, True
 
     def begin_pass(self) -> None:
-        """Rewind to after the last batch trained on, because an earlier fit may have read ahead."""
+        """Rewind to the last batch trained on, because an earlier `fit` may have read ahead."""
         if num_ahead := self._num_ahead():
             self.loader.load_state_dict(self.loader.state_dict(lag=num_ahead))
         # Lightning increments `processed` before it saves, but not for a batch that failed

@@ -43,7 +43,7 @@ class Monitor:
         self._last = time.monotonic(), loader.stats()
 
     def step(self, step: int, **values: Any) -> None:
-        """Report the statistics, if this step is due. Call it after each step.
+        """Report the statistics, if `step` is a multiple of `every`. Call it after each step.
 
         `values` are other metrics of the step, such as its loss.
         """

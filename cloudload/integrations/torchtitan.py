@@ -31,7 +31,7 @@ except ImportError as error:
     raise explain_missing(error, "torchtitan", "torchtitan") from error
 try:
     from torchtitan.components.dataloader import BaseDataLoader
-except ModuleNotFoundError:  # its path in versions after 0.3
+except ModuleNotFoundError:  # the module's path in torchtitan after 0.3
     from torchtitan.components.data.loader import BaseDataLoader
 
 Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]

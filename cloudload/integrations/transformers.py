@@ -43,7 +43,7 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         self._saved = loader.state_dict()
 
     def state(self) -> dict[str, Any]:
-        """Return the state after the last completed step, because a save may happen mid-step."""
+        """Return the state after the last completed step, because the Trainer may save mid-step."""
         return {"args": {}, "attributes": {"loader": self._saved}}
 
     def note(self) -> None:
@@ -125,7 +125,7 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         )
 
     def _check_accumulation(self) -> None:
-        """Raise `ValueError` if the end of a pass may lose gradients. Warn if that is unknown."""
+        """Raise `ValueError` if a pass may lose gradients at its end. Warn if that is unknown."""
         accumulate = self.args.gradient_accumulation_steps
         rest = 0 if self.loader.is_endless or accumulate == 1 else None
         with suppress(TypeError):
@@ -153,7 +153,7 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return `eval_dataset` if it is a `FromStart`, otherwise the Trainer's DataLoader for it.
 
-        `eval_dataset` may also be a key of `self.eval_dataset`, or None for all of it.
+        `eval_dataset` may also be a key of `self.eval_dataset`. None means `self.eval_dataset`.
         """
         asked = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(asked, str):

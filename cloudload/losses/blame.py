@@ -31,7 +31,7 @@ from cloudload.losses.mean import MeanLoss
 from cloudload.losses.read import Losses
 
 THRESHOLD = 6.0
-"""Default of the lowest score at which a document or source stands out."""
+"""Default minimum score at which a document or source stands out."""
 
 _GROUP, _FEWEST_IN_GROUP, _PER_WINDOW = 256, 32, 64
 _MOST_PERIODS, _FEWEST_PERIODS = 20, 5
@@ -54,11 +54,11 @@ class DocumentLoss:
     sample: int
     """The index of the sample within its stream, from 0."""
     start: int
-    """The index within the document of its first token in these steps, counting bos."""
+    """The index of its first token in the chosen steps. The document's bos, if any, has index 0."""
     stop: int
-    """The index within the document after its last token in these steps."""
+    """The index after its last token in the chosen steps."""
     tokens: int
-    """Number of its tokens in these steps that have a loss."""
+    """Number of the document's tokens in the chosen steps that have a loss."""
     loss: float
     """The mean loss of these tokens."""
     expected: float
@@ -75,14 +75,14 @@ class SourceLoss:
     stream: str
     """The name of the stream."""
     documents: int
-    """Number of documents in these steps."""
+    """Number of the source's documents in the chosen steps."""
     tokens: int
     """Number of tokens that have a loss."""
     loss: float
     """The mean loss of these tokens."""
     before: float | None
-    """The median of its mean losses in up to 20 earlier periods of the same length; None if the
-    log has fewer than 5 such periods."""
+    """The median of the source's mean losses in up to 20 earlier periods of the same length; None
+    if the log has fewer than 5 such periods."""
     score: float | None
     """The distance of `loss` from `before`, in robust standard deviations; None if unknown."""
 
@@ -209,7 +209,7 @@ def _find_trend(steps: Ints, means: Floats) -> Floats:
 
 
 def _group(streams: Ints, tokens: Ints) -> list[Ints]:
-    """Group documents by source and length. Sources with fewer than 32 documents count as one."""
+    """Group documents by source and length. Sources with fewer than 32 documents are joined."""
     sources, counts = np.unique(streams, return_counts=True)
     small = sources[counts < _FEWEST_IN_GROUP]
     parts = [np.flatnonzero(streams == source) for source in sources if source not in small]

@@ -45,7 +45,7 @@ class _Part(NamedTuple):
     """The records of one call to `add`."""
 
     table: Ints
-    """int64 [records, 8], without the token counts."""
+    """The table of records, int64 [records, 8]. Its token counts are 0 until `flush`."""
     numbers: Tensor
     """float64 [2, records], on the device: the sums of losses, and the token counts."""
     time: int
@@ -56,7 +56,7 @@ class _Share(NamedTuple):
     """The records of some rows of the current batch, which a later call may replace."""
 
     rows: Ints
-    """int64 [records], by index in the batch."""
+    """The row of each record, as an index in the batch: int64 [records]."""
     streams: Ints
     numbers: Tensor
     """float64 [2, records], as in `_Part`."""
@@ -153,7 +153,7 @@ class LossLog:
         self._shares = [share.without(at_row, stop_row) for share in self._shares]
         self._shares.append(_Share(spans[:, SPAN_ROW], spans[:, SPAN_STREAM], sums))
         if self._path is not None:
-            self._time = max(self._time + 1, time.time_ns() // 1000)  # a clock may be set back
+            self._time = max(self._time + 1, time.time_ns() // 1000)  # the clock may be set back
             self._parts.append(_Part(self._describe(batch, spans), sums, self._time))
             if len(self._parts) >= self._flush_every:
                 self.flush()
@@ -255,7 +255,8 @@ def _sum_by_span(losses: Tensor, labels: Tensor, padded: Ints, rows: Ints) -> Te
     `padded` are the lengths of the batch's segments, as `pad_lengths` returns them.
     """
     device, (num_rows, seq_len) = losses.device, labels.shape
-    of_segments = np.full(len(padded), len(rows), np.int64)  # the extra index is padding
+    # padding has the index after the last span
+    of_segments = np.full(len(padded), len(rows), np.int64)
     of_segments[np.arange(len(rows)) + rows] = np.arange(len(rows))
     numbers, repeats = _to_device(np.stack([of_segments, padded]), device)
     index = torch.repeat_interleave(numbers, repeats, output_size=num_rows * seq_len)

@@ -32,7 +32,7 @@ SUFFIX = ".losses"
 _MAGIC = b"cloudload losses 1\n"
 _HEAD = struct.Struct("<QI")
 _DELTA = (STEP, ROW, STREAM, EPOCH)
-"""The columns whose values change little from one record to the next."""
+"""The columns that are stored as differences, because they change little between records."""
 
 
 class Records(NamedTuple):
@@ -54,7 +54,7 @@ class Records(NamedTuple):
 
 
 def find_last(rows: Ints, times: Ints) -> Flags:
-    """Return whether each record is among the latest of its row: bool [records].
+    """Return which records are the latest of their rows: bool [records].
 
     `rows` and `times` are int64 [records]. Records that are added together have the same time.
     """

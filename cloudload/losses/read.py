@@ -71,7 +71,7 @@ class Losses:
 
 
 def read_losses(*places: str | os.PathLike[str]) -> Losses:
-    """Read loss logs: files, or folders of them, of one run.
+    """Read the loss logs of one run, given as files or as folders of files.
 
     If a row was trained several times, only the latest records are kept. Raises `DatasetError` if
     there is no log, a file is not a loss log, or the files belong to different runs, and `OSError`

@@ -48,7 +48,7 @@ class Occurrence:
 def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, int]]:
     """Return the (stream, sample) indices of every sample whose column `id` is `identifier`.
 
-    Compares IDs as strings. Reads all shards. `delivery` are options of `DeliveryConfig`. Raises
+    Compares IDs as strings. Reads all shards. `delivery` takes options of `DeliveryConfig`. Raises
     `DatasetError` if no sample has this ID, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
@@ -64,9 +64,9 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
 
 
 def explain_absence(run: Run, stream: int, sample: int, **delivery: Any) -> str | None:
-    """Say why no row of a run has a sample, or return None if nothing leaves it out.
+    """Return why no row of a run has a sample, or None if nothing leaves the sample out.
 
-    `stream` and `sample` are indices, from 0. `delivery` are options of `DeliveryConfig`. Raises
+    `stream` and `sample` are indices, from 0. `delivery` takes options of `DeliveryConfig`. Raises
     `DatasetError` if the sample cannot be read, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
@@ -82,15 +82,15 @@ def find_document(
 ) -> Iterator[Occurrence]:
     """Yield each occurrence of a sample after the state, up to and including `last_step`.
 
-    With token lengths, this reads nothing, unless the state is in the tail. Without them, it reads
-    every row up to `last_step`. `stream` and `sample` are indices, from 0. `delivery` are options
+    With token lengths, this reads no data, unless the state is in the tail. Without them, it reads
+    every row up to `last_step`. `stream` and `sample` are indices, from 0. `delivery` takes options
     of `DeliveryConfig`. Raises `ValueError` for a `last_step` that is not after the state, and for
     a stream or sample that does not exist. Also raises the errors of `Run.loader`.
 
     With `quick` and without lengths, in an endless run with at least one document per lane and
-    epoch, it reads only the lanes that probably contain the sample, and yields by epoch. It misses
-    occurrences in lanes that advance by more than twice as many epochs as the fastest lane that it
-    reads, plus 64 documents.
+    epoch, it reads only the lanes that probably contain the sample, and yields epoch by epoch. It
+    misses occurrences in lanes that advance by more than twice as many epochs as the fastest lane
+    that it reads, plus 64 documents.
     """
     last_row = run.rows_of_step(last_step)[-1]
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:

@@ -33,7 +33,7 @@ class Run:
     last_step: int | None = None
     """The last step of this part of the run; None for the last part. See `run_parts`."""
     on_change: Mapping[str, str] = field(default_factory=dict)
-    """The changes since the state that the run accepted; see `CloudLoader.load_state_dict`."""
+    """The changes that the run accepted after the state; see `CloudLoader.load_state_dict`."""
 
     @property
     def labels(self) -> list[str]:
@@ -58,7 +58,7 @@ class Run:
     def loader(self, **delivery: Any) -> CloudLoader:
         """Create a loader at the state's position.
 
-        `delivery` are options of `DeliveryConfig`. Raises the errors of `CloudLoader` and of its
+        `delivery` takes options of `DeliveryConfig`. Raises the errors of `CloudLoader` and of its
         `load_state_dict`.
         """
         loader = CloudLoader(**{**self.arguments, **delivery})
@@ -96,13 +96,17 @@ def open_run(
 ) -> Run:
     """Open the run that a state belongs to.
 
-    Pass `data` (a URL for each stream) if the data has moved, `tokenizer` if it has moved or the
-    state does not record it, `transform` (a function or `module:function`) if the run had one,
-    `global_batch` (rows per step) if the state was saved before the first batch, and `lengths` if
-    the token lengths are not with the data.
+    Args:
+        state: a state of the run.
+        data: a URL for each stream, if the data has moved.
+        tokenizer: the tokenizer, if it has moved or the state does not record it.
+        transform: the run's transform, if it had one: a function, or `module:function`.
+        global_batch: rows per step, if the state was saved before the first batch.
+        lengths: folder or URL of the token lengths, if they are not with the data.
 
-    Raises `StreamChangedError` if the state is damaged or has no tokenizer and none is passed, and
-    `ValueError` if another argument is missing or invalid.
+    Raises:
+        StreamChangedError: the state is damaged, or neither it nor `tokenizer` has the tokenizer.
+        ValueError: another argument is missing or invalid.
     """
     saved = read_state(state)
     sources = read_sources(state["sources"])

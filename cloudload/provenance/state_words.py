@@ -99,7 +99,7 @@ class StateDescription:
     streams_in_tail: tuple[str, ...]
     """The streams of a finite mixture whose lanes have ended."""
     skipped: tuple[tuple[int, int], ...]
-    """Ranges of rows that were skipped."""
+    """Ranges [start, stop) of rows that `skip` skipped."""
     streams: tuple[StreamPosition, ...]
     num_lanes: int
     lanes: tuple[LanePositions, ...]
@@ -127,7 +127,7 @@ class Difference:
     before: Any
     after: Any
     rule: str
-    """The effect on a resume."""
+    """The effect of the difference on a resume."""
 
 
 def describe_state(state: Mapping[str, Any]) -> StateDescription:
@@ -178,7 +178,7 @@ def _list_streams(saved: Saved, number: int) -> tuple[tuple[str, ...], tuple[str
 
 
 def _list_components(saved: Saved) -> list[tuple[range, int]]:
-    """List the streams of each component, and the number of documents in its epochs."""
+    """List each component's streams, and the number of documents in an epoch of it."""
     chosen = [int(text) for text in str(saved.fields["choose"]).split(",")]
     number = len(saved.position.counts)
     if len(saved.layout.canonical_nodes) == 1:

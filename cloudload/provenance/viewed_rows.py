@@ -124,10 +124,11 @@ def view_rows(
     """Yield the rows of `steps`, in order, or fewer if the data ends first.
 
     `steps` must be consecutive. With `rows` (from 0), yields only these rows of each global batch.
-    In an endless run, a single row reads only one lane per step. `mask_edges` masks the label of
-    the first token of each span, as the loader's option does; the state does not record it.
-    `delivery` are other options of `DeliveryConfig`. Raises `ValueError` for a row that a step does
-    not have, and for a step that is not after the state. Also raises the errors of `Run.loader`.
+    In an endless run, viewing a single row reads only one lane per step. `mask_edges` masks the
+    label of the first token of each span, as the loader's option does; the state does not record
+    it. `delivery` takes other options of `DeliveryConfig`. Raises `ValueError` for a row that a
+    step does not have, and for a step that is not after the state. Also raises the errors of
+    `Run.loader`.
     """
     only = check_rows(run, rows)
     options = {**delivery, "mask_edges": mask_edges, "fields": ["position_ids"]}
@@ -149,7 +150,7 @@ def _view_batch(
     step: tuple[int, int],
     token_texts: TokenTexts,
 ) -> Iterator[ViewedRow]:
-    """View the rows at `places` of a batch. `step` is the step and its first row in the run."""
+    """View the rows at `places` of a batch. `step` is (step, first row of the step in the run)."""
     spans = batch.spans[np.isin(batch.spans[:, SPAN_ROW], places)]
     traced = loader.open_tracer().trace_whole(spans, batch.rows)
     step_index, first_row = step

@@ -31,7 +31,7 @@ _WITHOUT_COUNTERPART = (
 
 @dataclass(frozen=True)
 class StreamArguments:
-    """The arguments of a `streaming.Stream`. If one is None, the dataset's argument applies."""
+    """The arguments of a `streaming.Stream`. An argument that is None is taken from the dataset."""
 
     remote: str | None = None
     local: str | None = None

@@ -93,8 +93,8 @@ def config_from_yaml(
         loader = CloudLoader(**config, batch_size=8)
 
     Args:
-        source: path of the YAML, or its content: a dict, or a `DictConfig` of OmegaConf. It is a
-            whole training YAML, one of its loaders, or a loader's dataset.
+        source: path of the YAML, or its content: a dict, or a `DictConfig` of OmegaConf. The
+            content is a whole training YAML, one of its loaders, or a loader's dataset.
         loader: the loader to read in a whole YAML, such as `eval_loader`, or `eval_loader.0` in a
             list.
 

@@ -25,7 +25,7 @@ _EXPONENT = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no type hints
     """A safe YAML loader: `1e6` is a number, a date is text, and a repeated key is an error."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012  # by first letter, as SafeLoader has them
+    yaml_implicit_resolvers = {  # noqa: RUF012  # keyed by first letter, as in SafeLoader
         letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
         for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
