@@ -15,7 +15,8 @@ UNKNOWN = -1
 
 SpanParts = list[tuple[Ints, int, slice | Ints]]
 """The spans of a batch, one tuple per worker: the spans of the worker's rows (int64 [spans, 6],
-with row indices in its block), the first of these indices, and the rows' indices in the batch."""
+whose rows are indices in its block), the first of these rows, and the rows' indices in the
+batch."""
 
 
 class Batch(dict[str, torch.Tensor]):

@@ -124,7 +124,7 @@ class ConvertError(CloudloadError):
 class StreamChangedError(CloudloadError):
     """A state is missing or damaged, or does not match the loader or the data.
 
-    If options or data differ from the saved ones, the message lists the differences.
+    If options or data differ from those in the state, the message lists the differences.
     """
 
 

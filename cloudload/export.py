@@ -58,9 +58,9 @@ class ExportReport:
     rows: int
     """Number of rows written. Rows without tokens, at the end of a finite run, are omitted."""
     tokens: int
-    """Number of tokens in these rows, without padding."""
+    """Number of tokens in the written rows, without padding."""
     padded: int
-    """Number of rows with padding. They are written without it, shorter than `seq_len`."""
+    """Number of rows that have padding in the run. They are written without the padding."""
     shards: int
     raw_bytes: int
     stored_bytes: int

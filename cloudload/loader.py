@@ -82,7 +82,7 @@ class CloudLoader:
 
     The other arguments are fields of `cloudload.config.RowsConfig` or `DeliveryConfig`.
     `RowsConfig` determines which tokens are read and in which order, so a state must match it,
-    except for the changes that `load_state_dict` lists. `DeliveryConfig` determines how rows are
+    except for changes that `load_state_dict` allows. `DeliveryConfig` determines how rows are
     delivered, and may change on every resume.
 
     Raises:
@@ -424,7 +424,7 @@ class CloudLoader:
         return self._run.log.stats(self.recipe, self._run.backend)
 
     def describe(self) -> Description:
-        """Return the loader's resolved values and where each is from. The result prints as a table.
+        """Return the loader's resolved values and their sources, in a form that prints as a table.
 
         Builds the orders of the lanes' current epochs, as iterating does.
         """

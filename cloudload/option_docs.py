@@ -48,7 +48,7 @@ def explained_by(*configs: type) -> Callable[[C], C]:
 def explain_fields(options: Iterable[Field[Any]], docs: dict[str, str]) -> str:
     """Format options as the indented lines of an `Args` section.
 
-    A default is added unless it is None and the text already explains it.
+    An option's default is added, unless it is None and the option's text explains it.
     """
     lines = []
     for option in options:

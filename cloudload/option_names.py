@@ -130,7 +130,7 @@ _ADVICE_BY_CALLEE = {
 
 
 def suggests_names(function: F) -> F:
-    """Decorate a function so that its `TypeError` for an unknown keyword suggests the right one."""
+    """Decorate a function so that its `TypeError` for an unknown keyword suggests a known one."""
     name = function.__qualname__.removesuffix(".__init__")
     known = [each for each in inspect.signature(function).parameters if each != "self"]
 
@@ -178,7 +178,7 @@ def _advise(callee: str, name: str, known: list[str]) -> str:
 
 @functools.cache
 def _find_names() -> dict[str, list[str]]:
-    """Map each name in other libraries to our names of the same option."""
+    """Map each option name of other libraries to our names for the same option."""
     found: dict[str, list[str]] = {}
     for line in _ELSEWHERE.strip().splitlines():
         ours, _, names = line.partition(":")

@@ -45,14 +45,15 @@ class Rows(torch.utils.data.Dataset[Item]):
 
     `rows[g]` is row g of the run that a `CloudLoader` with the same arguments reads, as a dict of
     `input_ids` and `labels` (int64 [seq_len]) and the `fields`. Any sampler and `DataLoader` can
-    read it, in any order, with any number of ranks and workers. The data needs token lengths,
-    which `cloudload count` writes. If rows are requested at regular intervals, as by a sequential
-    or distributed sampler, later rows are prefetched.
+    read the dataset, in any order, with any number of ranks and workers. The data needs token
+    lengths, which `cloudload count` writes. If rows are requested at regular intervals, as by a
+    sequential or distributed sampler, later rows are prefetched.
 
     Args:
         data: as for `CloudLoader`.
         num_rows: the number of rows, counted from the start of the run, after which the dataset
-            ends. Needed for an endless run whose `len()` is used. By default, the whole run.
+            ends. Set it if the run is endless, but a sampler needs `len()`. By default, the whole
+            run.
         state: a state of a `CloudLoader`. The dataset then has the rows that its run reads after
             the state, with the state's weights and changes of `seq_len`. The first of these rows is
             `rows[rows.first_row]`, because indices still count from the start of the run.
@@ -127,7 +128,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         return build_state(plan.recipe, position, plan.backend.versions)
 
     def __len__(self) -> int:
-        """`num_rows`, or by default the rows of the whole run, including those before a state.
+        """`num_rows`, or by default the number of rows in the run, with the rows before a state.
 
         Raises `TypeError` for an endless run without `num_rows`.
         """

@@ -62,7 +62,7 @@ def position_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
 
 
 def spread(values: Ints, rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
-    """Assign the value of its span, such as its stream, to each token: int64 [num_rows, seq_len].
+    """Assign each token its span's value, such as the stream's ID: int64 [num_rows, seq_len].
 
     `values` is int64 [spans]. Padding gets -1. Raises `ValueError` if the spans of a row have more
     than seq_len tokens, or if a row index is out of range.

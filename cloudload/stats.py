@@ -47,7 +47,7 @@ class StreamStats:
     failed: int
     """Number of documents left out by on_error="skip"."""
     epoch: float
-    """Progress in epochs: 1.5 is halfway through the second epoch. Streams that are not mixed all
+    """Progress in epochs: 1.5 is halfway through the second epoch. Without a mixture, all streams
     have the same value."""
     share: float
     """The stream's share of the run's tokens, from 0 to 1; 0 before the first token."""
@@ -59,9 +59,9 @@ class Traffic(NamedTuple):
     hits: int = 0
     """Number of shards opened without a fetch."""
     misses: int = 0
-    """Number of shards opened after a fetch, by this process or another one."""
+    """Number of shards opened after this or another process fetched them."""
     bytes_downloaded: int = 0
-    """Number of stored bytes in completed downloads, including downloads that failed a check."""
+    """Number of stored bytes in completed downloads, including invalid data."""
     download_ns: int = 0
     """Nanoseconds spent downloading, summed over the threads."""
     unpack_ns: int = 0
@@ -88,9 +88,9 @@ class DeliveryStats:
     """Number of shards that workers opened without a fetch. A shard counts each time that it is
     opened. Shards that are mapped in place are not counted."""
     cache_misses: int
-    """Number of shards that workers opened after a fetch, by the worker or another process."""
+    """Number of shards that workers opened after they or another process fetched them."""
     bytes_downloaded: int
-    """Number of stored bytes in the workers' completed downloads, even if a check then failed."""
+    """Number of stored bytes in the workers' completed downloads, valid or not."""
     retries: int
     """Number of the workers' failed requests for shards that were retried. The value also grows
     while the training loop waits."""

@@ -176,7 +176,7 @@ def assert_same_rows(found: Sequence[Row], expected: Sequence[Row], what: str) -
 
 
 def real_tokens(rows: Iterable[Row]) -> list[int]:
-    """Concatenate the tokens of rows, without those whose label is masked, such as padding."""
+    """Concatenate the tokens of rows, without masked tokens such as padding."""
     return [
         token
         for row in rows
@@ -218,7 +218,7 @@ class _Ranks:
         self._iterators = [loader.take(sys.maxsize) for loader in self.loaders]
 
     def change(self, make_loader: MakeLoader, leg: Leg) -> None:
-        """Change to the world of another leg. The last ranks stay, and others join after them."""
+        """Change to the world of the next leg. The last ranks stay, and new ones follow them."""
         state, rows = _common_state(self.loaders), self.loaders[0].rows
         for loader in self.loaders[: -leg.ranks]:
             loader.close()

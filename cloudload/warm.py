@@ -39,13 +39,13 @@ class WarmReport:
     shards: int
     """Number of requested shards that are now in the cache."""
     bytes: int
-    """Total size of these shards, in uncompressed bytes."""
+    """Total size of the requested shards, in uncompressed bytes."""
     shards_downloaded: int
-    """Number of these shards that had to be downloaded."""
+    """Number of requested shards that had to be downloaded."""
     bytes_downloaded: int
     """Number of stored bytes that were downloaded."""
     is_all: bool
-    """Whether these are all shards that the node reads in the next epoch."""
+    """Whether the requested shards are all that the node reads in the next epoch."""
 
 
 def warm_cache(
@@ -160,7 +160,7 @@ def _take_new(shards: Ints, is_known: Flags) -> Iterator[int]:
 def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
     """Return the lane and ordinal of each document in a residue: int64 [documents] each.
 
-    A lane that resumes reads the documents of its residue again.
+    A lane that resumes must read these documents again.
     """
     pairs = [
         (lane, ordinal)
@@ -175,7 +175,7 @@ def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
 
 
 def _find_step(plan: Plan, own: Ints, place: int, start: int) -> tuple[Ints, Ints]:
-    """Find up to 256 documents of each lane, from `start` documents after its cursor on.
+    """Find up to 256 documents of each lane, starting `start` documents after its cursor.
 
     Returns the documents' distances from the cursor, and their shards: int64 [documents] each.
     """

@@ -190,7 +190,7 @@ def _choose_rules(
 def _name_samples(
     url: str, retry: Retry, shards: Sequence[ShardInfo], shard: int, samples: Sequence[int]
 ) -> tuple[str, list[str]]:
-    """Return a shard's file name, and each sample's index with its ID, if it has one."""
+    """Return a shard's file name, and describe each sample by its index, and by its ID if any."""
     info = shards[shard]
     if any(column.name == ID_KEY for column in info.columns):
         return info.raw.name, name_samples(url, info, retry, samples)
@@ -202,8 +202,8 @@ def _check_dataset(
 ) -> tuple[Sequence[ShardInfo], Sequence[ShardInfo]]:
     """Check the index and the folder's objects. Return all shards and the shards to read.
 
-    `keys` are the text column and the token ID column, one of which is None. Shards whose codec is
-    not installed are not read.
+    `keys` names the text column and the token ID column, one of which is None. Shards whose codec
+    is not installed are not read.
     """
     try:
         data, _ = read_index(stream, retry)

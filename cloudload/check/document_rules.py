@@ -57,7 +57,7 @@ class DocumentRules:
 
     @property
     def hashed(self) -> tuple[str, ...]:
-        """The rules that compare documents with each other."""
+        """The rules that compare documents by hash: those for repeated texts and IDs."""
         return tuple(name for name in (REPEATED_TEXT, REPEATED_ID) if name in self.names)
 
 

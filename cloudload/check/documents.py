@@ -62,7 +62,7 @@ class DocumentCheck:
         return findings, hashes
 
     def _test(self, shard: Shard, key: str, findings: Findings) -> Iterator[tuple[int, bytes]]:
-        """Test each text, and yield the index and bytes of those that are not blank."""
+        """Test each text, and yield the index and the bytes of each text that is not blank."""
         for sample, text in enumerate(_read_values(shard, key)):
             if is_blank(text):
                 if self._empty is not None:

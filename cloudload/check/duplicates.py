@@ -59,7 +59,7 @@ class DuplicateFinder:
         return self._parts.keys()
 
     def add(self, shard: int, hashes: Mapping[str, bytes]) -> None:
-        """Add the records of a shard by rule, as `encode_records` returns them."""
+        """Add a shard's records. `hashes` maps each rule to the result of `encode_records`."""
         for name, data in hashes.items():
             moved = _decode(data).copy()
             moved[:, 2] += np.uint64(shard << 32)
@@ -70,7 +70,7 @@ class DuplicateFinder:
                 part.write(own.tobytes())
 
     def find(self, name: str, most: int) -> tuple[int, list[Repeat]]:
-        """Return the number of documents that repeat an earlier one, and the first `most`."""
+        """Return the number of repeated documents, and the first `most` of them as `Repeat`s."""
         count, first = 0, list[Repeat]()
         for part in self._parts[name]:
             part.seek(0)
@@ -107,10 +107,10 @@ def _describe(place: int, first: int) -> Repeat:
 
 
 def _find_repeats(records: Records) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Find documents that repeat an earlier one. Return the places of both: uint64 [repeats] each.
+    """Return the places of repeated documents and of their first copies: uint64 [repeats] each.
 
     A place is shard · 2^32 + sample. For example, if the hashes at places 5 6 7 8 are A B A A, the
-    result is 7 8 (the repeats) and 5 5 (the earlier documents).
+    result is 7 8 (the repeated documents) and 5 5 (their first copies).
     """
     if not len(records):
         return records[:, 2], records[:, 2]

@@ -24,7 +24,7 @@ class Finding:
     severity: str
     """`error`, `warning` or `note`."""
     readers: tuple[str, ...]
-    """The readers that are affected: `cloudload`, `Streaming`, both, or neither."""
+    """The affected readers: `cloudload`, `Streaming`, both, or neither."""
     where: str
     """The shard or object, or empty for the whole dataset."""
     what: str
@@ -36,7 +36,7 @@ class Finding:
 def find(
     kind: str, where: str, what: str, *, readers: tuple[str, ...] | None = None, advice: str = ""
 ) -> Finding:
-    """Create a finding of a kind in `RULES`. `readers` and `advice` override those of the rule.
+    """Create a finding of a kind in `RULES`. `readers` and `advice` override the rule's values.
 
     Control characters from the dataset are escaped.
     """
@@ -108,7 +108,7 @@ class CheckReport:
     findings: tuple[Finding, ...]
     """The first 20 findings of each kind, errors first."""
     counts: dict[str, int]
-    """The number of findings of each kind, including those that are not listed."""
+    """The number of findings of each kind, including findings that are not listed."""
     shards: int
     """Number of shards in the index."""
     shards_read: int
@@ -124,7 +124,7 @@ class CheckReport:
     documents: int = 0
     """Number of documents that the rules tested."""
     above_limits: tuple[str, ...] = ()
-    """The rules that more documents break than `fail_on` allows."""
+    """The rules that are broken by more documents than `fail_on` allows."""
 
     @property
     def is_sound(self) -> bool:

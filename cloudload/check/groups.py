@@ -86,7 +86,7 @@ def check_shards(
     is_alone = executor is None and min(processes, len(groups)) <= 1
     if is_alone and groups:
         groups = [tuple(shards)]
-    place = os.path.abspath(url) if is_local(url) else url  # other processes may have another cwd
+    place = os.path.abspath(url) if is_local(url) else url  # other processes may use another cwd
     work = CheckWork(place, text_key, retry, _THREADS_ALONE if is_alone else _THREADS, rules)
     firsts = list(accumulate(map(len, groups), initial=0))
     with (
@@ -144,7 +144,10 @@ def _check_shard(work: CheckWork, documents: DocumentCheck, info: ShardInfo) -> 
 
 
 def cut_groups(shards: Sequence[ShardInfo], group_bytes: int) -> list[tuple[ShardInfo, ...]]:
-    """Divide shards into groups of consecutive shards, of at least `group_bytes` raw bytes each."""
+    """Divide shards into groups of consecutive shards.
+
+    Each group but the last has at least `group_bytes` raw bytes.
+    """
     groups: list[tuple[ShardInfo, ...]] = []
     group: list[ShardInfo] = []
     filled = 0

@@ -19,7 +19,7 @@ _SHOWN = 5
 def list_folder(url: str, retry: Retry) -> dict[str, int]:
     """Map the name of each object in a dataset's folder to its size in bytes.
 
-    Raises `StoreError` if the store cannot list.
+    Raises `StoreError` if the store cannot list the folder.
     """
     prefix = join_url(url, "x")[:-1]
     found = list_objects(url, retry)
@@ -71,7 +71,7 @@ def check_others(
     named = {shard.stored.name for shard in shards}
     raw = {shard.raw.name for shard in shards} - named
     if is_local(url):
-        named |= raw  # `check_files` reports these files
+        named |= raw  # `check_files` reports raw files of local datasets
     others = {name: size for name, size in found.items() if name not in named}
     # a folder that has its own index is another dataset, such as a split
     datasets = {name[: -len(INDEX_NAME)] for name in others if name.endswith(f"/{INDEX_NAME}")}

@@ -17,7 +17,7 @@ BOTH = (CLOUDLOAD, STREAMING)
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind of finding. `readers` are the affected readers, and `advice` says what to do."""
+    """A kind of finding: what it means, which readers it affects, and what to do."""
 
     meaning: str
     severity: str

@@ -87,7 +87,7 @@ def name_samples(url: str, info: ShardInfo, retry: Retry, samples: Sequence[int]
 
 
 def name_sample(shard: Shard, sample: int) -> str:
-    """Describe a sample by its index in its shard, and by its ID if it has one."""
+    """Describe a sample by its index in the shard, and by its ID if the sample has an ID."""
     return shard.where(sample).replace(f" of {shard.name}", "", 1)
 
 

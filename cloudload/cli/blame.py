@@ -80,7 +80,7 @@ def _blame(options: argparse.Namespace) -> int:
 def _trace(
     losses: Losses, found: Blame, options: argparse.Namespace
 ) -> Sequence[TracedSpan | None]:
-    """Read the documents that stand out. They are None with --no-text or a log without a state."""
+    """Read the documents that stand out. Each is None with --no-text or without a state."""
     import numpy as np
 
     from cloudload.provenance import open_run, trace_documents

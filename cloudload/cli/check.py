@@ -153,7 +153,7 @@ def _check_flags(options: argparse.Namespace) -> None:
 
 
 def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Merge the `check` section of a config with the flags, which override it."""
+    """Merge the `check` section of a config with the flags. A flag overrides the config."""
     if not isinstance(config, Mapping) or set(config) - set(_CHECK_OPTIONS):
         known = ", ".join(_CHECK_OPTIONS)
         raise ValueError(

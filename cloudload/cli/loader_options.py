@@ -36,7 +36,7 @@ def add_loader_options(parser: argparse.ArgumentParser) -> None:
 def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, Any]:
     """Return the CloudLoader arguments given on the command line.
 
-    `known` are names of other arguments that a config may have. Raises `ValueError` for an unknown
+    `known` names other arguments that a config may have. Raises `ValueError` for an unknown
     argument, and if `data` or `seq_len` is missing.
     """
     arguments: dict[str, Any] = {}

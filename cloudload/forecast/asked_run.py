@@ -70,7 +70,7 @@ class AskedRun:
         return None
 
     def choose(self, cases: Cases) -> Cases:
-        """Choose between playing a `best_fit` run and the `concat` runs that approximate it.
+        """Decide whether to play a `best_fit` run, or to approximate it with `concat` runs.
 
         Returns the run itself if it reads at most 2^24 documents, and otherwise `cases`. Raises the
         errors of `find_extent`.

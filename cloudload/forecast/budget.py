@@ -14,7 +14,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def parse_tokens(text: str | int) -> int:
-    """Parse a number of tokens, such as 300B, 1.5T or 2_000_000. Raises `ValueError`."""
+    """Parse a number of tokens, such as 300B, 1.5T or 2_000_000, or raise `ValueError`."""
     found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*([kmbt]?)", str(text).strip().lower())
     number = float(re.sub("[_,]", "", found[1])) * _UNITS[found[2]] if found else 0
     if number < 1:
@@ -39,9 +39,9 @@ class Extent:
     rows: int
     steps: int
     is_whole: bool
-    """Whether these are all rows of a finite run."""
+    """Whether `rows` is the number of all rows of a finite run."""
     counts: Ints
-    """The contents of the rows: int64 [streams, counts], with columns `stats.COUNTS`."""
+    """The contents of the rows: int64 [streams, counts]. The columns are `stats.COUNTS`."""
     is_shortened: bool = False
     """Whether the data ends before the requested tokens or steps."""
     stream_ends: tuple[StreamEnd | None, ...] = ()

@@ -119,7 +119,7 @@ def _prepare(
     read: tuple[tuple[StreamSample, ...], str],
     rows_of_lane: int,
 ) -> Cases:
-    """Prepare cases. `read` has the samples, and the basis of the figures in words."""
+    """Prepare a case from each of `lengths`. `read` is (samples, basis of the figures in words)."""
     samples, basis = read
     recipe = replace(recipe, mixture=mixture_of(recipe.config))  # stream ends depend on packing
     fill, packed = Figure.exact(1), None

@@ -35,7 +35,7 @@ class Part(NamedTuple):
     first_rows: Ints
     last_rows: Ints
     is_ahead: bool = False
-    """Whether these shards are only fetched ahead, because no row needs them."""
+    """Whether the shards are only fetched ahead, because no row needs them."""
 
 
 def take_uses(part: Part, chosen: Flags) -> Part:
@@ -98,7 +98,7 @@ def _list_cut(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part
 
 
 def _list_played(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
-    """Yield the uses of `best_fit` lanes, which are played."""
+    """Yield the uses of `best_fit` lanes, which are played to find their rows."""
     walker, start = reading.lengths.walkers[place], reading.start
     assert isinstance(walker, BestFitWalker)
     assert start.residues is not None
@@ -192,7 +192,7 @@ class _ShardFinder:
         yield Part(nodes, part.epochs[uses], part.shards[uses], rows[uses], rows[uses], True)
 
     def split(self, chosen: Flags, sizes: Ints) -> list[tuple[Flags, bool]]:
-        """Split the chosen documents into those that rows need and those only fetched ahead.
+        """Split the chosen documents by use: needed by rows, or only fetched ahead.
 
         If several nodes make rows of a lane, no row needs the lane's documents without tokens.
         """

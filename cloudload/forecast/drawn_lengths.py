@@ -40,7 +40,7 @@ class StreamSample:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all documents were read, so that `lengths` are those of all samples, in order."""
+        """Whether all documents were read. If so, `lengths` has every sample's length, in order."""
         return self.estimate.samples_read == self.estimate.samples
 
 

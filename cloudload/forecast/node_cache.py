@@ -41,7 +41,7 @@ class Timeline:
 
 
 def find_levels(uses: ShardUses, sizes: Ints, num_rows: int) -> Timeline:
-    """Return the peak bytes and shards that a node uses in each of up to 240 parts of a run."""
+    """Return the peak bytes and shards in use on a node, in each of up to 240 parts of a run."""
     parts = min(_MOST_POINTS, max(1, num_rows))
     edges = np.arange(parts + 1) * num_rows // parts
     in_use = [_most_of_parts(uses, amounts, edges) for amounts in (sizes, np.ones_like(sizes))]

@@ -29,7 +29,7 @@ from cloudload.mds.dataset import Corpus, are_in_place, join_columns
 from cloudload.stats import READ
 from cloudload.storage.urls import is_local
 
-_MOST_EPOCHS_AGAIN = 2  # epochs past the last needed one; only tiny datasets are read further ahead
+_MOST_EPOCHS_AGAIN = 2  # epochs of read-ahead after the run; only tiny datasets need more
 
 
 class NodeForecast:

@@ -28,7 +28,7 @@ class ReadingWorld:
     node_of_lane: Ints
     """The node that owns each lane: int64 [lanes]."""
     dealing: Dealing | None
-    """The assignment of rows to ranks if the world size does not divide `num_lanes`; else None."""
+    """The assignment of rows to ranks; None if the world size divides `num_lanes`."""
     batch_size: int
     """Rows per rank and step."""
 
@@ -80,7 +80,7 @@ class Reading:
     rows_ahead: int
     """Number of rows after the run that workers may read ahead."""
     documents_ahead: tuple[int, ...]
-    """For each component, the documents per lane that are also fetched ahead, after these rows."""
+    """For each component, the documents per lane that are fetched ahead beyond `rows_ahead`."""
     world: ReadingWorld
     is_whole: bool
     """Whether the run reads all documents of all epochs, so that nothing is read ahead."""
@@ -105,12 +105,12 @@ class Reading:
 
     @property
     def last_row(self) -> int:
-        """The end of the rows that workers may read, including read-ahead. It is excluded."""
+        """The row before which workers may read, including read-ahead."""
         return self.num_rows + self.rows_ahead
 
     @cached_property
     def sharers(self) -> Flags | None:
-        """Which nodes make rows of each lane: bool [lanes, nodes]; None if each has only one."""
+        """Which nodes make rows of each lane: bool [lanes, nodes]; None with one node per lane."""
         return self.world.find_sharers(self.last_row)
 
     def find(self, row: int) -> Ints | None:

@@ -40,18 +40,18 @@ class NodePlan:
     shards: Figure
     """Number of different shards that the node fetches."""
     all_bytes: Figure
-    """Uncompressed bytes of these shards: the size of a cache without a limit."""
+    """Uncompressed bytes of the fetched shards: the size of a cache without a limit."""
     working_set_bytes: Figure
-    """Peak bytes of shards in use at a time, including lane drift. A shard is in use from the first
-    to the last row that reads one of its documents."""
+    """Peak bytes of shards in use at the same time, including the drift of lanes. A shard is in use
+    from the first to the last row that reads one of its documents."""
     needed_bytes: Figure
-    """Size of a cache for the working set and the shards that are fetched ahead."""
+    """Size in bytes of a cache for the working set and the shards that are fetched ahead."""
     bytes_downloaded: Figure
     """Bytes downloaded during the run."""
     bytes_by_epoch: tuple[int, ...]
     """Bytes downloaded for each epoch of the data."""
     requests: Figure
-    """Number of shard downloads, including repeated ones."""
+    """Number of shard downloads, including repeated downloads."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class RunPlan:
     """The reads, requirements, and cost of a run."""
 
     description: str
-    """The data and the most important options."""
+    """The data and the most important options, as one line of text."""
     basis: str
     """The basis of the figures in words, such as `token lengths`."""
     seq_len: int
@@ -115,7 +115,7 @@ class RunPlan:
 
     @property
     def requests(self) -> Figure:
-        """Number of shard downloads of all nodes, including repeated ones."""
+        """Number of shard downloads of all nodes, including repeated downloads."""
         return add([each.requests for each in self.node_plans])
 
     def as_dict(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class ShardUses:
     last_rows: Ints
     """The last row that needs a document of the shard."""
     is_listed: bool
-    """Whether documents were listed one by one. Otherwise, uses extend over shuffle blocks."""
+    """Whether documents were listed one by one. Otherwise, uses cover whole shuffle blocks."""
 
     def take(self, chosen: Flags | Ints) -> ShardUses:
         """Return only the chosen uses, by mask or index."""
@@ -63,7 +63,7 @@ class FoundUses(NamedTuple):
     needed: ShardUses
     """Uses by the rows of the run."""
     fetched: ShardUses
-    """The needed uses, and uses by later rows and documents that are read or fetched ahead."""
+    """All needed uses, and the uses by rows and documents that are read or fetched ahead."""
 
 
 def find_uses(reading: Reading) -> FoundUses:
@@ -82,14 +82,14 @@ def find_uses(reading: Reading) -> FoundUses:
             is_needed = (uses.first_rows < reading.num_rows) & (not part.is_ahead)
             own = uses.take(is_needed)
             own = replace(own, last_rows=np.minimum(own.last_rows, reading.num_rows - 1))
-            # join parts as they arrive, because a part has one use per document and row
+            # join parts as they arrive to save memory: a part has a use per document and row
             needed.append(_join([own], number))
             fetched.append(_join([uses], number))
     return FoundUses(_join(needed, number), _join(fetched, number))
 
 
 def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
-    """Merge all uses of a shard by one node in one epoch."""
+    """Merge all uses of the same shard by the same node in the same epoch."""
     nodes, epochs, shards, firsts, lasts = (
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("nodes", "epochs", "shards", "first_rows", "last_rows")

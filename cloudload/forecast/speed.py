@@ -66,7 +66,7 @@ def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed | None:
 
 
 def _start_in_process(options: Mapping[str, Any]) -> float | None:
-    """Measure the seconds to the first batch in a new process, because a run also starts in one.
+    """Measure the seconds to the first batch in a new process, as in the start of a real run.
 
     Returns None if an option cannot be pickled, such as a transform that is a local function, or
     if the process fails.
@@ -108,7 +108,7 @@ def _read(options: Mapping[str, Any]) -> list[float]:
 
 
 def _read_part(batches: Iterator[Batch], block: int, least_s: float) -> tuple[int, float]:
-    """Read blocks for at least `least_s` CPU seconds. Returns the tokens, and the CPU seconds."""
+    """Read for at least `least_s` CPU seconds. Returns the number of tokens and CPU seconds."""
     tokens, start = 0, time.process_time()
     while True:
         found = [batch.num_tokens for batch in itertools.islice(batches, block)]

@@ -65,7 +65,7 @@ def has_stream_ends(plan: RunPlan) -> bool:
 
 
 def list_early_ends(plan: RunPlan) -> list[tuple[int, str]]:
-    """List the last step, and a label, of each stream that ends before the run, sorted by step."""
+    """List (last step, label) of up to 8 streams that end before the run, sorted by step."""
     ends = [
         (round(each.last_step.value), each.name)
         for each in plan.streams

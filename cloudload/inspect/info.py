@@ -54,7 +54,7 @@ class ColumnInfo:
     shards: int
     """Number of shards that have the column with this encoding."""
     tokens: int | None
-    """Number of token IDs in these shards; None if the index does not determine it."""
+    """Number of token IDs in the column; None if the index does not determine it."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def _count_tokens(column: Column, num_samples: int) -> int | None:
 
 
 def _read_sizes(dataset: Dataset, shards: Sequence[ShardInfo], retry: Retry) -> Ints:
-    """Return the size in bytes of every sample in these shards: int64 [samples]."""
+    """Return the size in bytes of every sample in `shards`: int64 [samples]."""
 
     def read(info: ShardInfo) -> Ints:
         with open_shard_start(dataset, info, 0, retry) as shard:

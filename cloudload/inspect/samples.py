@@ -105,8 +105,8 @@ def read_samples(
 
     Raises:
         ValueError: an argument is invalid.
-        DatasetError: the index or a shard is damaged, no column has the name that is needed, or the
-            dataset has no samples.
+        DatasetError: the index or a shard is damaged, a needed column is missing, or the dataset
+            has no samples.
         StoreError: the index or a shard cannot be read.
     """
     limit = (1 if id is not None else _DEFAULT_LIMIT) if limit is None else limit

@@ -77,7 +77,7 @@ class CloudloadLosses(Callback):
 
     `find` returns the token losses of the microbatch `state.batch`, in the form that `LossLog.add`
     accepts. By default, these are `state.outputs["token_losses"]`, so the model's `forward` must
-    return them. For a model that returns only logits, use `lambda state:
+    return token losses. For a model that returns only logits, use `lambda state:
     token_losses(state.outputs["logits"], state.batch["labels"])`. The training data must be
     `data_spec(loader)`. Logs the means every `every` batches, and writes the log at each
     checkpoint.

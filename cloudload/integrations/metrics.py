@@ -83,7 +83,7 @@ def to_wandb(run: Any) -> Sink:
 def to_prometheus(path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> Sink:
     """Return a sink that rewrites a file in the Prometheus text format.
 
-    The node exporter's textfile collector reads such files; their names must end in `.prom`.
+    The node exporter's textfile collector reads such files if their names end in `.prom`.
     `labels`, such as the run and the rank, are added to each value.
     """
     target = Path(path)

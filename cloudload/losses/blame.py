@@ -89,7 +89,7 @@ class SourceLoss:
 
 @dataclass(frozen=True)
 class Blame:
-    """The documents and sources that stand out in some steps."""
+    """The result of `blame`: the documents and sources that stand out in the chosen steps."""
 
     steps: range
     """The range of the chosen steps, from 1, that are in the log."""
@@ -209,7 +209,7 @@ def _find_trend(steps: Ints, means: Floats) -> Floats:
 
 
 def _group(streams: Ints, tokens: Ints) -> list[Ints]:
-    """Group documents by source and length. Sources with fewer than 32 documents are joined."""
+    """Group documents by source and length. Sources with fewer than 32 documents form one."""
     sources, counts = np.unique(streams, return_counts=True)
     small = sources[counts < _FEWEST_IN_GROUP]
     parts = [np.flatnonzero(streams == source) for source in sources if source not in small]

@@ -165,7 +165,7 @@ class LossLog:
         return np.column_stack([steps, rows, spans[:, 1:], np.zeros_like(rows)])
 
     def _count_shares(self) -> None:
-        """Add the current batch to the totals."""
+        """Add the losses of the current batch to the totals."""
         shares, self._shares = self._shares, []
         for _, streams, numbers in shares:
             if self._totals is None:
@@ -252,7 +252,7 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
 def _sum_by_span(losses: Tensor, labels: Tensor, padded: Ints, rows: Ints) -> Tensor:
     """Return the sum of each span's losses, and its number of tokens: float64 [2, spans].
 
-    `padded` are the lengths of the batch's segments, as `pad_lengths` returns them.
+    `padded` is the result of `pad_lengths`: the lengths of the batch's segments.
     """
     device, (num_rows, seq_len) = losses.device, labels.shape
     # padding has the index after the last span

@@ -26,7 +26,7 @@ from cloudload.errors import DatasetError
 COLUMNS = ("step", "row", "stream", "epoch", "sample", "start", "stop", "tokens")
 STEP, ROW, STREAM, EPOCH, SAMPLE, START, STOP, TOKENS = range(len(COLUMNS))
 """Columns of records, int64 [records, 8]: tokens [start, stop) of a sample in a row of the run, and
-the number of these tokens that have a loss."""
+the number of its tokens that have a loss."""
 SUFFIX = ".losses"
 
 _MAGIC = b"cloudload losses 1\n"
@@ -72,7 +72,7 @@ def start_file(file: BinaryIO, header: Mapping[str, Any]) -> None:
 
 
 def write_records(file: BinaryIO, records: Records, times: Ints) -> None:
-    """Append a chunk of records, and the times at which they were added: int64 [records], in μs."""
+    """Append a chunk of records, and when each was added: int64 [records], in μs since 1970."""
     table = records.table.copy()
     table[1:, _DELTA] -= records.table[:-1, _DELTA]
     table[:, STOP] -= records.table[:, START]

@@ -231,6 +231,6 @@ def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
 
 
 def _last_epoch(batch: Batch, streams: range) -> int:
-    """Return the latest epoch of a batch's documents from these streams; -1 if it has none."""
+    """Return the latest epoch of the documents from `streams` in a batch; -1 if there are none."""
     is_own = np.isin(batch.spans[:, SPAN_STREAM], streams)
     return int(batch.spans[is_own, SPAN_EPOCH].max(initial=-1))

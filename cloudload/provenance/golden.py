@@ -64,7 +64,7 @@ class GoldenSpan:
     text: str
     """The hash of the document's text."""
     tokens: str
-    """The hash of these tokens."""
+    """The hash of tokens [start, stop) of the document."""
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -88,11 +88,11 @@ class Golden:
     """The state of the loader before the first row."""
     rows: tuple[Row, ...]
     is_whole: bool
-    """Whether the run ended after these rows."""
+    """Whether the run ended after the recorded rows."""
 
     @property
     def digest(self) -> str:
-        """A hash of the tokens of all rows: 32 hex digits."""
+        """A hash of the tokens in all rows: 32 hex digits."""
         tokens = [[(each.stop - each.start, each.tokens) for each in row] for row in self.rows]
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:32]
 
@@ -242,7 +242,7 @@ def _tokens_of(row: Row) -> list[tuple[int, str]]:
 
 
 def _explain(before: Row, now: Row, changed: Sequence[Difference]) -> tuple[str, str]:
-    """Return the cause of the first difference between two rows, and a description."""
+    """Return the cause of the first difference between two rows, and describe the difference."""
     pairs = list(itertools.zip_longest(before, now))
     place, (old, new) = next(
         (place, pair)

@@ -150,10 +150,10 @@ def open_run(
 
 
 def start_run(global_batch: int, **options: Any) -> Run:
-    """Open the run of a loader with these options, at its beginning.
+    """Open the run of a loader with the given options, at its beginning.
 
-    `options` are arguments of `CloudLoader`, such as those of `config_from_yaml`. The batch size
-    and the world have no effect. Raises the errors of `CloudLoader` and of `open_run`.
+    `options` takes arguments of `CloudLoader`, such as the result of `config_from_yaml`. The batch
+    size and the world have no effect. Raises the errors of `CloudLoader` and of `open_run`.
     """
     alone = {"batch_size": global_batch, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
     with CloudLoader(**{**options, **alone}) as loader:

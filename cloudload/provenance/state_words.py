@@ -106,11 +106,11 @@ class StateDescription:
     worlds: tuple[int, ...]
     """World sizes that divide the number of lanes. With token lengths, any world size works."""
     mixture: tuple[tuple[int, Mapping[str, float]], ...]
-    """The shares of the streams, and the row from which each applies."""
+    """The shares of the streams by name, each with the first row to which the shares apply."""
     held: Mapping[str, Any]
     """The fields that a resume compares with the loader's."""
     data: tuple[str, ...]
-    """The locations of the streams, without secrets; empty if they are damaged."""
+    """The locations of the streams, without secrets; empty if the state's record is damaged."""
     tokenizer: str | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class StateDescription:
 
 @dataclass(frozen=True)
 class Difference:
-    """A field that differs between two states."""
+    """A field that differs between two states, and the effect on a resume."""
 
     name: str
     before: Any
@@ -178,7 +178,7 @@ def _list_streams(saved: Saved, number: int) -> tuple[tuple[str, ...], tuple[str
 
 
 def _list_components(saved: Saved) -> list[tuple[range, int]]:
-    """List each component's streams, and the number of documents in an epoch of it."""
+    """List each component's streams, and the number of documents in each of its epochs."""
     chosen = [int(text) for text in str(saved.fields["choose"]).split(",")]
     number = len(saved.position.counts)
     if len(saved.layout.canonical_nodes) == 1:
@@ -258,7 +258,7 @@ def compare_with_loader(
 
 
 def compare_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """List the fields in which two states differ, except those of the position."""
+    """List the fields in which two states differ, except for fields of the position."""
     found = compare_states(before, after)
     return [each for each in found if each.name not in {*_POSITION, *_LANES, "global_batch"}]
 

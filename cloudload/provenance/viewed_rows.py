@@ -32,7 +32,7 @@ class ViewedSpan:
     """Consecutive tokens of a document in a row."""
 
     row_start: int
-    """The index of the first of these tokens within the row."""
+    """The index within the row of the span's first token."""
     span: TracedSpan
     """The tokens' document, and their range within it."""
     document: WholeDocument
@@ -77,7 +77,7 @@ class ViewedRow:
         return sum(each.span.stop - each.span.start for each in self.spans)
 
     def _repr_html_(self) -> str:
-        """Render the row for a notebook: its first 2,048 tokens, colored, and its documents."""
+        """Render the row for a notebook: its first 2,048 tokens in color, and its documents."""
         documents = np.full(len(self.input_ids), -1)
         for number, each in enumerate(self.spans):
             stop = each.row_start + each.span.stop - each.span.start

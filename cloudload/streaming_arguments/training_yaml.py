@@ -45,7 +45,7 @@ _WITHOUT_COUNTERPART = (
 
 @dataclass(frozen=True)
 class TextDatasetArguments(DatasetArguments):
-    """The arguments of llm-foundry's text dataset, including those of StreamingDataset."""
+    """The arguments of llm-foundry's text dataset: StreamingDataset's arguments, and more."""
 
     max_seq_len: int | None = None
     tokenizer_name: str | None = None
