@@ -12,8 +12,8 @@ class FromStart:
     """A view of a loader for evaluation, in which every pass reads the same batches.
 
     Every pass starts at the position that the loader had when the view was created. Do not use the
-    loader for anything else. It needs `epochs` (usually 1), or `stop_every` to read part of the
-    data. Raises `ValueError` if it has neither.
+    loader for anything else. The loader needs `epochs` (usually 1), or `stop_every` to read part of
+    the data. Raises `ValueError` if it has neither.
     """
 
     def __init__(self, loader: CloudLoader) -> None:

@@ -103,7 +103,7 @@ def export_rows(
         encoding: `ndarray`, which records the dtype, or `bytes`, which old versions of llm-foundry
             need.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
-        hashes: hash algorithms. The index lists these hashes of each shard.
+        hashes: algorithms of the hashes that the index lists for each shard.
         shard_bytes: the maximum raw size of a shard in bytes; 64 MiB by default.
         overwrite: whether to replace a dataset or an interrupted export at `out`. It is removed
             right before the first new shard is written.

@@ -128,7 +128,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         return build_state(plan.recipe, position, plan.backend.versions)
 
     def __len__(self) -> int:
-        """`num_rows`, or by default the number of rows in the run, with the rows before a state.
+        """The number of rows from the start of the run to the dataset's end, even with a state.
 
         Raises `TypeError` for an endless run without `num_rows`.
         """

@@ -132,7 +132,7 @@ class WorkerReports(Protocol):
     """The counters that an iteration's workers update continuously."""
 
     def total(self) -> int:
-        """Return the number of requests for shards that were retried."""
+        """Return the number of retried requests for shards."""
         ...
 
     def stage_ns(self) -> list[int]:

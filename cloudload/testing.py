@@ -4,7 +4,7 @@
     check_worlds    a run that changes its world size reads the same rows as a run on one rank
 
 Both take a function that creates the loader of one rank. They run all ranks in this process, in
-lockstep. The work of workers runs inline.
+lockstep, and do the work of workers inline.
 
     def make_loader(**kwargs):
         return CloudLoader("/data/corpus", tokenizer="gpt2", seq_len=128, num_lanes=12, **kwargs)

@@ -21,7 +21,7 @@ from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import count_documents_ahead
 
 _ENOUGH_CORES = 1 << 20
-_MOST_EPOCHS_AHEAD = 16  # reading ahead further adds hardly any new shard to a node
+_MOST_EPOCHS_AHEAD = 16  # reading further ahead adds almost no new shards to a node
 _MOST_PACKED = 1 << 24  # documents, which take about two minutes to pack
 
 

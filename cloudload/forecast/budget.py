@@ -98,7 +98,7 @@ def find_extent(
 def _list_stream_ends(
     lengths: RunLengths, start: Position, rows: int
 ) -> tuple[StreamEnd | None, ...]:
-    """Return each stream's end if it is in the first `rows` rows; empty if streams have no ends."""
+    """Return each stream's end, or None if it is after row `rows`; empty without stream ends."""
     if not lengths.recipe.has_stream_ends:
         return ()
     tails = lengths.find_tails(start)

@@ -75,7 +75,7 @@ def _sample_stream(
 
 
 class _DrawnLengths(DatasetLengths):
-    """The lengths of one dataset, drawn from sampled ones.
+    """The lengths of one dataset, drawn from sampled lengths.
 
     A length is drawn relative to the mean bytes of a sample in its shard, because documents in a
     shard often have similar sizes.

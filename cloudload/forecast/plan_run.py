@@ -166,7 +166,7 @@ class _Forecast:
         )
 
     def _count(self, values: Sequence[float]) -> Figure:
-        """Summarize a number of rows or steps. It is exact if it does not depend on lengths."""
+        """Summarize a number of rows or steps, which is exact if it does not depend on lengths."""
         is_endless = not self._plan.recipe.has_tails
         is_exact = self._asked.has_full_rows or (is_endless and self._asked.steps is not None)
         return self._cases.summarize(values, is_exact=is_exact, error=self._cases.error)

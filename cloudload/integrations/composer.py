@@ -168,7 +168,7 @@ class _Dataset(IterableDataset[Batch]):
             self.batch = batch
             yield batch
         if self.state and not self._loader.is_at_stop:
-            # stop here, so that the last checkpoint is saved and no endless empty epochs follow
+            # stop, so that Composer saves the last checkpoint and does not run empty epochs forever
             logger.info("the data ended after %d rows, so training stops", self._loader.rows)
             self.state.stop_training()
 

@@ -116,7 +116,7 @@ class _Batches:
             self._module.count_fetched()
             yield batch
         if not self._module.loader.is_at_stop:
-            # stop here, so that no empty epochs follow
+            # stop here, so that Lightning does not run empty epochs
             logger.info("the data ended after %d rows, so training stops", self._module.loader.rows)
             self._module.trainer.should_stop = True
 

@@ -54,9 +54,9 @@ class DocumentLoss:
     sample: int
     """The index of the sample within its stream, from 0."""
     start: int
-    """The index of its first token in the chosen steps. The document's bos, if any, has index 0."""
+    """The index of the document's first token in the chosen steps. A bos has index 0."""
     stop: int
-    """The index after its last token in the chosen steps."""
+    """The index after the document's last token in the chosen steps."""
     tokens: int
     """Number of the document's tokens in the chosen steps that have a loss."""
     loss: float
@@ -209,7 +209,10 @@ def _find_trend(steps: Ints, means: Floats) -> Floats:
 
 
 def _group(streams: Ints, tokens: Ints) -> list[Ints]:
-    """Group documents by source and length. Sources with fewer than 32 documents form one."""
+    """Group documents by source and length.
+
+    All sources with fewer than 32 documents are treated as one source.
+    """
     sources, counts = np.unique(streams, return_counts=True)
     small = sources[counts < _FEWEST_IN_GROUP]
     parts = [np.flatnonzero(streams == source) for source in sources if source not in small]

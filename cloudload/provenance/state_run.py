@@ -105,7 +105,7 @@ def open_run(
         lengths: folder or URL of the token lengths, if they are not with the data.
 
     Raises:
-        StreamChangedError: the state is damaged, or neither it nor `tokenizer` has the tokenizer.
+        StreamChangedError: the state is damaged, or has no tokenizer and none is passed.
         ValueError: another argument is missing or invalid.
     """
     saved = read_state(state)
