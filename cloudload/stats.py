@@ -76,7 +76,7 @@ class DeliveryStats:
     """Statistics of the delivery of batches to this rank, since its loader was created.
 
     They are not saved in the state, so they are 0 in a new loader. The counts of shards and bytes
-    are not exact, because a worker reports them with each block. Its work on later blocks is not
+    are not exact, because a worker reports them with each block. Work on later blocks is not
     included.
     """
 

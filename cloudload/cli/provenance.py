@@ -251,7 +251,8 @@ def _find(
     steps = range(min(first, options.until), options.until + 1)
     for stream, number in samples:
         for run, own in split_steps(runs, steps):
-            if stream < len(run.labels) or run.last_step is None:  # or it may be added
+            # a part before the last may lack a stream that a later part adds
+            if stream < len(run.labels) or run.last_step is None:
                 yield from find_document(
                     run, stream, number, own[-1], quick=options.quick, **delivery
                 )

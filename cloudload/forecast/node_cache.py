@@ -33,7 +33,7 @@ class Timeline:
     """The bytes of shards in use over a run: int64 [points] each."""
 
     rows: Ints
-    """The first row of each part of the run. All parts have the same number of rows."""
+    """The first row of each part of the run. The parts have about the same number of rows."""
     bytes: Ints
     """Peak bytes in use during each part."""
     shards: Ints

@@ -105,7 +105,7 @@ class Reading:
 
     @property
     def last_row(self) -> int:
-        """The row before which workers may read, including read-ahead."""
+        """One past the last row that workers may read, including read-ahead."""
         return self.num_rows + self.rows_ahead
 
     @cached_property

@@ -163,7 +163,7 @@ class _Dataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         is_at_end, self._is_loaded_at_end = self._is_at_end(), False
         if is_at_end and self.state and int(self.state.timestamp.batch_in_epoch):
-            return  # the state was saved after the epoch's last batch, so Composer ends it
+            return  # the state was saved after the epoch's last batch, so let Composer end it
         for batch in self._loader:
             self.batch = batch
             yield batch
