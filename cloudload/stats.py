@@ -92,13 +92,13 @@ class DeliveryStats:
     bytes_downloaded: int
     """Number of stored bytes in the workers' completed downloads, valid or not."""
     retries: int
-    """Number of the workers' failed requests for shards that were retried. The value also grows
+    """Number of failed requests for shards that the workers retried. The value also grows
     while the training loop waits."""
     exchange_s: float = 0.0
     """Seconds of `stall_s` that this rank waited for other ranks while its own rows were ready."""
     fetch_s: float = 0.0
     """Seconds that workers waited for shards. This and the next five fields are summed over the
-    workers, and add up to their total time."""
+    workers, and add up to the workers' total time."""
     read_s: float = 0.0
     """Seconds that workers spent reading documents from shards on disk."""
     transform_s: float = 0.0

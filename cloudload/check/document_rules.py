@@ -50,7 +50,7 @@ class DocumentRules:
     max_bytes: int
     """Maximum size of a text, in bytes of UTF-8."""
     special_tokens: tuple[str, ...] = ()
-    """The tokenizer's special tokens. If empty, anything like `<|name|>` counts as one."""
+    """The tokenizer's special tokens. If empty, anything like `<|name|>` is special."""
     bos: str = ""
     """The token that the tokenizer puts before each document; "" if it puts none."""
     eos: str = ""

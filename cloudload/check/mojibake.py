@@ -25,7 +25,7 @@ def _alternatives(characters: set[str]) -> bytes:
 
 
 def _read_rest(*encodings: str) -> set[str]:
-    """Return the characters that UTF-8 continuation bytes (80 to bf) are in the given encodings."""
+    """Return the characters that bytes 80 to bf, which continue UTF-8, have in `encodings`."""
     rest = bytes(range(0x80, 0xC0))
     return {each for name in encodings for each in rest.decode(name, "ignore")}
 

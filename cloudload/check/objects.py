@@ -67,7 +67,7 @@ def _describe_raw(raw: str, zipped: str, *, is_alone: bool) -> Finding:
 def check_others(
     url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """Yield findings about objects that no reader needs. Has the arguments of `check_files`."""
+    """Yield findings about objects that no reader needs. Takes the arguments of `check_files`."""
     named = {shard.stored.name for shard in shards}
     raw = {shard.raw.name for shard in shards} - named
     if is_local(url):

@@ -93,7 +93,7 @@ def add_where(commands: Commands) -> None:
 def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 1) -> None:
     """Add the states, and the options that locate and read the run's data and tokenizer.
 
-    `num_states` is the `nargs` of argparse for the states.
+    `num_states` is passed to argparse as `nargs` of the states.
     """
     add = parser.add_argument
     state = "a checkpoint with a state: a JSON file, a torch file, or a folder"

@@ -121,7 +121,8 @@ def _prepare(
 ) -> Cases:
     """Prepare a case from each of `lengths`. `read` is (samples, basis of the figures in words)."""
     samples, basis = read
-    recipe = replace(recipe, mixture=mixture_of(recipe.config))  # stream ends depend on packing
+    # remove the stream ends, because they depend on the packing
+    recipe = replace(recipe, mixture=mixture_of(recipe.config))
     fill, packed = Figure.exact(1), None
     if recipe.packing.has_residue:
         fill = _measure_fill(recipe, RunLengths(recipe, root, lengths[0]), rows_of_lane)

@@ -75,7 +75,7 @@ def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
 
 
 def _list_cut(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
-    """Yield the uses of `concat` or `one_per_row` lanes, which cut a row every `units_of_row`."""
+    """Yield the uses of `concat` or `one_per_row` lanes. A row has `units_of_row` units."""
     lengths, packing = reading.lengths, reading.recipe.packing
     tail_start, stops = reading.tail_starts[place], _find_stops(reading, place)
     before = np.zeros(len(stops), np.int64)

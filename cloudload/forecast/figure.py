@@ -36,12 +36,12 @@ class Figure:
 
     @staticmethod
     def measured(values: Sequence[float]) -> Figure:
-        """Return the mean of measurements and its 95% interval, which needs at least 2 values."""
+        """Return the mean of measurements and its 95% interval (NaN for a single measurement)."""
         return Figure._summarize(values, 1 / max(1, len(values)), 0.0)
 
     @staticmethod
     def predicted(values: Sequence[float], error: float = 0.0) -> Figure:
-        """Return the mean of values and a 95% interval for another value, which needs 2 values.
+        """Return the mean of values and a 95% interval for another value (NaN for a single value).
 
         `error` is a relative error that all values share.
         """

@@ -40,7 +40,7 @@ class Distribution:
 
     @staticmethod
     def of(values: Ints) -> Distribution | None:
-        """Compute the distribution of values, int64 [values]; None if there are none."""
+        """Compute the distribution of `values`, int64 [values]; None without values."""
         if not len(values):
             return None
         # frexp returns the bit length: 0 ─► 0, 1 ─► 1, 2 and 3 ─► 2, 4 to 7 ─► 3

@@ -214,7 +214,7 @@ class LossLog:
 
     def _find_state(self) -> Mapping[str, Any] | None:
         """Return the loader's state, with which `cloudload blame` finds the data, or None."""
-        with suppress(RanksDisagreeError):  # ranks that cannot communicate have read rows
+        with suppress(RanksDisagreeError):  # raised if ranks that cannot communicate have read rows
             return self._loader.state_dict()
         return None
 

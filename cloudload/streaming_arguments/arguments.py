@@ -111,7 +111,7 @@ def adopt_streams(
     retry: Retry,
     epoch_size: int | str | None = None,
 ) -> list[Stream]:
-    """Return the loader's streams that are equivalent to Streaming's.
+    """Return the loader's streams that are equivalent to `theirs`, the streams of Streaming.
 
     If there are proportions or an `epoch_size`, reads the indexes and sets `choose`. Raises
     `ValueError` if the streams' weights cannot be combined.

@@ -206,7 +206,7 @@ def _build(kind: type[T], given: Any, path: str) -> T:
 
 
 def _convert(value: Any, hint: Any, path: str) -> Any:
-    """Convert a value to the type of its field. A whole float, such as 1e6, may be an integer."""
+    """Convert a value to the type of its field. A whole float, such as 1e6, can be an integer."""
     kinds = get_args(hint) if isinstance(hint, UnionType) else (get_origin(hint) or hint,)
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
