@@ -153,7 +153,8 @@ class LossLog:
         self._shares = [share.without(at_row, stop_row) for share in self._shares]
         self._shares.append(_Share(spans[:, SPAN_ROW], spans[:, SPAN_STREAM], sums))
         if self._path is not None:
-            self._time = max(self._time + 1, time.time_ns() // 1000)  # the clock may be set back
+            # times ascend, even if the clock is set back
+            self._time = max(self._time + 1, time.time_ns() // 1000)
             self._parts.append(_Part(self._describe(batch, spans), sums, self._time))
             if len(self._parts) >= self._flush_every:
                 self.flush()
