@@ -54,7 +54,7 @@ class StreamStats:
 
 
 class Traffic(NamedTuple):
-    """Counts of a shard cache's traffic since they were last read."""
+    """Counts of a shard cache's traffic in a period. `+` adds up two periods."""
 
     hits: int = 0
     """Number of shards opened without a fetch."""

@@ -39,7 +39,7 @@ class Extent:
     rows: int
     steps: int
     is_whole: bool
-    """Whether `rows` is the number of all rows of a finite run."""
+    """Whether the run lasts until `epochs` or `max_epochs` end it."""
     counts: Ints
     """The contents of the rows: int64 [streams, counts]. The columns are `stats.COUNTS`."""
     is_shortened: bool = False
