@@ -23,9 +23,9 @@ def open_runs(states: Sequence[Mapping[str, Any]], **options: Any) -> list[Run]:
     """Open the parts of a run between its `states`, which may be in any order, and after the last.
 
     Pass every state from which the run was resumed with other options, and at least one that was
-    saved after that resume. `options` takes the options of `open_run`; `global_batch` applies after
-    the last state. Raises the errors of `open_run`, and `ValueError` if there are no states, or if
-    the rows per step changed more than once between two states.
+    saved after each such resume. `options` takes the options of `open_run`; `global_batch` applies
+    after the last state. Raises the errors of `open_run`, and `ValueError` if there are no states,
+    or if the rows per step changed more than once between two states.
     """
     if not states:
         raise ValueError("there are no states. Pass at least one")
