@@ -1,9 +1,10 @@
-"""Time how `best_fit` rows are found in synthetic lengths: playing lanes, leaping, memory, disk.
+"""Measure the CPU time, memory and disk space to find `best_fit` rows from token lengths.
 
     python -m benchmarks.best_fit_rows 1_000_000 100_000_000
 
-Plays the lanes of one rank of 16 through an epoch, then finds rows with the marks on disk. Prints
-one line of JSON per size, each measured in a separate process. CPU times are those of that process.
+The arguments are numbers of documents, whose lengths are synthetic. Plays the lanes of one rank of
+16 through 97% of an epoch, which writes marks to disk, and then finds random rows from the marks.
+Each number runs in a separate process, whose CPU times are printed as one line of JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ RANKS, ROWS = 16, 200
 
 
 def measure(documents: int, folder: Path) -> dict[str, Any]:
-    """Play the lanes of a rank through an epoch of `documents`, and find rows."""
+    """Play one rank's lanes through 97% of `documents` documents, then find random rows."""
     sizes, figures = make_lanes(documents, folder, "py1e")
     packing = Packing("best_fit", SEQ_LEN, 16, "cut")
     tables = LaneTables(folder / "lengths", sizes, packing, "made-up")
@@ -45,7 +46,7 @@ def measure(documents: int, folder: Path) -> dict[str, Any]:
     marks = list(folder.rglob("*.marks"))
     random, found = np.random.default_rng(1), []
     finder = BestFitRows(BestFitWalker(tables, sizes, packing), cursors, residues)
-    finder.find(own, np.full(len(own), 1))  # opens the marks' files
+    finder.find(own, np.full(len(own), 1))  # opens the files of marks before the timing
     for _ in range(ROWS):
         lane, row = random.choice(own, 1), random.integers(rows, size=1)
         began = time.process_time()

@@ -1,4 +1,4 @@
-"""The races, their sides, and the requirements of their environments.
+"""The races of `make bench`, the sides of each race, and the packages that the sides need.
 
 To add a peer, write `side_<peer>.py` and add an `Entry` here. If its versions conflict with
 cloudload's, add an environment too.
@@ -21,9 +21,9 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "litdata": ("torch==2.13.0", "litdata==0.2.76"),
     "lance": ("torch==2.13.0", "lancedb==0.40.0", "pylance==14.0.2"),
 }
-"""Requirements of the peers whose versions conflict with cloudload's.
+"""The pip requirements of peers whose dependencies conflict with cloudload's, by environment.
 
-`{tokenizers}` is replaced by the version in cloudload's environment."""
+`{tokenizers}` is replaced by the version of tokenizers in cloudload's environment."""
 
 ADDITIONS: dict[str, tuple[str, ...]] = {
     "epochraft": (
@@ -33,12 +33,12 @@ ADDITIONS: dict[str, tuple[str, ...]] = {
         "wrapt==2.0.1",
     ),
 }
-"""Additional packages for peers that run in cloudload's environment."""
+"""The pip requirements of peers that run in cloudload's environment, in addition to its own."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A side of a race: the script that it runs, with which options, and where."""
+    """One side of a race: its script, the script's options, and the environment to run it in."""
 
     name: str
     kind: str
@@ -50,9 +50,9 @@ class Entry:
 
 @dataclass(frozen=True)
 class Race:
-    """Sides that take turns on the same cores.
+    """A comparison of sides that take turns on the same cores.
 
-    Ratios are relative to the turn of the side named `baseline` in the same round.
+    In each round, the speed of every side is divided by that of the side named `baseline`.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Race:
 
 
 def ours(name: str, num_workers: int = 1, **options: Any) -> Entry:
-    """An entry for cloudload; `options` are those of `CloudLoader`, and `state_every_batch`."""
+    """Return an entry for cloudload. `options` go to `CloudLoader`, except `state_every_batch`."""
     return Entry(name, OURS, "side_cloudload", options, num_workers=num_workers)
 
 
@@ -76,7 +76,7 @@ def pretokenized(
     num_workers: int = 1,
     **options: Any,
 ) -> Entry:
-    """An entry that reads pre-tokenized data; `benchmarks.run` sets the number of tokens."""
+    """Return an entry that reads pre-tokenized data. `benchmarks.run` sets its option `tokens`."""
     return Entry(name, kind, script, {"tokens": None, **options}, environment, num_workers)
 
 

@@ -1,16 +1,17 @@
-"""Measure the time and memory to plan and join a conversion of a million files.
+"""Measure the time and memory to plan and finish a conversion of a million files.
 
     python -m benchmarks.convert_scale --files 1_000_000
 
-A simulated store lists the files, ten per segment, and returns the notes of finished segments. No
-file is converted. Each row of the result describes one process:
+A simulated store lists the files and returns the notes of finished segments, so no file is
+converted. A segment has ten files. Each row of the result describes one process:
 
-plan      lists the files, and makes and stores the plan
-worker    reads the plan, as one job of an array
-finish    joins the notes, and writes the index
+plan      lists the files, then makes and stores the plan
+worker    reads the plan, as one job of an array does
+finish    joins the notes of the segments, and writes the index
 
-CPU seconds and the peak resident set include the simulated store's work: listing the files and, in
-`finish`, making the notes. The last column is a hash of what the process wrote.
+CPU seconds and the peak resident set include the simulated store's work, which is to list the files
+and, in `finish`, to make the notes. The last column is a hash of the objects that the process
+wrote, except its report.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ SHARD_BYTES = 20_000_000
 
 
 class SimulatedStore:
-    """A store that lists made-up objects, and saves only the plan, in a folder."""
+    """A store of made-up input files. It saves only the plan, as a file in `folder`."""
 
     def __init__(self, folder: Path, files: int, shards: int, digest: str) -> None:
         self._folder, self._files, self._shards, self._digest = folder, files, shards, digest
         self.written: dict[str, bytes] = {}
-        """Maps the URL of each uploaded object to its hash."""
+        """Maps the URL of each uploaded object to the SHA-256 of its bytes."""
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         if url == RAW:
@@ -114,7 +115,7 @@ class SimulatedStore:
 
 
 class _Bytes(io.RawIOBase):
-    """Reads bytes in memory as a raw stream."""
+    """A raw stream that reads bytes from memory."""
 
     def __init__(self, data: bytes) -> None:
         self._stream = io.BytesIO(data)
@@ -153,7 +154,7 @@ def _entry(segment: int, shard: int) -> dict[str, object]:
 
 
 class _Stopping(Executor):
-    """An executor that raises an error at the first unit, so that nothing is converted."""
+    """An executor that raises an error for the first unit, so that nothing is converted."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         raise RuntimeError("stop")
@@ -164,7 +165,7 @@ OWN_OPTIONS: dict[str, dict[str, Any]] = {
     "worker": {"worker": "0/1000"},
     "finish": {"finish": True},
 }
-"""The options of `convert_to_mds` in each step."""
+"""The options of `convert_to_mds` that differ between the steps."""
 
 
 def measure(step: str, folder: str, files: int, shards: int) -> Row:
@@ -175,7 +176,7 @@ def measure(step: str, folder: str, files: int, shards: int) -> Row:
     store = SimulatedStore(place, files, shards, digest)
     registry._BACKENDS["s3"] = lambda: store
     began, before = time.process_time(), high_water_mark(os.getpid())
-    # `_Stopping` ends the conversion at its first unit
+    # `_Stopping` makes the conversion fail at its first unit
     with contextlib.suppress(WorkerError):
         convert_to_mds(RAW, OUT, progress=False, executor=_Stopping(), **OWN_OPTIONS[step])
     digests = hashlib.sha256(
@@ -191,7 +192,7 @@ def measure(step: str, folder: str, files: int, shards: int) -> Row:
 
 
 def run_steps(files: int, shards: int) -> Iterator[Row]:
-    """Run each step in its own process, and yield its row. Logs the size of the plan."""
+    """Run each step in a new process, and yield its row. Prints the plan's size to stderr."""
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
         for step in OWN_OPTIONS:
             if step == "finish":

@@ -1,15 +1,16 @@
-"""Time counting beside the bare tokenizer, on the same texts, by the CPU time of one process.
+"""Compare the CPU time of `cloudload count` with that of the bare tokenizer on the same texts.
 
-    bare     strings in memory ─► token IDs, in batches of the size that count uses
+    bare     strings in memory ─► token IDs, in batches as large as those of count
     count    shards in the store ─► read, check, unpack, decode, tokenize ─► a file of lengths
 
-Each run is a separate process, so that the tokenizer's cache of words starts empty. Opening the
-tokenizer, and comparing its first IDs with those of Hugging Face, are left out of both.
+Each run is a separate process, so that the tokenizer's cache of words starts empty. In the run of
+`bare`, only the calls of the tokenizer are timed. Neither time includes the comparison of its first
+IDs with those of Hugging Face.
 
     python -m benchmarks.count MDS_FOLDER TOKENIZER [RUNS]
 
-Prints one line of JSON: medians of MB of text per CPU second, with minimum and maximum; their
-ratio; and bytes per document.
+Prints one line of JSON with the minimum, median and maximum MB of text per CPU second of each side,
+the ratio of the medians, and the bytes per document in the files of lengths.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _WARM_UP = ["A text that any tokenizer can encode."] * 64
 
 
 def read_batches(reader: DocumentReader, recipe: Recipe) -> Iterator[list[str]]:
-    """The dataset's texts, in batches of about as many bytes as count tokenizes at once."""
+    """Yield the dataset's texts, in batches of about the size that count tokenizes at once."""
     starts = recipe.corpus.shard_starts.tolist()
     for start, stop in itertools.pairwise(starts):
         batch: list[str] = []
@@ -56,7 +57,7 @@ def read_batches(reader: DocumentReader, recipe: Recipe) -> Iterator[list[str]]:
 
 
 def time_bare(recipe: Recipe, backend: str, folder: Path) -> dict[str, Any]:
-    """CPU seconds to tokenize all texts."""
+    """Measure the CPU seconds to tokenize all texts. Also counts the texts and their bytes."""
     tokenizer, spent, size, number = DocumentTokenizer(recipe.tokenizer, backend), 0.0, 0, 0
     tokenizer.encode_flat(_WARM_UP)
     wait_until_idle()
@@ -71,7 +72,7 @@ def time_bare(recipe: Recipe, backend: str, folder: Path) -> dict[str, Any]:
 
 
 def time_count(recipe: Recipe, backend: str, folder: Path) -> dict[str, Any]:
-    """CPU seconds to count all groups."""
+    """Measure the CPU seconds to count all groups, and the bytes of the files of lengths."""
     DocumentTokenizer(recipe.tokenizer, backend).encode_flat(_WARM_UP)
     wait_until_idle()
     work = prepare(recipe, backend, str(folder), Retry())
@@ -86,7 +87,7 @@ def time_count(recipe: Recipe, backend: str, folder: Path) -> dict[str, Any]:
 
 
 def wait_until_idle() -> None:
-    """Wait until the threads that compare IDs have no work left."""
+    """Wait until the threads that compare the first IDs with Hugging Face's have finished."""
     before = -1.0
     while time.process_time() - before > 0.01:
         before = time.process_time()

@@ -1,9 +1,9 @@
-"""Documents for the benchmarks. A race writes them once, in a form for every side.
+"""Make the documents of the benchmarks. `make bench` writes them in each form that a side reads.
 
 texts/*.jsonl     JSON Lines, in eight files
 mds/              the same documents as uncompressed MDS shards
-tokens-NAME/      their IDs by tokenizer NAME, with an eos after each document: tokens.npy, and
-                  offsets.npy, the bounds between documents
+tokens-NAME/      their token IDs from tokenizer NAME, with an eos after each document, in
+                  tokens.npy; and the n + 1 bounds of the n documents in offsets.npy
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ NUM_FILES, SHARD_BYTES = 8, 4 << 20
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents on disk."""
+    """The documents that `lay_out` wrote to disk."""
 
     folder: Path
     source: str
-    """A description of their origin."""
+    """A description of the documents' origin, for the report."""
     count: int
     num_bytes: int
-    """Bytes of UTF-8 text."""
+    """The total size of the texts in UTF-8, in bytes."""
 
 
 def lay_out(corpus: Path | None, folder: Path, most_bytes: float) -> Documents:
@@ -75,12 +75,12 @@ def files_of(corpus: Path) -> list[Path]:
 
 
 def name_of(file: Path) -> str:
-    """A file's name without its extensions."""
+    """Return a file's name without its extensions."""
     return file.name.split(".")[0]
 
 
 def read_corpus(corpus: Path, most_bytes: float) -> Iterator[str]:
-    """Yield the documents of a folder, or the same share of each file if `most_bytes` is less."""
+    """Yield a folder's documents, or the same share of each file if they exceed `most_bytes`."""
     sizes = {file: sum(len(text.encode()) for text in read_file(file)) for file in files_of(corpus)}
     share = min(1.0, most_bytes / sum(sizes.values()))
     for file, size in sizes.items():
@@ -100,7 +100,7 @@ def read_file(file: Path) -> Iterator[str]:
 
 
 def read_environment(folder: Path, most_bytes: float) -> Iterator[str]:
-    """Yield sources and texts of this Python environment, collected as by the demo."""
+    """Yield about `most_bytes` of source files and texts of this Python environment."""
     from examples.demo.corpus import collect_corpus
 
     collect_corpus(folder / "environment.jsonl", int(most_bytes))
@@ -108,7 +108,7 @@ def read_environment(folder: Path, most_bytes: float) -> Iterator[str]:
 
 
 def read_or_generate(corpus: Path | None, most_bytes: float) -> list[str]:
-    """Return the documents of a folder, or generated ones if it is None, in a fixed shuffle."""
+    """Return the documents of `corpus`, or generated ones if it is None, in a fixed shuffle."""
     texts = list(read_corpus(corpus, most_bytes) if corpus else generate_texts(most_bytes))
     random.Random(0).shuffle(texts)
     note(f"{len(texts):,} documents, {sum(len(text.encode()) for text in texts) / 1e6:.1f} MB")
@@ -116,7 +116,7 @@ def read_or_generate(corpus: Path | None, most_bytes: float) -> list[str]:
 
 
 def generate_texts(num_bytes: float) -> Iterator[str]:
-    """Generate documents of random words, with word frequencies like those of a language (Zipf)."""
+    """Generate documents of random words whose frequencies follow Zipf's law, as in a language."""
     draw = random.Random(0)
     letters = "etaoinshrdlucmfwypvbgk"
     words = ["".join(draw.choices(letters, k=draw.randint(1, 10))) for _ in range(20_000)]
@@ -153,15 +153,15 @@ def add_documents(options: Options, megabytes: float = 24.0) -> None:
 
 
 def beside(name: str) -> Path | None:
-    """Return ../shared/`name` beside the repository, or None if it does not exist."""
+    """Return the folder ../shared/`name` next to the repository, or None if it does not exist."""
     folder = ROOT.parent / "shared" / name
     return folder if folder.is_dir() else None
 
 
 def find_tokenizers(folder: Path | None, names: list[str], work: Path) -> list[Path]:
-    """Return the folders of the named tokenizers, or of one trained now if `folder` is None.
+    """Return the folders of the named tokenizers. If `folder` is None, trains one in `work`.
 
-    Raises `SystemExit` if one has no tokenizer.json.
+    Raises `SystemExit` if a tokenizer has no tokenizer.json.
     """
     if folder is None:
         command = [sys.executable, "-m", "scripts.train_tokenizer", str(work / "trained-4096")]
@@ -177,7 +177,7 @@ def find_tokenizers(folder: Path | None, names: list[str], work: Path) -> list[P
 
 
 def framing_of(tokenizer: Path) -> tuple[int, tuple[int, ...]]:
-    """Return the ID that ends a document, and all IDs that frame one (eos, and bos if any).
+    """Return the eos ID, and all IDs that frame a document: eos, and bos if there is one.
 
     Raises `SystemExit` if the tokenizer has no eos.
     """
@@ -190,7 +190,7 @@ def framing_of(tokenizer: Path) -> tuple[int, tuple[int, ...]]:
 
 
 def write_tokens(documents: Documents, tokenizer: Path, eos: int) -> Path:
-    """Write tokens-NAME/ with Hugging Face `tokenizers`, and return the folder."""
+    """Tokenize the documents with Hugging Face `tokenizers`, and return the folder tokens-NAME."""
     import numpy as np
     from tokenizers import Tokenizer
 

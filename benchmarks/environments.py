@@ -1,7 +1,7 @@
-"""The environments of the peers, which pip installs once into `.bench/<peer>/`.
+"""Create the environments of the peers, which pip installs once into `.bench/<peer>/`.
 
-A peer whose versions conflict with cloudload's has its own virtual environment. Any other peer runs
-in cloudload's environment, with a folder of additional packages.
+A peer whose dependencies conflict with cloudload's has its own virtual environment. Any other peer
+runs in cloudload's environment, with a folder of additional packages.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from benchmarks.catalogue import ADDITIONS, ENVIRONMENTS
 
 
 class EnvironmentFailedError(Exception):
-    """A peer's environment could not be created. The message has pip's errors."""
+    """A peer's environment could not be created. The message contains pip's errors."""
 
 
 def environment_of(peer: str, base: Path) -> tuple[Path, list[Path]]:
-    """Return a peer's interpreter and the folders to add to its path.
+    """Return the Python interpreter that runs a peer, and the folders to add to its PYTHONPATH.
 
-    Creates the environment if it does not exist or its requirements changed. Raises
-    `EnvironmentFailedError` if that fails.
+    Creates the environment if it does not exist or its requirements have changed. Raises
+    `EnvironmentFailedError` if pip or venv fails.
     """
     folder = base / peer
     own = folder / "bin" / "python"

@@ -2,13 +2,14 @@
 
     python -m benchmarks.epoch_end --versions FOLDER OTHER
 
-Each version of cloudload reads a run of one epoch from local shards, as fast as possible, in a new
-process. The versions are folders of this repository at different commits, and take turns. The tail
-begins with the first batch that has a row of the tail.
+A version is a checkout of this repository. The versions take turns. In each turn, a new process
+reads one epoch from local shards as fast as possible. The tail begins with the first batch that
+contains a row of the tail. The steady state is the second and third quarters of the batches before
+the tail.
 
-    lost          seconds from that batch to the end, minus the seconds that as many tokens take in
-                  the second and third quarters of the run's batches (its steady state)
-    longest wait  maximum seconds that a batch takes, from that batch to the end
+    lost          seconds from the start of the tail to the end of the run, minus the seconds that
+                  the same number of tokens takes in the steady state
+    longest wait  the maximum seconds that a batch of the tail takes
 
 CPU seconds include the training process and its workers.
 """
@@ -62,7 +63,7 @@ def main() -> None:
 def measure_case(
     case: str, request: dict[str, Any], versions: list[Path], repeats: int
 ) -> list[Row]:
-    """Run each version in turn. Return a row for each version."""
+    """Run every version `repeats` times, in turns, and return a row for each version."""
     found: dict[Path, list[dict[str, float]]] = {version: [] for version in versions}
     for repeat in range(repeats):
         for version, figures in found.items():
@@ -76,7 +77,7 @@ def measure_case(
 
 
 def run(request: dict[str, Any], version: Path) -> dict[str, float]:
-    """Read one run with a version of cloudload, and return the measurements of its tail."""
+    """Read one run with the cloudload in the folder `version`, and return the tail's figures."""
     side = Path(__file__).with_name("epoch_end_side.py")
     done = subprocess.run(
         [sys.executable, str(side), json.dumps(request)],

@@ -1,6 +1,6 @@
 """Read one finite run for `benchmarks.epoch_end`, and print the times of its batches as JSON.
 
-It imports cloudload from PYTHONPATH, which may be another version.
+cloudload is imported from PYTHONPATH, so its version may differ from the benchmark's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
                 tokens += batch.num_tokens
                 times.append((time.perf_counter() - began, family_cpu(), tokens))
             state = loader.state_dict()
-            # in the tail, the state keeps the cursors of the row where the lanes ended
+            # in the tail, `table_rows` is the row at which the tail began
             first_of_tail = state["table_rows"] // request["batch_size"]
     print(json.dumps({"times": times, "tail": first_of_tail}))
 

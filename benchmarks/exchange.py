@@ -2,14 +2,14 @@
 
     python -m benchmarks.exchange --processes 2 4 8 16 32 64
 
-Real processes gather each other's messages, as ranks do once per batch. A message describes 8 rows,
-or is a single number if token lengths are known. Groups have at most 64, 16 (the default), and 8
-processes. CPU time includes the gloo threads of the process. Other work on the machine hardly
-changes it. The model is
+Real processes gather each other's messages, as ranks do once per batch. A message describes a
+rank's 8 rows, or is a single integer if token lengths are known. Each gather is measured in groups
+of at most 64, 16 (the default), and 8 processes. CPU time includes the process's gloo threads, and
+other work on the machine hardly affects it. The model is
 
     CPU seconds of a gather = a + b · (messages that the process sends) + c · (bytes it receives)
 
-The time to decode N messages is measured in one process, for any N.
+One process is enough to measure the time to decode N messages, so it is measured for any N.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FORK = multiprocessing.get_context("fork")
 _TIMEOUT_S = 600.0
 _ROW_INTS = 3
 _HEADER_INTS = 16
-"""Integers in a message without its rows: its size, 3 fields, and one stream's statistics."""
+"""Integers in a message besides its rows: its size, 3 fields, and one stream's statistics."""
 _LARGE = 4_000
 """Integers in a message that is large enough to show the cost per byte."""
 
@@ -79,9 +79,10 @@ def main() -> None:
 
 
 def terms(processes: int, most: int, size: int) -> tuple[float, float, float]:
-    """The terms of the model for the first process, which is in every level.
+    """Return the terms of the model for the first process, which takes part in every level.
 
-    A gather in a group of n sends n - 1 messages, and gets n - 1 of the arrays below.
+    In a group of n, a process sends n - 1 messages, and receives the n - 1 arrays that the other
+    members gathered in the levels below.
     """
     sent, received, below = 0, 0, 1
     while below < processes:
@@ -96,7 +97,10 @@ def terms(processes: int, most: int, size: int) -> tuple[float, float, float]:
 
 
 def fit(found: list[dict[str, Any]]) -> dict[str, float]:
-    """Fit the model to the first process's median CPU seconds, by least squares of ratios."""
+    """Fit a, b and c to the first process's median CPU seconds, with the least squared error.
+
+    The errors are relative to the measured seconds.
+    """
     seconds = np.array([each["cpu_ms"] / 1e3 for each in found])
     matrix = np.array([terms(each["processes"], each["most"], each["size"]) for each in found])
     factors, *_ = np.linalg.lstsq(matrix / seconds[:, None], np.ones(len(seconds)), rcond=None)
@@ -104,7 +108,7 @@ def fit(found: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def measure(processes: int, most: int, size: int, rounds: int) -> dict[str, Any]:
-    """Gather `rounds` times with real processes; returns the first process's figures."""
+    """Gather `rounds` times with real processes, and return the first process's figures."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -147,12 +151,12 @@ def _gather(job: tuple[int, int, int], size: int, rounds: int, sender: Connectio
             "sockets": sockets,
         }
     )
-    time.sleep(1.0)  # the first process serves the store
+    time.sleep(1.0)  # the first process serves the store until the others have exited
     os._exit(0)
 
 
 def measure_decoding(ranks: int, rows: int) -> float:
-    """CPU seconds to decode the messages of all ranks, and to apply them to the lanes."""
+    """Return the CPU seconds to decode the messages of all ranks and apply them to the lanes."""
     counts = np.zeros((1, len(COUNTS)), np.int64)
     recipe = mock.Mock(num_lanes=4 * ranks)
     recipe.components_of = lambda all_rows: np.zeros(len(all_rows), np.int64)
@@ -178,7 +182,7 @@ def measure_decoding(ranks: int, rows: int) -> float:
 def count_sockets() -> int:
     count = 0
     for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the listing itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of the listing is closed
             count += str(file.readlink()).startswith("socket:")
     return count
 

@@ -1,4 +1,4 @@
-"""Format a benchmark's figures: spreads, and Markdown tables."""
+"""Format a benchmark's figures as spreads and as Markdown tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Spread(NamedTuple):
-    """A median with the 10th and 90th percentile, or with the extremes of fewer than ten values."""
+    """A median with the 10th and 90th percentiles, or the extremes of fewer than ten values."""
 
     median: float
     low: float
@@ -20,7 +20,7 @@ class Spread(NamedTuple):
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """The spread of `values`, of which there must be at least one."""
+    """Return the spread of one or more values."""
     if len(values) < 10:
         return Spread(statistics.median(values), min(values), max(values))
     deciles = statistics.quantiles(values, n=10, method="inclusive")
@@ -29,7 +29,7 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 Cell = str | int | float | list[float] | None
 Row = dict[str, Cell]
-"""A row of a table: cells by column. A list is shown as its spread."""
+"""A row of a table, which maps column names to cells. A list is shown as its spread."""
 
 
 def table(rows: Sequence[Row], forms: Mapping[str, str] | None = None) -> str:
@@ -62,7 +62,7 @@ def print_tables(
     as_json: bool,
     forms: Mapping[str, str] | None = None,
 ) -> None:
-    """Print titled rows as Markdown tables, each once it is measured, or all as one JSON object."""
+    """Print each table as Markdown as soon as it is measured, or all tables as a JSON object."""
     found = {}
     for title, rows in tables:
         found[title] = rows

@@ -1,4 +1,4 @@
-"""Fair measurements on a machine that also does other work: short turns, and CPU time.
+"""Measure fairly on a machine that also does other work, with short turns and CPU time.
 
     benchmark                                       side: a separate process group
     Side("benchmarks.packing.speed", ...)       ->  python -m benchmarks.packing.speed
@@ -47,9 +47,9 @@ ONE_THREAD = {
 }
 
 Message = dict[str, Any]
-"""A JSON object."""
+"""A JSON object that a benchmark and a side exchange."""
 Take = Callable[[Message], Message]
-"""Takes a turn: receives a question and returns the answer."""
+"""A side's function that takes one turn: it receives a question, and returns the answer."""
 
 
 def note(text: str) -> None:
@@ -61,7 +61,7 @@ def note(text: str) -> None:
 
 
 class SideFailedError(Exception):
-    """A side did not start, ended, or did not answer in time."""
+    """A side failed to start, exited, or did not answer in time."""
 
 
 class Side:
@@ -79,7 +79,8 @@ class Side:
     ) -> None:
         """Start `python -m module` in the folder `scratch`, pinned to `cores` if given.
 
-        `folders` are added to its PYTHONPATH. Its stderr goes to `log`, or else to this process's.
+        `folders` are added to its PYTHONPATH. Its stderr goes to `log`, or, if that is None, to the
+        stderr of this process.
         """
         variables = {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *folders]))}
         if scratch != ROOT:
@@ -113,7 +114,7 @@ class Side:
     def start(self, request: Message) -> dict[str, str]:
         """Send the request, wait until the side is ready, stop it, and return its versions.
 
-        Raises `SideFailedError` if it cannot run, ends, or takes longer than 900 s.
+        Raises `SideFailedError` if the side cannot run, exits, or takes longer than 900 s.
         """
         answer = self._ask(request, START_TIMEOUT_S)
         if "unavailable" in answer:
@@ -125,7 +126,7 @@ class Side:
     def take_turn(self, question: Message | None = None) -> Message:
         """Let the side run until it answers, and return the answer.
 
-        Raises `SideFailedError` if it ends or takes longer than 600 s.
+        Raises `SideFailedError` if the side exits or takes longer than 600 s.
         """
         os.killpg(self._process.pid, signal.SIGCONT)
         answer = self._ask(question or {}, TURN_TIMEOUT_S)
@@ -165,7 +166,7 @@ class Side:
 
 @contextlib.contextmanager
 def pinned(cores: set[int] | None) -> Iterator[None]:
-    """Pin this process to `cores` within the block; None changes nothing."""
+    """Pin this process to `cores` in a `with` block. None leaves its cores unchanged."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores or before)
     try:
@@ -175,7 +176,7 @@ def pinned(cores: set[int] | None) -> Iterator[None]:
 
 
 def last_cores(number: int = 1) -> set[int]:
-    """The last `number` cores, because the benchmark itself runs on the first."""
+    """Return the last `number` cores, for the sides. The benchmark itself runs on the first."""
     return set(sorted(os.sched_getaffinity(0))[-number:])
 
 
@@ -188,17 +189,17 @@ def exit_on_sigterm() -> None:
 
 
 class UnavailableError(Exception):
-    """This side cannot run here. The message is the reason."""
+    """A side cannot run on this machine. The message is the reason."""
 
 
 def serve(start: Callable[[Message], Take], packages: Sequence[str] = ()) -> None:
     """Read the request, call `start` with it, and take a turn for each question.
 
-    `packages` are those whose versions the side reports.
+    The side reports the versions of `packages`.
     """
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the benchmark
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # stdout is for answers, but libraries print to it
+    os.dup2(2, 1)  # libraries print to stdout, which is only for answers
     try:
         take = start(json.loads(sys.stdin.readline()))
         versions = {name: metadata.version(name) for name in packages}
@@ -217,14 +218,14 @@ def exit_within(seconds: int) -> None:
 
 
 def family_cpu() -> float:
-    """CPU seconds of this process and all its descendants, including those that have ended."""
+    """Return the CPU seconds of this process and all its descendants, including exited ones."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     living = sum(map(cpu_of, descendants(os.getpid())))
     return time.process_time() + ended.ru_utime + ended.ru_stime + living
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a process, by PID; 0 if it has ended."""
+    """Return the CPU seconds of the process with this PID, or 0 if it has exited."""
     with contextlib.suppress(OSError):
         return time.clock_gettime((~pid << 3) | 2)  # the clock ID, as in clock_getcpuclockid(3)
     return 0.0
@@ -234,7 +235,7 @@ def descendants(pid: int) -> list[int]:
     """The PIDs of a process's living descendants."""
     found: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread or process may end at any time
+        with contextlib.suppress(OSError):  # a thread or process may exit at any time
             for child in map(int, file.read_text().split()):
                 found += [child, *descendants(child)]
     return found
@@ -244,7 +245,7 @@ def descendants(pid: int) -> list[int]:
 
 
 class Options(argparse.ArgumentParser):
-    """The command line of a benchmark: `--quick`, and `--json` if it only prints its results."""
+    """The command-line parser of a benchmark, with `--quick`, and `--json` if `has_json`."""
 
     def __init__(self, description: str | None, *, has_json: bool = True) -> None:
         super().__init__(
@@ -272,7 +273,7 @@ class Options(argparse.ArgumentParser):
         )
 
     def add_amount(self, name: str, full: float, quick: float, what: str) -> None:
-        """Add a numeric option with the default `full`, or `quick` with `--quick`."""
+        """Add a numeric option whose default is `full`, or `quick` if `--quick` is given."""
         text = f"{what} (default: {full:g}; with --quick: {quick:g})"
         self.add_argument(f"--{name}", type=type(full), help=text)
         self._amounts[name.replace("-", "_")] = full, quick
@@ -301,7 +302,7 @@ def hardware() -> str:
 
 
 def commit() -> str:
-    """The commit that is measured, and whether `cloudload` has uncommitted changes."""
+    """The measured commit, with a note if the package `cloudload` has uncommitted changes."""
     head, changes = (
         subprocess.run(
             ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False

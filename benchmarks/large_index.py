@@ -1,13 +1,13 @@
-"""Measure the ranks of a node that open a dataset of very many shards.
+"""Measure the cost of opening a dataset of very many shards on the ranks of a node.
 
     python -m benchmarks.large_index [--shards 1000000] [--ranks 2] [--only index requests]
 
-index      CPU time, peak memory, and proportional set size (PSS) of ranks with one worker, in a
-           first start, and in later ones with the same cache
+index      CPU time, peak memory, and proportional set size (PSS) of ranks with one worker each, in
+           a first start, and in later starts with the same cache
 requests   requests to a real S3 server until every rank of a node has its first batch
 
-The dataset of `index` is in a simulated store: its index is real, and all its shards have the same
-bytes. Memory is in MB of 10^6 bytes. In PSS, pages that processes share are divided among them.
+`index` reads from a simulated store, in which the index is real and all shards have the same bytes.
+Memory is in MB of 10^6 bytes. PSS divides a shared page among the processes that share it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Row]]]:
-    """Yield (title, rows) of each part's table."""
+    """Measure the chosen parts, and yield the title and the rows of each part's table."""
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "index": lambda: measure_index(work / "many", args.shards, args.samples, args.ranks),
         "requests": lambda: count_requests(work, args.requesting),
@@ -75,7 +75,7 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
 
 
 def measure_index(folder: Path, shards: int, samples: int, ranks: int) -> Iterator[Row]:
-    """Yield the figures of each rank in a first and two later starts, highest CPU time first."""
+    """Yield each rank's figures in a first and two later starts, highest CPU time first."""
     folder.mkdir()
     write_dataset(folder, shards, samples)
     index_mb = (folder / "index.json").stat().st_size / 1e6
@@ -92,7 +92,7 @@ def _cpu_s(row: Row) -> float:
 
 
 def count_requests(work: Path, ranks: int) -> Iterator[Row]:
-    """Count the requests of a node by kind, in a first start and in a later one."""
+    """Count the requests of a node by kind, in a first start and in a later start."""
     from cloudload import convert_to_mds
 
     with contextlib.ExitStack() as stack:
@@ -121,7 +121,7 @@ def _sum(proxy: FaultProxy) -> dict[str, int]:
 
 
 def _run_ranks(ranks: int, request: Mapping[str, Any], variables: Mapping[str, str]) -> list[Row]:
-    """Return the figures of each rank, and its PSS at a time when all ranks have a batch."""
+    """Run the ranks of a node. Returns each rank's figures, and its PSS once all have a batch."""
     processes = [
         _start({**request, "rank": rank, "size": ranks}, variables) for rank in range(ranks)
     ]
@@ -160,13 +160,13 @@ def _read_line(process: subprocess.Popen[str]) -> Row:
 
 
 def serve(*, cache: str, rank: int, size: int, store: str | None = None) -> None:
-    """Read a first batch, print the figures of opening, and wait for the end of stdin."""
+    """Run one rank: open the dataset, read a batch, print the figures, and wait for EOF."""
     from cloudload import CloudLoader
     from cloudload.mds import open_index
 
-    open_index._MOST_WAIT_S = math.inf  # so that one rank parses, however busy the machine is
+    open_index._MOST_WAIT_S = math.inf  # only one rank parses the index, however busy it is
     if store is None:
-        open_index._SHARED_FROM_BYTES = 0  # so that a few shards are enough to count requests
+        open_index._SHARED_FROM_BYTES = 0  # ranks share even the small index of this dataset
     else:
         use_store(Path(store))
     url = _REAL_URL if store is None else URL

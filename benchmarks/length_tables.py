@@ -1,9 +1,9 @@
-"""Benchmark the tables of synthetic token lengths: building, finding a row, memory, disk.
+"""Measure the CPU time, memory and disk space of tables of token lengths, and of finding rows.
 
     python -m benchmarks.length_tables 1_000_000 10_000_000
 
-Prints one line of JSON per size and shuffle, each measured in a separate process. CPU times are in
-seconds of that process.
+The arguments are numbers of documents, whose lengths are synthetic. Each number runs with each
+shuffle algorithm in a separate process, whose CPU times are printed as one line of JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SEQ_LEN, NUM_LANES, NUM_NODES, SHARD_SAMPLES = 2_048, 960, 64, 20_000
 
 
 def make_lanes(documents: int, folder: Path, shuffle_algo: str) -> tuple[LaneSizes, dict[str, Any]]:
-    """Generate the lengths of `documents`, and build their order. Returns the figures so far."""
+    """Generate document lengths and an order. Returns the lanes' sizes, and figures of both."""
     random = np.random.default_rng(0)
     lengths = np.minimum(random.lognormal(6.2, 1.1, documents), 1e6).astype(np.int64)
     sizes = np.full(-(-documents // SHARD_SAMPLES), SHARD_SAMPLES, np.int64)
@@ -65,7 +65,7 @@ def make_lanes(documents: int, folder: Path, shuffle_algo: str) -> tuple[LaneSiz
 
 
 def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
-    """Build the order and the table of an epoch of `documents`, and find rows in it."""
+    """Build the order and the table of an epoch, and find rows at three places in the epoch."""
     lane_sizes, figures = make_lanes(documents, folder, shuffle_algo)
     packing = Packing("concat", SEQ_LEN, 16, "cut")
     tables = LaneTables(folder / "lengths", lane_sizes, packing, "made-up")
@@ -74,7 +74,7 @@ def measure(documents: int, folder: Path, shuffle_algo: str) -> dict[str, Any]:
     table_s = time.process_time() - began
     walker, start = Walker(tables, lane_sizes, packing), np.zeros((NUM_LANES, 3), np.int64)
     began = time.process_time()
-    tables[1]  # short lanes reach the next epoch when others are at 99 %
+    tables[1]  # needed at 99%, where lanes with few tokens are already in the next epoch
     next_s = time.process_time() - began
     rows = figures["tokens"] // SEQ_LEN // NUM_LANES
     found = {}

@@ -2,10 +2,11 @@
 
     python -m benchmarks.loader --corpus FOLDER --tokenizer FOLDER FOLDER
 
-resume   seconds from the construction of the loader to its first batch, resumed from states at 1%,
-         50% and 99% of an epoch, with an empty and a filled cache. Each resume is a process.
+resume   seconds from the construction of a loader to its first batch, when it resumes from a state
+         at 1%, 50% or 99% of an epoch, with an empty and with a filled cache. Each resume runs in a
+         new process.
 state    bytes of a state as JSON, and CPU time of state_dict() and load_state_dict(), for concat
-         and for best_fit with open rows. The lanes have packed log-normal documents.
+         and for best_fit with open rows. The lanes have packed documents of log-normal lengths.
 
 `make bench` compares the loader's speed with that of the bare tokenizer.
 """
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
-    """Yield (title, rows) of each part's tables."""
+    """Measure the chosen parts, and yield the title and the rows of each table."""
     if args.only != "state":
         dataset = write_dataset(read_or_generate(args.corpus, 1e6 * args.megabytes), folder / "mds")
         for tokenizer in args.tokenizer:
@@ -131,7 +132,7 @@ def prepare_resume(request: Message) -> Take:
 
 def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> list[Row]:
     """Measure the bytes of a state as JSON, and the CPU time of saving and loading it."""
-    documents = 2 * math.lcm(*lane_counts)  # a multiple, so that no lane has a hole
+    documents = 2 * math.lcm(*lane_counts)  # divisible by each count, so no lane has a hole
     data = write_dataset(
         (f"document {number} of many" for number in range(documents)), folder / "short"
     )
@@ -150,7 +151,7 @@ def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> l
                 packing=name,
                 open_rows=OPEN_ROWS,
             ) as loader:
-                log = loader._run.log  # set directly, because no dataset has these sizes
+                log = loader._run.log  # set directly, because the dataset's documents are short
                 log.start_at(
                     run_lanes(log.position, Packing(name, SEQ_LEN, OPEN_ROWS, "cut"), sizes)
                 )
@@ -172,7 +173,7 @@ def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> l
 
 
 def run_lanes(start: Position, packing: Packing, sizes: Ints) -> Position:
-    """Return `start` with the cursor and residue of each lane after it has packed documents.
+    """Return `start` with each lane's cursor and residue after the lane has packed documents.
 
     The lanes pack 150 to 299 documents, whose sizes in tokens are drawn from `sizes`, int64 [n].
     """

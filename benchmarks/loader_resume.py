@@ -1,4 +1,4 @@
-"""The side of `benchmarks.loader` that resumes a run, in its own process."""
+"""Run the side of `benchmarks.loader` that resumes a run, as a separate process."""
 
 from benchmarks.harness import serve
 from benchmarks.loader import prepare_resume

@@ -1,4 +1,4 @@
-"""Measure the cost of losses by document in a training step, and the size of their log.
+"""Measure how much time logging losses by document adds to a training step, and the log's size.
 
     python -m benchmarks.losses
 
@@ -56,7 +56,7 @@ def make_loader(dataset: str, folder: str, seq_len: int) -> CloudLoader:
 
 
 def measure_steps(steps: int, dataset: str, folder: str) -> Row:
-    """Train, and compare the time of `add` with that of the rest of a step."""
+    """Train a model, and compare the time of `LossLog.add` with that of the training step."""
     with make_loader(dataset, folder, MODEL.seq_len) as loader:
         model, log = GPT(loader.vocab_size, MODEL), LossLog(loader, Path(folder, "losses"))
         optimizer = torch.optim.AdamW(model.parameters())
@@ -84,7 +84,7 @@ def measure_steps(steps: int, dataset: str, folder: str) -> Row:
 
 
 def measure_log(steps: int, dataset: str, folder: str) -> Row:
-    """Log random losses of long rows, and measure the log."""
+    """Log random losses of rows of 2,048 tokens, and measure the time and the log's size."""
     place, times = Path(folder, "long"), []
     with make_loader(dataset, folder, 2_048) as loader, LossLog(loader, place) as log:
         for batch in loader.take(steps):

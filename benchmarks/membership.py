@@ -1,9 +1,9 @@
-"""Measure the seconds from the kill of one of four ranks to the next step of the elastic example.
+"""Measure how long the elastic example takes to continue after one of its four ranks is killed.
 
     python -m benchmarks.membership --rounds 5
 
-The job trains a tiny model on 2,000 documents, with one worker process per rank. The time is from
-the SIGKILL to the line that reports the first step on three ranks.
+The job trains a tiny model on 2,000 documents, with one worker process per rank. The time is the
+seconds from the SIGKILL to the line that reports the first step on three ranks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def measure(data: str, cache: Path) -> float:
-    """Run the example until its first step on three ranks."""
+    """Run the example, kill a rank, and return the seconds to the first step on three ranks."""
     options = ["--steps", "100000", "--workers", "1", "--seq-len", "64", "--width", "32"]
     command = [sys.executable, str(ROOT / "examples" / "train_elastic.py"), data, *options]
     job = subprocess.Popen(

@@ -2,9 +2,10 @@
 
     python -m benchmarks.memory --minutes 10
 
-One worker reads the corpus repeatedly, as fast as it can. For each process, the table has its own
-memory (RssAnon and RssShmem) and its mapped files, such as shards (RssFile), whose pages the kernel
-can reclaim at any time. All are in MB of 2^20 bytes. Writes MEMORY.md to --output.
+One worker reads the corpus repeatedly, as fast as it can. For each process, the table lists the
+process's own memory (RssAnon and RssShmem) and its mapped files, such as shards (RssFile). The
+kernel can reclaim the pages of mapped files at any time. All sizes are in MB of 2^20 bytes. Writes
+MEMORY.md to --output.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, work: Path) -> Iterator[Row]:
-    """Yield the memory of both processes at each mark."""
+    """Run a loader, and yield the memory of both processes at each of `MARKS` and at the end."""
     documents = lay_out(args.corpus, work / "data", 1e6 * args.megabytes)
     [tokenizer] = find_tokenizers(args.tokenizers, [args.name], work)
     with CloudLoader(

@@ -4,8 +4,8 @@
     python -m benchmarks.node --ranks 8 --name llama3 --num-workers 4
 
 Each rank is a process that takes batches as often as a training loop with --tokens-per-s would.
-Memory is the proportional set size (PSS) in MB of 10^6 bytes, which divides shared pages among the
-processes that share them. CPU time is counted after the first batch.
+Memory is the proportional set size (PSS), in MB of 10^6 bytes. PSS divides a shared page among the
+processes that share it. CPU time is counted after the first batch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
         "seconds": args.seconds,
         "size": args.ranks,
     }
-    # fill the cache with shards and the tokenizer's checks, as an earlier run on the node would
+    # fill the cache with shards and the result of checking the tokenizer, as an earlier run would
     start({**request, "rank": 0, "size": 1, "seconds": 0.0}).communicate()
     ranks = [start({**request, "rank": rank}) for rank in range(args.ranks)]
     found = []
@@ -87,7 +87,7 @@ def start(request: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def summarize(ranks: list[dict[str, Any]]) -> Row:
-    """Add up the ranks' CPU time and memory, and find the longest wait."""
+    """Add up the ranks' cores and memory, average their CPU time, and find the longest wait."""
     workers = sum(rank["workers"] for rank in ranks)
     return {
         "processes per rank": 1 + workers / len(ranks),
@@ -144,7 +144,7 @@ def read(
         wall = max(1e-9, time.monotonic() - began)
         cpu = sum(map(cpu_of, workers)) - cpu
         main_cpu = time.process_time() - main_cpu
-        # a process that builds an order in the background may have ended
+        # a process that builds an order in the background may have exited
         workers = [pid for pid in workers if is_alive(pid)]
         return {
             "workers": len(workers),

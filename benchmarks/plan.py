@@ -1,12 +1,13 @@
-"""Compare forecasts of `plan_run` with real runs of the same loaders.
+"""Compare the forecasts of `plan_run` with real runs of the same loaders.
 
     python -m benchmarks.plan CORPUS.jsonl.gz CORPUS.jsonl.gz CORPUS.jsonl.gz
     python -m benchmarks.plan CORPUS.jsonl.gz --only-first-batch
     python -m benchmarks.plan CORPUS.jsonl.gz --quick                 one run, and one start
 
-Converts each corpus, then plans and reads some epochs of it in two worlds, with and without token
-lengths. Prints one line of JSON per figure: the forecast, its range, and the actual value. The
-actual time to the first batch is the median of 5 processes, each with an empty cache.
+Converts each corpus, then plans the runs in `RUNS` and reads them in two worlds, with and without
+token lengths. Prints one line of JSON per figure with the forecast, its range, and the actual
+value. The actual time to the first batch is the median of 5 processes that start with an empty
+cache.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _ENDS: dict[str, dict[str, Any]] = {
     "first of 2 epochs, best_fit": {"epochs": 2, "stopping": "first", "packing": "best_fit"},
     "1 and 3 epochs, one_per_row": {"epochs": 1, "packing": "one_per_row", "overflow": "rows"},
 }
-"""Options of a mixture of two streams that end."""
+"""The loader's options in each run of a mixture whose two streams end."""
 _START = """
 import json, sys, time
 from cloudload import CloudLoader
@@ -72,29 +73,30 @@ with CloudLoader(**options) as loader:
 
 @dataclass
 class RealNode:
-    """Measurements of a node's cache."""
+    """The measurements of a node's cache in a real run."""
 
     shards: int = 0
-    """Number of shards in the cache at the end."""
+    """The number of shards in the cache at the end of the run."""
     all_bytes: int = 0
-    """Bytes of these shards."""
+    """The bytes of all shards in the cache at the end of the run."""
     peak_bytes: int = 0
-    """Peak bytes in the cache after a step."""
+    """The most bytes in the cache after any step."""
     working_set_bytes: int = 0
-    """Peak bytes of shards in use, from the first to the last row that reads each."""
+    """Peak bytes of shards in use. A shard is in use from the first to the last row that reads it
+    in an epoch."""
     bytes_downloaded: int = 0
 
 
 @dataclass
 class RealRun:
-    """Measurements of a run."""
+    """The measurements of a real run."""
 
     rows: int
     steps: int
     tokens: int
     tokens_by_stream: list[int]
     read_by_stream: list[int]
-    """Number of documents read from each stream."""
+    """The number of documents read from each stream."""
     last_steps: list[int]
     """For each stream, the last step that reads one of its documents."""
     nodes: list[RealNode]
@@ -102,7 +104,7 @@ class RealRun:
 
 @contextmanager
 def world_of(nodes: int, ranks_per_node: int) -> Iterator[None]:
-    """Set the environment variables of a process of this world."""
+    """Set the variables `WORLD_SIZE` and `LOCAL_WORLD_SIZE` of this world in a `with` block."""
     wanted = {"WORLD_SIZE": str(nodes * ranks_per_node), "LOCAL_WORLD_SIZE": str(ranks_per_node)}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -179,7 +181,7 @@ def _open_rank(options: Mapping[str, Any], folder: Path, world: World, hub: Hub)
 
 
 def _take_in_step(iterators: Sequence[Iterator[Batch]], hub: Hub) -> Iterator[list[Batch]]:
-    """Yield the next batch of each rank, until the run ends on all ranks."""
+    """Yield lists with the next batch of every rank, until the run ends on all ranks."""
 
     def take(rank: int) -> Batch | None:
         batch = None
@@ -201,10 +203,10 @@ def _take_in_step(iterators: Sequence[Iterator[Batch]], hub: Hub) -> Iterator[li
 
 
 class TailOwners:
-    """Finds the nodes that read the documents of a finite run's tail, once the run has ended.
+    """A lookup of the node that read each document of a finite run, including its tail.
 
-    If ranks own lanes, the owner of a document's lane reads the document, even if its tokens are in
-    a row of another node.
+    In the tail, if ranks own lanes, a document is read by the owner of its lane, even if its tokens
+    are in a row of another node. Create it when the run has ended.
     """
 
     def __init__(self, loader: CloudLoader, ranks_per_node: int) -> None:
@@ -216,7 +218,10 @@ class TailOwners:
         self._cache_root = loader.plan().cache_root
 
     def nodes_of(self, node: int, batch: Batch) -> Any:
-        """For each span of a batch of `node`, the node that reads its document: int64 [spans]."""
+        """Return the node that reads the document of each span of a batch: int64 [spans].
+
+        `node` is the node to which the batch was delivered.
+        """
         spans = batch.spans
         nodes = np.full(len(spans), node)
         in_tail = np.flatnonzero(batch.rows[spans[:, SPAN_ROW]] >= self._start)
@@ -238,7 +243,7 @@ class TailOwners:
 
 
 def _sum_counts(loaders: Sequence[CloudLoader]) -> tuple[list[int], list[int]]:
-    """The tokens and the documents read of each stream. Each rank's statistics cover all ranks."""
+    """Return each stream's numbers of tokens and of documents read, over all ranks."""
     streams = loaders[0].stats().streams.values()
     read = [each.documents + each.filtered + each.empty + each.failed for each in streams]
     return [each.tokens for each in streams], read
@@ -261,7 +266,7 @@ def _note_uses(
 def _find_peak(
     uses: Mapping[tuple[int, int, int], Sequence[int]], node: int, sizes: Any, num_rows: int
 ) -> int:
-    """Peak bytes of a node's shards in use at a row."""
+    """Return the peak bytes of the shards that a node uses at the same row."""
     by_shard: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for (owner, _, shard), (first, last) in uses.items():
         if owner == node:
@@ -289,7 +294,7 @@ def _list_cached(root: Path) -> dict[str, int]:
 
 
 def compare(plan: RunPlan, real: RealRun) -> Iterator[tuple[str, Figure, float]]:
-    """Yield (name, forecast, actual value) of each figure that a run can measure."""
+    """Yield the name, the forecast and the actual value of each figure that a run can measure."""
     yield "rows", plan.rows, real.rows
     yield "steps", plan.steps, real.steps
     yield "tokens", plan.tokens, real.tokens
@@ -311,7 +316,7 @@ def compare(plan: RunPlan, real: RealRun) -> Iterator[tuple[str, Figure, float]]
 
 
 def describe(name: str, forecast: Figure, real: float) -> dict[str, Any]:
-    """A figure and its actual value, for a line of JSON."""
+    """Return the fields of a JSON line that compares a forecast with the actual value."""
     error = (forecast.value - real) / max(1, real)
     return {
         "figure": name,
@@ -325,7 +330,7 @@ def describe(name: str, forecast: Figure, real: float) -> dict[str, Any]:
 
 
 def _options_of(run: str, data: Path, other: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a loader, and the length of the run."""
+    """Return the options of a loader, and the run's length as options of `plan_run`."""
     options: dict[str, Any] = {
         "data": str(data),
         "tokenizer": str(TOKENIZER),
@@ -348,7 +353,7 @@ def _options_of(run: str, data: Path, other: Path) -> tuple[dict[str, Any], dict
         options |= {"data": streams, **_ENDS.get(run.partition(", ")[2], {})}
         return options, {} if "epochs" in options else {"tokens": 2_000_000}
     if run.endswith("limited cache"):
-        options["cache_limit"] = None  # set by the caller
+        options["cache_limit"] = None  # the caller sets the limit from a plan without one
     return options, {"tokens": None}
 
 

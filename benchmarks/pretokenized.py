@@ -1,6 +1,6 @@
-"""Write pre-tokenized MDS for the sides that read it, as documents or as rows.
+"""Write pre-tokenized MDS shards for the sides that read them, as documents or as rows.
 
-documents   one sample per document, with its eos
+documents   one sample per document, which ends with an eos
 rows        one sample per row of `seq_len` tokens, as llm-foundry's ConcatTokensDataset writes them
 """
 
@@ -21,8 +21,8 @@ SHARD_BYTES = 1 << 26
 def write_mds(request: Request, folder: Path, *, samples: str, encoding: str) -> None:
     """Write at least `request.options["tokens"]` tokens, by repeating the documents.
 
-    `samples` is `documents` or `rows`. `encoding` is `ndarray:<dtype>`, or `bytes`, which holds
-    int64.
+    `samples` is `documents` or `rows`. `encoding` is `ndarray:<dtype>`, or `bytes` for the bytes of
+    int64 IDs.
     """
     from streaming import MDSWriter
 

@@ -1,7 +1,7 @@
-"""Run a race: all sides are pinned to the same cores and take turns, round after round.
+"""Run a race, in which all sides are pinned to the same cores and take one turn per round.
 
-Every second round takes the sides in reverse order. A side that fails takes no more turns, and its
-result records the reason.
+In every second round, the order of the sides is reversed. A side that fails takes no more turns,
+and its result records the reason.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from benchmarks.side import Turn
 
 @dataclass
 class Result:
-    """A side's turns in a race, and its failure if it failed."""
+    """The turns of a side in a race, and the reason if it failed."""
 
     entry: Entry
     turns: list[Turn] = field(default_factory=list)
-    """One turn per round, until the side failed."""
+    """The side's turns, one per round until the side failed."""
     versions: dict[str, str] = field(default_factory=dict)
     failure: str = ""
 
     def as_dict(self) -> Message:
         """The result as JSON values."""
-        # over all turns, because the report's medians mislead for sides that work in bursts
+        # average over all turns, because a median misleads for sides that work in bursts
         overall = (
             sum(turn.tokens for turn in self.turns) / sum(turn.wall for turn in self.turns)
             if self.turns

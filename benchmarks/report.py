@@ -1,4 +1,4 @@
-"""The report of `benchmarks.run`: Markdown tables, results.json, and a bar chart."""
+"""Write the report of `benchmarks.run`, which is Markdown tables, results.json, and a bar chart."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Measure = Callable[[Turn], float]
 
 
 def by_wall(turn: Turn) -> float:
-    """Tokens per second."""
+    """Return the tokens per second of wall time."""
     return turn.tokens / turn.wall
 
 
 def by_cpu(turn: Turn) -> float:
-    """Tokens per CPU second of the process and its workers."""
+    """Return the tokens per CPU second of the side's process and its workers."""
     return turn.tokens / turn.cpu
 
 
 def main_ms(turn: Turn) -> float:
-    """CPU milliseconds of the training process per batch."""
+    """Return the CPU milliseconds of the training process per batch."""
     return 1e3 * turn.main_cpu / turn.batches
 
 
 def summarize(race: Race, results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The spreads of each side's measures, and of their ratios to the baseline in the same round.
+    """Return each side's speeds as spreads, with their ratios to the baseline in the same round.
 
-    A side that failed has only its name, kind and failure.
+    The row of a side that failed has only its name, kind and failure.
     """
     baseline = next(
         (result for result in results if result.entry.name == race.baseline and not result.failure),
@@ -104,7 +104,7 @@ def _millions(spread: Spread) -> Spread:
 
 
 def set_ups(races: Sequence[Race]) -> str:
-    """Describe how each side is set up, by the docstrings of the sides' scripts."""
+    """Describe the setup of each side with the docstring of the side's script."""
     scripts = dict.fromkeys(entry.script for race in races for entry in race.entries)
     parts = []
     for script in scripts:
@@ -116,7 +116,7 @@ def set_ups(races: Sequence[Race]) -> str:
 def write_markdown(
     path: Path, facts: dict[str, str], races: Sequence[Race], sections: Sequence[tuple[str, str]]
 ) -> None:
-    """Write RESULTS.md."""
+    """Write RESULTS.md, with the facts, the tables, and the setups of the sides."""
     text = ["# Benchmarks: results", "", "Written by `make bench`; do not edit.", ""]
     text += [f"- {name}: {value}" for name, value in facts.items()]
     text += ["", "![tokens per second](results.png)", ""]
@@ -203,7 +203,7 @@ def draw(path: Path, title: str, panels: dict[str, Sequence[dict[str, Any]]]) ->
 
 
 def _bar(axis: Any, place: int, row: dict[str, Any]) -> None:
-    """Draw one side: its median as a bar and as a number, and its spread as a line."""
+    """Draw the median of one side as a bar and as a number, and its spread as a line."""
     speed: Spread = row["wall"]
     axis.barh(place, speed.median, color=COLOURS[row["kind"]], height=0.68)
     axis.plot([speed.low, speed.high], [place, place], color="#333333", linewidth=1.2)

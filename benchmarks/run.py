@@ -3,11 +3,11 @@
     python -m benchmarks.run --corpus FOLDER --tokenizers FOLDER
     python -m benchmarks.run --quick
 
-The corpus folder has *.jsonl or *.jsonl.gz with a field `text`. The tokenizers folder has a folder
-for each tokenizer. The defaults are ../shared/corpus and ../shared/tokenizers beside the
-repository. If those do not exist, the race uses the sources of this Python environment, and a
-tokenizer trained on its standard library. pip installs packages that peers need and cloudload's
-environment lacks into .bench/, once.
+The corpus folder has *.jsonl or *.jsonl.gz files with a field `text`. The tokenizers folder has a
+folder for each tokenizer. By default, both folders are in ../shared next to the repository. If they
+do not exist, the race uses the source files of this Python environment, and a tokenizer trained on
+its standard library. The first run installs packages that the peers need, but cloudload's
+environment lacks, into .bench/ with pip.
 
 Prints tables, and writes RESULTS.md, results.json and, for the race "peers", results.png to
 --output.
@@ -131,7 +131,7 @@ def parse() -> argparse.Namespace:
 
 
 def choose_sides(race: Race, parts: Sequence[str] | None) -> Race:
-    """The race with only the sides whose names contain one of `parts`; all sides if None."""
+    """Return the race with only the sides whose names contain one of `parts`, or all if None."""
     entries = [
         entry for entry in race.entries if not parts or any(part in entry.name for part in parts)
     ]
@@ -139,7 +139,7 @@ def choose_sides(race: Race, parts: Sequence[str] | None) -> Race:
 
 
 class Requests:
-    """Builds the requests of all sides for one tokenizer."""
+    """A builder of the sides' requests for one tokenizer. It tokenizes the documents once."""
 
     def __init__(self, documents: Documents, tokenizer: Path, work: Path, tokens: int) -> None:
         self.documents, self.tokenizer, self.work, self.tokens = documents, tokenizer, work, tokens
@@ -147,7 +147,7 @@ class Requests:
         self.ids = write_tokens(documents, tokenizer, self.eos)
 
     def of(self, race: Race, entry: Entry) -> dict[str, Any]:
-        """The request of one side; see `side.Request`."""
+        """Return the request of one side, with the fields of `side.Request`."""
         number = [other.name for other in race.entries].index(entry.name)
         options = entry.options | ({"tokens": self.tokens} if "tokens" in entry.options else {})
         return {
@@ -176,7 +176,7 @@ def run_on_cores(
 def facts_of(
     args: argparse.Namespace, documents: Documents, outcomes: dict[str, list[Result]]
 ) -> dict[str, str]:
-    """The conditions of the measurement, by name."""
+    """Return the conditions of the measurement, such as its date and hardware, by name."""
     results = [result for results in outcomes.values() for result in results]
     versions = sorted(
         {f"{name} {version}" for result in results for name, version in result.versions.items()}

@@ -1,15 +1,15 @@
-"""Measure how the shard size affects requests, bytes and the time to the first batch, with S3.
+"""Measure how the shard size affects requests, bytes and the time to the first batch on S3.
 
     python -m benchmarks.shard_sizes --corpus FOLDER --tokenizer FOLDER
 
-Writes the same documents, with zstd, in shards of each raw size. The server is on this machine,
-behind a proxy that delays every request by --latency-ms.
+Writes the same documents as zstd shards of each raw size. The S3 server is on this machine, behind
+a proxy that delays every request by --latency-ms.
 
-first batch   seconds from the construction of a loader with one worker and default options to its
-              first batch, and the bytes and requests until then, in a new process with an empty
-              cache. The sizes take turns.
-epoch         requests and bytes of an epoch on one node
-zstd          raw bytes per stored byte
+first batch   the seconds from the construction of a loader to its first batch, and its requests and
+              bytes until then. The loader has one worker and default options, and starts in a new
+              process with an empty cache. The sizes take turns.
+epoch         the requests and bytes of an epoch on one node
+zstd          the number of raw bytes per stored byte
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
-    """Yield (title, rows) of the table."""
+    """Measure every shard size, and yield the title and the rows of the table."""
     pool = read_or_generate(args.corpus, 1e6 * args.megabytes)
     [tokenizer] = args.tokenizer
     with contextlib.ExitStack() as open_:
@@ -97,7 +97,7 @@ def run_to_first_batch(store: Store, size: float, measured: Measured, work: Path
         store.reset(0)
         process = store.child("first_batch", "cloudload", 0, cache, data=url_of(size))
         result = read_result(process)
-        # count now, because the loader keeps reading until it is closed
+        # count before the loader is closed, because until then it keeps downloading
         requests, size_of_all = store.requested(0), store.downloaded(0)
         finish(process)
     measured.seconds.append(result["seconds"])
@@ -117,7 +117,7 @@ def run_epoch(store: Store, size: float, measured: Measured, work: Path) -> None
 
 
 def row_of(size: float, measured: Measured) -> Row:
-    """The table row of a shard size."""
+    """Return the table row of a shard size, which is in MB."""
     return {
         "MB of a shard": size,
         "shards": measured.shards,

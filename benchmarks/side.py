@@ -1,4 +1,4 @@
-"""A loader as a side of a race: it makes batches during its turns, and reports their cost.
+"""Run a loader as a side of a race, which makes batches during its turns and reports their cost.
 
     request     {"data": ..., "tokenizer": ..., ...}
     question    {"seconds": 1.0}
@@ -19,8 +19,8 @@ from benchmarks.harness import Message, Take, family_cpu, serve
 
 WARM_UP_S, WARM_UP_BATCHES = 2.0, 16
 BATCHES_AT_ONCE = 4
-"""A turn ends after a multiple of this per worker, because some loaders deliver several batches at
-a time."""
+"""Each turn takes a multiple of this many batches per worker, because some loaders deliver several
+batches at a time."""
 SAMPLED_BATCHES = 32
 
 
@@ -31,15 +31,15 @@ class Request:
     data: Path
     """A folder with the same documents in mds/ and in texts/*.jsonl."""
     ids: Path
-    """A folder with their IDs: tokens.npy, and offsets.npy, the bounds between documents."""
+    """A folder with the documents' token IDs in tokens.npy, and their bounds in offsets.npy."""
     scratch: Path
-    """A folder for this side only."""
+    """A folder that only this side uses."""
     tokenizer: Path
     """A folder with tokenizer.json."""
     eos: int
-    """The ID that ends a document."""
+    """The token ID of the eos, which ends each document."""
     specials: tuple[int, ...]
-    """IDs that frame documents (bos, eos), which are not text."""
+    """The IDs of bos and eos, which frame documents and do not count as text."""
     seq_len: int
     batch_size: int
     num_workers: int
@@ -48,27 +48,27 @@ class Request:
 
 @dataclass
 class Turn:
-    """The work of a side in one turn, and its cost."""
+    """The work that a side does in one turn, and its cost."""
 
     tokens: float = 0.0
-    """Tokens of text, without those that frame documents; an estimate for loaders."""
+    """The number of text tokens, without bos and eos. It is an estimate if the side is a loader."""
     documents: float = 0.0
-    """Documents; an estimate for loaders."""
+    """The number of documents. It is an estimate if the side is a loader."""
     batches: int = 0
     wall: float = 0.0
-    """Seconds."""
+    """Seconds of wall time."""
     cpu: float = 0.0
     """CPU seconds of the process and all its descendants."""
     main_cpu: float = 0.0
-    """CPU seconds of the process without its descendants; a loader's training process."""
+    """CPU seconds of the process alone, which for a loader is the training process."""
 
 
 def serve_turns(
     start: Callable[[Request], Callable[[float], Turn]], packages: Sequence[str]
 ) -> None:
-    """Serve turns that last a given time.
+    """Serve turns whose duration the benchmark chooses.
 
-    `start` prepares the side, and returns the function that takes a turn of about `seconds`.
+    `start` prepares the side, and returns a function that takes a turn of the given seconds.
     """
 
     def answer(fields: Message) -> Take:
@@ -82,7 +82,7 @@ def serve_turns(
 def serve_batches(
     make_batches: Callable[[Request], Iterator[Any]], packages: Sequence[str]
 ) -> None:
-    """Warm up a loader and serve its turns. `make_batches` yields the IDs of endless batches."""
+    """Warm up a loader, and serve its turns. `make_batches` yields token IDs without end."""
 
     def start(request: Request) -> Callable[[float], Turn]:
         batches = make_batches(request)
@@ -99,7 +99,8 @@ def serve_batches(
 def take_batches(batches: Iterator[Any], seconds: float, request: Request) -> Turn:
     """Take batches for at least `seconds`.
 
-    Estimates the tokens of text and the documents from the first 32 batches, outside the timing.
+    The numbers of text tokens and documents are estimated from the first 32 batches. The estimate
+    is not part of the timing.
     """
     at_once = BATCHES_AT_ONCE * max(1, request.num_workers)
     sample: list[Any] = []
@@ -119,7 +120,7 @@ def take_batches(batches: Iterator[Any], seconds: float, request: Request) -> Tu
 
 
 def shares_of(batches: Sequence[Any], request: Request) -> tuple[float, float]:
-    """The share of IDs that frame documents, and the share that ends one."""
+    """Return the share of IDs that are bos or eos, and the share that is eos."""
     import numpy as np
 
     ids = np.concatenate([np.asarray(batch).ravel() for batch in batches])

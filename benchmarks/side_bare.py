@@ -1,12 +1,12 @@
-"""The bare tokenizer on documents in memory: 64 documents per call, on one thread. It adds no bos
-or eos, and the IDs are only counted.
+"""The bare tokenizer encodes documents in memory, 64 per call, on one thread. It adds no bos or
+eos, and the IDs are only counted.
 
     fastokens   encode_batch_flat(documents, add_special_tokens=False, split_special_tokens=True)
     hf          encode_batch_fast(documents, add_special_tokens=False), with encode_special_tokens
 
-With `"documents": "fresh"`, the strings are decoded again before each call, outside the timing, as
-in a program that reads files. With "kept", every pass uses the same strings, whose UTF-8 Python
-caches in the first pass.
+With `"documents": "fresh"`, the strings are decoded from UTF-8 before each call, as in a program
+that reads files. The decoding is not timed. With "kept", every pass uses the same strings, and
+Python caches their UTF-8 in the first pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ DOCUMENTS_AT_ONCE = 64
 
 
 def start(request: Request) -> Callable[[float], Turn]:
-    """Load documents and tokenizer, encode all documents once, and return a function for turns."""
+    """Load the documents and the tokenizer, and encode all documents once to warm up.
+
+    Returns the function that takes a turn.
+    """
     encoded = [
         json.loads(line)["text"].encode()
         for file in sorted((request.data / "texts").glob("*.jsonl"))

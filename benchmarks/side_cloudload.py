@@ -50,10 +50,10 @@ def make_batches(request: Request) -> Iterator[Any]:
 
 
 def warm_up(loader: CloudLoader) -> Iterator[Batch]:
-    """Return an iterator over the loader's batches after the first rows of every lane.
+    """Return an iterator over the loader's batches after the first two rows of every lane.
 
-    A lane's first row also includes the cost of reading the rest of its document, so it is not
-    measured.
+    To make its first row, a lane also reads the rest of the document that the row cuts. The warm-up
+    keeps this additional cost out of the measurement.
     """
     batches = iter(loader)
     for _ in range(WARM_UP_ROWS_A_LANE * loader.num_lanes // loader.batch_size):

@@ -1,9 +1,9 @@
 """cloudload on pre-tokenized data: an endless `CloudLoader` with `tokens_key` over uncompressed MDS
 shards, with rows of 2,048 tokens and batches of 8.
 
-The IDs are `ndarray:uint16` if the vocabulary allows it, otherwise `ndarray:int32`. "documents" has
-a sample for each document, which the loader packs. "rows" has a sample for each row, as
-llm-foundry's `ConcatTokensDataset` writes them. All other options have their defaults, and no
+The IDs are `ndarray:uint16` if they all fit, otherwise `ndarray:int32`. With "documents", each
+sample is a document, and the loader packs the documents. With "rows", each sample is a row, as
+written by llm-foundry's `ConcatTokensDataset`. All other options have their defaults, and no
 tokenizer is loaded.
 """
 

@@ -1,10 +1,11 @@
-"""Hugging Face datasets with torchdata: `load_dataset("json", streaming=True)` over JSON Lines of
-the same documents, shuffled with a buffer of 1,000, a batched `.map` to IDs, a batched `.map` to
-blocks, `.repeat()`, in a `StatefulDataLoader`.
+"""Hugging Face datasets with torchdata. `load_dataset("json", streaming=True)` reads JSON Lines of
+the same documents, and shuffles them with a buffer of 1,000. A batched `.map` tokenizes the
+documents, and another cuts the IDs into blocks. A `StatefulDataLoader` reads the blocks, which
+`.repeat()` makes endless.
 
-`.map` takes 128 documents at a time. The default of 1,000 is no faster, and yields rows in bursts
-seconds apart. As in the documented recipe, tokens at the end of a batch that do not fill a block
-are dropped (under 1%).
+`.map` takes 128 documents at a time. Its default of 1,000 is no faster, and yields rows in bursts
+that are seconds apart. As in the documented recipe, the tokens left at the end of a batch, which do
+not fill a block, are dropped. They are less than 1% of all tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""LanceDB on pre-tokenized documents, through the `StreamingDataset` and `StreamingDataLoader` of
-`lancedb.streaming`, shuffled in clumps of 64 rows, with one split per worker. It tokenizes nothing,
-so it is a ceiling.
+"""LanceDB on pre-tokenized documents, with `StreamingDataset` and `StreamingDataLoader` of
+`lancedb.streaming`. It shuffles clumps of 64 rows, with one split per worker. It tokenizes nothing,
+so its speed is a ceiling.
 
 With `"packing": "packed"`, each table row has one document's IDs, and the loader packs them
 (`pack_sequences=2048`). With "rows", each table row has 2,048 IDs, and a `transform` converts them
@@ -16,11 +16,11 @@ import numpy as np
 
 from benchmarks.side import Request, serve_batches
 
-ROWS_AT_ONCE = 64  # the number of rows that LanceDB fetches at a time by default
+ROWS_AT_ONCE = 64  # by default, LanceDB fetches this many rows at a time
 
 
 def make_table(request: Request, packed: bool) -> Any:
-    """Create a table of documents, or of rows of exactly `seq_len` IDs."""
+    """Create a table of documents if `packed`, or else of rows of exactly `seq_len` IDs."""
     import lancedb
     import pyarrow as pa
 

@@ -1,6 +1,6 @@
-"""LitData on pre-tokenized documents: `optimize` writes their IDs with a `TokensLoader`, outside
-the timing. A `StreamingDataLoader` reads a shuffled `StreamingDataset` with
-`TokensLoader(block_size=2048)`. It tokenizes nothing, so it is a ceiling.
+"""LitData on pre-tokenized documents. Before the timing, `optimize` writes their IDs with a
+`TokensLoader`. Then a `StreamingDataLoader` reads a shuffled `StreamingDataset` with
+`TokensLoader(block_size=2048)`. It tokenizes nothing, so its speed is a ceiling.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROWS_A_CHUNK = 4096
 
 
 class Cut:
-    """Yields the IDs of each document, once per call; `optimize` needs a picklable callable."""
+    """A picklable function for `optimize`, each call of which yields all documents' IDs once."""
 
     def __init__(self, tokens: str, offsets: str) -> None:
         self.tokens, self.offsets = tokens, offsets

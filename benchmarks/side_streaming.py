@@ -1,6 +1,6 @@
 """MosaicML Streaming, as in llm-foundry: a `StreamingDataset` over the same uncompressed MDS shards
-(shuffled, predownload 512). A dataset around it tokenizes and concatenates its documents in
-`__iter__`, in a torch `DataLoader`.
+(shuffled, predownload 512). A wrapper dataset, in a torch `DataLoader`, tokenizes and concatenates
+the documents in its `__iter__`.
 
 `"calls": "each"` tokenizes one document at a time with the transformers tokenizer, as llm-foundry
 does. "groups" passes 64 documents at a time to `encode_batch_fast` of Hugging Face `tokenizers`,
@@ -57,7 +57,7 @@ class ConcatenatedTokens(IterableDataset[Any]):
 
 
 def load_encoder(folder: str, calls: str) -> tuple[Encode, int]:
-    """Return a function that encodes texts, and the number of texts to pass at a time."""
+    """Return a function that encodes texts, and the number of texts to pass in each call."""
     if calls == "groups":
         from tokenizers import Tokenizer
 
@@ -78,7 +78,7 @@ def make_batches(request: Request) -> Iterator[Any]:
     """Yield the DataLoader's batches."""
     from streaming import StreamingDataset
 
-    # Streaming refuses a folder that another job uses, so make a folder of hard links
+    # Streaming rejects a folder that another job uses, so this side gets a folder of hard links
     local = request.scratch / "mds"
     shutil.copytree(request.data / "mds", local, copy_function=os.link)
     source = StreamingDataset(

@@ -1,8 +1,8 @@
 """MosaicML Streaming on pre-tokenized rows: a shuffled `StreamingDataset` in a torch `DataLoader`.
 
-Each sample is a row of 2,048 tokens. "bytes" holds int64, which a dataset reads with
-`np.frombuffer` and copies, as llm-foundry's `StreamingTextDataset` does. "ndarray" holds int32,
-which it converts to int64.
+Each sample is a row of 2,048 tokens. With the encoding "bytes", the IDs are int64. The dataset
+reads them with `np.frombuffer` and copies them, as llm-foundry's `StreamingTextDataset` does. With
+"ndarray", the IDs are int32, and the dataset converts them to int64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREDOWNLOAD = 512
 
 
 def open_rows(folder: str, batch_size: int) -> Any:
-    """Open a dataset of rows: int64 [seq_len]."""
+    """Open a shuffled dataset whose samples are rows, int64 [seq_len]."""
     import torch
     from streaming import StreamingDataset
 

@@ -1,9 +1,9 @@
-"""A dataset of very many shards in a simulated store: a real index, and one real shard for all.
+"""Simulate a store with a dataset of very many shards, which needs little disk space.
 
-    s3://simulated/data/index.json               a file with any number of entries
-    s3://simulated/data/00012/shard.00345.mds…   the same bytes for every name
+    s3://simulated/data/index.json               a real index, with any number of entries
+    s3://simulated/data/00012/shard.00345.mds…   the same real shard under every name
 
-A loader reads it like any dataset, but it needs little disk space.
+A loader reads the dataset like any other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def write_dataset(folder: Path, shards: int, samples: int) -> None:
 
 
 def short_texts(number: int) -> Iterator[str]:
-    """Yield documents of a few words."""
+    """Yield `number` documents of 3 to 11 words."""
     random = np.random.default_rng(0)
     words = ["the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "was", "on"]
     for size in random.integers(3, 12, number).tolist():
@@ -59,7 +59,7 @@ def short_texts(number: int) -> Iterator[str]:
 
 
 class SimulatedStore:
-    """The store."""
+    """A store that serves the files of `write_dataset`, and rejects writes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -99,13 +99,13 @@ class SimulatedStore:
 
 
 def use_store(folder: Path) -> None:
-    """Make this process and its forks read s3:// URLs from a dataset's folder."""
+    """Make this process and its forks read s3:// URLs from a folder of `write_dataset`."""
     store = SimulatedStore(folder)
     registry._BACKENDS["s3"] = lambda: store
 
 
 def loader_options(folder: Path) -> dict[str, Any]:
-    """Options for a loader that reads the simulated dataset."""
+    """Return the options of a loader for the simulated dataset, with its cache in `folder`."""
     return {
         "tokenizer": str(TOKENIZER),
         "seq_len": 2_048,

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.harness import Message, Take, UnavailableError, serve
 
 Download = Callable[[str, Path], object]
-"""Downloads the object with this key to a file."""
+"""A client's function that downloads the object with a given key to a file."""
 CHUNK_BYTES = 1 << 20
 
 
@@ -107,7 +107,7 @@ CLIENTS = {
 
 
 def start(request: Message) -> Take:
-    """Open a client, and return the function that downloads objects and measures this process."""
+    """Open a client. Returns a function that downloads objects, and measures wall and CPU time."""
     try:
         download = CLIENTS[request["store"]][request["client"]](request["bucket"])
     except ImportError as error:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.store_reads --python .bench/stores/bin/python
 
-The servers are SeaweedFS and fake-gcs-server on this machine. cloudload's environment has no s3fs
-or obstore, so the benchmark runs them with the interpreter --python, and skips them if it does not
-have them either. CPU time covers the client's process. The clients take turns, so other work on the
-machine slows all of them equally.
+The servers are SeaweedFS and fake-gcs-server on this machine. s3fs and obstore are not in
+cloudload's environment, so they run with the interpreter --python. A client that is not installed
+there is skipped. CPU time is that of the client's process. The clients take turns, so other work on
+the machine slows all of them equally.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.servers import BUCKET, start_gcs, start_s3
 
 SERVERS: dict[str, tuple[Any, str]] = {"s3": (start_s3, "s3"), "gcs": (start_gcs, "gs")}
 OWN = ("cloudload", "boto3", "google-cloud-storage")
-"""Clients that are installed with cloudload."""
+"""Clients in cloudload's environment. All others run with the interpreter --python."""
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def measure(store: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
-    """Measure each client on one store, and yield a table."""
+    """Measure each client on one store, and yield the title and the rows of a table."""
     start_server, scheme = SERVERS[store]
     with ExitStack() as stack:
         server = stack.enter_context(start_server())
@@ -77,7 +77,7 @@ def measure(store: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Ro
 
 
 def write_objects(scheme: str, size: int, most: int) -> list[str]:
-    """Store at most 16 objects of `size` MB, `most` / 2 MB in total. Return their keys."""
+    """Store up to 16 objects of `size` MB, up to `most` / 2 MB in all, and return their keys."""
     data = os.urandom(size * 10**6)
     keys = [f"{size}-{number}" for number in range(min(16, max(1, most // size // 2)))]
     for key in keys:
@@ -88,7 +88,7 @@ def write_objects(scheme: str, size: int, most: int) -> list[str]:
 def race(
     sides: dict[str, Side], keys: list[str], size: int, at_once: int, args: argparse.Namespace
 ) -> Iterator[Row]:
-    """Download the same objects with each client, taking turns."""
+    """Let the clients take turns to download the same objects, and yield a row per client."""
     number = max(at_once, -(-args.megabytes // size))
     question = {"keys": [keys[job % len(keys)] for job in range(number)], "at_once": at_once}
     turns: dict[str, list[dict[str, float]]] = {client: [] for client in sides}

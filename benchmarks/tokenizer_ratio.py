@@ -1,14 +1,15 @@
-"""Compare the loader's speed with that of the bare tokenizer, fastokens, by CPU time.
+"""Compare the loader's CPU time with that of its bare tokenizer, fastokens.
 
     python -m benchmarks.tokenizer_ratio --corpus FOLDER --tokenizer FOLDER FOLDER
 
 once       documents that a process reads for the first time, while its tokenizer caches their words
 repeated   documents that the process has read before
 
-Each turn is a new process on one core, and the sides take turns. A side first reads up to a place
-in the data, and is then measured up to a second place. Places are in epochs. The CPU time of the
-loader is that of its worker and the training process together. Sources of this Python environment
-are added to the corpus, because the loader must not read ahead into the next epoch.
+The sides take turns, and each turn is a new process on one core. A side first reads up to one place
+in the data, and is then measured from there to a second place. Places are in epochs. The loader's
+CPU time is the sum of its worker and the training process. Source files of this Python environment
+are added to the corpus, so that it is large enough that the loader does not read ahead into the
+next epoch.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
-    """Yield (title, rows) of each comparison."""
+    """Run the chosen comparisons, and yield the title and the rows of each table."""
     write_documents(args.corpus, folder, 1e6 * args.megabytes)
     for tokenizer in args.tokenizer:
         for kind in [args.only] if args.only else PLACES:

@@ -1,7 +1,8 @@
-"""The sides of `benchmarks.tokenizer_ratio`, each in its own process.
+"""Run a side of `benchmarks.tokenizer_ratio`, as a separate process.
 
 bare     fastokens on strings in memory, 64 documents per call, on one thread. The strings are
-         decoded before each call, outside the timing, as in a program that reads files
+         decoded from UTF-8 before each call, as in a program that reads files. The decoding is not
+         timed.
 loader   a CloudLoader with one worker, rows of 2,048 tokens and batches of 8
 """
 
@@ -21,12 +22,12 @@ _SETTLED_S, _IDLE_CPU_S = 0.3, 0.002
 
 
 def prepare(request: Message) -> Take:
-    """Read up to the first place. Return a function that reads on to the second, to be measured."""
+    """Read up to the first place. Returns a function that reads up to the second and measures."""
     return PREPARE[request["side"]](request)
 
 
 def prepare_bare(request: Message) -> Take:
-    """See `prepare`. Places are shares of the documents."""
+    """Prepare the side `bare`. A place is a share of the documents, such as 1.2 epochs."""
     lines = (Path(request["folder"]) / "texts.jsonl").read_text().splitlines()
     texts = [json.loads(line).encode() for line in lines]
     starts = range(0, len(texts), DOCUMENTS_AT_ONCE)
@@ -47,7 +48,7 @@ def prepare_bare(request: Message) -> Take:
 
 
 def prepare_loader(request: Message) -> Take:
-    """See `prepare`. Places are shares of the documents that the loader has delivered."""
+    """Prepare the side `loader`. A place is a number of delivered documents, in epochs."""
     from cloudload import CloudLoader
 
     folder = Path(request["folder"])
@@ -64,7 +65,7 @@ def prepare_loader(request: Message) -> Take:
     framing = sum(each is not None for each in loader.recipe.tokenizer.frames[0])
 
     def read_until(place: float) -> int:
-        """Read whole blocks up to a place, and return the number of batches read."""
+        """Read whole blocks up to `place` epochs, and return the number of batches read."""
         count = 0
         while count == 0 or loader.stats().documents < place * loader.num_samples:
             for _ in range(BATCHES_OF_BLOCK):

@@ -2,9 +2,9 @@
 
     python -m benchmarks.trace --corpus FOLDER --tokenizer FOLDER --steps 10000
 
-Reads a run without training, and keeps its state after the first step and the documents of its last
-ten steps. Then traces those steps, using only that state and the data. The exit status is 1 if the
-documents differ.
+Reads a run without training, and keeps the state after its first step and the documents of its last
+ten steps. Then traces the last ten steps from only that state and the data. The exit status is 1 if
+the traced documents differ from those of the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, dataset: str, cache: Path) -> list[Row]:
-    """Read a run, then trace its last steps, a row of its last step, and a document in it.
+    """Read a run, then trace its last ten steps and one row, and find the rows of a document.
 
     Raises `SystemExit` if a trace differs from the run.
     """
@@ -99,7 +99,7 @@ def measure(args: argparse.Namespace, dataset: str, cache: Path) -> list[Row]:
 
 
 class Clock:
-    """Measures the wall time of a block, in `seconds`."""
+    """A clock that measures the wall time of a `with` block, in `seconds`."""
 
     def __enter__(self) -> Clock:
         self._started = time.perf_counter()

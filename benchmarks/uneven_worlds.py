@@ -1,11 +1,14 @@
-"""Measure what uneven worlds read twice, on synthetic lengths of web documents.
+"""Measure how much uneven worlds tokenize and download repeatedly, on synthetic token lengths.
 
     python -m benchmarks.uneven_worlds
 
-Prints one line of JSON per world and `seq_len`. `tokenized` is the number of tokens tokenized over
-the number delivered, after the first row of each lane. `nodes_read` is the number of canonical
-nodes that each machine reads, summed, over the number of nodes: about the bytes downloaded in an
-epoch over those of the dataset.
+A world is uneven if the number of lanes is not a multiple of the number of ranks. Prints one line
+of JSON per packing, `seq_len` and world:
+
+tokenized    tokens that are tokenized per token delivered, after the first row of each lane
+rows_moved   the share of rows that a rank other than the owner of the row's lane makes
+nodes_read   how many machines read a canonical node, on average. This is about the number of bytes
+             downloaded in an epoch per byte of the dataset.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from cloudload.packing.packers import Packing
 from cloudload.packing.tables import NUM_CURSOR_COLUMNS
 from cloudload.run.components import Component
 
-# lanes, canonical nodes, ranks of each machine; the first ones divide the lanes
+# (lanes, canonical nodes, ranks of each machine); (6,) and (8,) * 8 are even worlds, for comparison
 WORLDS = (
     *((60, 4, (6,)), (60, 4, (7,)), (3_840, 64, (8,) * 8)),
     *((3_840, 64, (7,) * 9), (3_840, 64, (8,) * 9), (3_840, 64, (8,) * 63)),
@@ -42,7 +45,7 @@ BATCH_SIZE, TURNS, MEDIAN_TOKENS, SIGMA = 8, 8, 500, 1.1
 
 
 def measure(world: tuple[int, int, tuple[int, ...]], packing: Packing) -> dict[str, Any]:
-    """Deal several turns of the lanes to a world, and track each rank's documents."""
+    """Deal 8 rows of each lane to the ranks of a world, and count the work of each rank."""
     num_lanes, num_nodes, machines = world
     seq_len = packing.seq_len
     per_node = 2 * num_lanes * TURNS * seq_len // MEDIAN_TOKENS // num_nodes
@@ -74,7 +77,7 @@ def measure(world: tuple[int, int, tuple[int, ...]], packing: Packing) -> dict[s
 
 
 class Documents:
-    """Documents with log-normal lengths, in one shard per canonical node."""
+    """Synthetic documents of log-normal lengths, with one shard per canonical node."""
 
     def __init__(self, lanes: Lanes, packing: Packing, folder: Path) -> None:
         random = np.random.default_rng(0)
@@ -109,8 +112,8 @@ class Documents:
     def count_tokens(self, rows: Ints, is_own: Flags) -> tuple[int, int]:
         """Count the tokens that a rank tokenizes and delivers, after each lane's first row.
 
-        A document is tokenized for each row, unless the rank owns the lane (bool [lanes]) and has
-        read the document for an earlier row.
+        `is_own` says which lanes the rank owns, bool [lanes]. A rank tokenizes a document of its
+        own lanes once, and a document of any other lane once for each row.
         """
         lanes, numbers = rows % len(is_own), rows // len(is_own)
         in_lanes = np.lexsort((numbers, lanes))

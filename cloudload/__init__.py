@@ -1,4 +1,4 @@
-"""Pretrain straight from object storage, tokenizing and packing on the fly, resumable to the token.
+"""Stream raw text from object storage into LLM pretraining, with resumes exact to the token.
 
     convert_to_mds ─► MDS shards of raw text on S3, GCS, … ─► CloudLoader ─► Batch ─► training loop
                                                                   │ ▲
@@ -8,25 +8,25 @@
     storage, mds, cache, workers, delivery        how they arrive
 
     loader        the public class               convert              raw corpora to MDS
-    config        its options, in two configs    check                problems of a dataset
+    config        its options, in two configs    check                problems in a dataset
     session       the parts of one loader        inspect              its summary and documents
-    order         the order of documents         count                tokens of each document
+    order         the order of documents         count                tokens in each document
     tokenization  text to token IDs              forecast             reads and cost of a run
-    packing       documents to rows              warm                 shards before a run
+    packing       documents to rows              warm                 fetch shards before a run
     run           recipe, position, and state    row_dataset          rows by index
-    storage       objects by URL                 evaluation           the same batches in each pass
+    storage       objects by URL                 evaluation           repeatable evaluation passes
     mds           the shard format               export               rows to pre-tokenized MDS
-    cache         shards on this node            losses               losses by source, document
+    cache         shards on this node            losses               loss by source, document
     workers       documents to blocks            provenance           rows back to documents
     delivery      blocks to batches              integrations         training frameworks
     batch         the tensors of a batch         streaming_arguments  Streaming's arguments
-    segments      tensors for `fields=`          testing              laws of a loader, as checks
+    segments      tensors for `fields=`          testing              checks of a loader's two laws
     stats         statistics of a run            cli                  the command line
-    lengths       positions by lengths alone     option_docs          docstrings of options
-    arrays        array types, integer helpers   option_names         the right name for a wrong one
-    errors        all errors, as a tree          file_kinds           files that are not text
+    lengths       positions from token lengths   option_docs          docstrings of options
+    arrays        array types, integer helpers   option_names         advice on unknown arguments
+    errors        all errors, as a tree          file_kinds           which files are text
     system        files, threads, processes      html_tables          tables for notebooks
-    engines       units of work, anywhere
+    engines       where units of work run
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
 `.testing`, `.inspect`, `.forecast`, `.losses`, `.warm`, `.provenance` and `.integrations`.

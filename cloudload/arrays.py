@@ -3,6 +3,7 @@
 Ints      int64          lanes, ordinals, positions, rows, sizes
 Tokens    int32          token IDs
 Flags     bool           masks
+Floats    float64        losses, estimates
 Words     uint64         hashes, keys, and values that wrap around at 2⁶⁴
 Ids       any integer    sample IDs, and other values that may have a narrow type
 """
@@ -24,13 +25,13 @@ Frame = tuple[int | None, int | None]
 """The token IDs (bos, eos) around a document; None for no token."""
 
 NEVER = 1 << 62
-"""A row or an ordinal past the end of every run, used as infinity."""
+"""A row index or an ordinal beyond the end of any run, used as infinity."""
 
 
 def count_within(sizes: Ints) -> Ints:
-    """The index of each member within its group: int64 [members].
+    """Return the index of each member within its group: int64 [members].
 
-    Example: groups of sizes 2, 0, 3 give 0 1 0 1 2.
+    `sizes` is int64 [groups]. Example: sizes 2 0 3 return 0 1 0 1 2.
     """
     within: Ints = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return within

@@ -14,12 +14,13 @@ from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 UNKNOWN = -1
 
 SpanParts = list[tuple[Ints, int, slice | Ints]]
-"""For each worker: the spans of its rows (int64 [spans, 6], with rows as indices in its block), the
-first of these rows, and the rows' indices in the batch."""
+"""The spans of a batch, one tuple per worker: the spans of the worker's rows (int64 [spans, 6],
+whose rows are indices in its block), the first of these rows, and the rows' indices in the
+batch."""
 
 
 class Batch(dict[str, torch.Tensor]):
-    """The tensors of a batch, named as a model expects them: `model(**batch)`.
+    """The tensors of a batch, under the names of a model's arguments: `model(**batch)`.
 
     `input_ids` and `labels` are int64 [batch_size, seq_len]. `labels` are the same IDs, with -100
     on padding (and, with `mask_edges`, on the first token of each span). They are not shifted,
@@ -27,8 +28,8 @@ class Batch(dict[str, torch.Tensor]):
     `stream_ids` and `document_ids`, int64 [batch_size, seq_len]; `cu_seqlens`, int32
     [segments + 1]; and `max_seqlen`, int32 [].
 
-    `rows` has the indices of its rows in the run, and `spans` has the documents in them. If a
-    framework copies only the tensors into a new `Batch`, both raise `ValueError`.
+    `rows` returns the indices of the batch's rows in the run, and `spans` returns the documents in
+    these rows. If a framework copies only the tensors into a new `Batch`, both raise `ValueError`.
     """
 
     def __init__(
@@ -59,15 +60,15 @@ class Batch(dict[str, torch.Tensor]):
 
     @property
     def first_row(self) -> int:
-        """The index in the run of the batch's first row; -1 in a copy of the tensors."""
+        """The index of the batch's first row in the run; -1 in a copy of the tensors."""
         return int(self._rows[0]) if len(self._rows) else UNKNOWN
 
     @property
     def row_step(self) -> int:
-        """The step from one row of the batch to the next in the run.
+        """The difference between the run indices of consecutive rows of the batch.
 
-        It is -1 in a copy of the tensors, and if the steps differ, because the world size does not
-        divide the number of lanes.
+        It is -1 in a copy of the tensors. It is also -1 if the differences vary, because the world
+        size does not divide the number of lanes.
         """
         return self._rows.step if isinstance(self._rows, range) and self._rows else UNKNOWN
 
@@ -88,14 +89,14 @@ class Batch(dict[str, torch.Tensor]):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens in the batch, without padding.
+        """The number of tokens in the batch, without padding.
 
         Raises `ValueError` for a copy of the tensors.
         """
         return _sum_lengths(self.spans)
 
     def count_tokens_before(self, row: int) -> int:
-        """Count the tokens, without padding, in the batch's rows before row `row` of the run.
+        """Count the tokens, without padding, in the batch's rows that precede row `row` of the run.
 
         Raises `ValueError` for a copy of the tensors.
         """

@@ -20,7 +20,7 @@ from enum import Enum, auto
 
 
 class FailureKind(Enum):
-    """Why a request to a store failed."""
+    """The cause of a failed request to a store."""
 
     MISSING_OBJECT = auto()
     """The object, file or folder does not exist. Some stores report a missing bucket this way."""
@@ -41,13 +41,13 @@ class FailureKind(Enum):
     UNTRUSTED = auto()
     """This machine does not trust the store's certificate."""
     BUSY = auto()
-    """The store answered with a transient error, such as throttling or a 5xx status."""
+    """The store returned a transient error, such as throttling or a 5xx status."""
     REFUSED = auto()
     """The address refused the connection, because no server listens there."""
     UNKNOWN_HOST = auto()
-    """The host's name has no address, or could not be looked up."""
+    """The host name has no address, or the lookup failed."""
     TIMED_OUT = auto()
-    """The store did not answer in time."""
+    """The store did not respond in time."""
     UNREACHABLE = auto()
     """The store could not be reached for another reason, or the connection broke."""
     OTHER = auto()
@@ -65,7 +65,7 @@ class FailureKind(Enum):
 
     @property
     def is_of_connection(self) -> bool:
-        """Whether the store gave no answer, or only a part of one."""
+        """Whether the store returned no response, or only a part of one."""
         return self in (
             FailureKind.REFUSED,
             FailureKind.UNKNOWN_HOST,
@@ -87,7 +87,7 @@ class StoreError(CloudloadError):
     def __init__(self, message: str, *, kind: FailureKind = FailureKind.OTHER) -> None:
         super().__init__(message)
         self.kind = kind
-        """Why the request failed, for programs to inspect."""
+        """The cause of the failure, for programs that handle causes differently."""
 
     @property
     def is_missing(self) -> bool:
@@ -124,7 +124,7 @@ class ConvertError(CloudloadError):
 class StreamChangedError(CloudloadError):
     """A state is missing or damaged, or does not match the loader or the data.
 
-    If options or data differ from the saved ones, the message lists the differences.
+    If options or data differ from those in the state, the message lists the differences.
     """
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: the same batches in every pass."""
+"""A view of a loader for evaluation, in which every pass reads the same batches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class FromStart:
     """A view of a loader for evaluation, in which every pass reads the same batches.
 
     Every pass starts at the position that the loader had when the view was created. Do not use the
-    loader for anything else. It needs `epochs` (usually 1), or `stop_every` to read part of the
-    data. Raises `ValueError` if it has neither.
+    loader for anything else. The loader needs `epochs` (usually 1), or `stop_every` to read part of
+    the data. Raises `ValueError` if it has neither.
     """
 
     def __init__(self, loader: CloudLoader) -> None:
@@ -27,7 +27,7 @@ class FromStart:
 
     @property
     def dataset(self) -> object:
-        """Raises the `AttributeError` of `CloudLoader.dataset`."""
+        """Always raises `AttributeError`, as `CloudLoader.dataset` does."""
         return self._loader.dataset
 
     def __iter__(self) -> Iterator[Batch]:

@@ -3,7 +3,7 @@
     CloudLoader ─► batches ─► rows without padding ─► shards ─► index.json
 
 Every row becomes a sample with one column, `tokens`. Only one shard is in memory at a time. The
-index is stored last, so a partial dataset is never readable.
+index is stored last, so readers never open a partial dataset.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class ExportReport:
     out: str
     """The redacted location of the dataset."""
     batches: int
-    """Number of batches read, which is below `num_batches` if the data ended."""
+    """Number of batches read. It is below `num_batches` if the data ended first."""
     rows: int
-    """Number of rows written. Rows without tokens, at the end of a finite run, are left out."""
+    """Number of rows written. Rows without tokens, at the end of a finite run, are omitted."""
     tokens: int
-    """Number of tokens in these rows, without padding."""
+    """Number of tokens in the written rows, without padding."""
     padded: int
-    """Number of rows with padding, which are written shorter than `seq_len`."""
+    """Number of rows that have padding in the run. They are written without the padding."""
     shards: int
     raw_bytes: int
     stored_bytes: int
@@ -70,7 +70,7 @@ class ExportReport:
     """The dtype of the token IDs."""
 
     def to_json(self) -> str:
-        """The report as JSON text."""
+        """Return the report as JSON text."""
         return json.dumps(asdict(self), indent=2)
 
 
@@ -87,25 +87,26 @@ def export_rows(
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     overwrite: bool = False,
 ) -> ExportReport:
-    """Write the next rows of a loader as pre-tokenized MDS, which StreamingDataset reads, too.
+    """Write the next rows of a loader as pre-tokenized MDS, which StreamingDataset can also read.
 
     Starts at the loader's position, which `load_state_dict` and `seek` can set. A sample holds the
-    tokens of one row without its padding, in the column `tokens`. The same rows give the same
-    bytes.
+    tokens of one row without its padding, in the column `tokens`. Exporting the same rows again
+    writes the same bytes.
 
     Args:
         loader: the loader of a run, on one rank.
         out: folder or URL of the dataset to write.
-        num_batches: number of batches to write. By default, all until the end of a finite run.
-        dtype: dtype of the token IDs. `auto` is `uint16` for a vocabulary of up to 65,536 tokens
-            and otherwise `int32`; for `bytes`, it is `int64`, which llm-foundry expects.
+        num_batches: number of batches to write. By default, all batches until the end of a finite
+            run.
+        dtype: dtype of the token IDs. `auto` means `uint16` for a vocabulary of up to 65,536 tokens
+            and `int32` for a larger one. With `bytes`, it means `int64`, which llm-foundry expects.
         encoding: `ndarray`, which records the dtype, or `bytes`, which old versions of llm-foundry
             need.
         compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
-        hashes: hash algorithms. The index lists these hashes of each shard.
+        hashes: algorithms of the hashes that the index lists for each shard.
         shard_bytes: the maximum raw size of a shard in bytes; 64 MiB by default.
-        overwrite: remove the dataset, or an interrupted export, at `out`, once the first shard can
-            be written.
+        overwrite: whether to replace a dataset or an interrupted export at `out`. It is removed
+            right before the first new shard is written.
 
     Raises:
         ValueError: an argument is invalid, the run is endless and `num_batches` is None, `out` is
@@ -160,7 +161,7 @@ def export_rows(
 
 
 def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
-    """Resolve `auto`. Raises `ValueError` for a dtype that cannot hold every ID."""
+    """Resolve the dtype `auto`. Raises `ValueError` for a dtype that cannot hold every ID."""
     check_choice("encoding", encoding, EXPORT_ENCODINGS)
     check_choice("dtype", dtype, (AUTO, *TOKEN_DTYPES))
     if dtype == AUTO:
@@ -178,10 +179,10 @@ def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
 
 
 def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[str, list[str]]:
-    """Resolve the output, and check that it holds no dataset, unless `overwrite`.
+    """Resolve the output's location, and check that it holds no dataset, unless `overwrite` is set.
 
-    Returns its location, and the names of the dataset's objects to remove, the index first, so that
-    no reader finds a dataset without its shards. `data` are the locations of the data that the run
+    Returns the location, and the names of the old objects to remove. The index is first, so that
+    no reader finds an index without its shards. `data` lists the locations of the data that the run
     reads, which must not be removed.
     """
     check_location(out)
@@ -209,7 +210,7 @@ def _resolve(url: str) -> str:
 
 
 def _list_rows(batch: Batch) -> Iterator[Ids]:
-    """Yield the tokens of each row without its padding: int64 [tokens]. Omits rows of padding."""
+    """Yield each row's tokens without padding: int64 [tokens]. Skips rows that are all padding."""
     rows, spans = batch["input_ids"].numpy(), batch.spans
     sizes = spans[:, SPAN_STOP] - spans[:, SPAN_START]
     lengths = np.bincount(spans[:, SPAN_ROW], sizes, len(rows)).astype(np.int64)
@@ -219,9 +220,9 @@ def _list_rows(batch: Batch) -> Iterator[Ids]:
 
 
 class _ShardWriter:
-    """Cuts samples into shards as `MDSWriter` does, and stores each one when it is full.
+    """Cuts samples into shards as `MDSWriter` does, and stores each shard when it is full.
 
-    Removes the objects named `old` before it stores the first one.
+    It removes the objects named in `old` right before it stores the first shard.
     """
 
     def __init__(self, location: str, form: ShardFormat, old: list[str]) -> None:

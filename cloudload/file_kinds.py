@@ -1,8 +1,9 @@
-"""File name extensions that the converter does not read as text unless it is told to.
+"""Classify input files by extension or by their first bytes, for the converter.
 
-.jsonl .parquet …      a format with a reader
-.xlsx .zip .png …      refused by name, because reading it as text would give garbage
-anything else          text
+extension              how the file is read
+.jsonl .parquet …      with the reader of its format
+.xlsx .zip .png …      not at all, because its bytes are not text
+anything else          as text
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ _KINDS_BY_CONTENT = {
     b"\x7fELF": "a program",
     b"SQLite format 3": "an SQLite database. Convert it to JSON Lines or Parquet",
 }
-"""Maps the first bytes of formats that are not UTF-8 to the format's name and advice."""
+"""Maps the first bytes of a file that is not UTF-8 text to its format, with advice."""
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """Return a file name's extension, without the compression's, and the compression or None."""
+    """Return a file name's extension and compression (or None), such as `.jsonl` and `gz`."""
     path = PurePosixPath(name.lower())
     if short := _TAR_SHORT_FORMS.get(path.suffix):
         return ".tar", short
@@ -69,12 +70,12 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 
 def reason_to_refuse(name: str) -> str | None:
-    """Describe a file with an unsupported name, and say what to do; None if it can be read."""
+    """Return why a file with this name is refused, with advice; None if it can be read."""
     extension, _ = split_name(name)
     return _REFUSED.get(extension)
 
 
 def recognize(content: bytes) -> str | None:
-    """Name the format of a file that starts with `content`, with advice; None if unknown."""
+    """Return the format of a file that starts with `content`, with advice; None if unknown."""
     kinds = (kind for start, kind in _KINDS_BY_CONTENT.items() if content.startswith(start))
     return next(kinds, None)

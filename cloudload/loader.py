@@ -58,19 +58,19 @@ from cloudload.workers.trace import TracedSpan, Tracer
 
 @explained_by(RowsConfig, DeliveryConfig)
 class CloudLoader:
-    """Batches of packed token rows, straight from MDS shards of raw text or of token IDs.
+    """Batches of packed token rows, read directly from MDS shards of raw text or token IDs.
 
     Restarts and the world size do not affect the rows. Iterating starts at the loader's position:
     the start of the run, the end of the last batch delivered or skipped, or where
-    `load_state_dict` or `seek` put it. It continues to the end of the run, or until `stop_every`
-    ends the pass. A loader has one live iterator: the first batch of a new one ends the old one,
-    which then raises `WorkerError`. Dropping an iterator before its end also ends its workers. Once
-    a finite run has ended, iterating yields nothing.
+    `load_state_dict` or `seek` put it. Iterating continues to the end of the run, or until
+    `stop_every` ends the pass. A loader has one live iterator. When a new iterator reads its first
+    batch, the old one ends, and raises `WorkerError` if it is used again. Dropping an iterator
+    before its end also stops its workers. Once a finite run has ended, iterating yields nothing.
 
     Args:
-        data: URL or folder of an MDS dataset, a `Stream`, or a list of them, which is read as one
-            corpus, or mixed if its streams have proportions or there is a `schedule`. Also a
-            `StreamingDataset`, whose settings become options of the loader, or a list of
+        data: URL or folder of an MDS dataset, a `Stream`, or a list of these. A list is read as one
+            corpus, or as a mixture if its streams have proportions or `schedule` is set. `data` can
+            also be a `StreamingDataset`, whose settings become options of the loader, or a list of
             `streaming.Stream`, whose proportions set how many samples an epoch reads.
         tokenizer: name on the Hugging Face Hub, folder, path of a tokenizer.json,
             `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`. It may be omitted if all data is
@@ -81,9 +81,9 @@ class CloudLoader:
         {options}
 
     The other arguments are fields of `cloudload.config.RowsConfig` or `DeliveryConfig`.
-    `RowsConfig` determines which tokens are read and in which order, so a state must match it, with
-    the exceptions that `load_state_dict` lists. `DeliveryConfig` determines how rows are delivered,
-    and may change on every resume.
+    `RowsConfig` determines which tokens are read and in which order, so a state must match it,
+    except for changes that `load_state_dict` allows. `DeliveryConfig` determines how rows are
+    delivered, and may change on every resume.
 
     Raises:
         ValueError: if an argument is invalid or contradicts another. The message says what to use.
@@ -167,8 +167,8 @@ class CloudLoader:
         """Skip the next `number` global batches, or fewer if the data ends first.
 
         Call it on every rank with the same `number`. Without token lengths, skipped rows are still
-        read, because later rows begin where they end. They count as `skipped_rows`, and the state
-        records them.
+        read, because each row begins where the previous row of its lane ends. Skipped rows count as
+        `skipped_rows`, and the state records them.
         """
         self._reader.skip(number)
 
@@ -180,26 +180,26 @@ class CloudLoader:
 
     @property
     def is_endless(self) -> bool:
-        """Whether a pass never ends, because the run is endless, and there is no `stop_every`."""
+        """Whether a pass never ends, because the run is endless and `stop_every` is not set."""
         return batch_counts.is_endless(self._run, self._reader.member)
 
     def __len__(self) -> int:
-        """Number of batches in a full pass, or in the whole run without `stop_every`.
+        """The number of batches in a full pass, or in the whole run without `stop_every`.
 
-        With stop_every=N it is N. Without `stop_every`, it is known for a finite run that has token
-        lengths (see `lengths`), or in which every document becomes exactly one row. Raises
-        `TypeError` if it is unknown, as with stop_every="epoch".
+        With stop_every=N, it is N. Without `stop_every`, it is known for a finite run if the data
+        has token lengths (see `lengths`), or if every document becomes exactly one row. Raises
+        `TypeError` if the number is unknown, as with stop_every="epoch".
         """
         return batch_counts.count_pass(self._run, self._reader.member)
 
     def count_batches(self, epochs: int = 1) -> int:
         """Return the number of global batches in `epochs` epochs of the data.
 
-        Pass it as `stop_every`, or as a number of steps, to make an epoch of the data an epoch of a
-        training framework. The last batch may not be full. Needs token lengths (see `lengths`),
-        unless every document becomes exactly one row. For a mixture, this is the number of batches
-        of a run with `epochs` set to this number, and with the loader's `max_epochs` and
-        `stopping`. Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
+        Pass the number as `stop_every`, or as a framework's number of steps, so that an epoch of
+        the framework is an epoch of the data. The last batch may not be full. Needs token lengths
+        (see `lengths`), unless every document becomes exactly one row. For a mixture, returns the
+        number of batches in a run with this `epochs` and the loader's `max_epochs` and `stopping`.
+        Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
         """
         return batch_counts.count_epochs(self._run, self._reader.member, epochs)
 
@@ -233,20 +233,20 @@ class CloudLoader:
     def state_dict(self, lag: int = 0) -> State:
         """Return the state after the last batch delivered, or `lag` batches (0 to 3) earlier.
 
-        It is the same on every rank after the same batch, and requires no communication. `lag` is
-        for loops that fetch batches ahead. Raises `RanksDisagreeError` if ranks that cannot
-        communicate have read batches without token lengths. Then use `local_state_dict`. Raises
-        `ValueError` for a `lag` that is out of range, or exceeds the number of batches since the
-        loader was created, loaded a state, or was moved by `seek`.
+        The state is the same on every rank after the same batch, and reading it requires no
+        communication. `lag` is for loops that fetch batches ahead. Raises `RanksDisagreeError` if
+        ranks that cannot communicate have read batches without token lengths. Use
+        `local_state_dict` in that case. Raises `ValueError` if `lag` is out of range, or exceeds
+        the number of batches since the loader was created, loaded a state, or was moved by `seek`.
         """
         return saving.save(self._run, lag)
 
     def local_state_dict(self, lag: int = 0) -> State:
         """Return this rank's part of the state, for ranks that cannot communicate.
 
-        `merge_state_dicts` merges the parts of all ranks. With token lengths, you do not need this,
-        because `state_dict` returns the whole state on such ranks, too. Raises `ValueError` for an
-        invalid `lag`, as `state_dict` does.
+        `merge_state_dicts` merges the parts of all ranks. With token lengths, you do not need
+        it, because `state_dict` then returns the whole state on every rank. Raises `ValueError` for
+        an invalid `lag`, as `state_dict` does.
         """
         return saving.save_part(self._run, self._reader.member, lag)
 
@@ -255,8 +255,8 @@ class CloudLoader:
     ) -> None:
         """Continue from the position of a saved state.
 
-        With token lengths, any world size works. Without them, it must divide the state's lanes.
-        These may change, too:
+        With token lengths, any world size works. Without them, the world size must divide the
+        number of lanes in the state. These may also change:
 
         - All options of `DeliveryConfig`; and `seq_len`, if the state was saved at an exchange.
         - For mixed streams, proportions, the schedule, and `stopping`. You may also add streams at
@@ -287,7 +287,7 @@ class CloudLoader:
             saving.log_resumed(self._run, state)
 
     def _resume(self, recipe: Recipe, position: Position) -> None:
-        """Continue a run, which may read fewer shards than the one before."""
+        """Continue at `position` with `recipe`, which may have fewer shards than before."""
         if recipe.corpus is not self.recipe.corpus:
             self._reader.stop_learning()
             self._close_tracer()
@@ -300,8 +300,8 @@ class CloudLoader:
 
         `state` is its `state_dict()`, or a Composer checkpoint as `torch.load` returns it. The
         loader reads the remainder of that epoch in StreamingDataset's order, and then the next
-        epochs. It needs the same data, shuffle, shuffle_algo, and seed (Streaming's shuffle_seed);
-        the canonical nodes come from the state. Rows and statistics count from 0.
+        epochs. It needs the same data, shuffle, shuffle_algo, and seed (Streaming's shuffle_seed).
+        The number of canonical nodes is read from the state. Rows and statistics start at 0.
 
         Raises `StreamChangedError` if the state is damaged or cannot be continued, and `ValueError`
         if the ranks cannot share the lanes.
@@ -315,8 +315,8 @@ class CloudLoader:
         """Move to row `rows` of the run, which is then the first row of the next batch.
 
         With token lengths (see `lengths`), this reads nothing. Without them, the next iteration
-        reads the rows in between and drops them. The statistics count them, unless row `rows` is in
-        the tail of a finite run. Raises `ValueError` for a row before the loader's position.
+        reads the rows in between and drops them. The statistics count these rows, unless row `rows`
+        is in the tail of a finite run. Raises `ValueError` for a row before the loader's position.
         """
         position = self._run.find_position(rows)
         self._reader.stop("the loader was moved by seek")
@@ -344,15 +344,15 @@ class CloudLoader:
             size: the number of data-parallel ranks. Without token lengths (see `lengths`), it must
                 divide `num_lanes`.
             rows: the first row of the next batch, which is the value of `rows` after the last step
-                that all ranks agree on. It may be up to 3 batches back, or ahead, as for `seek`. By
-                default, the row after the last batch delivered.
+                that all ranks agree on. It may be up to 3 batches back, or any number of rows
+                ahead. By default, the row after the last batch delivered.
             batch_size: a new number of rows per rank and step.
             ranks_per_node: the number of ranks per node, which affects only which node downloads
-                which shards. By default, as for a new loader in this process.
+                which shards. By default, the number that a new loader in this process would use.
 
-        Raises `ValueError` for a world that cannot share the lanes, and for `rows` further back;
-        `RanksDisagreeError` if no rank knows the whole state; and `CacheError` if `cache_limit` is
-        below the working set in the new world. The world is then unchanged.
+        Raises `ValueError` for a world that cannot share the lanes, and for `rows` more than 3
+        batches back; `RanksDisagreeError` if no rank knows the whole state; and `CacheError` if
+        `cache_limit` is below the working set in the new world. The world is then unchanged.
         """
         member = self._reader.member.moved(rank, size, batch_size, ranks_per_node)
         self._run.check_world(size)
@@ -376,7 +376,7 @@ class CloudLoader:
         return tuple(self.recipe.labels)
 
     def steps_of(self, rows: Ints) -> Ints:
-        """The steps (from 1) that trained on rows, given by their indices in the run."""
+        """Return the steps (from 1) that trained on `rows`, indices in the run: int64 [rows]."""
         return self._run.log.position.steps_of(rows)
 
     @property
@@ -406,7 +406,7 @@ class CloudLoader:
 
     @property
     def rows(self) -> int:
-        """Number of rows that all ranks together have delivered, skipped, or passed by `seek`."""
+        """Number of rows delivered, skipped, or passed over by `seek`, on all ranks together."""
         return self._run.log.position.rows
 
     @property
@@ -424,7 +424,7 @@ class CloudLoader:
         return self._run.log.stats(self.recipe, self._run.backend)
 
     def describe(self) -> Description:
-        """Return the values that the loader resolved, and the source of each. Prints as a table.
+        """Return the loader's resolved values and their sources, in a form that prints as a table.
 
         Builds the orders of the lanes' current epochs, as iterating does.
         """
@@ -446,7 +446,7 @@ class CloudLoader:
         return self.open_tracer().trace(spans, rows)
 
     def open_tracer(self) -> Tracer:
-        """Return the reader of the documents of batches. It is created once, and `close` ends it.
+        """Return the tracer that finds documents in the data. It exists until `close` is called.
 
         Raises the errors of `plan`.
         """
@@ -455,7 +455,7 @@ class CloudLoader:
         return self._tracer
 
     def close(self) -> None:
-        """End the workers and close the connections.
+        """Stop the workers and close the connections.
 
         You can still save the state. Iterating starts the workers again.
         """

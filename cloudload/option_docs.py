@@ -27,9 +27,9 @@ def explained(cls: C) -> C:
 
 
 def explained_by(*configs: type) -> Callable[[C], C]:
-    """Decorate a class: replace `{options}` in its docstring with its options.
+    """Return a decorator that replaces `{options}` in a class's docstring with its options.
 
-    These are the fields of `configs` that the class takes as arguments.
+    The options are the fields of `configs` that the class takes as arguments.
     """
 
     def explain(cls: C) -> C:
@@ -48,7 +48,7 @@ def explained_by(*configs: type) -> Callable[[C], C]:
 def explain_fields(options: Iterable[Field[Any]], docs: dict[str, str]) -> str:
     """Format options as the indented lines of an `Args` section.
 
-    A default is added unless it is None and the text already explains it.
+    An option's default is added, unless it is None and the option's text explains it.
     """
     lines = []
     for option in options:
@@ -69,7 +69,7 @@ def _explain_default(option: Field[Any], text: str) -> str:
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """The docstring below each field of a class, by field name, as one line.
+    """Return the docstring below each field of a class, by field name, as one line.
 
     The text of a field without a docstring, or whose source cannot be read, is empty.
     """

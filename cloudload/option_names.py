@@ -3,8 +3,8 @@
     CloudLoader(url, shuffle_seed=17)
     TypeError: CloudLoader has no argument 'shuffle_seed'. Use seed
 
-It knows names from Streaming, llm-foundry, Hugging Face, torch and Megatron. Other names are
-compared by spelling. The signature stays as written for `help`, editors and type checkers.
+Names from Streaming, llm-foundry, Hugging Face, torch and Megatron are known. Other names are
+matched by spelling. Decorated functions keep their signature for `help`, editors and type checkers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
 
-# our name: names of the same option in other libraries
+# our name of an option, then its names in other libraries
 _ELSEWHERE = """
 data: dataset datasets data_path data_dir train_data remote streams path url blend
 inputs: source sources src input files data dataset
@@ -71,7 +71,7 @@ deadline_s: deadline total_timeout max_time
 pause_s: pause backoff sleep delay backoff_factor
 """
 
-# names in other libraries that no single argument replaces; `{name}` is the name itself
+# advice for arguments of other libraries without a counterpart; `{name}` is the argument's name
 _ADVICE = {
     **dict.fromkeys(("split", "proportion", "choose"), "Pass Stream(url, {name}=…) as data"),
     "weight": "Pass Stream(url, proportion=…) as data",
@@ -130,7 +130,7 @@ _ADVICE_BY_CALLEE = {
 
 
 def suggests_names(function: F) -> F:
-    """Decorate a function so that its `TypeError` for an unknown keyword suggests the right one."""
+    """Decorate a function so that its `TypeError` for an unknown keyword suggests a known one."""
     name = function.__qualname__.removesuffix(".__init__")
     known = [each for each in inspect.signature(function).parameters if each != "self"]
 
@@ -150,7 +150,7 @@ def suggests_fields(cls: C) -> C:
 
 
 def explain_unknown(callee: str, unknown: Iterable[str], known: Iterable[str]) -> str:
-    """Say what to use instead of each keyword that `callee` does not have."""
+    """Return one line for each unknown keyword of `callee`, with what to use instead."""
     known = list(known)
     lines = [
         f"{callee} has no argument {name!r}. {_advise(callee, name, known)}" for name in unknown
@@ -178,7 +178,7 @@ def _advise(callee: str, name: str, known: list[str]) -> str:
 
 @functools.cache
 def _find_names() -> dict[str, list[str]]:
-    """Maps names in other libraries to our names."""
+    """Map each option name of other libraries to our names for the same option."""
     found: dict[str, list[str]] = {}
     for line in _ELSEWHERE.strip().splitlines():
         ours, _, names = line.partition(":")
@@ -188,5 +188,5 @@ def _find_names() -> dict[str, list[str]]:
 
 
 def names_of_ours(name: str) -> list[str]:
-    """Our names for an argument that other libraries call `name`."""
+    """Return our names for an option that other libraries call `name`."""
     return _find_names().get(name, [])

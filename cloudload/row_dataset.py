@@ -1,4 +1,4 @@
-"""The rows of a run by index: a map-style dataset for samplers, trainers and index loops.
+"""A map-style dataset of a run's rows, for samplers, trainers and loops over indices.
 
     rows[17] ─► reader of this process ─► {"input_ids": …, "labels": …}
 
@@ -45,17 +45,18 @@ class Rows(torch.utils.data.Dataset[Item]):
 
     `rows[g]` is row g of the run that a `CloudLoader` with the same arguments reads, as a dict of
     `input_ids` and `labels` (int64 [seq_len]) and the `fields`. Any sampler and `DataLoader` can
-    read it, in any order, with any number of ranks and workers. It needs token lengths, which
-    `cloudload count` writes. If rows are requested at regular intervals, as by a sequential or
-    distributed sampler, later rows are prefetched.
+    read the dataset, in any order, with any number of ranks and workers. The data needs token
+    lengths, which `cloudload count` writes. If rows are requested at regular intervals, as by a
+    sequential or distributed sampler, later rows are prefetched.
 
     Args:
         data: as for `CloudLoader`.
-        num_rows: the row at which the dataset ends, for an endless run, or for a part of one. By
-            default, the end of the run.
-        state: a state of a `CloudLoader`. The rows are those of its run after the state, with its
-            weights and its changes of `seq_len`: `rows[rows.first_row]` is the first row that is
-            not in the state. Indices are still those of the whole run.
+        num_rows: the number of rows, counted from the start of the run, after which the dataset
+            ends. Set it if the run is endless, but a sampler needs `len()`. By default, the whole
+            run.
+        state: a state of a `CloudLoader`. The dataset then has the rows that its run reads after
+            the state, with the state's weights and changes of `seq_len`. The first of these rows is
+            `rows[rows.first_row]`, because indices still count from the start of the run.
         options: the other options of `CloudLoader`, except those that the sampler and the
             `DataLoader` decide, such as `batch_size` and `num_workers`.
 
@@ -107,7 +108,7 @@ class Rows(torch.utils.data.Dataset[Item]):
 
     @property
     def first_row(self) -> int:
-        """The first row of the dataset: that of the state, or 0."""
+        """The first row of the dataset: the next row of the state, or 0 without a state."""
         return self._plan.position.rows
 
     def state_dict(self, row: int) -> State:
@@ -127,7 +128,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         return build_state(plan.recipe, position, plan.backend.versions)
 
     def __len__(self) -> int:
-        """The number of rows of the run, including those before a state, or `num_rows`.
+        """The number of rows from the start of the run to the dataset's end, even with a state.
 
         Raises `TypeError` for an endless run without `num_rows`.
         """
@@ -141,12 +142,12 @@ class Rows(torch.utils.data.Dataset[Item]):
         """Return row `row` of the run.
 
         Raises `IndexError` for a row that the run does not have, and `CloudloadError` if a document
-        cannot be read, or does not have the length that was counted.
+        cannot be read, or if its length differs from the counted one.
         """
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Item]:
-        """Return several rows, in the order of `rows`. A `DataLoader` requests a batch at a time.
+        """Return several rows, in the order of `rows`. A `DataLoader` calls this once per batch.
 
         Raises the errors of `__getitem__`.
         """
@@ -161,7 +162,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         ]
 
     def __iter__(self) -> Iterator[Item]:
-        """Yield all rows in order; without end for an endless run without `num_rows`."""
+        """Yield all rows in order. Never stops for an endless run without `num_rows`."""
         first, end = self.first_row, self._num_rows
         indices = itertools.count(first) if end is None else range(first, end)
         return map(self.__getitem__, indices)
@@ -179,7 +180,7 @@ class Rows(torch.utils.data.Dataset[Item]):
             tracer.close()
 
     def _check_rows(self, rows: Sequence[int]) -> Ints:
-        """Count negative rows from the end, as in a list: int64 [rows]."""
+        """Return valid row indices: int64 [rows]. Negative ones count from the end, as in lists."""
         indices = np.array([index(row) for row in rows], np.int64)
         if self._num_rows is not None:
             indices = np.where(indices < 0, indices + self._num_rows, indices)
@@ -196,7 +197,7 @@ class Rows(torch.utils.data.Dataset[Item]):
 
     def _open_reader(self) -> RegularReader:
         if self._reader is None or self._reader.process != os.getpid():
-            self._reader = RegularReader(self._plan)  # threads and files do not survive a fork
+            self._reader = RegularReader(self._plan)  # threads do not survive a fork
         return self._reader
 
     def __getstate__(self) -> Mapping[str, Any]:
@@ -240,7 +241,7 @@ def _missing_lengths(plan: Plan) -> Exception:
 
 
 def _find_end(loader: CloudLoader, plan: Plan) -> int:
-    """The row at which a finite run ends, also after changes of `seq_len`."""
+    """Return the row at which a finite run ends, even if `seq_len` has changed."""
     if len(plan.recipe.components) > 1:
         return len(loader)
     return open_run(plan).find_ending(plan.position).end

@@ -12,11 +12,11 @@
 Every span is a separate segment, and so is the padding at the end of a row. Labels shown as `-` or
 `.` are -100. Except for `document_attention_mask`, the functions take each span's row within the
 batch and its number of tokens: `rows` and `lengths`, int64 [spans]. The order is that of
-`Batch.spans`: `rows` must ascend, and each row's spans must follow one another from the row's
+`Batch.spans`: `rows` must ascend, and each row's spans must be contiguous from the row's
 start. Lengths must be at least 1. `shape` is (num_rows, seq_len).
 
 An entry of `FIELDS` takes `SpanColumns` and the shape, and returns a dict of named arrays.
-`_of_rows` makes an entry of a function that takes rows, lengths, and a shape.
+`_of_rows` turns a function of rows, lengths, and a shape into such an entry.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def segment_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     """Compute the segment ID of each token: int64 [num_rows, seq_len].
 
     The IDs in each row are 1, 2, 3, …, and 0 on padding. Raises `ValueError` if the spans of a row
-    are longer than seq_len, or if there is no such row.
+    have more than seq_len tokens, or if a row index is out of range.
     """
     padded = pad_lengths(rows, lengths, shape)
     numbers = np.zeros(len(rows) + shape[0], np.int64)
@@ -53,8 +53,8 @@ def segment_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
 def position_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     """Compute the position of each token within its segment, from 0: int64 [num_rows, seq_len].
 
-    Positions in the padding also start at 0. Raises `ValueError` if the spans of a row are longer
-    than seq_len, or if there is no such row.
+    Positions in the padding also start at 0. Raises `ValueError` if the spans of a row have more
+    than seq_len tokens, or if a row index is out of range.
     """
     padded = pad_lengths(rows, lengths, shape)
     starts = np.repeat((np.cumsum(padded) - padded) % shape[1], padded).reshape(shape)
@@ -62,10 +62,10 @@ def position_ids(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
 
 
 def spread(values: Ints, rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
-    """Give each token the value of its span, such as its stream: int64 [num_rows, seq_len].
+    """Assign each token its span's value, such as the stream's ID: int64 [num_rows, seq_len].
 
-    `values` is int64 [spans]. Padding gets -1. Raises `ValueError` if the spans of a row are longer
-    than seq_len, or a row does not exist.
+    `values` is int64 [spans]. Padding gets -1. Raises `ValueError` if the spans of a row have more
+    than seq_len tokens, or if a row index is out of range.
     """
     padded = pad_lengths(rows, lengths, shape)
     of_segments = np.full(len(padded), NO_DOCUMENT, np.int64)
@@ -80,8 +80,8 @@ def cu_seqlens(
 
     Pass them to `flash_attn_varlen_func` as `cu_seqlens_q` (a tensor) and `max_seqlen_q`, and as
     their `_k` counterparts. The bounds are int32 [segments + 1]. The last one is
-    `num_rows * seq_len`. Raises `ValueError` if the spans of a row are longer than seq_len,
-    or if there is no such row.
+    `num_rows * seq_len`. Raises `ValueError` if the spans of a row have more than seq_len tokens,
+    or if a row index is out of range.
     """
     padded = pad_lengths(rows, lengths, shape)
     padded = padded[padded > 0]
@@ -104,10 +104,11 @@ def mask_document_edges(labels: Ints, rows: Ints, lengths: Ints) -> None:
 def document_attention_mask(segment_ids: torch.Tensor) -> torch.Tensor:
     """Compute a causal attention mask for SDPA: bool [num_rows, 1, seq_len, seq_len].
 
-    `segment_ids` is an integer tensor [num_rows, seq_len]. The mask is on its device. True allows a
-    query (third axis) to attend to a key (fourth axis). A token attends to itself and to earlier
-    tokens of its segment. So does padding, which avoids NaN in softmax. Use the mask only with
-    SDPA: "eager" attention adds its mask to the scores, so this one would mask nothing.
+    `segment_ids` is an integer tensor [num_rows, seq_len]. The mask is on the same device. True
+    allows a query (third axis) to attend to a key (fourth axis). A token attends to itself and to
+    earlier tokens of its segment. So does padding, which avoids NaN in softmax. Use the mask only
+    with SDPA, because "eager" attention adds masks to the scores, and a bool mask would mask
+    nothing.
     """
     return (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]).tril_()
 
@@ -116,7 +117,7 @@ def pad_lengths(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
     """List the lengths of all segments in the flattened batch: int64 [spans + num_rows].
 
     Each row's last segment is its padding, which may have length 0. Example: rows 0 0 0 1, lengths
-    3 1 2 5 and shape (2, 8) give 3 1 2 2 5 3.
+    3 1 2 5 and shape (2, 8) return 3 1 2 2 5 3.
     """
     num_rows, seq_len = shape
     _check_rows(rows, num_rows)
@@ -137,7 +138,7 @@ def pad_lengths(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
 
 
 def _check_rows(rows: Ints, num_rows: int) -> None:
-    """Raise `ValueError` if a span is in a row that the batch does not have. `rows` ascend."""
+    """Raise `ValueError` if a span is in a row that the batch does not have. `rows` must ascend."""
     if len(rows) and not 0 <= rows[0] <= rows[-1] < num_rows:
         raise ValueError(
             f"the spans are in rows {rows[0]} to {rows[-1]}, but the batch has {num_rows} rows. "
@@ -146,7 +147,7 @@ def _check_rows(rows: Ints, num_rows: int) -> None:
 
 
 def _places(rows: Ints) -> Ints:
-    """The index of each span's segment in `pad_lengths`: int64 [spans]."""
+    """Return the index of each span in the result of `pad_lengths`: int64 [spans]."""
     return np.arange(len(rows)) + rows
 
 
@@ -189,4 +190,4 @@ FIELDS: dict[str, Callable[[SpanColumns, tuple[int, int]], dict[str, Array]]] = 
 spans."""
 
 BATCH_ARRAYS = ("cu_seqlens", "max_seqlen")
-"""The arrays that describe a whole batch. All others have the rows as their first axis."""
+"""The arrays that describe a whole batch. The first axis of all other arrays is the row."""

@@ -1,6 +1,7 @@
 """Statistics of a run so far: exact, and the same on every rank and for every world size.
 
-A token is counted with its row, and a document with the row after which its lane has finished it.
+A token is counted when its row is delivered, and a document when its lane delivers the row that
+finishes it.
 With `exchange_every` above 1, the counts are those of the last exchange. Without token lengths,
 ranks that cannot communicate count only their own rows. `Stats.delivery` covers one rank and one
 loader, and is not exact.
@@ -46,25 +47,25 @@ class StreamStats:
     failed: int
     """Number of documents left out by on_error="skip"."""
     epoch: float
-    """Progress in epochs: 1.5 is halfway through the second epoch. Streams that are not mixed all
+    """Progress in epochs: 1.5 is halfway through the second epoch. Without a mixture, all streams
     have the same value."""
     share: float
     """The stream's share of the run's tokens, from 0 to 1; 0 before the first token."""
 
 
 class Traffic(NamedTuple):
-    """Counts of a shard cache's traffic, over some period."""
+    """Counts of a shard cache's traffic in a period. `+` adds up two periods."""
 
     hits: int = 0
     """Number of shards opened without a fetch."""
     misses: int = 0
-    """Number of shards opened after a fetch, by this process or another one."""
+    """Number of shards opened after this or another process fetched them."""
     bytes_downloaded: int = 0
-    """Number of stored bytes in completed downloads, valid or not."""
+    """Number of stored bytes in completed downloads, including invalid data."""
     download_ns: int = 0
-    """Nanoseconds that threads spent downloading."""
+    """Nanoseconds spent downloading, summed over the threads."""
     unpack_ns: int = 0
-    """Nanoseconds that threads spent checking and decompressing downloads."""
+    """Nanoseconds spent checking and decompressing downloads, summed over the threads."""
 
     def __add__(self, other: Traffic) -> Traffic:  # type: ignore[override]
         return Traffic(*map(operator.add, self, other))
@@ -75,29 +76,29 @@ class DeliveryStats:
     """Statistics of the delivery of batches to this rank, since its loader was created.
 
     They are not saved in the state, so they are 0 in a new loader. The counts of shards and bytes
-    are not exact: a worker reports them with each block, so its work on later blocks is not
+    are not exact, because a worker reports them with each block. Work on later blocks is not
     included.
     """
 
     stall_s: float
     """Seconds that the training loop spent in `next()` or `skip`, mostly waiting for workers
-    (including their start) or other ranks. Excludes the setup of an iteration. It also grows during
-    a wait, so another thread can watch it."""
+    (including their start) or other ranks. Excludes the setup of an iteration. The value also grows
+    during a wait, so another thread can watch it."""
     cache_hits: int
-    """Number of shards that workers opened without a fetch. A shard counts again if it is opened
-    again. Shards that are mapped in place are not counted."""
+    """Number of shards that workers opened without a fetch. A shard counts each time that it is
+    opened. Shards that are mapped in place are not counted."""
     cache_misses: int
-    """Number of shards that workers opened after a fetch, by themselves or another process."""
+    """Number of shards that workers opened after they or another process fetched them."""
     bytes_downloaded: int
     """Number of stored bytes in the workers' completed downloads, valid or not."""
     retries: int
-    """Number of the workers' failed requests for shards that were retried. It also grows during a
-    wait."""
+    """Number of failed requests for shards that the workers retried. The value also grows
+    while the training loop waits."""
     exchange_s: float = 0.0
     """Seconds of `stall_s` that this rank waited for other ranks while its own rows were ready."""
     fetch_s: float = 0.0
     """Seconds that workers waited for shards. This and the next five fields are summed over the
-    workers, and add up to their total time."""
+    workers, and add up to the workers' total time."""
     read_s: float = 0.0
     """Seconds that workers spent reading documents from shards on disk."""
     transform_s: float = 0.0
@@ -111,17 +112,17 @@ class DeliveryStats:
     download_s: float = 0.0
     """Seconds spent downloading, summed over the threads of all workers."""
     unpack_s: float = 0.0
-    """Seconds spent checking and decompressing downloads, summed over the threads."""
+    """Seconds spent checking and decompressing downloads, summed over all workers' threads."""
     queue: float = 0.0
-    """How full the workers' queues are now, from 0 to 1; 0 without workers."""
+    """Fill level of the workers' queues, from 0 (empty) to 1 (full); 0 without workers."""
     tokens_made: int = 0
     """Number of tokens in all rows that workers have made, including undelivered rows."""
 
     def tokens_per_s(self, num_workers: int) -> float | None:
-        """Estimate the tokens per second that `num_workers` workers can make, from their work so
-        far.
+        """Estimate the throughput of `num_workers` workers, in tokens per second.
 
-        None before the first rows. Excludes the time that workers waited for the training loop.
+        The estimate is based on the work so far, without the time that workers waited for the
+        training loop. Returns None before the first rows.
         """
         busy_s = self.fetch_s + self.read_s + self.transform_s + self.tokenize_s + self.pack_s
         return num_workers * self.tokens_made / busy_s if self.tokens_made and busy_s else None
@@ -131,19 +132,19 @@ class WorkerReports(Protocol):
     """The counters that an iteration's workers update continuously."""
 
     def total(self) -> int:
-        """The number of retries."""
+        """Return the number of retried requests for shards."""
         ...
 
     def stage_ns(self) -> list[int]:
-        """The nanoseconds in each of `STAGES`, summed over the workers."""
+        """Return the nanoseconds spent in each of `STAGES`, summed over the workers."""
         ...
 
     def num_blocks(self) -> int:
-        """The number of blocks that the workers have finished."""
+        """Return the number of blocks that the workers have finished."""
         ...
 
     def num_tokens(self) -> int:
-        """The number of tokens in these blocks."""
+        """Return the number of tokens in the blocks that the workers have finished."""
         ...
 
 
@@ -153,18 +154,18 @@ class DeliveryMeter:
     def __init__(self) -> None:
         self.traffic = Traffic()
         self.exchange_s = 0.0
-        """Seconds that this rank waited for others."""
+        """Seconds that this rank waited for other ranks."""
         self.num_received = 0
         """Number of blocks received in the current iteration."""
         self._reports: WorkerReports | None = None
         self._past_retries, self._past_tokens, self._past_ns = 0, 0, [0] * len(STAGES)
         self._most_ahead = 0
-        # one tuple, so that a reading thread never counts a wait twice
+        # a single tuple, so that a thread that reads it never counts a wait twice
         self._stall: tuple[float, float | None] = (0.0, None)
-        """Seconds of all completed waits, and when the current wait began."""
+        """Seconds of all completed waits, and the start of the current wait (`perf_counter`)."""
 
     def begin_wait(self) -> None:
-        """Begin to count the time as stall."""
+        """Start counting the time as a stall of the training loop."""
         self._stall = (self._stall[0], time.perf_counter())
 
     def end_wait(self) -> None:
@@ -175,7 +176,7 @@ class DeliveryMeter:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Count the time in the block as waiting for other ranks."""
+        """Count the time in the `with` block as waiting for other ranks."""
         began = time.perf_counter()
         try:
             yield
@@ -183,7 +184,7 @@ class DeliveryMeter:
             self.exchange_s += time.perf_counter() - began
 
     def begin_iteration(self, reports: WorkerReports, most_ahead: int) -> None:
-        """Start to measure an iteration's workers, which can be `most_ahead` blocks ahead."""
+        """Start measuring an iteration's workers, whose queues hold up to `most_ahead` blocks."""
         self._past_retries, self._past_tokens = self._count_retries(), self._count_tokens()
         self._past_ns = self._stage_ns()
         self._reports, self._most_ahead, self.num_received = reports, most_ahead, 0
@@ -204,7 +205,7 @@ class DeliveryMeter:
         return min(1.0, max(0, self._reports.num_blocks() - self.num_received) / self._most_ahead)
 
     def stats(self) -> DeliveryStats:
-        """The statistics so far, including the current wait."""
+        """Return the statistics so far, including the current wait."""
         stall_s, began = self._stall
         if began is not None:
             stall_s += time.perf_counter() - began
@@ -238,7 +239,7 @@ class Stats:
     """
 
     rows: int
-    """Number of rows that all ranks together have delivered, skipped, or passed by `seek`."""
+    """Number of rows that all ranks together have delivered, skipped, or passed over by `seek`."""
     tokens: int
     documents: int
     """Number of finished documents with tokens, summed over the streams."""
@@ -259,10 +260,10 @@ class Stats:
     """The tokenizer backend of this process and its workers: `hf` or `fastokens`; `none` if no
     text is tokenized."""
     tokenizer_backend_reason: str | None
-    """Why tokenizer_backend="auto" chose hf instead of fastokens; None if it did not."""
+    """Why tokenizer_backend="auto" chose hf over fastokens; None in all other cases."""
 
     def _repr_html_(self) -> str:
-        """The statistics as tables, for a notebook."""
+        """Return the statistics as tables, for a notebook."""
         counts = [(name, f"{getattr(self, name):,}") for name in _TOTALS]
         heads = ("stream", "tokens", "share", "epoch", *COUNTS[1:5], COUNTS[6])
         streams = [

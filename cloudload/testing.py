@@ -4,7 +4,7 @@
     check_worlds    a run that changes its world size reads the same rows as a run on one rank
 
 Both take a function that creates the loader of one rank. They run all ranks in this process, in
-lockstep, with inline workers.
+lockstep, and do the work of workers inline.
 
     def make_loader(**kwargs):
         return CloudLoader("/data/corpus", tokenizer="gpt2", seq_len=128, num_lanes=12, **kwargs)
@@ -47,7 +47,7 @@ class MakeLoader(Protocol):
 
 @dataclass(frozen=True)
 class Leg:
-    """A part of a run with one world size."""
+    """A part of a run during which the world does not change."""
 
     ranks: int = 1
     workers: int = 0
@@ -151,15 +151,15 @@ def check_worlds(
 ) -> list[Row]:
     """Check the second law: the legs read the same rows as one run on one rank.
 
-    Without `restarts`, the ranks change their world with `set_world`: the first ranks of a leg may
-    leave, and others join from the state. Only ranks that join have the `workers` and
-    `exchange_every` of the next leg. Ignores padding rows at the end. Returns the rows. Raises an
+    With `restarts=False`, the ranks change their world with `set_world`. If the next leg has fewer
+    ranks, the first ranks leave. If it has more, new ranks join from the state, and only these use
+    its `workers` and `exchange_every`. Ignores padding rows at the end. Returns the rows. Raises an
     `AssertionError` that names the first row that differs, and the errors of `run_leg`.
     """
     rows = run_legs(make_loader, legs) if restarts else _run_members(make_loader, legs)
     is_to_end = legs[-1].batches is None
     whole = Leg(batch_size=max(1, len(rows)), batches=None if is_to_end else 1)
-    # drop the padding of a finite run's last batch, because its size depends on the global batch
+    # drop the padding rows at the end, because their number depends on the global batch size
     expected = _trimmed(run_legs(make_loader, [whole]))
     assert_same_rows(_trimmed(rows), expected, f"{legs}{' to the end' * is_to_end}")
     return rows
@@ -176,7 +176,7 @@ def assert_same_rows(found: Sequence[Row], expected: Sequence[Row], what: str) -
 
 
 def real_tokens(rows: Iterable[Row]) -> list[int]:
-    """Concatenate the tokens of rows, without those whose label is masked, such as padding."""
+    """Concatenate the tokens of rows, without masked tokens such as padding."""
     return [
         token
         for row in rows
@@ -218,7 +218,7 @@ class _Ranks:
         self._iterators = [loader.take(sys.maxsize) for loader in self.loaders]
 
     def change(self, make_loader: MakeLoader, leg: Leg) -> None:
-        """Change to the world of another leg. The last ranks stay, and others join after them."""
+        """Change to the world of the next leg. The last ranks stay, and new ones follow them."""
         state, rows = _common_state(self.loaders), self.loaders[0].rows
         for loader in self.loaders[: -leg.ranks]:
             loader.close()

@@ -3,7 +3,7 @@
     loader at a state ─► cursors of the node's lanes ─► next documents ─► shards, in order of use
                                                                               └─► threads ─► cache
 
-The loader then finds these shards on disk, and does not download them.
+The loader then finds these shards on disk, and does not download them again.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class WarmReport:
     shards: int
     """Number of requested shards that are now in the cache."""
     bytes: int
-    """Uncompressed bytes of these shards."""
+    """Total size of the requested shards, in uncompressed bytes."""
     shards_downloaded: int
-    """Number of these shards that had to be downloaded."""
+    """Number of requested shards that had to be downloaded."""
     bytes_downloaded: int
     """Number of stored bytes that were downloaded."""
     is_all: bool
-    """Whether these are all shards that the node reads in the next epoch."""
+    """Whether the requested shards are all that the node reads in the next epoch."""
 
 
 def warm_cache(
@@ -62,17 +62,18 @@ def warm_cache(
 ) -> WarmReport:
     """Fetch the shards that a node reads first, starting at the loader's position.
 
-    Assumes that lanes advance in step. Shards that are mapped in place are not fetched.
+    Assumes that all lanes advance at the same pace. Shards that are mapped in place are not
+    fetched.
 
     Args:
         loader: a loader of the run, at the position from which the run starts or resumes. Its own
             rank and world have no effect, and it is not iterated.
-        nodes: number of machines of the run.
+        nodes: number of machines in the run.
         node: index of this machine, from 0.
-        ranks_per_node: number of data-parallel ranks on each.
-        shards: number of shards. By default, all shards that the node reads in an epoch.
-        max_bytes: maximum number of uncompressed bytes of shards.
-        cache_limit: the run's `cache_limit` in bytes, which is not exceeded.
+        ranks_per_node: number of data-parallel ranks on each machine.
+        shards: maximum number of shards. By default, all that the node reads in an epoch.
+        max_bytes: maximum total size of the shards, in uncompressed bytes.
+        cache_limit: the run's `cache_limit` in bytes. The shards stay within it.
         threads: number of concurrent downloads.
         progress: whether to show a progress bar on stderr.
 
@@ -108,7 +109,7 @@ def warm_cache(
 
 
 def _find_lanes(plan: Plan, world: World, node: int) -> Ints:
-    """The lanes that the ranks of a node own: int64 [lanes]."""
+    """Return the lanes that the ranks of a node own: int64 [lanes]."""
     hosts, lanes = np.array(world.hosts), [each.lanes for each in plan.recipe.components]
     lane_hosts = find_lane_hosts(plan.num_lanes, hosts, deal_lanes(lanes, hosts))
     return np.flatnonzero(lane_hosts == node)
@@ -117,7 +118,7 @@ def _find_lanes(plan: Plan, world: World, node: int) -> Ints:
 def _choose(
     plan: Plan, own: Ints, most_shards: int | None, most_bytes: int | None
 ) -> tuple[list[int], bool]:
-    """The shards to fetch, in order of use, and whether these are all shards."""
+    """Return the shards to fetch, in order of use, and whether they are all that the node reads."""
     corpus = plan.recipe.corpus
     chosen: list[int] = []
     size = 0
@@ -157,7 +158,10 @@ def _take_new(shards: Ints, is_known: Flags) -> Iterator[int]:
 
 
 def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
-    """The lane and ordinal of each document that lanes have already read, but need again."""
+    """Return the lane and ordinal of each document in a residue: int64 [documents] each.
+
+    A lane that resumes must read these documents again.
+    """
     pairs = [
         (lane, ordinal)
         for lane in own.tolist()
@@ -171,9 +175,9 @@ def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
 
 
 def _find_step(plan: Plan, own: Ints, place: int, start: int) -> tuple[Ints, Ints]:
-    """Find the lanes' documents at least `start` after their cursors: distances and shards.
+    """Find up to 256 documents of each lane, starting `start` documents after its cursor.
 
-    Returns int64 [documents] each.
+    Returns the documents' distances from the cursor, and their shards: int64 [documents] each.
     """
     component = plan.recipe.components[place]
     of_epoch = -(-component.lanes.stride // component.lanes.num_lanes)
@@ -189,7 +193,7 @@ def _find_step(plan: Plan, own: Ints, place: int, start: int) -> tuple[Ints, Int
 
 
 def _find_shards(plan: Plan, place: int, lanes: Ints, ordinals: Ints) -> Ints:
-    """The shards of a component's documents: int64 [documents]."""
+    """Return the shards of a component's documents: int64 [documents]."""
     component = plan.recipe.components[place]
     epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
     samples = component.orders(plan.cache_root).samples_at(epochs, positions)
@@ -199,7 +203,7 @@ def _find_shards(plan: Plan, place: int, lanes: Ints, ordinals: Ints) -> Ints:
 def _fetch(
     corpus: Corpus, fetcher: Fetcher, chosen: list[int], threads: int, *, progress: bool
 ) -> int:
-    """Fetch shards concurrently. Returns their uncompressed bytes."""
+    """Fetch shards concurrently. Returns their total size, in uncompressed bytes."""
     sizes = {shard: corpus.find_shard(shard)[1].raw.bytes for shard in chosen}
     pool = DaemonThreadPool(threads, "cloudload-fetch")
 
@@ -216,7 +220,7 @@ def _fetch(
 
 
 class _Downloads(TrafficCounter):
-    """Also counts the shards that were fetched."""
+    """A counter of traffic that also counts the shards that were fetched."""
 
     def __init__(self) -> None:
         super().__init__()

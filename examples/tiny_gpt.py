@@ -1,4 +1,4 @@
-"""A small GPT and the arguments that all examples share."""
+"""A small GPT, and the command-line arguments that all examples share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Causal attention, then a feed-forward layer."""
+    """A transformer block with causal attention and a feed-forward layer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Takes a batch of the loader; the embedding is also the output layer."""
+    """A small GPT that takes a batch of the loader. Its embedding is also its output layer."""
 
     def __init__(self, vocab_size: int, args: argparse.Namespace) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class GPT(nn.Module):
 
 
 def parse_arguments(description: str | None) -> argparse.Namespace:
-    """The arguments of an example."""
+    """Parse the command line of an example."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,10 @@
-"""Pretrain with accelerate; stop whenever you like, resume on other ranks.
+"""Pretrain with Hugging Face accelerate. Stop at any time, and resume on more or fewer ranks.
 
-accelerate launch --num-processes 2 examples/train_accelerate.py s3://bucket/corpus --steps 300
-accelerate launch --num-processes 4 examples/train_accelerate.py s3://bucket/corpus --steps 600
---resume
+Start a run on 2 ranks, and then continue it on 4:
+
+    run="examples/train_accelerate.py s3://bucket/corpus"
+    accelerate launch --num-processes 2 $run --steps 300
+    accelerate launch --num-processes 4 $run --steps 600 --resume
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from cloudload import CloudLoader
 
 
 class Steps:
-    """Number of optimizer steps taken."""
+    """A counter of optimizer steps that accelerate saves in its checkpoints."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -44,7 +46,7 @@ def main() -> None:
         stop_every=args.epoch_batches,
     )
     gpt = GPT(loader.vocab_size, args)
-    # the loader needs no prepare(), because it knows its rank
+    # do not pass the loader to prepare(), because it already shards the data by rank
     model, optimizer = accelerator.prepare(
         gpt, torch.optim.AdamW(gpt.parameters(), lr=args.lr, betas=(0.9, 0.95))
     )

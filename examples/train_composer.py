@@ -1,8 +1,10 @@
-"""Pretrain with Composer; stop whenever you like, resume on other ranks from Composer's own
-checkpoints.
+"""Pretrain with Composer. Stop at any time, and resume on more or fewer ranks.
 
-composer -n 2 examples/train_composer.py s3://bucket/corpus --steps 300
-composer -n 4 examples/train_composer.py s3://bucket/corpus --steps 600 --resume
+The loader's state is part of Composer's own checkpoints. Start a run on 2 ranks, and then continue
+it on 4:
+
+    composer -n 2 examples/train_composer.py s3://bucket/corpus --steps 300
+    composer -n 4 examples/train_composer.py s3://bucket/corpus --steps 600 --resume
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from cloudload.losses import LossLog
 
 
 class ComposerGPT(ComposerModel):
-    """The GPT with Composer's interface."""
+    """A wrapper that gives the GPT the interface of a Composer model."""
 
     def __init__(self, gpt: nn.Module) -> None:
         super().__init__()

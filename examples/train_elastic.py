@@ -1,15 +1,18 @@
-"""Pretrain on ranks that may die and return, without restarting the others.
+"""Pretrain on ranks that may die and return, without restarting the other ranks.
 
-python examples/train_elastic.py s3://bucket/corpus --steps 300 --global-batch 16
-kill -9 PID        # of one of the processes that it prints
+Start a job, and then kill one of the processes whose PIDs it prints:
+
+    python examples/train_elastic.py s3://bucket/corpus --steps 300 --global-batch 16
+    kill -9 PID
 
 The launcher starts ELASTIC_RANKS (default: 4) processes, and announces worlds, which are lists of
-live processes. If communication with the other ranks fails, a rank joins the next world, which
-computes the step again. The launcher restarts a dead process, which joins when it is ready.
+live processes. If a rank loses communication with another rank, it joins the next world, which
+computes the step again. The launcher restarts a dead process, which joins a world when it is ready.
 
     world 1: a b c d ── c dies ──► world 2: a b d ── c is ready ──► world 3: a b c d
 
-It trains on CPUs with gloo, which fails immediately if a process dies. NCCL needs to be aborted.
+The example trains on CPUs with gloo, which fails immediately if a process dies. NCCL does not, so
+its communicator must be aborted.
 """
 
 from __future__ import annotations
@@ -32,13 +35,13 @@ from cloudload.errors import RanksDisagreeError
 
 NUM_RANKS = int(os.environ.get("ELASTIC_RANKS", "4"))
 RANK_COMMAND = [sys.executable, __file__]
-# if a rank is killed while it connects, the others detect it only after this time
+# if a rank is killed while it connects, the other ranks detect this only after the timeout
 _TIMEOUT = timedelta(seconds=30)
 _POLL_S = 0.02
 
 
 def say(line: str) -> None:
-    """Print a line with one write, because several processes print."""
+    """Print a line with a single write, so that lines of several processes do not mix."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
@@ -47,7 +50,7 @@ def say(line: str) -> None:
 
 
 class Launcher:
-    """Starts the ranks' processes, and announces worlds in a store."""
+    """The launcher, which starts the ranks' processes and announces worlds in a store."""
 
     def __init__(self) -> None:
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -57,11 +60,11 @@ class Launcher:
 
     @property
     def joining(self) -> set[str]:
-        """Restarted ranks that are not ready yet."""
+        """The names of restarted ranks that are not ready yet."""
         return self.processes.keys() - set(self.members)
 
     def run(self) -> None:
-        """Run until all processes have ended."""
+        """Start the ranks, restart those that die, and return when all have finished."""
         for name in self.members:
             self.start(name)
         self.announce()
@@ -70,7 +73,7 @@ class Launcher:
                 if process.poll() == 0:
                     self.has_finished = True
                 if self.has_finished and (process.returncode is not None or name in self.joining):
-                    process.kill()  # a rank that joins now would be alone
+                    process.kill()  # a rank that joined now would be alone in its world
                     del self.processes[name]
                 elif process.returncode is not None:
                     say(f"{name} died")
@@ -85,7 +88,7 @@ class Launcher:
             time.sleep(_POLL_S)
 
     def start(self, name: str) -> None:
-        """Start a process, which waits for a later world that includes it."""
+        """Start the process of a rank, which waits for a later world that includes the rank."""
         variables = {
             "ELASTIC_STORE": str(self.store.port),
             "ELASTIC_NAME": name,
@@ -94,11 +97,11 @@ class Launcher:
         self.store.delete_key(f"{name} is ready")
         self.processes[name] = subprocess.Popen(
             [*RANK_COMMAND, *sys.argv[1:]],
-            env={"OMP_NUM_THREADS": "1", **os.environ, **variables},  # like torchrun
+            env={"OMP_NUM_THREADS": "1", **os.environ, **variables},  # torchrun also sets 1 thread
         )
 
     def announce(self) -> None:
-        """Announce the next world."""
+        """Announce the next world, which consists of the current members."""
         self.world += 1
         say(f"world {self.world}: {', '.join(self.members)}")
         self.store.set(f"world {self.world}", " ".join(self.members))
@@ -109,18 +112,18 @@ class Launcher:
 
 @dataclass
 class Progress:
-    """The last step whose gradients this rank has received from all ranks."""
+    """The last step whose averaged gradients this rank has received, and the row after it."""
 
     step: int = 0
     rows: int = 0
 
     def commit(self, rows: int) -> None:
-        """Record a step, and the row after its batch."""
+        """Record that a step is done. `rows` is the row of the run after the step's batch."""
         self.step, self.rows = self.step + 1, rows
 
 
 class Rank:
-    """A rank: its model, optimizer, loader, and progress."""
+    """One rank, with its model, optimizer, loader, and progress."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.name = args, os.environ["ELASTIC_NAME"]
@@ -134,7 +137,7 @@ class Rank:
             local=args.cache,
             lengths="require",
             exchange_timeout_s=_TIMEOUT.total_seconds(),
-            # until a world is announced
+            # a world of one rank, until `join` sets the real world
             dp_rank=0,
             dp_world_size=1,
         )
@@ -144,7 +147,7 @@ class Rank:
         self.store = dist.TCPStore("127.0.0.1", int(os.environ["ELASTIC_STORE"]), is_master=False)
 
     def run(self) -> None:
-        """Train in one world after another."""
+        """Train in one world after another, until the last step is done."""
         say(f"{self.name} is process {os.getpid()}")
         self.store.set(f"{self.name} is ready", "")
         with self.loader:
@@ -169,7 +172,7 @@ class Rank:
         return members
 
     def join(self, members: list[str]) -> None:
-        """Form a process group, and copy the progress of the most advanced rank."""
+        """Form a process group. Ranks that are behind copy the state of the most advanced rank."""
         rank, size = members.index(self.name), len(members)
         dist.init_process_group(
             "gloo",
@@ -182,7 +185,7 @@ class Rank:
         dist.all_gather_object(steps, self.progress.step)
         source, is_behind = steps.index(max(steps)), self.progress.step < max(steps)
         if not is_behind:
-            # back to the row after the last step, even if more batches were delivered
+            # return to the row after the last step, because more batches may have been delivered
             self.loader.set_world(rank, size, rows=self.progress.rows)
         if min(steps) < max(steps):
             states: list[Any] = [self.state_dict() if rank == source else None]
@@ -206,7 +209,7 @@ class Rank:
         self.progress.step, self.progress.rows = states["step"], self.loader.rows
 
     def train(self) -> None:
-        """Train until the last step, or until a new world is announced."""
+        """Train until the last step is done, or until a new world is announced."""
         is_over = False
         for batch in self.loader:
             self.optimizer.zero_grad()
@@ -222,7 +225,7 @@ class Rank:
                 return
 
     def average(self, loss: torch.Tensor) -> bool:
-        """Average the gradients over the ranks. Returns whether a rank has seen a new world."""
+        """Average the gradients over all ranks. Returns whether any rank has seen a new world."""
         gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
         has_next = torch.tensor([float(self.store.check([f"world {self.world + 1}"]))])
         flat = torch.cat([*(each.flatten() for each in gradients), has_next.to(loss.dtype)])

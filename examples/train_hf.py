@@ -1,7 +1,9 @@
-"""Pretrain with the Hugging Face Trainer; stop whenever you like, resume on other ranks.
+"""Pretrain with the Hugging Face Trainer. Stop at any time, and resume on more or fewer ranks.
 
-torchrun --nproc-per-node 2 examples/train_hf.py s3://bucket/corpus --steps 300
-torchrun --nproc-per-node 4 examples/train_hf.py s3://bucket/corpus --steps 600 --resume
+Start a run on 2 ranks, and then continue it on 4:
+
+    torchrun --nproc-per-node 2 examples/train_hf.py s3://bucket/corpus --steps 300
+    torchrun --nproc-per-node 4 examples/train_hf.py s3://bucket/corpus --steps 600 --resume
 """
 
 from __future__ import annotations

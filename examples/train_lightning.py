@@ -1,7 +1,9 @@
-"""Pretrain with Lightning; stop whenever you like, resume on other ranks.
+"""Pretrain with Lightning. Stop at any time, and resume on more or fewer ranks.
 
-torchrun --nproc-per-node 2 examples/train_lightning.py s3://bucket/corpus --steps 300
-torchrun --nproc-per-node 4 examples/train_lightning.py s3://bucket/corpus --steps 600 --resume
+Start a run on 2 ranks, and then continue it on 4:
+
+    torchrun --nproc-per-node 2 examples/train_lightning.py s3://bucket/corpus --steps 300
+    torchrun --nproc-per-node 4 examples/train_lightning.py s3://bucket/corpus --steps 600 --resume
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from cloudload.integrations.lightning import CloudloadDataModule, CloudloadMonit
 
 
 class LightningGPT(LightningModule):
-    """The GPT with Lightning's interface."""
+    """A wrapper that gives the GPT the interface of a Lightning module."""
 
     def __init__(self, gpt: nn.Module, lr: float) -> None:
         super().__init__()

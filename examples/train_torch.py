@@ -1,10 +1,12 @@
-"""Pretrain in plain torch, with DDP or FSDP2, and torch.distributed.checkpoint; stop whenever you
-like, resume on other ranks.
+"""Pretrain in plain torch, with DDP or FSDP2, and checkpoints of torch.distributed.checkpoint.
 
-torchrun --nproc-per-node 2 examples/train_torch.py s3://bucket/corpus --steps 300
-torchrun --nproc-per-node 4 examples/train_torch.py s3://bucket/corpus --steps 600 --resume
+Stop at any time, and resume on more or fewer ranks. Start a run on 2 ranks, and then continue it on
+4:
 
-For FSDP2, set FSDP=1 in the environment.
+    torchrun --nproc-per-node 2 examples/train_torch.py s3://bucket/corpus --steps 300
+    torchrun --nproc-per-node 4 examples/train_torch.py s3://bucket/corpus --steps 600 --resume
+
+To use FSDP2 instead of DDP, set FSDP=1 in the environment.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from cloudload.losses import LossLog
 
 
 class TrainState:
-    """Model and optimizer as DCP saves them, sharded or not."""
+    """The model and the optimizer as DCP saves them, sharded (FSDP2) or not (DDP)."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.optimizer = model, optimizer
@@ -75,7 +77,8 @@ def main() -> None:
     states = {"train": TrainState(model, optimizer), "loader": LoaderState(loader)}
     step = 0
     if args.resume:
-        last = max(args.out.glob("step-*/.metadata")).parent  # DCP writes this file last
+        # DCP writes .metadata last, so a folder that contains the file is complete
+        last = max(args.out.glob("step-*/.metadata")).parent
         dcp.load(states, checkpoint_id=last)
         step = int(last.name.removeprefix("step-"))
     with loader, LossLog(loader, args.losses) as losses:
@@ -98,7 +101,7 @@ def main() -> None:
             if dist.get_rank() == 0:
                 print(f"step {step}  loss {loss:.3f}  {loader.stats().tokens:,} tokens", flush=True)
             if step % 10 == 0:
-                means = losses.take_means()  # over all ranks
+                means = losses.take_means()  # on every rank, because the means are over all ranks
                 if dist.get_rank() == 0:
                     print({name: f"{each.mean:.3f}" for name, each in means.items()}, flush=True)
     dcp.save(states, checkpoint_id=args.out / f"step-{step:07}")
@@ -106,7 +109,7 @@ def main() -> None:
 
 
 def every_pass(loader: CloudLoader) -> Any:
-    """One pass after another; there are several only with `stop_every`."""
+    """Yield the batches of all passes. There is more than one pass only with `stop_every`."""
     while True:
         yield from loader
 

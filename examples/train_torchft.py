@@ -1,14 +1,16 @@
 """Pretrain with torchft on replicas that may die and return. Each reads its part of every batch.
 
-torchft_lighthouse --min_replicas 1 --bind 127.0.0.1:29510 &
-export TORCHFT_LIGHTHOUSE=http://127.0.0.1:29510
-python examples/train_torchft.py s3://bucket/corpus --steps 300 --global-batch 16 &   # per replica
-kill -9 PID        # of a replica; then start it again
+Run the third command once per replica. Then kill a replica, and start it again:
+
+    torchft_lighthouse --min_replicas 1 --bind 127.0.0.1:29510 &
+    export TORCHFT_LIGHTHOUSE=http://127.0.0.1:29510
+    python examples/train_torchft.py s3://bucket/corpus --steps 300 --global-batch 16 &
+    kill -9 PID
 
 A quorum decides which replicas participate in a step. If the quorum has changed, the loader's world
 is set before the step. A step that is not committed is computed again, from the same row. The
-replicas' loaders do not communicate: each finds its rows from token lengths. `--global-batch` is
-the number of rows per replica.
+replicas' loaders do not communicate, because each finds its rows from token lengths.
+`--global-batch` is the number of rows per replica.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from cloudload import CloudLoader
 
 
 class Replica:
-    """A model, its optimizer and loader, and the row after the last committed step."""
+    """One replica, with its model, optimizer and loader, and the row after the last commit."""
 
     def __init__(self, args: Any) -> None:
         self.loader = CloudLoader(
@@ -38,7 +40,7 @@ class Replica:
             num_workers=args.workers,
             local=args.cache,
             lengths="require",
-            dp_rank=0,  # until the first quorum
+            dp_rank=0,  # a world of one rank, until the first quorum
             dp_world_size=1,
         )
         self.model = GPT(self.loader.vocab_size, args)
@@ -46,7 +48,7 @@ class Replica:
         self.rows, self.world = 0, (0, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last committed step, for a replica that joins."""
+        """Return the state after the last committed step, which torchft sends to new replicas."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -67,7 +69,7 @@ def main() -> None:
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=20)),
         min_replica_size=1,
-        # the batch of a step depends on the world
+        # a step's batch depends on the world, so the quorum must be known before the forward pass
         use_async_quorum=False,
         state_dict=replica.state_dict,
         load_state_dict=replica.load_state_dict,
@@ -83,7 +85,7 @@ def main() -> None:
 
 
 def train_step(manager: Manager, replica: Replica) -> None:
-    """Train on the next batch of the quorum's replicas. If one of them fails, nothing changes."""
+    """Train one step on the quorum's replicas. If one of them fails, the step has no effect."""
     manager.start_quorum()
     world = manager.participating_rank(), manager.num_participants()
     if world != replica.world or replica.loader.rows != replica.rows:

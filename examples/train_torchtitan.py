@@ -1,8 +1,10 @@
-"""Pretrain a small Llama 3 with torchtitan's trainer; stop whenever you like, resume on other ranks
-from its own checkpoints.
+"""Pretrain a small Llama 3 with torchtitan's trainer.
 
-torchrun --nproc-per-node 2 examples/train_torchtitan.py s3://bucket/corpus --steps 300
-torchrun --nproc-per-node 4 examples/train_torchtitan.py s3://bucket/corpus --steps 600 --resume
+Stop at any time, and resume on more or fewer ranks from torchtitan's own checkpoints. Start a run
+on 2 ranks, and then continue it on 4:
+
+    torchrun --nproc-per-node 2 examples/train_torchtitan.py s3://bucket/corpus --steps 300
+    torchrun --nproc-per-node 4 examples/train_torchtitan.py s3://bucket/corpus --steps 600 --resume
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from tiny_gpt import parse_arguments
 from torch.distributed.fsdp import FSDPModule
 
 if not torch.cuda.is_available():
-    # torchtitan requires an accelerator, so let the CPU answer its queries about the device's
-    # memory
+    # torchtitan requires an accelerator, so replace its queries about the device with answers for
+    # the CPU
     torch._utils._get_available_device_type = lambda: "cpu"
     memory = {
         "get_device_properties": SimpleNamespace(total_memory=1),
@@ -53,7 +55,7 @@ HAS_GPU = torch.cuda.is_available()
 
 
 def small_llama(vocab_size: int, depth: int) -> ModelSpec:
-    """torchtitan's debug model, with a different vocabulary and fewer layers."""
+    """Return torchtitan's debug model, with this vocabulary and at most `depth` layers."""
     spec = model_registry("debugmodel")
     model = spec.model
     model.vocab_size = model.tok_embeddings.num_embeddings = model.lm_head.out_features = vocab_size

@@ -1,5 +1,9 @@
-"""Convert raw corpora to MDS from a checkout: `python scripts/convert_to_mds.py INPUT... OUT` is
-the same as `cloudload convert`."""
+"""Convert raw corpora to MDS from a checkout, with the options of `cloudload convert`.
+
+    python scripts/convert_to_mds.py INPUT... OUT
+
+The script has the name that users of MosaicML Streaming look for.
+"""
 
 import sys
 

@@ -1,18 +1,18 @@
-"""The generated parts of the documentation: hooks of MkDocs, and an extension of mkdocstrings.
+"""Generate parts of the documentation, with hooks of MkDocs and an extension of mkdocstrings.
 
-<!-- generated: options Stream -->      a table of the options of a config, from the code
-<!-- generated: cli -->                 `--help` of every command
-<!-- generated: checks -->              the kinds of findings of `cloudload check`
-<!-- generated: errors -->              the errors and the kinds of storage failures
-<!-- generated: docstring MODULE -->    the docstring of a module, as it is in the code
-../../benchmarks/RESULTS.md             a link out of docs/ becomes a page of the site
-![...](figures/lanes.svg)               drawn into the page, in the colors of its theme
+<!-- generated: options Stream -->      becomes a table of the options of a config
+<!-- generated: cli -->                 becomes `--help` of every command
+<!-- generated: checks -->              becomes the kinds of findings of `cloudload check`
+<!-- generated: errors -->              becomes the errors and the kinds of storage failures
+<!-- generated: docstring MODULE -->    becomes the list in a module's docstring, as a table
+../../benchmarks/RESULTS.md             a link to a file outside docs/ leads to a page of the site
+![...](figures/lanes.svg)               a figure is drawn into the page, in the colors of its theme
 
 The pages in the repository contain the generated text, from its marker to `<!-- end -->`, so that
 it can also be read there.
 
-    python -m scripts.docs_site            write it again
-    python -m scripts.docs_site --check    fail if it is out of date
+    python -m scripts.docs_site            write the generated text again
+    python -m scripts.docs_site --check    fail if the generated text is out of date
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _FIGURE = re.compile(r'<p><img alt="([^"]*)" src="([^"]*figures/([\w-]+)\.svg)" 
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are outside docs/."""
+    """Add pages to the site for files outside docs/. MkDocs calls this hook."""
     from mkdocs.structure.files import File, InclusionLevel
 
     for path in ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *_list("benchmarks", "*.md")]:
         text = (ROOT / path).read_text("utf-8")
-        is_table = path.startswith("benchmarks/")  # wide, so omit the table of contents
+        is_table = path.startswith("benchmarks/")  # tables are wide, so hide the table of contents
         content = f"---\nhide: [toc]\n---\n\n{text}" if is_table else text
         files.append(File.generated(config, path, content=content))
     for path in _list("benchmarks", "*.png"):
@@ -59,7 +59,7 @@ def on_files(files: Any, config: Any) -> Any:
     for path in _list("examples", "*.py"):
         name, code = Path(path).name, (ROOT / path).read_text("utf-8")
         page = f"---\nsearch:\n  exclude: true\n---\n\n# {name}\n\n```py\n{code}```\n"
-        # linked from the guides, so it needs no entry in the navigation
+        # the guides link to the page, so it needs no entry in the navigation
         inclusion = InclusionLevel.NOT_IN_NAV
         uri = site_path(path)
         files.append(File.generated(config, uri, content=page, inclusion=inclusion))
@@ -72,8 +72,10 @@ def _list(folder: str, pattern: str) -> list[str]:
 
 
 def site_path(path: str) -> str:
-    """The site path of a repository file: `docs/` is the site's root, and each code file has a
-    page."""
+    """Return the site path of a file of the repository.
+
+    `docs/` is the root of the site, and a code file has a page that ends in `.md`.
+    """
     return re.sub(r"\.py$", ".md", path.removeprefix("docs/"))
 
 
@@ -95,14 +97,14 @@ def rewrite_links(markdown: str, source: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Fill the markers, and point links at pages of the site."""
+    """Fill a page's markers, and rewrite its links for the site. MkDocs calls this hook."""
     uri = page.file.src_uri
     source = f"docs/{uri}" if (ROOT / "docs" / uri).is_file() else uri
     return rewrite_links(fill_markers(markdown), source)
 
 
 def fill_markers(markdown: str) -> str:
-    """Generate the text after each `<!-- generated: … -->`."""
+    """Return a page with new text after each `<!-- generated: … -->`."""
 
     def fill(marker: re.Match[str]) -> str:
         return f"{marker[1]}\n\n{_GENERATORS[marker[2]](marker[3])}\n\n<!-- end -->"
@@ -111,14 +113,14 @@ def fill_markers(markdown: str) -> str:
 
 
 def list_outdated() -> dict[Path, str]:
-    """The new text of each page in the repository whose generated parts are out of date."""
+    """Return the new text of each page in the repository whose generated parts are outdated."""
     pages = {path: path.read_text("utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))}
     filled = {path: fill_markers(text) for path, text in pages.items()}
     return {path: text for path, text in filled.items() if text != pages[path]}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the outdated pages, or with `--check`, list them and return 1."""
+    """Rewrite the outdated pages. With `--check`, list them instead, and return 1 if any exist."""
     outdated = list_outdated()
     if "--check" not in arguments:
         for path, text in outdated.items():
@@ -130,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def options_table(name: str) -> str:
-    """The options of a config, or those that only `CloudLoader` itself has."""
+    """Return the table of a config's options, or of the options that only `CloudLoader` has."""
     from cloudload.config.delivery import DeliveryConfig
     from cloudload.config.rows import RowsConfig
     from cloudload.config.stream import Stream
@@ -202,7 +204,7 @@ def _show(default: Any) -> str:
 
 
 def _show_type(hint: Any) -> str:
-    """Describe a type for readers: list its choices, and call a callable a function."""
+    """Describe a type in words for the options tables, such as `integer`, `path` or `function`."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " or ".join(f'`"{value}"`' for value in arguments)
@@ -221,7 +223,7 @@ _NAMES = {str: "text", int: "integer", float: "number", bool: "`True` or `False`
 
 
 def cli_help(_: str = "") -> str:
-    """`--help` of the program and of each command, as on a terminal of 80 columns."""
+    """Return `--help` of the program and of each command, for a terminal of 80 columns."""
     from unittest import mock
 
     from cloudload.cli import make_parser
@@ -242,7 +244,7 @@ def cli_help(_: str = "") -> str:
 
 
 def checks_table(_: str = "") -> str:
-    """Every kind of finding of `cloudload check`."""
+    """Return a table of the kinds of findings of `cloudload check`."""
     from cloudload.check.rules import RULES
 
     rows = [
@@ -253,7 +255,7 @@ def checks_table(_: str = "") -> str:
 
 
 def errors_reference(_: str = "") -> str:
-    """The tree of errors, each error, and the kinds of storage failures."""
+    """Return the tree of errors, the docstring of each, and the kinds of storage failures."""
     from cloudload import errors
     from cloudload.option_docs import _parse_module
 
@@ -292,7 +294,10 @@ def _enum_docs(module: list[Any], name: str) -> dict[str, str]:
 
 
 def module_docstring(name: str) -> str:
-    """Convert the list in a module's docstring (terms, two or more spaces, meanings) to a table."""
+    """Convert the list in a module's docstring to a table.
+
+    Each line of the list has a term, two or more spaces, and the meaning.
+    """
     text = inspect.cleandoc(f"{importlib.import_module(name).__doc__}")
     listing = next(part for part in text.split("\n\n") if part.startswith("    "))
     rows: list[list[str]] = []
@@ -322,7 +327,7 @@ _GENERATORS: dict[str, Callable[[str], str]] = {
 
 
 def on_page_content(text: str, **_: Any) -> str:
-    """Draw the figures into the page, so that they follow its theme."""
+    """Replace each figure's `<img>` with its SVG, so that the figure follows the page's theme."""
 
     def inline(image: re.Match[str]) -> str:
         svg = (ROOT / "docs/figures" / f"{image[3]}.svg").read_text("utf-8")
@@ -333,14 +338,14 @@ def on_page_content(text: str, **_: Any) -> str:
 
 
 class RuntimeDocstrings(griffe.Extension):
-    """Shows the docstring of a class as `help` does, with the parts that the code adds to it."""
+    """A griffe extension that shows `CloudLoader.__doc__`, to which the code adds the options."""
 
     def on_class(self, *, cls: griffe.Class, **_: Any) -> None:
         if cls.path == "cloudload.loader.CloudLoader" and cls.docstring is not None:
             from cloudload.loader import CloudLoader
 
             text = inspect.cleandoc(f"{CloudLoader.__doc__}")
-            # the signature shows the defaults
+            # remove the defaults, because the page shows them in the signature
             cls.docstring.value = re.sub(r"\s+Default:\s+`[^`]*`\.", "", text)
 
 

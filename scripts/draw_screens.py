@@ -1,8 +1,8 @@
-"""Draw the pictures of `docs/screens`: commands as a terminal shows them, and pages of a browser.
+"""Draw the pictures of `docs/screens`, which show commands in a terminal and pages in a browser.
 
     python -m scripts.draw_screens           needs `chromium` (apt-get install chromium)
 
-The datasets are this repository's own documentation and code, converted by `cloudload convert`.
+The datasets are this repository's own documentation and code, converted to MDS.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def draw_screens() -> None:
         draw_command(browser, "blame", ["blame", "losses", "--top", "1", "--quiet"])
 
 
-# like JupyterLab's cell output
+# CSS that makes the page look like cell output in JupyterLab
 _NOTEBOOK = """<!doctype html><html data-ready=yes><meta charset=utf-8><style>
 body { margin: 16px; font: 13px sans-serif } pre { background: #f5f5f5; padding: 6px }
 table { border-collapse: collapse; font-size: 12px } td, th { padding: 3px 8px; text-align: left }
@@ -79,7 +79,7 @@ tr:nth-child(even) { background: #f5f5f5 }
 
 
 class _Terminal(io.StringIO):
-    """What a command prints to a terminal."""
+    """A stdout that makes a command print as if to a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -88,7 +88,7 @@ class _Terminal(io.StringIO):
 def draw_command(
     browser: Browser, name: str, arguments: list[str], width: int = 660, status: int = 0
 ) -> None:
-    """Draw a command and its output, as a terminal shows them."""
+    """Run a command, and draw the command line and its output as in a terminal."""
     printed = _Terminal()
     with contextlib.redirect_stdout(printed):
         assert main(arguments) == status
@@ -103,7 +103,7 @@ def draw_command(
 
 
 def draw_check(browser: Browser) -> None:
-    """Draw a check of this package's code, with some damaged modules."""
+    """Draw a check of this package's code, in which a few modules are damaged or repeated."""
     paths = sorted((ROOT / "cloudload").rglob("*.py"))
     texts = [path.read_text() for path in paths if path.stat().st_size]
     names = [str(path.relative_to(ROOT / "cloudload")) for path in paths if path.stat().st_size]
@@ -124,7 +124,7 @@ def draw_check(browser: Browser) -> None:
 def log_losses() -> None:
     """Log the losses of a token-frequency model on the documentation's paragraphs.
 
-    One of the paragraphs is damaged.
+    One paragraph is replaced with rare characters, so that `cloudload blame` lists it first.
     """
     pages = (path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))
     texts = [text for page in pages for text in page.split("\n\n")]
@@ -147,7 +147,7 @@ def log_losses() -> None:
 
 
 def draw_rows(browser: Browser) -> None:
-    """Draw the page of two steps, with a document selected, in both themes."""
+    """Draw the page of `cloudload rows` for two steps, with a selected document, in both themes."""
     data = ["--data", "lines", "--data", "code", "--tokenizer", str(ROOT / "examples/tokenizer")]
     options = ["--option", "seq_len=320", "--option", "packing=best_fit", "--mask-edges"]
     options += ["--option", "seed=2"]
@@ -163,7 +163,7 @@ def draw_rows(browser: Browser) -> None:
 def draw_plan(browser: Browser) -> None:
     """Draw the plan page of a run with two streams, in both themes."""
     data = ["--tokenizer", str(ROOT / "examples/tokenizer")]
-    for name, pattern, form in _DATASETS[:2]:  # compressed, because others are mapped in place
+    for name, pattern, form in _DATASETS[:2]:  # compressed, so that the run needs a cache
         folder = f"compressed/{name}"
         convert_to_mds(
             str(ROOT / pattern),
@@ -206,7 +206,7 @@ def draw_page_of_plan(browser: Browser, name: str, height: int) -> None:
 
 
 def draw_state(browser: Browser) -> None:
-    """Draw the position of a checkpoint of two streams."""
+    """Draw `cloudload state show` for a checkpoint of a run with two streams."""
     shutil.copytree(ROOT / "examples/tokenizer", "tokenizer")
     with CloudLoader(
         ["docs", "code"], tokenizer="tokenizer", seq_len=512, batch_size=8, num_workers=0
@@ -218,13 +218,13 @@ def draw_state(browser: Browser) -> None:
 
 
 def draw_fetch(browser: Browser) -> None:
-    """Draw the shards that a node fetches before a run."""
+    """Draw `cloudload fetch`, which downloads shards before a run."""
     data = ["--data", "compressed/docs", "--tokenizer", "tokenizer", "--option", "seq_len=512"]
     draw_command(browser, "fetch", ["fetch", *data, "--shards", "4", "--quiet"], 1060)
 
 
 def draw_notebook(browser: Browser) -> None:
-    """Draw what a notebook shows of a loader, its statistics, and a document in a batch."""
+    """Draw how a notebook displays a loader, its statistics, and a document in a batch."""
     with CloudLoader(
         ["docs", "code"],
         tokenizer="tokenizer",
@@ -249,7 +249,7 @@ def draw_notebook(browser: Browser) -> None:
 
 
 def save_picture(browser: Browser, name: str) -> None:
-    """Save what the browser shows, in few colors, because pictures are kept in the repository."""
+    """Save the browser's view in 96 colors, because the pictures are kept in the repository."""
     browser.take_picture(Path("picture.png"))
     Image.open("picture.png").convert("RGB").quantize(_COLORS).save(
         SCREENS / f"{name}.png", optimize=True

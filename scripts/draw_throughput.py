@@ -1,6 +1,6 @@
-"""Draw `docs/figures/throughput.svg` from `benchmarks/results.json`: bars on a linear scale.
+"""Draw the bar chart `docs/figures/throughput.svg` from `benchmarks/results.json`.
 
-python -m scripts.draw_throughput
+Run it with `python -m scripts.draw_throughput`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BARE = "bare tokenizer"
 
 
 def draw() -> str:
-    """The figure as SVG."""
+    """Return the figure as SVG. Its bars have a linear scale."""
     results = json.loads((ROOT / "benchmarks/results.json").read_text("utf-8"))
     sides = [side for side in results["races"][RACE] if side["entry"]["kind"] != _BARE]
     speeds = {side["entry"]["name"]: _speeds(side) for side in sides if side["turns"]}
@@ -65,7 +65,7 @@ def _bar(name: str, y: int, low: float, median: float, high: float) -> list[str]
 
 
 def _style() -> str:
-    """The style that all figures share."""
+    """Return the `<style>` element that all figures share."""
     style = re.search(r" *<style>.*?</style>\n", STYLE_OF.read_text("utf-8"), re.DOTALL)
     assert style is not None
     return style[0]

@@ -1,13 +1,13 @@
-"""Check tokenizers, and add them to the table of tokenizers that are known to pass.
+"""Check tokenizers, and add those that pass to the table of known tokenizers.
 
     python scripts/know_tokenizers.py gpt2-folder llama3-folder
 
-Each one is loaded from its folder and as an object of the installed transformers, because their
-tokenizer.json may differ. Both are compared on the probes and on all 1,112,064 code points, in some
-20 seconds each. The table, `cloudload/tokenization/known_tokenizers.json`, then has entries for the
-installed versions of fastokens and tokenizers and for this kind of machine. Run this again with
-each combination of versions that the table covers. A tokenizer that fails is not added, and the
-exit status is then 1.
+Each tokenizer is loaded twice, from its folder and as an object of the installed transformers,
+because the resulting tokenizer.json may differ. For both, fastokens is compared with Hugging Face
+`tokenizers` on the probes and on all 1,112,064 code points, which takes about 20 seconds. Those
+that pass are added to `cloudload/tokenization/known_tokenizers.json`, for the installed versions of
+fastokens and tokenizers and for this kind of machine. Run this script again with each combination
+of versions that the table covers. If a tokenizer fails, it is not added, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def know(folder: Path, table: Path) -> int:
-    """Add a tokenizer to the table. Return 1 if it does not pass."""
+    """Check a tokenizer, and add it to the table if it passes. Returns 1 if it fails, else 0."""
     from cloudload.tokenization.backend import list_checked
     from cloudload.tokenization.kept_files import digest_of
     from cloudload.tokenization.known import conditions
@@ -60,7 +60,7 @@ def know(folder: Path, table: Path) -> int:
 
 
 def sources(folder: Path) -> Iterator[tuple[str, Any]]:
-    """What a user may pass for this tokenizer, each with a name for the table."""
+    """Yield each object that a user may pass for this tokenizer, with its name for the table."""
     from transformers import AutoTokenizer
 
     yield folder.name, str(folder)
@@ -69,7 +69,10 @@ def sources(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def find_problem(text: str) -> str | None:
-    """Make every check of the backend choice, on all code points. Return the problem or None."""
+    """Run the checks with which a loader chooses the backend, but on all code points.
+
+    Returns the first problem, or None if there is none.
+    """
     from cloudload.tokenization.encoders import is_failure
 
     try:
@@ -81,7 +84,7 @@ def find_problem(text: str) -> str | None:
 
 
 def find_difference(text: str) -> str | None:
-    """Return the problem or None, like `find_problem`. Raises the errors of fastokens."""
+    """Run the checks of `find_problem`, but let errors of fastokens pass through."""
     from cloudload.tokenization.backend import find_probe_mismatch, sweep_code_points
     from cloudload.tokenization.features import find_unsupported_feature
     from cloudload.tokenization.probes import all_code_points
@@ -94,7 +97,7 @@ def find_difference(text: str) -> str | None:
 
 
 def add(table: Path, conditions: str, passed: dict[str, str]) -> None:
-    """Add names by digest to the table's entry for `conditions`."""
+    """Add tokenizers to the table's entry for `conditions`. `passed` maps digests to names."""
     known = json.loads(table.read_text("utf-8")) if table.exists() else {}
     names = known.get(conditions, {}) | passed
     known[conditions] = dict(sorted(names.items(), key=lambda each: (each[1], each[0])))

@@ -1,5 +1,7 @@
-"""Read a dataset to its end with the installed cloudload: `python smoke.py DATASET TOKENIZER`. Used
-by scripts/test-wheel."""
+"""Read one epoch of a dataset with the installed wheel of cloudload, for scripts/test-wheel.
+
+Run it with `python smoke.py DATASET TOKENIZER`.
+"""
 
 import sys
 import tempfile

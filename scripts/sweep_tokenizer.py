@@ -1,11 +1,11 @@
-"""Compare fastokens with tokenizers on every code point, and run the checks of the backend choice.
+"""Compare the IDs of fastokens with those of Hugging Face `tokenizers` on every code point.
 
     python scripts/sweep_tokenizer.py gpt2-folder llama3-folder
 
-A loader sweeps the assigned code points, once for each cache folder. This script sweeps all
-1,112,064, in about 15 seconds per tokenizer. Run it before a version is added to
-`cloudload.tokenization.backend.MEASURED_VERSIONS`. The exit status is 1 if a tokenizer has
-different IDs.
+Also runs the other checks with which a loader chooses the backend. A loader compares only the
+assigned code points, once for each cache folder. This script compares all 1,112,064, which takes
+about 15 seconds per tokenizer. Run it before you add a version to
+`cloudload.tokenization.backend.MEASURED_VERSIONS`. The exit status is 1 if any ID differs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> int:
 
 
 def sweep(name: str) -> int:
-    """Print the findings for one tokenizer. Return 1 if it has different IDs."""
+    """Print the findings for one tokenizer. Returns 1 if the backends have different IDs."""
     from cloudload.tokenization.backend import find_probe_mismatch, sweep_code_points
     from cloudload.tokenization.features import find_unsupported_feature
     from cloudload.tokenization.probes import all_code_points

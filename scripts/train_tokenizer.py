@@ -1,10 +1,9 @@
-"""Train the tokenizer of `examples/tokenizer`: a byte-level BPE of 4,096 tokens. Its corpus is
-Python's standard library.
+"""Train the tokenizer of `examples/tokenizer`, a byte-level BPE with 4,096 tokens.
 
     python scripts/train_tokenizer.py examples/tokenizer
 
-Every machine has the library's sources, which contain code and text. The same version of Python
-gives the same file.
+The corpus is the source code of Python's standard library, because it is on every machine and
+contains both code and text. The same version of Python always produces the same file.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ END_OF_TEXT = "<|endoftext|>"
 def train_tokenizer(
     texts: Iterable[str], vocabulary_size: int, special_tokens: Iterable[str] = (END_OF_TEXT,)
 ) -> Any:
-    """A byte-level BPE `tokenizers.Tokenizer`; its special tokens have the first ids, in order."""
+    """Train a byte-level BPE `tokenizers.Tokenizer`. Its special tokens have the first IDs."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -58,8 +57,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def standard_library_texts() -> Iterator[str]:
-    """The sources of the standard library, tests and installed packages left out, in the order of
-    their names."""
+    """Yield the standard library's source files by name, without tests and installed packages."""
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {
         "site-packages",

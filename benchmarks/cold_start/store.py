@@ -1,4 +1,4 @@
-"""The S3 server of the benchmark, and the loaders that read from it."""
+"""Start loaders that read from the benchmark's S3 server, and count the bytes that they read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHILD_TIMEOUT_S = 3600
 
 @dataclass(frozen=True)
 class Store:
-    """The server with both datasets, and a proxy in front of it for each node."""
+    """The S3 server that stores the datasets, with a proxy for each node that reads them."""
 
     server: S3Server
     proxies: tuple[FaultProxy, ...]
@@ -33,7 +33,7 @@ class Store:
     latency_s: float
 
     def reset(self, node: int) -> None:
-        """Reset the counts and the delay of a node's proxy."""
+        """Clear the request log of a node's proxy, and set its delay to `latency_s`."""
         self.proxies[node].set_faults(
             [Fault("", "delay", seconds=self.latency_s)] if self.latency_s else []
         )
@@ -43,8 +43,8 @@ class Store:
     ) -> subprocess.Popen[str]:
         """Start a loader in a process that reads through the node's proxy.
 
-        With a `port`, the process is a rank of a process group. With `rank` and `ranks`, all
-        ranks are on one node. Otherwise, each is the only one of its node.
+        If `port` is given, the process is a rank of a process group. If `rank` and `ranks` are
+        also given, all ranks are on one node. Otherwise, each rank has its own node.
         """
         data = "epoch" if what == "epoch" else "cold"
         request = {
@@ -85,17 +85,17 @@ class Store:
         )
 
     def downloaded(self, node: int) -> int:
-        """Bytes of objects that a node has downloaded through its proxy."""
+        """The number of bytes that a node has downloaded through its proxy since the reset."""
         return sum(request.body_bytes for request in self.proxies[node].requests("^GET"))
 
     def requested(self, node: int) -> int:
-        """Number of requests that a node has made through its proxy."""
+        """The number of requests that a node has sent through its proxy since the reset."""
         return len(self.proxies[node].requests(""))
 
 
 @contextlib.contextmanager
 def cache_folder(work: Path) -> Iterator[Path]:
-    """Create an empty folder, and remove it after the block."""
+    """Create an empty folder for a `with` block, and remove it afterwards."""
     folder = Path(tempfile.mkdtemp(dir=work))
     try:
         yield folder
@@ -104,9 +104,9 @@ def cache_folder(work: Path) -> Iterator[Path]:
 
 
 def read_result(process: subprocess.Popen[str]) -> dict[str, float]:
-    """Read the figures of a loader's process: the first line of its output that is JSON.
+    """Read the figures of a loader's process from the first line of its output that is JSON.
 
-    Raises `SystemExit` if it ends without one.
+    Raises `SystemExit` if the process exits without printing such a line.
     """
     assert process.stdout
     for line in process.stdout:
@@ -120,8 +120,8 @@ def read_result(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    """Wait until a loader's process ends. Raises `SystemExit` if it fails."""
+    """Wait until a loader's process exits. Raises `SystemExit` if it fails."""
     process.communicate(timeout=CHILD_TIMEOUT_S)
-    # an alarm ends a process that is slow to exit
+    # a process that is slow to exit is terminated by its own alarm
     if process.returncode not in (0, -signal.SIGALRM):
         raise SystemExit(f"a loader ended with status {process.returncode}. See its output above")

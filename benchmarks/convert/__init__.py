@@ -1,1 +1,1 @@
-"""Measure the converter beside other ways to write MDS: `python -m benchmarks.convert`."""
+"""Compare the converter with other ways to write MDS: `python -m benchmarks.convert`."""

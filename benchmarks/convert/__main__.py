@@ -1,23 +1,26 @@
-"""Measure the converter beside other ways to write MDS, and check that its output is the same.
+"""Compare the converter with other ways to write MDS, and check that its output is deterministic.
 
     python -m benchmarks.convert --corpus FOLDER
 
-speed   Each way converts the same documents to zstd shards, in turns, and each table is of one form
-        of the input. MB are of text. CPU seconds include the worker processes, and the CPU share of
-        the coordinator is that of the process which starts them. Peak memory is the largest
-        resident set of a process that converts. Disk is the peak of temporary files and caches.
+speed   The ways take turns to convert the same documents to zstd shards. Each file format of the
+        input has its own table. MB are MB of text. CPU seconds include the worker processes. The
+        coordinator is the process that starts the workers, and its share is a share of the CPU
+        seconds. Peak memory is the largest resident set of any process that converts. Peak disk is
+        the space of temporary files and caches.
 store   The same for cloudload, with the input and the output in an S3 server on this machine.
 hash    SHA-256 of all shards and the index, with 1, 2 and 5 processes. The exit status is 1 if the
         hashes differ.
 
 cloudload       `convert_to_mds`, with segments of 64 MiB
-MDSWriter       a pool in which each process reads its files and writes a folder with Streaming's
-                MDSWriter, with the columns and hashes of cloudload; then the indexes are merged
-llm-foundry     as its script `convert_dataset_json` without tokens: Hugging Face datasets loads the
-                files, and one process writes their text with MDSWriter, without hashes
+MDSWriter       a pool of processes. Each reads its files and writes a folder with Streaming's
+                MDSWriter, with the same columns and hashes as cloudload. The indexes are merged at
+                the end.
+llm-foundry     like its script `convert_dataset_json` without tokenization: Hugging Face datasets
+                loads the files, and one process writes their text with MDSWriter, without hashes
 
-The input repeats the corpus, each time in a different order and with each document rotated, up to
---distinct-mb, and then repeats these files up to --megabytes. Without --corpus, text is generated.
+The input repeats the corpus up to --distinct-mb, each time in a different order and with each
+document rotated, and then repeats these files up to --megabytes. Without --corpus, the text is
+generated.
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ def open_store(args: argparse.Namespace) -> Iterator[None]:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
-    """Yield (title, rows) of each part's tables."""
+    """Measure the chosen parts, and yield the title and the rows of each table."""
     pool = read_or_generate(args.corpus, min(MOST_TEXT_BYTES, 1e6 * args.distinct_mb))
     for form in args.forms:
         data = write_inputs(folder, form, pool, 1e6 * args.distinct_mb, 1e6 * args.megabytes)
@@ -112,7 +115,7 @@ def race(data: Input, args: argparse.Namespace, folder: Path) -> list[Row]:
 
 @contextlib.contextmanager
 def open_sides(ways: list[str]) -> Iterator[dict[str, Side]]:
-    """Start a process for each way. Each is stopped except during its turns."""
+    """Start a process for each way. A process is stopped except during its turns."""
     with contextlib.ExitStack() as stack:
         sides = {way: stack.enter_context(Side("benchmarks.convert.side")) for way in ways}
         for way, side in sides.items():
@@ -123,7 +126,7 @@ def open_sides(ways: list[str]) -> Iterator[dict[str, Side]]:
 def take_turn(
     side: Side, inputs: str, out: str | None, processes: int, folder: Path
 ) -> dict[str, float]:
-    """Convert once with one way, and return its figures: seconds, bytes and documents."""
+    """Convert the input once, and return the seconds, the bytes and the number of documents."""
     with tempfile.TemporaryDirectory(dir=folder, prefix="turn-") as work:
         scratch = Path(work, "scratch")
         scratch.mkdir()
@@ -134,7 +137,7 @@ def take_turn(
 
 
 def row_of(way: str, processes: int, turns: list[Message], data: Input) -> Row:
-    """The row of a way: medians and spreads of its turns."""
+    """Return the table row of a way. Lists of values, one per turn, are shown as spreads."""
     return {
         "way": way,
         "processes": processes,
@@ -169,7 +172,10 @@ def convert_in_store(data: Input, args: argparse.Namespace, folder: Path) -> lis
 
 
 def hash_outputs(data: Input, folder: Path) -> list[Row]:
-    """Hash the output for each number of processes. Raises `SystemExit` if the hashes differ."""
+    """Convert with each number of processes, and hash the output.
+
+    Raises `SystemExit` if the hashes differ.
+    """
     rows: list[Row] = []
     for processes in HASHED_PROCESSES:
         out = folder / f"out{processes}"

@@ -1,4 +1,4 @@
-"""The input of the converter benchmark: the same documents in several formats."""
+"""Write the input files of the converter benchmark, with the same documents in each format."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Input:
     stored_bytes: int
 
     def remove(self) -> None:
-        """Remove the files."""
+        """Delete the folder and its files."""
         shutil.rmtree(self.folder)
 
 
 def write_inputs(
     folder: Path, form: str, pool: Sequence[str], distinct: float, total: float
 ) -> Input:
-    """Write files with `distinct` bytes of text in the folder `form`, and repeat them to `total`.
+    """Write files with `distinct` bytes of text to the folder `form`.
 
-    Repeated files are hard links.
+    Then repeats the files, as hard links, until there are `total` bytes of text.
     """
     place = folder / form
     place.mkdir()
@@ -62,7 +62,7 @@ def write_inputs(
 
 
 def _vary(pool: Sequence[str], num_bytes: float) -> Iterator[Row]:
-    """Yield the pool's documents, shuffled and rotated differently in each pass."""
+    """Yield `num_bytes` of the pool's documents, shuffled and rotated differently in each pass."""
     draw, number = random.Random(0), 0
     while num_bytes > 0:
         for text in draw.sample(pool, len(pool)):
@@ -112,4 +112,4 @@ FORMS: dict[str, Callable[[Sequence[Row], Path], object]] = {
     "jsonl.zst": _write_zstd,
     "parquet": _write_parquet,
 }
-"""Writers of a file, by form, which is also the extension."""
+"""The functions that write a file, by format, which is also the file's extension."""

@@ -12,10 +12,10 @@ INTERVAL_S = 0.1
 
 
 class Sampler:
-    """Samples in a thread while its `with` block runs.
+    """A thread that samples memory and disk use every 0.1 s during a `with` block.
 
-    Memory is the high-water mark of each process, which the kernel keeps, so a sample misses only
-    the last moments of a process that ends.
+    The memory of a process is its high-water mark, which the kernel keeps. Samples therefore miss
+    only about the last 0.1 s before a process exits.
     """
 
     def __init__(self, pid: int, folder: Path) -> None:
@@ -24,7 +24,7 @@ class Sampler:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self.disk = 0
-        """The largest sum of the sizes of the files in the folder, in bytes."""
+        """The largest total size of the files in the folder, in bytes."""
 
     def __enter__(self) -> Sampler:
         with contextlib.suppress(OSError):
@@ -38,7 +38,7 @@ class Sampler:
         self._sample()
 
     def memory(self, processes: int) -> int:
-        """The largest resident set, in bytes, of any process that converts."""
+        """Return the largest resident set of a process that converts, in bytes."""
         if processes == 1:
             return self._peaks[self._pid]
         others = [peak for pid, peak in self._peaks.items() if pid != self._pid and peak]
@@ -55,7 +55,7 @@ class Sampler:
 
 
 def high_water_mark(pid: int) -> int:
-    """The peak resident set of a process in bytes; 0 if it has ended."""
+    """Return the peak resident set of a process in bytes, or 0 if the process has exited."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -64,9 +64,9 @@ def high_water_mark(pid: int) -> int:
 
 
 def size_of(folder: Path) -> int:
-    """The sum of the sizes of the files in a folder, in bytes."""
+    """Return the total size of the files in a folder, in bytes."""
     total = 0
     for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # files may disappear meanwhile
+        with contextlib.suppress(OSError):  # a file may be deleted at any time
             total += path.stat().st_size
     return total

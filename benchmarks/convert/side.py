@@ -1,4 +1,4 @@
-"""The ways to convert files to MDS with zstd that `benchmarks.convert` compares."""
+"""Convert files to zstd MDS shards, in each of the ways that `benchmarks.convert` compares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ COLUMNS = {"id": "str", "text": "str"}
 
 @dataclass(frozen=True)
 class Way:
-    """`convert(inputs, out, processes)` converts all files of a folder."""
+    """A way to convert all files of a folder, with `convert(inputs, out, processes)`.
+
+    `modules` are imported before the first turn, so that no turn includes their imports.
+    """
 
     convert: Callable[[str, str, int], object]
     is_parallel: bool
@@ -54,7 +57,7 @@ def convert_by_pool(inputs: str, out: str, processes: int) -> None:
 
 
 def write_files(share: tuple[list[str], str]) -> None:
-    """Write the documents of files to a folder."""
+    """Write the documents of several files to one folder, as a process of the pool."""
     from streaming import MDSWriter
 
     files, out = share
@@ -112,7 +115,7 @@ WAYS = {
 
 
 def start(request: Message) -> Take:
-    """Import a way's packages, and return the function that converts once."""
+    """Import the modules of a way, and return a function that converts the input once."""
     way = WAYS[request["way"]]
     for module in way.modules:
         try:
@@ -135,7 +138,7 @@ def start(request: Message) -> Take:
 
 
 def describe_output(out: str) -> Message:
-    """The number of documents and stored bytes in an index."""
+    """Return the number of documents and of stored bytes that an output's index lists."""
     from cloudload.mds.index_parser import parse_index
     from cloudload.storage.objects import read_object
 

@@ -1,1 +1,1 @@
-"""Measure the cost of orders and how they shuffle documents: `python -m benchmarks.order`."""
+"""Measure the cost of orders and how well they shuffle: `python -m benchmarks.order`."""

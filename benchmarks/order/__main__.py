@@ -2,12 +2,12 @@
 
     python -m benchmarks.order [--only scale quality window drift] [--documents 1e8]
 
-scale     seconds and memory to build an epoch's order, each in its own process, beside Streaming's
-          (needs the extra `streaming`)
+scale     seconds and memory to build the order of an epoch, and to build the same order with
+          Streaming (needs the extra `streaming`). Each order is built in a new process.
 quality   how well the documents of one canonical node are shuffled
-window    number of shards in use for each width of the shuffle window
-drift     how far lanes drift apart if document sizes are log-normal and each lane emits one row in
-          turn, and the effect of dealing documents by their bytes
+window    the number of shards in use for each width of the shuffle window
+drift     how far lanes drift apart if document sizes are log-normal and the lanes emit one row each
+          in turn, and whether dealing the documents by their bytes helps
 
 Shards have 5,000 documents and 64 MB.
 """
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[tuple[str, list[Row]]]:
-    """Yield (title, rows) of each part's table."""
+    """Measure the chosen parts, and yield the title and the rows of each part's table."""
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "scale": lambda: measure_scale(int(args.documents)),
         "quality": lambda: measure_quality(min(400, args.shards)),

@@ -1,6 +1,6 @@
 """Simulate how far lanes drift apart when documents differ in size.
 
-All lanes emit the same number of tokens, so they read different numbers of documents.
+All lanes emit the same number of tokens. Lanes with longer documents therefore read fewer of them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from cloudload.arrays import Ints
 NUM_NODES = 64
 LOG_MEAN, LOG_SD = 6.2, 1.1
 NOISE_SD = 0.15
-"""The standard deviation, across documents, of the logarithm of tokens per byte."""
+"""The standard deviation of the logarithm of a document's tokens per byte.
+
+It is the error of a size in tokens that is estimated from a size in bytes."""
 DEALT_AT_ONCE = 64
-"""Documents per lane that are dealt together, as a window."""
+"""The number of documents per lane in a window, whose documents are dealt together."""
 
 Floats = NDArray[np.float64]
 
 
 def simulate_drift(lane_counts: Sequence[int], documents: float) -> Iterator[Row]:
-    """Yield the spread of the lanes after 10^5, 10^6, ... documents, at most `documents`."""
+    """Yield the spread of the lanes after 10^5, 10^6, ... documents, up to `documents`."""
     marks = [10.0**power for power in range(5, 9) if 10.0**power <= documents]
     for lanes in lane_counts:
         start = time.perf_counter()
@@ -44,11 +46,11 @@ def simulate_drift(lane_counts: Sequence[int], documents: float) -> Iterator[Row
 
 
 def _describe(ordinals: Ints, lanes: int) -> Row:
-    """Describe the spread of the documents read by each lane, int64 [nodes, lanes of a node]."""
+    """Describe how far lanes are apart. `ordinals` is int64 [nodes, lanes of a node]."""
     of_node = lanes // NUM_NODES
     places = ordinals * of_node + np.arange(of_node)
     spread = places.max(axis=1) - places.min(axis=1)
-    # count whole blocks from the slowest lane to the fastest, at random offsets, and one edge shard
+    # count the blocks from the slowest lane to the fastest, at random offsets, plus one edge shard
     staggers = np.random.default_rng(3).integers(0, BLOCK, (64, NUM_NODES))
     blocks = (places.max(axis=1) + staggers) // BLOCK - (places.min(axis=1) + staggers) // BLOCK + 1
     open_shards = blocks * SHARDS_PER_WINDOW + 1
@@ -65,9 +67,9 @@ def _describe(ordinals: Ints, lanes: int) -> Row:
 
 
 def _read(lanes: int, marks: Sequence[float]) -> dict[str, Ints]:
-    """Count the documents that each lane has read when it has emitted `marks` tokens.
+    """Count the documents that each lane has read by the time it has emitted each of `marks`.
 
-    Returns int64 [marks, nodes, lanes of a node] for each policy.
+    `marks` are numbers of tokens. Returns int64 [marks, nodes, lanes of a node] by policy.
     """
     of_node = lanes // NUM_NODES
     policies: dict[str, Callable[[Floats, Floats], Ints]] = {
@@ -101,10 +103,12 @@ def _read(lanes: int, marks: Sequence[float]) -> dict[str, Ints]:
 
 
 def _in_turn(guessed: Floats, loads: Floats) -> Ints:
-    """Deal the window's documents to the lanes in turn: int64 [nodes, lanes of a node, documents].
+    """Deal a window's documents to the lanes in turn.
 
-    `guessed` are the estimated sizes, [nodes, documents of the window], and `loads` the sizes dealt
-    to each lane so far, [nodes, lanes of a node]. Every policy has this signature.
+    Returns the indices of each lane's documents, int64 [nodes, lanes of a node, documents].
+    `guessed` are the documents' estimated sizes, [nodes, documents of the window]. `loads` are the
+    total sizes dealt to each lane so far, [nodes, lanes of a node]. All policies have this
+    signature.
     """
     nodes, of_node = loads.shape
     return np.broadcast_to(
@@ -113,7 +117,7 @@ def _in_turn(guessed: Floats, loads: Floats) -> Ints:
 
 
 def _plain_snake(guessed: Floats, loads: Floats) -> Ints:
-    """Deal from the longest to the shortest, to the lanes forward and then backward.
+    """Deal documents from the longest to the shortest, to the lanes forward and then backward.
 
     The first lane always gets the longest document.
     """
@@ -124,15 +128,16 @@ def _plain_snake(guessed: Floats, loads: Floats) -> Ints:
 
 
 def _snake(guessed: Floats, loads: Floats) -> Ints:
-    """Deal as `_plain_snake` does, with the lanes in a different order in every window."""
+    """Deal like `_plain_snake`, but with the lanes in a different order in every window."""
     order = np.argsort(np.random.default_rng(int(guessed[0, 0] * 1e6)).random(loads.shape), axis=1)
     return np.take_along_axis(_plain_snake(guessed, loads), order[:, :, None], 1)
 
 
 def _to_the_least(guessed: Floats, loads: Floats) -> Ints:
-    """Deal from the longest to the shortest, in rounds of one document per lane.
+    """Deal documents from the longest to the shortest, in rounds of one document per lane.
 
-    In a round, longer documents go to the lanes with less so far. Adds the sizes to `loads`.
+    In each round, the longer documents go to the lanes with the smaller loads. Adds the sizes of
+    the documents to `loads`.
     """
     nodes, of_node = loads.shape
     longest = np.argsort(-guessed, axis=1).reshape(nodes, DEALT_AT_ONCE, of_node)
@@ -146,5 +151,5 @@ def _to_the_least(guessed: Floats, loads: Floats) -> Ints:
 
 
 def _mixed(dealt: Ints) -> Ints:
-    # a lane's documents must not stay sorted by size
+    # shuffle each lane's documents, which are sorted by size
     return dealt[:, :, np.random.default_rng(7).permutation(DEALT_AT_ONCE)]

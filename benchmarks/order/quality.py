@@ -1,4 +1,4 @@
-"""Measure how far one canonical node's documents move from the order before the shuffle."""
+"""Measure how far the shuffle moves the documents of one canonical node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.reference_order import canonical_order
 
 
 def measure_quality(num_shards: int) -> Iterator[Row]:
-    """Yield the quality of each algorithm, for one canonical node of `num_shards` shards."""
+    """Yield the figures of each shuffle algorithm for a canonical node of `num_shards` shards."""
     sizes = np.full(num_shards, PER_SHARD)
     inner = slice(2 * BLOCK, -2 * BLOCK)
     for algorithm in ("py1e", "py1br", "seekable"):
@@ -46,7 +46,7 @@ def measure_quality(num_shards: int) -> Iterator[Row]:
 
 
 def _unshuffled(algorithm: str, sizes: Ints, epoch: int) -> Ints:
-    """The sample IDs of one node, with its spans in the epoch's order but no document moved."""
+    """Return a node's sample IDs after its shard spans are permuted but before documents move."""
     if algorithm == "seekable":
         spans = SeekableOrder(sizes, Shuffle(1, SEED, BLOCK), epoch)._spans
         begins = (np.cumsum(sizes) - sizes)[spans.shards] + spans.offsets
@@ -63,8 +63,8 @@ def _unshuffled(algorithm: str, sizes: Ints, epoch: int) -> Ints:
 def _uniformity(algorithm: str) -> str:
     """Test whether documents move uniformly within a block.
 
-    Counts the moves between the sixteenths of a block, over 800 blocks. Returns the χ² of the 256
-    counts, in standard deviations from its mean.
+    Counts the moves from each sixteenth of a block to each other, over 800 blocks. Returns how many
+    standard deviations the χ² of these 256 counts is from its mean.
     """
     if algorithm == "py1e":
         return "- (by design not uniform)"

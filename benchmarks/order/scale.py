@@ -1,6 +1,6 @@
-"""Measure seconds and memory to build an epoch's order.
+"""Measure the seconds and the memory to build the order of an epoch.
 
-Run as a module, this is a side that builds one order.
+If run as a program, this module is the side that builds one order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEED = 17
 
 
 def measure_scale(documents: int) -> Iterator[Row]:
-    """Yield the cost of each order, each built in its own process."""
+    """Build each order in a new process, and yield its cost."""
     cases = [
         ("get_shuffle", "py1e", documents, 64, BLOCK),
         ("get_shuffle", "py1br", documents, 64, BLOCK),
@@ -53,7 +53,7 @@ def measure_scale(documents: int) -> Iterator[Row]:
 
 
 def start_build(request: Message) -> Take:
-    """Import everything, and return a function that builds the order."""
+    """Import what the order needs, and return a function that builds it."""
     sizes = np.full(request["documents"] // PER_SHARD, PER_SHARD)
     config = OrderConfig(True, request["algorithm"], request["block"], request["nodes"], SEED)
     if request["order"] == "EpochOrders":
@@ -72,7 +72,7 @@ def start_build(request: Message) -> Take:
 
 
 def build_ours(sizes: Ints, config: OrderConfig) -> Message:
-    """Build the order, read from its middle, and return the figures."""
+    """Build an order with cloudload, read documents from its middle on, and return the figures."""
     documents = int(sizes.sum())
     middle = documents // 2
     most_anonymous = [0]
@@ -104,7 +104,7 @@ def build_ours(sizes: Ints, config: OrderConfig) -> Message:
 def figures(
     built: float, used: float, first: float | None, anonymous: int | None, each_ns: float | None
 ) -> Message:
-    """Name the figures, as columns of the table."""
+    """Name the figures after the table's columns, and add the peak resident set in MiB."""
     return {
         "build, s": built,
         "CPU, s": used,
@@ -116,7 +116,7 @@ def figures(
 
 
 def megabytes_of(name: str) -> int:
-    """A size in /proc/self/status, in MB of 2^20 bytes."""
+    """Return the value of a field of /proc/self/status, in MB of 2^20 bytes."""
     status = Path("/proc/self/status").read_text()
     found = re.search(rf"{name}:\s+(\d+)", status)
     assert found

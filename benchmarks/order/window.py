@@ -1,6 +1,6 @@
-"""Count the shards in use for each width of the shuffle window.
+"""Count the shards in use at the same time for each width of the shuffle window.
 
-Each step reads one document of each canonical node.
+A step reads one document from each canonical node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.reference_order import canonical_order
 
 
 def measure_windows(num_shards: int) -> Iterator[Row]:
-    """Yield the shards in use for each width, for a dataset of `num_shards` shards."""
+    """Yield the shards in use for each number of canonical nodes and width of the window."""
     sizes = np.full(num_shards, PER_SHARD)
     cases = [
         (nodes, f"{window}", window * PER_SHARD)
@@ -43,7 +43,10 @@ def measure_windows(num_shards: int) -> Iterator[Row]:
 
 
 def _most_open(shards: Ints, nodes: int) -> int:
-    """The maximum number of shards between their first and their last step."""
+    """Return the maximum number of open shards at a step.
+
+    A shard is open from the first step that reads one of its documents to the last.
+    """
     steps = np.arange(len(shards)) // nodes
     first, last = np.empty(shards.max() + 1, np.int64), np.empty(shards.max() + 1, np.int64)
     last[shards] = steps
@@ -55,9 +58,9 @@ def _most_open(shards: Ints, nodes: int) -> int:
 
 
 def _spread(shards: Ints) -> float:
-    """The mean distance of documents from the middle of their shard's documents.
+    """Return the mean distance of a document from the mean place of its shard's documents.
 
-    `shards` are the shards of one node's documents, in order. Counts only shards that are complete.
+    `shards` is the shard of each document of one node, in order. Only complete shards count.
     """
     counts = np.bincount(shards)
     places = np.arange(len(shards))

@@ -1,1 +1,1 @@
-"""Measure how full and how fast the packings are: `python -m benchmarks.packing`."""
+"""Measure how full each packing's rows are, and its speed: `python -m benchmarks.packing`."""

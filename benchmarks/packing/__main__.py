@@ -1,17 +1,18 @@
-"""Measure how full each packing fills its rows, and how fast it is.
+"""Measure how full each packing's rows are, and how fast it is.
 
     python -m benchmarks.packing --corpus FOLDER --tokenizer FOLDER
     python -m benchmarks.packing --only speed --corpus FOLDER --tokenizer FOLDER FOLDER --json
 
-fill     share of the emitted rows' tokens that are not padding, beside best-fit-decreasing, which
-         sees all documents at once. Document sizes are log-normal, or those of the corpus,
-         reshuffled in each of several epochs. Rows still open at the end are not emitted. A second
-         column includes them, although a finite loader would pack those tokens into one tail.
-speed    rows per second through a loader with one worker, relative to concat, by wall time and by
-         the worker's CPU time. All sides take short turns on one core, each with its training
-         process and its worker.
+fill     the share of the emitted rows' tokens that is not padding, compared with that of
+         best-fit-decreasing, which sees all documents at once. Document sizes are log-normal, or
+         those of the corpus, reshuffled in each of several epochs. Rows that are still open at the
+         end are not emitted. A second column includes them, although a finite loader would pack
+         their tokens into one tail.
+speed    rows per second of a loader with one worker, relative to concat, by wall time and by the
+         worker's CPU time. The sides take short turns on one core. A side is a training process and
+         its worker.
 
-Without --corpus, text is generated, and fill uses only log-normal sizes.
+Without --corpus, the text is generated, and fill uses only log-normal sizes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from benchmarks.packing.speed import race
 
 FORMS = {"fill": ".2%", "with open rows": ".2%", "left out": ".2%"}
 LEAST_DOCUMENTS = 150_000
-"""To measure the fill of a corpus, its epochs are repeated until there are this many documents."""
+"""The fill of a corpus is measured on at least this many documents, by repeating its epochs."""
 
 
 def main() -> None:
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Iterator[tuple[str, list[Row]]]:
-    """Yield (title, rows) of each part's tables."""
+    """Measure the chosen parts, and yield the title and the rows of each table."""
     parts = args.only or ["fill", "speed"]
     texts = read_or_generate(args.corpus, 1e6 * args.megabytes)
     if "fill" in parts:

@@ -14,7 +14,7 @@ SEQ_LENS, OPEN_ROWS = (2048, 4096), (4, 16, 64)
 
 
 class Fill(NamedTuple):
-    """A number of rows, and the number of tokens in them without padding."""
+    """A number of rows, and the number of their tokens that are not padding."""
 
     rows: int
     tokens: int
@@ -24,7 +24,7 @@ class Fill(NamedTuple):
         return Fill(self.rows + other.rows, self.tokens + other.tokens)
 
     def share(self, seq_len: int) -> float:
-        """The share of the rows' tokens that is not padding."""
+        """Return the share of the rows' tokens that is not padding, for rows of `seq_len`."""
         return self.tokens / max(1, self.rows * seq_len)
 
 
@@ -56,7 +56,7 @@ def measure_fill(sizes: Sequence[int], lane_counts: Iterable[int]) -> list[Row]:
 
 
 def fill_row(seq_len: int, pack: Callable[[], tuple[Fill, Fill]]) -> Row:
-    """Return the fill of the emitted rows, and the fill with the rows open at the end."""
+    """Time `pack`, and return a table row with the fill, without and with rows left open."""
     started = time.perf_counter()
     emitted, whole = pack()
     return {
@@ -71,7 +71,7 @@ def fill_row(seq_len: int, pack: Callable[[], tuple[Fill, Fill]]) -> Row:
 def pack_lanes(packing: Packing, sizes: Sequence[int], num_lanes: int) -> tuple[Fill, Fill]:
     """Deal the documents to the lanes in turn, and pack the documents of each lane.
 
-    Returns the emitted rows, and those rows with the rows open at the end.
+    Returns the fill of the emitted rows, and the fill with the rows that are open at the end.
     """
     emitted, still_open = Fill(0, 0), Fill(0, 0)
     for lane in range(num_lanes):
@@ -96,7 +96,7 @@ def take_rows(packer: Packer) -> Iterator[int]:
 
 
 def count(lengths: Iterable[int]) -> Fill:
-    """Count rows of these lengths, in tokens."""
+    """Count the rows and their tokens. `lengths` has the number of tokens in each row."""
     rows = tokens = 0
     for length in lengths:
         rows += 1
@@ -105,11 +105,11 @@ def count(lengths: Iterable[int]) -> Fill:
 
 
 def pack_decreasing(sizes: Sequence[int], seq_len: int) -> tuple[Fill, Fill]:
-    """Pack by best-fit-decreasing.
+    """Pack by best-fit-decreasing, and return the fill twice, because no row stays open.
 
-    Long documents first fill whole rows. Then the remaining pieces, from the largest, are placed in
-    the row where they leave the least space. `rooms` counts the rows by free space, and bit f of
-    `is_there` is set if any row has f tokens free.
+    Long documents first fill whole rows. Then each remaining piece, from the largest to the
+    smallest, is placed in the row where it leaves the least space. `rooms[f]` is the number of rows
+    with f tokens free, and bit f of `is_there` is set if there is such a row.
     """
     rest = sorted((size % seq_len for size in sizes), reverse=True)
     rows = sum(size // seq_len for size in sizes)
@@ -134,6 +134,6 @@ def pack_decreasing(sizes: Sequence[int], seq_len: int) -> tuple[Fill, Fill]:
 
 
 def pack_tightly(sizes: Sequence[int], seq_len: int) -> tuple[Fill, Fill]:
-    """Return the upper bound: documents that are cut wherever a row ends."""
+    """Return the upper bound of the fill, which cuts documents wherever a row ends."""
     fill = Fill(-(-sum(sizes) // seq_len), sum(sizes))
     return fill, fill

@@ -1,4 +1,4 @@
-"""Document sizes in tokens: drawn at random, or counted in a corpus."""
+"""Document sizes in tokens, which are drawn at random or counted in a corpus."""
 
 from __future__ import annotations
 

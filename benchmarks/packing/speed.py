@@ -1,6 +1,6 @@
-"""Measure rows per second of each packing through a loader with one worker.
+"""Measure the rows per second of a loader with one worker, for each packing.
 
-Run as a module, this is one side.
+If run as a program, this module is the side of one packing.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PACKINGS: dict[str, tuple[PackingName, Overflow]] = {
     "one_per_row, rows": ("one_per_row", "rows"),
     "one_per_row, cut": ("one_per_row", "cut"),
 }
-"""(packing, overflow) by name."""
+"""The options (packing, overflow) of each side."""
 SEQ_LEN, BATCH_SIZE, NUM_LANES = 2048, 8, 60
 WARM_UP_ROWS, TURNS = 2_400, 24
 QUICK_WARM_UP_ROWS, QUICK_TURNS = 64, 2
 ROWS_AT_ONCE = 32
-"""Rows that a worker makes and sends as a block. A turn ends between two blocks."""
+"""The number of rows in a worker's block. A turn is a whole number of blocks."""
 
 
 def race(
@@ -41,8 +41,8 @@ def race(
 ) -> list[Row]:
     """Measure the rows per second of each packing, in `repeats` rounds.
 
-    In a round, each side reads about one epoch. Each round starts new processes, because the memory
-    layout of a tokenizer makes some processes faster than others for their whole life.
+    In a round, each side reads about one epoch in a new process. One process per packing would not
+    be enough, because a tokenizer's memory layout makes some processes permanently faster.
     """
     note(f"speed, {tokenizer.name}")
     num_turns = QUICK_TURNS if is_quick else TURNS
@@ -75,13 +75,13 @@ def race(
 
 
 def make_packing(name: str) -> Packing:
-    """Create the packing of this name, as a loader does."""
+    """Create the packing that a loader would create for the side `name`."""
     packing, overflow = PACKINGS[name]
     return Packing(packing, SEQ_LEN, OPEN_ROWS, overflow)
 
 
 def compare(name: str, rounds: Sequence[Message], base: Sequence[Message]) -> Row:
-    """Return the speeds of a side, absolute and relative to `base` in the same round."""
+    """Return the speeds of a side, and their ratios to those of `base` in the same round."""
 
     def speeds(what: str, clock: str, side: Sequence[Message]) -> list[float]:
         return [done[what] / max(done[clock], 1e-9) for done in side]
@@ -124,13 +124,13 @@ def start_loader(request: Message) -> Take:
     )
     batches = iter(loader)
     rows = request["turn_rows"]
-    # until open rows are as full as they get; the first batch has a block to itself
+    # warm up until the open rows are as full as they get; the first batch is a block by itself
     for _ in islice(batches, 1 + request["warm_up_rows"] // BATCH_SIZE):
         pass
     last = {"worker": worker_cpu(), "trainer": time.process_time()}
 
     def take(_: Message) -> Message:
-        # a worker continues after the turn's last batch; that time counts for the next turn
+        # the worker's CPU time after the last batch of a turn counts toward the next turn
         started, tokens = time.perf_counter(), 0
         for batch in islice(batches, rows // BATCH_SIZE):
             tokens += int((batch.spans[:, SPAN_STOP] - batch.spans[:, SPAN_START]).sum())
@@ -144,7 +144,7 @@ def start_loader(request: Message) -> Take:
 
 
 def worker_cpu() -> float:
-    """CPU seconds of the worker process."""
+    """Return the CPU seconds that the worker process has used so far."""
     return sum(cpu_of(child.pid or 0) for child in multiprocessing.active_children())
 
 

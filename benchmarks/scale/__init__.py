@@ -1,1 +1,1 @@
-"""The cost of very large datasets and worlds; see `__main__`."""
+"""Measure the cost of very large datasets and worlds: `python -m benchmarks.scale`."""

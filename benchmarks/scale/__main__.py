@@ -2,18 +2,21 @@
 
     python -m benchmarks.scale [--only opening hub downloads order lengths cache states plans]
 
-opening   requests to a real S3 server until every rank has its first batch, times --nodes
-hub       requests to the Hugging Face Hub for a tokenizer by name, times --ranks and --nodes
+opening   requests to a real S3 server until every rank of a node has its first batch, and the
+          total for --nodes nodes
+hub       requests to the Hugging Face Hub when a rank loads a tokenizer by name, and the total for
+          --nodes nodes of --ranks ranks
 downloads how often each shard is downloaded, by num_lanes and num_canonical_nodes
-order     an epoch of --documents documents: time to build it, memory, cost of a document
-lengths   token lengths of --fits documents, and predicted for --documents
-cache     the cost of a reservation, by the number of shards in the cache
-states    the size of a state, by the number of lanes
-plans     opening a dataset, planning `cloudload count`, the plan of a spawned worker, and
-          `cloudload plan`, with --planned-shards shards
+order     time and memory to build the order of an epoch of --documents documents, and the time to
+          look up a document in it
+lengths   cost of the token lengths of --fits documents, and the predicted cost for --documents
+cache     cost of a reservation, by the number of shards in the cache
+states    size of a state, by the number of lanes
+plans     cost of opening a dataset of --planned-shards shards, of planning `cloudload count`, of
+          sending the plan to a spawned worker, and of `cloudload plan`
 
-The dataset of `plans` is in a simulated store: its index is real, and all its shards have the same
-bytes. Memory is in MB of 10^6 bytes. `benchmarks.exchange` measures the exchange between ranks, and
+`plans` reads from a simulated store, in which the index is real and all shards have the same bytes.
+Memory is in MB of 10^6 bytes. `benchmarks.exchange` measures the exchange between ranks, and
 `benchmarks.convert_scale` the converter.
 """
 
@@ -60,7 +63,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Row]]]:
-    """Yield (title, rows) of each part's table."""
+    """Measure the chosen parts, and yield the title and the rows of each part's table."""
     parts: dict[str, Callable[[], Iterator[Row]]] = {
         "opening": lambda: count_requests(work, args.ranks, args.nodes),
         "hub": lambda: count_hub_requests(work, args.ranks, args.nodes),

@@ -1,4 +1,4 @@
-"""Count the nodes that read each canonical node, because each of them downloads its shards."""
+"""Count how often each shard is downloaded: once by every node that reads its canonical node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _DOCUMENTS = 10_000_000_000
 
 
 def count_downloads(ranks: int, nodes: int) -> Iterator[Row]:
-    """Yield how often a shard is downloaded, by layout, on `nodes` nodes of `ranks` ranks each."""
+    """Yield the downloads of a shard on `nodes` nodes of `ranks` ranks, for several layouts.
+
+    A layout is a number of lanes and of canonical nodes.
+    """
     size = nodes * ranks
     hosts = np.array(World(0, size, ranks).hosts)
     largest_divisor = max(number for number in range(1, 65) if nodes % number == 0)

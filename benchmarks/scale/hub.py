@@ -1,6 +1,6 @@
-"""Count the requests of a rank that loads a tokenizer by its name from a simulated Hub.
+"""Count the requests of a rank that loads a tokenizer by name from a simulated Hugging Face Hub.
 
-Run as a module, this is that rank.
+If run as a program, this module is that rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = "some/tokenizer"
 
 
 class _Hub(BaseHTTPRequestHandler):
-    """Serves the files of one repository, and counts its requests."""
+    """An HTTP handler that serves the files of one repository, and counts the requests."""
 
     requests = 0
 
@@ -53,7 +53,7 @@ class _Hub(BaseHTTPRequestHandler):
 
 
 def count_hub_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
-    """Count the requests of a rank with an empty Hub cache, and of a later rank on that node."""
+    """Count the requests of a rank with an empty Hub cache, and of the next rank of its node."""
     from cloudload import convert_to_mds
 
     texts = ({"text": text} for text in short_texts(2_000))

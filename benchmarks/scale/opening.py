@@ -1,7 +1,7 @@
 """Count the requests of a node to a real S3 server until all its ranks have a first batch.
 
-Run as a module, this is a rank: it prints a line after its first batch, and waits for the end of
-stdin.
+If run as a program, this module is a rank, which prints a line after its first batch and then waits
+until its stdin is closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _KINDS = {"of the index": "/index.json", "of lengths": "/lengths/", "of shards":
 
 
 def count_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
-    """Yield the number of requests of one node, and of all nodes, for each kind of start."""
+    """Yield the requests of one node and of all nodes, for a first and a later start and a resume.
+
+    The three starts share one cache.
+    """
     from cloudload import convert_to_mds, count_tokens
 
     with contextlib.ExitStack() as stack:
@@ -49,7 +52,7 @@ def count_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
 
 
 def _sum(proxy: FaultProxy) -> dict[str, int]:
-    """Count the requests by kind, and the bytes of the responses to requests for an index."""
+    """Count the requests by kind, and the bytes of the responses that contain an index."""
     requests = proxy.requests()
     found = {
         name: sum(part in request.line for request in requests) for name, part in _KINDS.items()
@@ -64,7 +67,7 @@ def _sum(proxy: FaultProxy) -> dict[str, int]:
 
 
 def _start_ranks(cache: Path, ranks: int, environment: dict[str, str], state: Path | None) -> None:
-    """Run the ranks of a node until all have their first batch."""
+    """Run the ranks of a node until each has its first batch."""
     variables = ONE_THREAD | environment | {"LOCAL_WORLD_SIZE": str(ranks)}
     request = {"cache": str(cache), "size": ranks, "state": state and str(state)}
     processes = [
@@ -92,12 +95,15 @@ def _start_ranks(cache: Path, ranks: int, environment: dict[str, str], state: Pa
 
 
 def serve(*, cache: str, rank: int, size: int, state: str | None) -> None:
-    """Read the first batch. A single rank writes the file `state`; several resume from it."""
+    """Run one rank until its first batch.
+
+    A single rank saves its state to the file `state`. Several ranks resume from that file.
+    """
     from cloudload import CloudLoader, Retry
 
     options: dict[str, Any] = {"tokenizer": str(TOKENIZER), "seq_len": 256, "batch_size": 4}
     options |= {"local": cache, "num_workers": 1, "prefetch_batches": 1, "num_lanes": 120}
-    options |= {"retry": Retry(timeout_s=300, deadline_s=600)}  # so long that no request is retried
+    options |= {"retry": Retry(timeout_s=300, deadline_s=600)}  # so that no request is retried
     with CloudLoader(URL, **options, dp_rank=rank, dp_world_size=size) as loader:
         if state and size > 1:
             loader.load_state_dict(json.loads(Path(state).read_text()))

@@ -1,6 +1,6 @@
-"""Measure the parts of a node that grow with documents and shards, each in its own process.
+"""Measure the work of a node that grows with documents, shards and lanes, each in a new process.
 
-Run as a module, this measures one part, and prints its figures.
+If run as a program, this module measures one part, and prints its figures as JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NODES_OF_PLANS = 1, 4
 
 
 def in_process(part: str, **arguments: Any) -> dict[str, Any]:
-    """Measure a part in its own process, and return its figures."""
+    """Measure a part in a new process, and return its figures."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.scale.parts", part, json.dumps(arguments)],
         cwd=ROOT,
@@ -49,7 +49,10 @@ def in_process(part: str, **arguments: Any) -> dict[str, Any]:
 
 
 def measure_orders(shards: int, documents: int) -> Iterator[Row]:
-    """Yield the cost of the orders: seekable; py1e at a size that fits; and py1e, predicted."""
+    """Yield the cost of the seekable and the py1e order of `documents` documents.
+
+    For py1e, measures at most 10^8 documents, and predicts the cost of all documents.
+    """
     yield in_process("order", algorithm="seekable", shards=shards, documents=documents)
     fits = min(documents, 100_000_000)
     fewer = max(1, shards * fits // documents)
@@ -67,12 +70,15 @@ def measure_orders(shards: int, documents: int) -> Iterator[Row]:
 
 
 def _gigabytes(documents: int) -> float:
-    """The size of an order's file."""
+    """Return the size of an order's file in GB, with 4 or 8 bytes per document."""
     return documents * (4 if documents < 1 << 32 else 8) / 1e9
 
 
 def measure_lengths(documents: int, fits: int) -> Iterator[Row]:
-    """Yield the measured cost of `fits` token lengths, and the predicted cost of `documents`."""
+    """Yield the measured cost of `fits` token lengths, and the predicted cost of `documents`.
+
+    Time and bytes are assumed to grow linearly.
+    """
     found = in_process("lengths", documents=fits)
     for number, how in ((fits, "measured"), (documents, "predicted")):
         yield {
@@ -101,7 +107,7 @@ def measure_states(most_lanes: int) -> Iterator[Row]:
 
 
 def measure_plans(folder: Path, ranks: int, steps: int) -> Iterator[Row]:
-    """Yield the cost of opening a dataset, and of the plans that list its shards."""
+    """Yield the cost of opening a dataset, and of each kind of plan for it."""
     for part in ("opening", "count", "pickle"):
         yield in_process(part, folder=str(folder))
     for nodes in _NODES_OF_PLANS:
@@ -132,7 +138,7 @@ def lengths(documents: int) -> Row:
 
 
 def cache(files: int) -> Row:
-    """Reserve bytes in a cache of empty shards, without a limit, within it, and beyond it."""
+    """Time reservations in a cache without a limit, below its limit, and at its limit."""
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as name:
         root, size = Path(name), 4096
         folder = root / "dataset"

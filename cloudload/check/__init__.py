@@ -1,4 +1,4 @@
-"""Check a dataset as cloudload and Streaming would read it, and list problems for either one.
+"""Check a dataset as cloudload and Streaming would read it, and list the problems of both.
 
     index.json ─ index ─► shards ─ objects ─► their files ─ shards ─► hashes, offsets, values
                   │                 │                        │

@@ -62,10 +62,10 @@ def check_dataset(
 ) -> CheckReport:
     """Check a dataset as cloudload and StreamingDataset would read it.
 
-    The report lists the problems that either one would have. The number of processes or machines
-    does not affect it. Nothing is written to the dataset or to a cache. Each process reads 4 shards
-    at a time, or 8 if it is the only one. A shard is in memory while it is decompressed, and a
-    temporary file while it is checked.
+    The report lists the problems that either reader would have. It does not depend on the number of
+    processes or machines. Nothing is written to the dataset or to a cache. Each process reads 4
+    shards at a time, or 8 if it is the only process. A shard is in memory while it is decompressed,
+    and in a temporary file while it is checked.
 
     Two rules find repeated texts and IDs. They compare 128-bit hashes, which each rule keeps in
     temporary files of 24 bytes per document. For up to 1.4 billion documents, memory does not grow
@@ -78,20 +78,20 @@ def check_dataset(
         text_key: the column that holds the document.
         tokens_key: the column that holds the document as token IDs, if the run reads token IDs. The
             check then tests no text, and no rule that begins with `text-` applies.
-        rules: the rules to test documents with: names of kinds of findings such as
-            `text-repeated`, `all`, or `none`. `all` omits `text-framed` if there is no tokenizer.
-        max_bytes: size in UTF-8 above which a text breaks the rule `text-long`.
+        rules: the rules that documents are tested with: names such as `text-repeated`, `all`, or
+            `none`. `all` omits `text-framed` if there is no tokenizer.
+        max_bytes: size in bytes of UTF-8 above which a text breaks the rule `text-long`.
         tokenizer: the run's tokenizer, as for `CloudLoader`. The rule `text-special` looks for its
             special tokens. Without a tokenizer, it looks for anything like `<|name|>`.
-        bos: the loader's `bos`.
-        eos: the loader's `eos`.
-        expect_bos: the token that documents should get as bos from the tokenizer, or `none`.
-        expect_eos: the token that documents should get as eos, or `none`.
-        fail_on: rules that make the dataset unsound, or a mapping of rules to the share of
-            documents that may break each, such as 0.001 or `0.1%`. `all` means every rule in
-            `rules`. Any other rule is refused.
-        sample: number of shards to read, spread evenly over the dataset. By default all. 0
-            checks only the index, and the names and sizes of the objects.
+        bos: the argument `bos` of the run's loader.
+        eos: the argument `eos` of the run's loader.
+        expect_bos: the bos that the tokenizer should add to documents, or `none` for no bos.
+        expect_eos: the eos that the tokenizer should add to documents, or `none` for no eos.
+        fail_on: rules that make the dataset unsound if any document breaks them, or a mapping of
+            rules to the share of documents that may break each, such as 0.001 or `0.1%`. `all`
+            means every rule in `rules`. A rule that is not in `rules` is refused.
+        sample: number of shards to read, spread evenly over the dataset. By default, all shards
+            are read. With 0, only the index and the names and sizes of the objects are checked.
         processes: number of worker processes, one per available core by default, and at most one
             per 512 MiB of raw shards. With 1, all work is done in this process.
         executor: check the shards on this `concurrent.futures.Executor` instead, such as a
@@ -128,7 +128,7 @@ def check_dataset(
     shards, readable = _check_dataset(stream, (text, tokens_key), retry, findings)
     findings.add(framing)
     if share.index > 0:
-        findings = Findings()  # worker 0 reports these
+        findings = Findings()  # only worker 0 reports the findings so far
     mine = share.take(_spread(readable, sample))
     total_bytes = sum(info.stored.bytes for info in mine)
     num_samples = sum(info.samples for info in mine)
@@ -175,7 +175,7 @@ def _choose_rules(
     frame: tuple[TokenName, TokenName],
     expected: Mapping[str, str | None],
 ) -> tuple[DocumentRules, list[Finding]]:
-    """Return the rules for documents, and findings about the tokens around documents."""
+    """Return the rules for documents, and findings about the bos and eos around documents."""
     if tokenizer is None:
         if any(expected.values()):
             raise ValueError("expect_bos and expect_eos need a tokenizer. Pass one")
@@ -190,7 +190,7 @@ def _choose_rules(
 def _name_samples(
     url: str, retry: Retry, shards: Sequence[ShardInfo], shard: int, samples: Sequence[int]
 ) -> tuple[str, list[str]]:
-    """Return a shard's file name, and each sample's index with its ID, if it has one."""
+    """Return a shard's file name, and describe each sample by its index, and by its ID if any."""
     info = shards[shard]
     if any(column.name == ID_KEY for column in info.columns):
         return info.raw.name, name_samples(url, info, retry, samples)
@@ -202,8 +202,8 @@ def _check_dataset(
 ) -> tuple[Sequence[ShardInfo], Sequence[ShardInfo]]:
     """Check the index and the folder's objects. Return all shards and the shards to read.
 
-    `keys` are the text column and the token ID column. One of them is None.
-    Shards whose codec is not installed are not read.
+    `keys` names the text column and the token ID column, one of which is None. Shards whose codec
+    is not installed are not read.
     """
     try:
         data, _ = read_index(stream, retry)
@@ -230,8 +230,8 @@ def _check_folder(
 ) -> Sequence[ShardInfo]:
     """Check the folder's objects, and return the shards whose object has the size in the index.
 
-    Objects that no reader needs are found only if the shards are complete. If the store cannot
-    list, all shards are returned.
+    Looks for objects that no reader needs only if `is_complete`, that is, if every entry of the
+    index is in `shards`. If the store cannot list the folder, returns all shards.
     """
     try:
         found = list_folder(url, retry)
@@ -247,7 +247,7 @@ def _check_folder(
 
 
 def _spread(shards: Sequence[ShardInfo], number: int | None) -> Sequence[ShardInfo]:
-    """Choose at most `number` shards, spread evenly, or all if it is None."""
+    """Choose at most `number` shards, spread evenly, or all shards if `number` is None."""
     if number is None or number >= len(shards):
         return shards
     return [shards[place * len(shards) // number] for place in range(number)]

@@ -2,8 +2,8 @@
 
     names, max_bytes, tokenizer ─► DocumentRules ─► list_tests ─► (kind, test of a text's bytes)
 
-A test describes what is wrong with a text, or returns None. It reads UTF-8 bytes, not `str`,
-because most texts then need one or two fast scans.
+A test returns a description of what is wrong with a text, or None. It reads UTF-8 bytes rather than
+`str`, because one or two fast scans are then enough for most texts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_TOKEN = "none"
 
 Test = Callable[[bytes], str | None]
 
-# control characters, except white space, backspace, terminal colors, and next line
+# all control characters but white space, backspace, escape (terminal colors), and next line
 _CONTROL = bytes([*range(8), *range(14, 27), *range(28, 32), 127])
 _FIRST_CONTROL = re.compile(b"[%b]" % re.escape(_CONTROL))
 _LATER_CONTROL = re.compile(b"\xc2[\x80-\x84\x86-\x9f]")
@@ -44,27 +44,27 @@ _HEAD_BYTES = 64
 
 @dataclass(frozen=True)
 class DocumentRules:
-    """The rules that apply, as plain data for workers."""
+    """The rules to apply to documents, as plain data that can be sent to workers."""
 
     names: frozenset[str]
     max_bytes: int
     """Maximum size of a text, in bytes of UTF-8."""
     special_tokens: tuple[str, ...] = ()
-    """The tokenizer's special tokens. If empty, anything like `<|name|>` counts as one."""
+    """The tokenizer's special tokens. If empty, anything like `<|name|>` is special."""
     bos: str = ""
     """The token that the tokenizer puts before each document; "" if it puts none."""
     eos: str = ""
 
     @property
     def hashed(self) -> tuple[str, ...]:
-        """The rules that compare documents with each other."""
+        """The rules that compare documents by hash: those for repeated texts and IDs."""
         return tuple(name for name in (REPEATED_TEXT, REPEATED_ID) if name in self.names)
 
 
 def choose_rules(
     names: str | Collection[str], max_bytes: int | str, tokenizer: TokenizerSpec | None = None
 ) -> DocumentRules:
-    """Choose rules by name, `all` or `none`. Raises `ValueError` for an unknown name or size.
+    """Choose rules by name, `all` or `none`. Raises `ValueError` for an unknown name or bad size.
 
     `all` omits `text-framed` if there is no tokenizer.
     """
@@ -87,7 +87,7 @@ def choose_rules(
 
 
 def _name_frame(tokenizer: TokenizerSpec) -> tuple[str, str]:
-    """The texts of the bos and eos that the tokenizer adds to documents; "" if it adds none."""
+    """Return the text of the bos and eos that the tokenizer adds to documents; "" for none."""
     from cloudload.tokenization.loading import load_hf
 
     hf = load_hf(tokenizer.json)

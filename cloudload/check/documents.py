@@ -38,9 +38,10 @@ class DocumentCheck:
         self._empty, self._tests = tests.pop(EMPTY_TEXT, None), list(tests.items())
 
     def look(self, shard: Shard) -> tuple[Findings, dict[str, bytes]]:
-        """Return the findings about a shard's documents, and their hashes as records by rule.
+        """Return the findings about a shard's documents, and the documents' hashes by rule.
 
-        The shard's samples must be intact. Blank texts and empty IDs are not hashed.
+        The hashes are encoded as records. The shard's samples must be intact. Blank texts and empty
+        IDs are not hashed.
         """
         findings = Findings()
         hashes = dict.fromkeys(self._rules.hashed, b"")
@@ -61,7 +62,7 @@ class DocumentCheck:
         return findings, hashes
 
     def _test(self, shard: Shard, key: str, findings: Findings) -> Iterator[tuple[int, bytes]]:
-        """Test each text, and yield the index and bytes of those that are not blank."""
+        """Test each text, and yield the index and the bytes of each text that is not blank."""
         for sample, text in enumerate(_read_values(shard, key)):
             if is_blank(text):
                 if self._empty is not None:
@@ -74,7 +75,7 @@ class DocumentCheck:
 
 
 def _note(findings: Findings, kind: str, shard: Shard, sample: int, what: str | None) -> None:
-    """Add a finding, or only count it if enough findings of its kind are listed."""
+    """Add a finding, or only count it if 20 findings of its kind are already listed."""
     if findings.count(kind) >= MOST_LISTED:
         findings.add_unlisted(kind)
         return

@@ -1,10 +1,11 @@
 """Find repeated documents by exact hashes of their bytes, in bounded memory.
 
-    hashes of each group ─► parts by hash, in temporary files ─► each part: sort, equal neighbors
+    hashes of each group ─► parts by hash, in temporary files ─► each part: sort, compare neighbors
 
 A record has 24 bytes: a 128-bit hash, and the document's shard and sample. Parts are read one at a
-time, so memory does not grow with the dataset up to 1.4 * 10^9 documents; only the temporary files
-do. With 10^9 documents, the probability that two different ones have the same hash is below 10^-20.
+time. For up to 1.4 * 10^9 documents, only the temporary files grow with the dataset, not memory.
+With 10^9 documents, the probability that two different documents have the same hash is below
+10^-20.
 """
 
 from __future__ import annotations
@@ -29,12 +30,11 @@ _COLUMNS = 3
 _RECORD_BYTES = 8 * _COLUMNS
 _PART_BYTES = 128 << 20
 _MOST_PARTS = 256  # limited because each part of each rule is an open file
-_MEMORY_BYTES = 1 << 18  # a larger part is stored in a file
+_MEMORY_BYTES = 1 << 18  # maximum size of a part in memory; a larger part moves to a file
 
 
 class Repeat(NamedTuple):
-    """A document that repeats an earlier one. `shard` counts only the shards that the check
-    reads."""
+    """A document that repeats an earlier one. Shard indices count only shards that are read."""
 
     shard: int
     sample: int
@@ -43,7 +43,7 @@ class Repeat(NamedTuple):
 
 
 class DuplicateFinder:
-    """Collects the hashes of documents by rule, and finds equal ones."""
+    """Collects the hashes of documents by rule, and finds equal hashes."""
 
     def __init__(self, rules: Sequence[str], num_samples: int) -> None:
         needed = -(-num_samples * _RECORD_BYTES // _PART_BYTES)
@@ -59,7 +59,7 @@ class DuplicateFinder:
         return self._parts.keys()
 
     def add(self, shard: int, hashes: Mapping[str, bytes]) -> None:
-        """Add the records of a shard by rule, as `encode_records` returns them."""
+        """Add a shard's records. `hashes` maps each rule to the result of `encode_records`."""
         for name, data in hashes.items():
             moved = _decode(data).copy()
             moved[:, 2] += np.uint64(shard << 32)
@@ -70,8 +70,7 @@ class DuplicateFinder:
                 part.write(own.tobytes())
 
     def find(self, name: str, most: int) -> tuple[int, list[Repeat]]:
-        """Count the documents that repeat an earlier one. Return the count, and the first
-        `most`."""
+        """Return the number of repeated documents, and the first `most` of them as `Repeat`s."""
         count, first = 0, list[Repeat]()
         for part in self._parts[name]:
             part.seek(0)
@@ -90,7 +89,7 @@ class DuplicateFinder:
 
 
 def encode_records(values: Iterable[tuple[int, bytes]]) -> bytes:
-    """Hash a shard's (sample, value) pairs. The shard in the records is 0 until `add` sets it."""
+    """Hash a shard's (sample, value) pairs. The shard index is 0 until `add` sets it."""
     digests = [(xxhash.xxh3_128_digest(value), sample) for sample, value in values]
     records = np.empty((len(digests), _COLUMNS), "<u8")
     joined = b"".join(digest for digest, _ in digests)
@@ -108,10 +107,10 @@ def _describe(place: int, first: int) -> Repeat:
 
 
 def _find_repeats(records: Records) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Find documents that repeat an earlier one. Return their places, and the earlier ones' places.
+    """Return the places of repeated documents and of their first copies: uint64 [repeats] each.
 
-    A place is shard · 2^32 + sample. For example, hashes A B A A at places 5 6 7 8 return 7 8 and 5
-    5.
+    A place is shard · 2^32 + sample. For example, if the hashes at places 5 6 7 8 are A B A A, the
+    result is 7 8 (the repeated documents) and 5 5 (their first copies).
     """
     if not len(records):
         return records[:, 2], records[:, 2]
@@ -119,7 +118,7 @@ def _find_repeats(records: Records) -> tuple[NDArray[np.uint64], NDArray[np.uint
     halves = records[order, 0]
     is_equal = halves[1:] == halves[:-1]
     is_near = np.append(is_equal, False) | np.append(False, is_equal)
-    near = records[order[is_near]]  # usually few, so sorting is cheap
+    near = records[order[is_near]]  # usually few records, so sorting is cheap
     near = near[np.lexsort((near[:, 2], near[:, 1], near[:, 0]))]
     is_repeat = (near[1:, :2] == near[:-1, :2]).all(axis=1)
     starts = np.flatnonzero(np.append(True, ~is_repeat))[: len(near)]

@@ -1,4 +1,4 @@
-"""A finding, the collection of findings, and the report of a check."""
+"""The findings of a check, their collection in bounded memory, and the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from cloudload.check.rules import ERROR, RULES, SEVERITIES
 
 MOST_LISTED = 20
-"""Maximum number of findings of each kind in a report. The rest are only counted."""
+"""Maximum number of findings of each kind in a report. Further findings are only counted."""
 
 _MOST_SHOWN = 1000
 
@@ -20,23 +20,23 @@ class Finding:
     """A problem in a dataset."""
 
     kind: str
-    """A name for programs, such as `hash-mismatch`."""
+    """The kind of problem: a key of `rules.RULES`, such as `hash-mismatch`."""
     severity: str
     """`error`, `warning` or `note`."""
     readers: tuple[str, ...]
-    """Who is affected: `cloudload`, `Streaming`, both, or neither."""
+    """The affected readers: `cloudload`, `Streaming`, both, or neither."""
     where: str
     """The shard or object, or empty for the whole dataset."""
     what: str
     """A description of the problem, with the values."""
     advice: str
-    """What to do."""
+    """What to do about the problem."""
 
 
 def find(
     kind: str, where: str, what: str, *, readers: tuple[str, ...] | None = None, advice: str = ""
 ) -> Finding:
-    """Create a finding of a kind in `RULES`. `readers` and `advice` override the rule's.
+    """Create a finding of a kind in `RULES`. `readers` and `advice` override the rule's values.
 
     Control characters from the dataset are escaped.
     """
@@ -73,16 +73,16 @@ class Findings:
                 kept.append(finding)
 
     def add_unlisted(self, kind: str, number: int = 1) -> None:
-        """Count findings of a kind in addition to those that are listed."""
+        """Count further findings of a kind without listing them."""
         if number:
             self._counts[kind] += number
 
     def count(self, kind: str) -> int:
-        """The number of findings of a kind."""
+        """Return the number of findings of a kind."""
         return self._counts[kind]
 
     def merge(self, later: Findings) -> None:
-        """Add the findings of a collector that ran after this one."""
+        """Add the findings of a collector that read later shards."""
         for kind, found in later._kept.items():
             kept = self._kept.setdefault(kind, [])
             kept += found[: MOST_LISTED - len(kept)]
@@ -90,12 +90,12 @@ class Findings:
         self.documents += later.documents
 
     def sorted(self) -> tuple[Finding, ...]:
-        """The findings that were kept: errors first, grouped by kind, in the order found."""
+        """Return the findings that were kept: errors first, grouped by kind, in the order found."""
         found = [finding for kept in self._kept.values() for finding in kept]
         return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
     def counts(self) -> dict[str, int]:
-        """The number of findings of each kind."""
+        """Return the number of findings of each kind."""
         return dict(self._counts)
 
 
@@ -108,7 +108,7 @@ class CheckReport:
     findings: tuple[Finding, ...]
     """The first 20 findings of each kind, errors first."""
     counts: dict[str, int]
-    """The number of findings of each kind, including those that are not listed."""
+    """The number of findings of each kind, including findings that are not listed."""
     shards: int
     """Number of shards in the index."""
     shards_read: int
@@ -124,11 +124,11 @@ class CheckReport:
     documents: int = 0
     """Number of documents that the rules tested."""
     above_limits: tuple[str, ...] = ()
-    """The rules that more documents break than `fail_on` allows."""
+    """The rules that are broken by more documents than `fail_on` allows."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether there is no error, and no rule is above its limit in `fail_on`."""
+        """Whether there is no error and no rule is above its limit in `fail_on`."""
         has_error = any(RULES[kind].severity == ERROR for kind in self.counts)
         return not has_error and not self.above_limits
 

@@ -31,7 +31,7 @@ from cloudload.storage.urls import is_local
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.ordered_results import run_in_order
 
-_GROUP_BYTES = 512 << 20  # takes a process 1 or 2 s to check, about as long as its start
+_GROUP_BYTES = 512 << 20  # a process needs 1 to 2 s to check this much, and about as long to start
 _THREADS_ALONE, _THREADS = 8, 4
 
 
@@ -77,7 +77,7 @@ def check_shards(
 ) -> Iterator[Findings]:
     """Yield the findings of groups of shards, in the order of the shards.
 
-    `duplicates` receives the hashes of documents, by the index of their shard in `shards`. The
+    `duplicates` receives the documents' hashes, by the index of the shard in `shards`. The
     groups run on the executor if there is one, otherwise on `processes` processes. `on_bytes`
     receives the number of stored bytes read. Raises `WorkerError` if a process or the executor
     fails.
@@ -86,7 +86,7 @@ def check_shards(
     is_alone = executor is None and min(processes, len(groups)) <= 1
     if is_alone and groups:
         groups = [tuple(shards)]
-    place = os.path.abspath(url) if is_local(url) else url  # for other processes
+    place = os.path.abspath(url) if is_local(url) else url  # other processes may use another cwd
     work = CheckWork(place, text_key, retry, _THREADS_ALONE if is_alone else _THREADS, rules)
     firsts = list(accumulate(map(len, groups), initial=0))
     with (
@@ -144,7 +144,10 @@ def _check_shard(work: CheckWork, documents: DocumentCheck, info: ShardInfo) -> 
 
 
 def cut_groups(shards: Sequence[ShardInfo], group_bytes: int) -> list[tuple[ShardInfo, ...]]:
-    """Divide shards into groups of consecutive shards, of at least `group_bytes` raw bytes each."""
+    """Divide shards into groups of consecutive shards.
+
+    Each group but the last has at least `group_bytes` raw bytes.
+    """
     groups: list[tuple[ShardInfo, ...]] = []
     group: list[ShardInfo] = []
     filled = 0

@@ -1,6 +1,6 @@
 """Check `index.json`: each entry as it is parsed, then all shards together.
 
-Entries become small objects while the JSON is parsed, so that a million of them fit in memory.
+Entries become small objects while the JSON is parsed, so that a million entries fit in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REFUSED = object()
 def check_index(
     data: bytes, text_key: str | None, tokens_key: str | None, findings: Findings
 ) -> tuple[list[ShardInfo], bool]:
-    """Check an index, and add what it finds to `findings`.
+    """Check the bytes of an index, and add the problems to `findings`.
 
     If `text_key` is None, the documents are token IDs. Returns the shards that cloudload accepts,
     in order, and whether it accepts all shards.
@@ -106,7 +106,7 @@ def _check_entry(entry: dict[str, Any], where: str) -> tuple[list[Finding], Shar
 
 
 def _check_fields(entry: dict[str, Any], where: str) -> Iterator[Finding]:
-    """The entry's fields that Streaming's shard reader does not accept, and those it lacks."""
+    """Report fields that Streaming's shard reader does not accept, and missing fields."""
     faults = [_compare_fields(entry, streaming.ENTRY_FIELDS, "")]
     for name in _FILES:
         if isinstance(entry.get(name), dict):
@@ -142,7 +142,7 @@ def _check_compression(entry: dict[str, Any], where: str) -> Iterator[Finding]:
 
 
 def _check_files(entry: dict[str, Any], where: str) -> Iterator[Finding]:
-    """Names and sizes that cloudload refuses."""
+    """Report file names and sizes that cloudload refuses."""
     for file in (entry[field] for field in _FILES if isinstance(entry.get(field), dict)):
         name, size = file.get("basename"), file.get("bytes")
         if isinstance(name, str) and (fault := fault_of_name(name)):

@@ -4,11 +4,10 @@
     “ is e2 80 9c    read as Windows-1252               â€œ   c3 a2 e2 82 ac c5 93
 
 The wrong encoding turns each UTF-8 lead byte into one of a few letters, and each continuation byte
-into a symbol or an unusual letter. So mojibake contains one of those letters, followed by as many
-of those characters as the lead byte has continuation bytes. Correct text rarely contains such a
-sequence. Two kinds of sequences are allowed because correct text contains them: punctuation after a
-capital letter, such as `É»`, and characters that may end a word before punctuation, such as `íš“`
-or `é®”`.
+into a symbol or an unusual letter. So mojibake contains one of those letters, followed by one such
+character for each continuation byte. Correct text rarely contains such a sequence. Two kinds of
+sequences are allowed because correct text contains them: punctuation after a capital letter, such
+as `É»`, and characters that may end a word before punctuation, such as `íš“` or `é®”`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from __future__ import annotations
 import re
 
 _PUNCTUATION = "\xa0«»“”…\u2018\u2019\u2013\u2014"  # quotation marks and dashes
-_BETWEEN = _PUNCTUATION + "¿¡\u2039\u203a\xad"  # may stand between words, or between letters
-_ENDING = "šžŠŽœŒŸ™®©°ªº¹²³"  # may end a word
+_BETWEEN = _PUNCTUATION + "¿¡\u2039\u203a\xad"  # may occur between words or between letters
+_ENDING = "šžŠŽœŒŸ™®©°ªº¹²³"  # may occur at the end of a word
 _EXCERPT_BYTES = 24
 
 
@@ -26,7 +25,7 @@ def _alternatives(characters: set[str]) -> bytes:
 
 
 def _read_rest(*encodings: str) -> set[str]:
-    """Return the characters that UTF-8 continuation bytes (80 to bf) become in these encodings."""
+    """Return the characters that bytes 80 to bf, which continue UTF-8, have in `encodings`."""
     rest = bytes(range(0x80, 0xC0))
     return {each for name in encodings for each in rest.decode(name, "ignore")}
 

@@ -19,7 +19,7 @@ _SHOWN = 5
 def list_folder(url: str, retry: Retry) -> dict[str, int]:
     """Map the name of each object in a dataset's folder to its size in bytes.
 
-    Raises `StoreError` if the store cannot list.
+    Raises `StoreError` if the store cannot list the folder.
     """
     prefix = join_url(url, "x")[:-1]
     found = list_objects(url, retry)
@@ -29,7 +29,7 @@ def list_folder(url: str, retry: Retry) -> dict[str, int]:
 def check_files(
     url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """Findings about the files that the index names.
+    """Yield findings about the files that the index names.
 
     `url` is the dataset's folder, and `found` maps each object's name to its size in bytes.
     """
@@ -45,9 +45,10 @@ def check_files(
 
 
 def size_finding(file: FileInfo, size: int, compression: str | None) -> Finding:
-    """A file whose size differs from the index. `compression` is the file's.
+    """Create a finding for a file whose size differs from the index.
 
-    Streaming reads a raw or bz2 file that is too long, because it ignores bytes after the end.
+    `compression` is the file's compression, or None. Streaming reads a raw or bz2 file that is too
+    long, because it ignores bytes after the end.
     """
     is_ignored = size > file.bytes and (compression or "bz2").startswith("bz2")
     readers = (CLOUDLOAD,) if is_ignored else BOTH
@@ -66,11 +67,11 @@ def _describe_raw(raw: str, zipped: str, *, is_alone: bool) -> Finding:
 def check_others(
     url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """Findings about objects that no reader needs, with the arguments of `check_files`."""
+    """Yield findings about objects that no reader needs. Takes the arguments of `check_files`."""
     named = {shard.stored.name for shard in shards}
     raw = {shard.raw.name for shard in shards} - named
     if is_local(url):
-        named |= raw  # `check_files` has findings about these
+        named |= raw  # `check_files` reports raw files of local datasets
     others = {name: size for name, size in found.items() if name not in named}
     # a folder that has its own index is another dataset, such as a split
     datasets = {name[: -len(INDEX_NAME)] for name in others if name.endswith(f"/{INDEX_NAME}")}
@@ -99,7 +100,7 @@ def _sum_up(objects: Mapping[str, int]) -> str:
 
 
 def check_url(url: str, shards: Sequence[ShardInfo]) -> Iterator[Finding]:
-    """Findings about locations that Streaming's downloaders cannot reach."""
+    """Yield findings about locations that Streaming's downloaders cannot reach."""
     if url.startswith("file:"):
         advice = "Pass Streaming the path without file://"
         yield find("url", "", "Streaming does not read file:// URLs", advice=advice)

@@ -1,8 +1,8 @@
-"""Every kind of finding: who is affected, how badly, and what to do.
+"""Every kind of finding: which readers it affects, how severe it is, and what to do.
 
 An `error` means that a reader refuses the dataset, reads wrong samples, or misses some. A `warning`
 means that a reader refuses the dataset with some settings or cannot verify it, or that a document
-looks wrong. A `note` affects nobody.
+looks wrong. A `note` affects no reader.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BOTH = (CLOUDLOAD, STREAMING)
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind of finding. `readers` are those affected, and `advice` says what to do."""
+    """A kind of finding: what it means, which readers it affects, and what to do."""
 
     meaning: str
     severity: str

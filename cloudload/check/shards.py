@@ -2,8 +2,8 @@
 
     stored file ─ size, hashes ─► decompressed ─ size, hashes ─► header, offsets ─► values
 
-While a compressed shard is decompressed, it and its raw bytes are in memory. The raw shard is then
-kept in a temporary file. A local, uncompressed shard is read in place.
+While a compressed shard is decompressed, its stored and raw bytes are both in memory. The raw shard
+is then kept in a temporary file. A local, uncompressed shard is read in place.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ def check_shard(
 ) -> list[Finding]:
     """Read a shard of the dataset at `url`, and return its findings.
 
-    If the shard's samples are intact, it is passed to `look`. At most one value is reported for
-    each column. For encodings other than text, only the sizes of values are checked. If the shard's
-    codec is not installed here, this is the only finding.
+    If its samples are intact, the shard is passed to `look`. Values are decoded in columns of text,
+    JSON, and numbers stored as text, and at most one value per column is reported. For other
+    encodings, only the sizes of values are checked. If the shard's codec is not installed here, the
+    missing codec is the only finding.
     """
     if found := check_codecs([info.compression], info.stored.name):
         return found
@@ -86,7 +87,7 @@ def name_samples(url: str, info: ShardInfo, retry: Retry, samples: Sequence[int]
 
 
 def name_sample(shard: Shard, sample: int) -> str:
-    """Describe a sample by its index in its shard, and by its ID if it has one."""
+    """Describe a sample by its index in the shard, and by its ID if the sample has an ID."""
     return shard.where(sample).replace(f" of {shard.name}", "", 1)
 
 
@@ -120,7 +121,7 @@ def _check_in_place(
 
 
 def _fetch(url: str, info: ShardInfo, file: BinaryIO, retry: Retry) -> Iterator[Finding]:
-    """Write the raw shard to `file`, and yield what is wrong with the stored and the raw file."""
+    """Write the raw shard to `file`, and yield findings about the stored and the raw bytes."""
     stored_url = join_url(url, info.stored.name)
     if info.zipped is None or info.compression is None:
         download_object(stored_url, file, retry, info.raw.bytes)
@@ -136,7 +137,7 @@ def _fetch(url: str, info: ShardInfo, file: BinaryIO, retry: Retry) -> Iterator[
         return
     file.write(raw)
     for finding in _check_file(file, info.raw):
-        # Streaming verifies only the file that is stored, and cloudload that first
+        # Streaming verifies only the stored file, so these findings affect only cloudload
         what = f"{finding.what}, after decompression"
         if finding.kind == "hash-mismatch":
             what += ', which cloudload checks with verify="always"'
@@ -146,7 +147,7 @@ def _fetch(url: str, info: ShardInfo, file: BinaryIO, retry: Retry) -> Iterator[
 def _check_file(
     file: BinaryIO, expected: FileInfo, compression: str | None = None
 ) -> Iterator[Finding]:
-    """Compare a file's size and all hashes that Python can compute with the index."""
+    """Compare a file with the index: its size, and each hash that Python can compute."""
     size = file.seek(0, os.SEEK_END)
     if size != expected.bytes:
         yield size_finding(expected, size, compression)
@@ -166,7 +167,7 @@ def _check_file(
 def _check_raw(
     path: Path, info: ShardInfo, text_key: str | None, look: Callable[[Shard], object] | None
 ) -> Iterator[Finding]:
-    """Check a raw shard of the right size."""
+    """Check the header, offsets, and values of a raw shard that has the right size."""
     with path.open("rb") as file:
         count = struct.unpack("<I", file.read(4))[0]
     if count != info.samples:
@@ -196,7 +197,7 @@ def _check_raw(
 
 
 def _layout_fault(shard: Shard) -> str | None:
-    """The first sample whose columns do not add up to its size."""
+    """Describe the first sample whose columns do not add up to its size; None if there is none."""
     try:
         for sample in range(shard.info.samples):
             shard.read_bytes(sample, 0)
@@ -208,7 +209,7 @@ def _layout_fault(shard: Shard) -> str | None:
 def _check_column(
     shard: Shard, number: int, column: Column, text_key: str | None
 ) -> Iterator[Finding]:
-    """The first value of a text column that cannot be decoded."""
+    """Yield a finding for the first value of a column that cannot be decoded."""
     decode = _DECODERS.get(column.encoding)
     sample = 0
     try:

@@ -1,7 +1,7 @@
-"""What MosaicML Streaming 0.13 accepts in an index. Tests compare each name with Streaming itself.
+"""The index format of MosaicML Streaming 0.13. Tests compare each constant with Streaming itself.
 
-Its readers take exactly the fields of an entry as arguments, so an extra or missing field raises
-`TypeError` or `KeyError`.
+Streaming's readers take exactly the fields of an entry as arguments, so an extra or missing field
+raises `TypeError` or `KeyError`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ FILE_FIELDS = frozenset({"basename", "bytes", "hashes"})
 """The fields of `raw_data` and `zip_data`."""
 
 OTHER_FORMATS = ("csv", "json", "tsv", "xsv")
-"""Shard formats besides MDS."""
+"""Shard formats that Streaming reads besides MDS."""
 
 ENCODINGS = frozenset(_ENCODING_NAMES.split())
 """The encodings of MDS columns. `ndarray` may have a type and shape: `ndarray:int16:2,3`."""
 
 UNSAFE_ENCODINGS = frozenset({"pkl"})
-"""Encodings that need `allow_unsafe_types=True`."""
+"""Encodings that Streaming reads only with `allow_unsafe_types=True`."""
 
 _LEVELS = {"br": range(12), "bz2": range(1, 10), "gz": range(10), "zstd": range(1, 23)}
 COMPRESSIONS = frozenset(
     ["br", "bz2", "gz", "snappy", "zstd"]
     + [f"{name}:{level}" for name, levels in _LEVELS.items() for level in levels]
 )
-"""The values of `compression` besides None."""
+"""The values of `compression` that Streaming accepts besides None."""
 
 
 def knows_encoding(encoding: str) -> bool:
@@ -51,6 +51,6 @@ def knows_encoding(encoding: str) -> bool:
 
 @cache
 def knows_hash(name: str) -> bool:
-    """Whether Streaming computes this hash, under this Python."""
+    """Whether Streaming can compute this hash with this version of Python."""
     is_hashlib = name in hashlib.algorithms_available and hasattr(hashlib, name)
     return name in xxhash.algorithms_available or (is_hashlib and not name.startswith("shake_"))

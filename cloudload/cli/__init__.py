@@ -54,7 +54,7 @@ _CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 f
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status.
 
-    `arguments` are `sys.argv[1:]` by default. Prints a `CloudloadError`, `ValueError` or `OSError`
+    `arguments` defaults to `sys.argv[1:]`. Prints a `CloudloadError`, `ValueError` or `OSError`
     to stderr. Raises `SystemExit` for a wrong command line, `--help` and `--version`.
     """
     parser = make_parser()

@@ -80,7 +80,7 @@ def _blame(options: argparse.Namespace) -> int:
 def _trace(
     losses: Losses, found: Blame, options: argparse.Namespace
 ) -> Sequence[TracedSpan | None]:
-    """Read the documents that stand out, if the log contains them."""
+    """Read the documents that stand out. Each is None with --no-text or without a state."""
     import numpy as np
 
     from cloudload.provenance import open_run, trace_documents
@@ -117,7 +117,7 @@ def _describe_span(span: TracedSpan | None) -> dict[str, Any]:
 
 
 def _without_infinity(value: Any) -> Any:
-    """Replace infinities and NaN with null, because JSON has neither."""
+    """Replace infinities and NaN with None, because JSON has neither."""
     if isinstance(value, dict):
         return {name: _without_infinity(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

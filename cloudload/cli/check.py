@@ -138,7 +138,7 @@ def _refuse_golden(options: argparse.Namespace) -> None:
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    """End the command if a flag has no effect, or a file cannot be written."""
+    """Report an error if a flag has no effect, or if the golden file cannot be written."""
     if options.golden and options.write_golden:
         options.parser.error(
             "--golden and --write-golden were both given. Pass --golden to compare rows, or "
@@ -153,7 +153,7 @@ def _check_flags(options: argparse.Namespace) -> None:
 
 
 def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """Merge the `check` section of a config with the flags, which override it."""
+    """Merge the `check` section of a config with the flags. A flag overrides the config."""
     if not isinstance(config, Mapping) or set(config) - set(_CHECK_OPTIONS):
         known = ", ".join(_CHECK_OPTIONS)
         raise ValueError(
@@ -164,12 +164,12 @@ def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
     if given.get("sample") == "all":
         del given["sample"]
     if options.sample == 0 and options.fail_on is None:
-        given.pop("fail_on", None)  # without documents, the limits in the config cannot apply
+        given.pop("fail_on", None)  # no document is read, so the config's limits cannot apply
     return given
 
 
 def _read_streams(data: Any, split: str | None) -> list[Stream]:
-    """Return the streams of a run. `split` applies to streams that do not name one."""
+    """Return the streams of a run. `split` applies to streams that do not name a split."""
     from cloudload.config.options import as_streams
 
     return [replace(each, split=each.split or split) for each in as_streams(data)]
@@ -291,7 +291,7 @@ def _summary(report: CheckReport) -> str:
 
 
 def _shorten(found: list[Finding]) -> list[Finding]:
-    """Keep all findings about shards, but only a few about documents, because there may be many."""
+    """Keep all findings about shards, but only the first 5 about documents."""
     from cloudload.check.document_rules import DOCUMENT_RULES
 
     return found[:_MOST_SHOWN] if found[0].kind in DOCUMENT_RULES else found

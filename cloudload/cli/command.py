@@ -47,8 +47,7 @@ class CommandParser(argparse.ArgumentParser):
         super().error(message)
 
     def _find_meant(self, word: str) -> str | None:
-        """The word of this parser most similar to `word`, or whose name in other tools is
-        `word`."""
+        """Return our option for a name from another tool, or the known word closest to `word`."""
         known = self._list_words()
         name = word.lstrip("-").replace("-", "_")
         same = [f"--{ours.replace('_', '-')}" for ours in names_of_ours(name)]
@@ -56,7 +55,7 @@ class CommandParser(argparse.ArgumentParser):
         return next(iter([*found, *get_close_matches(word.lower(), known, n=1)]), None)
 
     def _list_words(self) -> list[str]:
-        """The commands, options and choices of this parser and of its commands."""
+        """List the commands, options and choices of this parser and of its commands."""
         words: list[str] = []
         for action in self._actions:
             words += [*action.option_strings, *map(str, action.choices or ())]
@@ -89,8 +88,7 @@ def add_command(
 
 
 def check_output(flag: str, path: Path | None) -> None:
-    """Raise `ValueError`, before any work starts, if the file that a flag names cannot be
-    created."""
+    """Raise `ValueError` before any work starts if a flag's file cannot be created."""
     if path is None:
         return
     folder = path.absolute().parent

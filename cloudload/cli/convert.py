@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from cloudload.cli.command import Commands
     from cloudload.convert.report import ConvertReport
 
-# `config.choices.INPUT_FORMATS`, whose import would make the help slow; a test compares them
+# a copy of `config.choices.INPUT_FORMATS`, which is slow to import; a test compares the two
 _NAMES = "auto jsonl json csv tsv parquet arrow webdataset mds text lines"
 FORMATS = tuple(_NAMES.split())
 _MOST_BAD_FILES = 5
@@ -192,13 +192,13 @@ def _summary(report: ConvertReport) -> str:
 
 
 def _list_splits(report: ConvertReport) -> list[str]:
-    """A line with the documents of each split, if there are splits."""
+    """Return a line with the number of documents in each split, if there are splits."""
     parts = [f"{name} {split['documents']:,}" for name, split in report.splits.items()]
     return [f"  splits     {', '.join(parts)} (documents)"] if parts else []
 
 
 def _list_worst(report: ConvertReport) -> list[str]:
-    """A line with the files that have the most bad records, if any records are bad."""
+    """Return a line with the files that have the most bad records, if any records are bad."""
     from cloudload.delivery.description import counted
 
     worst = [f"{number:,} in {name}" for name, number in report.bad_files.items()]

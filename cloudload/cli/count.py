@@ -72,7 +72,7 @@ def add_count(commands: Commands) -> None:
 
 
 def parse_share(text: str) -> float:
-    """Parse `1%` or `0.01`."""
+    """Parse a share of documents above 0, such as `1%` or `0.01`."""
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -138,12 +138,12 @@ def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
     name = escape(found.dataset)
     if len(name) > _MOST_TITLE_CHARACTERS:
         name = f"…{name[-_MOST_TITLE_CHARACTERS:]}"
-    name = name.replace("$", r"\$")  # which begins a formula in matplotlib
+    name = name.replace("$", r"\$")  # matplotlib would start a formula at $
     draw_lengths(found.stats, f"{found.tokens:,} tokens in {name}", path)
 
 
 def summarize(report: CountReport) -> str:
-    """The report as text."""
+    """Format a report as text for the terminal."""
     from cloudload.delivery.description import counted
 
     left_out = [
@@ -189,7 +189,7 @@ def _describe_values(column: str, values: Sequence[ValueCount]) -> list[str]:
 
 
 def describe_estimate(found: CountEstimate) -> str:
-    """The estimate as text."""
+    """Format an estimate as text for the terminal."""
     from cloudload.delivery.description import counted
 
     error = "unknown error" if math.isnan(found.error) else f"± {found.error:.2%}, 95% confidence"

@@ -19,9 +19,9 @@ def add_engine_options(add: Callable[..., object], units: str) -> None:
 
 
 def open_engine(options: argparse.Namespace) -> AbstractContextManager[Executor | None]:
-    """The executor that the options name, or None for local processes.
+    """Return a context with the executor that the options name, or None for local processes.
 
-    Raises `ValueError` for options that need a different engine, and `WorkerError`.
+    Raises `ValueError` for options that need `--engine ray`, and the errors of `RayExecutor`.
     """
     if options.engine != "ray":
         if options.address or options.task_resources:

@@ -1,4 +1,4 @@
-"""`cloudload export` writes the rows of a run as pre-tokenized MDS."""
+"""`cloudload export`: write the rows of a run as pre-tokenized MDS."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _export(options: argparse.Namespace) -> int:
     from cloudload.export import export_rows
 
     [run], delivery = open_runs_of(options)
-    # an export always waits for rows, because it does not train
+    # hide the log of waits for rows, because waits are normal in an export
     logging.getLogger("cloudload.delivery.wait_log").setLevel(logging.WARNING)
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
         if options.steps:

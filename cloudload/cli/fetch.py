@@ -72,7 +72,7 @@ def _fetch(options: argparse.Namespace) -> int:
     if len(options.states) > 1:
         raise ValueError("there is more than one state. Pass the one that the run will resume from")
     arguments = {} if options.states else read_loader_options(options)
-    # the loader would compare a limit with what a single node needs for the whole run
+    # keep the limit from the loader, which would check it as if one node read all lanes
     limit = options.cache_limit or arguments.pop("cache_limit", None)
     arguments.pop("cache_limit", None)
     with _open_loader(options, arguments) as loader:
@@ -99,7 +99,7 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 def _open_loader(options: argparse.Namespace, arguments: dict[str, Any]) -> CloudLoader:
-    """A loader at the position from which the run resumes. It is used only to find shards."""
+    """Open a loader at the position from which the run resumes. It is used only to find shards."""
     alone: dict[str, Any] = {"dp_rank": 0, "dp_world_size": 1, "num_workers": 0}
     if options.states:
         from cloudload.provenance import load_state, open_run

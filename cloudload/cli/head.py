@@ -84,14 +84,14 @@ def _head(options: argparse.Namespace) -> int:
 
 
 def _to_line(sample: Sample, is_terminal: bool) -> str:
-    """A sample as a line of JSON: in UTF-8, or in ASCII for a terminal."""
+    """Format a sample as a line of JSON: in UTF-8, or in ASCII for a terminal."""
     line = json.dumps(sample.as_dict(), ensure_ascii=is_terminal)
-    # a JSON column may hold unpaired surrogates, which UTF-8 cannot
+    # a JSON column may contain unpaired surrogates, which UTF-8 cannot encode
     return line.encode("utf-8", "backslashreplace").decode()
 
 
 def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:
-    """The lines that show a sample on a terminal that is `columns` cells wide."""
+    """Yield the lines that show a sample on a terminal that is `columns` cells wide."""
     from cloudload.delivery.description import counted
 
     values = dict(sample.values)
@@ -116,7 +116,7 @@ def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> I
 def _describe_text(
     text: str, match: tuple[int, int] | None, columns: int, is_full: bool
 ) -> Iterator[str]:
-    """A text, or the part around the match and the number of characters left out."""
+    """Yield the lines of a text, or of its part around `match` if it is not shown in full."""
     from cloudload.delivery.description import counted
 
     start = 0 if match is None else max(0, match[0] - _BEFORE_MATCH)

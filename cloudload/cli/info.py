@@ -100,7 +100,7 @@ def _count(shards_of: Mapping[str, int], num_shards: int) -> str:
 
 
 def _draw(title: str, found: Distribution | None, source: str) -> Iterator[str]:
-    """Draw a distribution: its quantiles, and one bar per bin if the values differ."""
+    """Yield the lines of a distribution: its range, median and mean, and a bar for each bin."""
     if found is None:
         return
     yield f"\n  {title}{source}"

@@ -36,7 +36,7 @@ def add_loader_options(parser: argparse.ArgumentParser) -> None:
 def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, Any]:
     """Return the CloudLoader arguments given on the command line.
 
-    `known` are names of other arguments that a config may have. Raises `ValueError` for an unknown
+    `known` names other arguments that a config may have. Raises `ValueError` for an unknown
     argument, and if `data` or `seq_len` is missing.
     """
     arguments: dict[str, Any] = {}
@@ -57,7 +57,7 @@ def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, A
     if CHECK not in known:
         arguments.pop(CHECK, None)
     if arguments.get("lengths") is False:
-        arguments["lengths"] = "off"  # YAML reads it as a boolean
+        arguments["lengths"] = "off"  # YAML parses `off` as False
     _check_names(arguments, known)
     for name, flag in (("data", "--data"), ("seq_len", "--option seq_len=2048")):
         if name not in arguments:

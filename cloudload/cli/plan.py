@@ -105,7 +105,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 
 def describe_plan(plan: RunPlan) -> Iterator[str]:
-    """The plan as lines of text."""
+    """Yield the lines of a plan as text for the terminal."""
     from cloudload.forecast.words import list_sections
 
     for title, rows in list_sections(plan):
@@ -120,7 +120,7 @@ def describe_plan(plan: RunPlan) -> Iterator[str]:
 
 
 def _draw(plan: RunPlan) -> Iterator[str]:
-    """Draw the shards in use over the run as a line of bars."""
+    """Draw the bytes of shards in use over the run, as a line of bars."""
     if len(plan.timeline) < 2 or not any(point.bytes for point in plan.timeline):
         return
     step = len(plan.timeline) / _HEIGHT

@@ -91,9 +91,9 @@ def add_where(commands: Commands) -> None:
 
 
 def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 1) -> None:
-    """Add the states (`num_states` as argparse's `nargs`), and options that locate the run's data.
+    """Add the states, and the options that locate and read the run's data and tokenizer.
 
-    The options also locate its tokenizer.
+    `num_states` is passed to argparse as `nargs` of the states.
     """
     add = parser.add_argument
     state = "a checkpoint with a state: a JSON file, a torch file, or a folder"
@@ -122,12 +122,12 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_steps(text: str) -> range:
-    """Parse `A:B` or a single step."""
+    """Parse `A:B`, which excludes B, or a single step."""
     return _parse_range(text, "step")
 
 
 def parse_rows(text: str) -> range:
-    """Parse `A:B` or a single row."""
+    """Parse `A:B`, which excludes B, or a single row."""
     return _parse_range(text, "row")
 
 
@@ -151,7 +151,7 @@ def _sample(text: str) -> tuple[int, int]:
 
 @contextmanager
 def without_start_log() -> Iterator[None]:
-    """Hide the log of loaders' starts, because it would clutter the output. Keep warnings."""
+    """Hide what loaders log when they start, except for warnings, to keep the output short."""
     loggers = [logging.getLogger(name) for name in _START_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -166,7 +166,7 @@ def without_start_log() -> Iterator[None]:
 def open_runs_of(
     options: argparse.Namespace,
 ) -> tuple[list[Run], dict[str, Any]]:
-    """Open the parts of the run that the options describe. Also return `DeliveryConfig` options."""
+    """Open the parts of the run that `options` name. Also return the loader's delivery options."""
     from cloudload.provenance import load_state, open_runs
 
     runs = open_runs(
@@ -251,7 +251,8 @@ def _find(
     steps = range(min(first, options.until), options.until + 1)
     for stream, number in samples:
         for run, own in split_steps(runs, steps):
-            if stream < len(run.labels) or run.last_step is None:  # it may be added later
+            # a part before the last may lack a stream that a later part adds
+            if stream < len(run.labels) or run.last_step is None:
                 yield from find_document(
                     run, stream, number, own[-1], quick=options.quick, **delivery
                 )

@@ -82,7 +82,7 @@ def _show(state: Mapping[str, Any], *, as_json: bool) -> int:
 
 
 def list_lines(found: StateDescription) -> Iterator[str]:
-    """A state as lines of text."""
+    """Yield the description of a state as lines of text."""
     from cloudload.delivery.description import counted
     from cloudload.provenance.state_words import show_field
 

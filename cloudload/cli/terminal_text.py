@@ -25,8 +25,8 @@ def escape(text: str) -> str:
 def is_visible(character: str) -> bool:
     """Whether a terminal shows the character as itself or as a space.
 
-    Controls, formats (such as those of writing direction), surrogates, private and unassigned
-    characters, and line separators are not visible.
+    Control characters, format characters (such as those that set the writing direction),
+    surrogates, private and unassigned characters, and line separators are not visible.
     """
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
@@ -39,7 +39,7 @@ def escape_lines(text: str) -> list[str]:
 def wrap(line: str, columns: int) -> Iterator[str]:
     """Cut a line without line breaks into lines of at most `columns` terminal cells.
 
-    Cuts after a space if there is one.
+    Cuts after the last space that fits, if there is one.
     """
     start, used, last_space = 0, 0, -1
     for place, character in enumerate(line):

@@ -30,7 +30,7 @@ def _translate(message: str, action: argparse.Action) -> str:
         message = message.replace("or None", "or none" if takes_none else "or omit it")
         message = option + message.removeprefix(name)
         message = message.replace(f"{option} is None", f"{option} is missing", 1)
-    # some messages name both
+    # some messages name both the argument and the option
     message = re.sub(rf"\b{name}(=\w+)? \({option}\)", option, message)
     if "_" in name:
         message = re.sub(rf"(?<![\w./'\"-]){name}\b(?![./'\"-])", option, message)

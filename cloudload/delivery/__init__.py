@@ -15,6 +15,7 @@
     known_lanes    cursors from token lengths        wait_log            why the training loop waits
     tail_exchange  pack one tail on all ranks        working_set         a node's shard bytes in use
     tail_sharing   exchange the tail's documents     run_log             positions and statistics
+    repeated_downloads    warn of shards that several machines download
 
 The package `cloudload.session` combines these modules into a loader.
 """

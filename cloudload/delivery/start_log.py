@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 from cloudload.delivery.description import counted, join_numbers
+from cloudload.delivery.repeated_downloads import explain_repeated_downloads
 from cloudload.mds.dataset import warn_of_missing_hashes
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
@@ -71,6 +72,8 @@ class StartLog:
             "order ready in %.2f s: %s on %s, %s",
             *(seconds, counted(layout.num_lanes, "lane"), nodes, shuffle),
         )
+        if (warning := explain_repeated_downloads(plan)) is not None:
+            logger.warning("%s", warning)
 
     def log_shard(self, plan: Plan, blocks: Sequence[Block]) -> None:
         """Log the first shard fetched, or why none was fetched, given the workers' first blocks."""

@@ -14,7 +14,7 @@
     shard_uses     when a node uses a shard           picture     as a PNG
     nodes          caches, downloads, costs by node
 
-Every value is a `Figure`: exact, or an estimate with its range.
+A forecast value is a `Figure`: exact, or an estimate with its range.
 """
 
 from cloudload.forecast.figure import Figure as Figure

@@ -21,25 +21,25 @@ from cloudload.workers.plan import Plan
 from cloudload.workers.prefetch import count_documents_ahead
 
 _ENOUGH_CORES = 1 << 20
-_MOST_EPOCHS_AHEAD = 16  # in each epoch, a lane reads different documents of its canonical node
-_MOST_PACKED = 1 << 24  # documents; packing them takes about two minutes
+_MOST_EPOCHS_AHEAD = 16  # reading further ahead adds almost no new shards to a node
+_MOST_PACKED = 1 << 24  # documents, which take about two minutes to pack
 
 
 @dataclass(frozen=True)
 class Case:
-    """A case, the length of its run, and the run's shard uses."""
+    """The length of the run and its shard uses, in one case of the forecast."""
 
     extent: Extent
     uses: FoundUses
 
     def of_node(self, node: int) -> FoundUses:
-        """The uses of one node."""
+        """Return the shard uses of one node."""
         return FoundUses(*(each.take(each.nodes == node) for each in self.uses))
 
 
 @dataclass(frozen=True)
 class AskedRun:
-    """The run to forecast."""
+    """The run to forecast: its plan, world, cache limit, requested length, and prices."""
 
     plan: Plan
     world: World
@@ -56,7 +56,7 @@ class AskedRun:
 
     @property
     def has_full_rows(self) -> bool:
-        """Whether all rows are full, regardless of lengths."""
+        """Whether all rows are full, regardless of the documents' lengths."""
         recipe = self.plan.recipe
         return recipe.packing.name == "concat" and not recipe.has_tails
 
@@ -70,10 +70,10 @@ class AskedRun:
         return None
 
     def choose(self, cases: Cases) -> Cases:
-        """Return the run itself if `best_fit` packs few enough documents to play it, else the
-        cases.
+        """Decide whether to play a `best_fit` run, or to approximate it with `concat` runs.
 
-        Raises the errors of `find_extent`.
+        Returns the run itself if it reads at most 2^24 documents, and otherwise `cases`. Raises the
+        errors of `find_extent`.
         """
         if cases.packed is None:
             return cases
@@ -114,14 +114,14 @@ class AskedRun:
     def rows_ahead(self) -> int:
         """The maximum number of rows that all ranks' workers prepare ahead of the training loop."""
         block, ahead = self.plan.batches_at_once, self.plan.delivery.prefetch_batches
-        eager = min(block, int(MOST_EAGERNESS)) - 1  # blocks that lanes may read ahead
+        eager = min(block, int(MOST_EAGERNESS)) - 1  # blocks that a lane may read ahead
         rows = (2 + max(2, -(-ahead // block)) + eager) * block * self.plan.global_batch
         packing = self.plan.recipe.packing
-        # best_fit lanes keep rows open, whose documents are read before the rows are emitted
+        # best_fit lanes also read the documents of their open rows before they emit these rows
         return rows + packing.has_residue * packing.open_rows * self.plan.num_lanes
 
     def limit_ahead(self, extent: Extent) -> int:
-        """Return the rows read ahead. More than this would add hardly any new shard to a node."""
+        """Return `rows_ahead`, but at most the number of rows in 16 epochs."""
         most = 0
         for each in self.plan.recipe.components:
             read = int(extent.counts[each.streams.start : each.streams.stop, list(READ)].sum())
@@ -148,7 +148,7 @@ class AskedRun:
         return tuple(count_documents_ahead(self.plan, place, own) for place in range(number))
 
     def open_world(self) -> ReadingWorld:
-        """The nodes that read the run."""
+        """Return the nodes that read the run, and how rows are dealt to their ranks."""
         hosts = np.array(self.world.hosts)
         dealing = deal_lanes([each.lanes for each in self.plan.recipe.components], hosts)
         nodes = find_lane_hosts(self.plan.num_lanes, hosts, dealing)

@@ -14,7 +14,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def parse_tokens(text: str | int) -> int:
-    """Parse a number of tokens, such as 300B, 1.5T or 2_000_000. Raises `ValueError`."""
+    """Parse a number of tokens, such as 300B, 1.5T or 2_000_000, or raise `ValueError`."""
     found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*([kmbt]?)", str(text).strip().lower())
     number = float(re.sub("[_,]", "", found[1])) * _UNITS[found[2]] if found else 0
     if number < 1:
@@ -24,10 +24,10 @@ def parse_tokens(text: str | int) -> int:
 
 @dataclass(frozen=True)
 class StreamEnd:
-    """Where a stream of a mixture ends."""
+    """The end of a stream in a mixture."""
 
     row: int
-    """Number of rows of the run up to and including the stream's last one."""
+    """Number of rows of the run, up to and including the stream's last row."""
     tail_rows: int
     """Number of rows in the stream's tail."""
 
@@ -39,13 +39,13 @@ class Extent:
     rows: int
     steps: int
     is_whole: bool
-    """Whether `epochs` ends the run there."""
+    """Whether the run lasts until `epochs` or `max_epochs` end it."""
     counts: Ints
-    """The contents of the rows: int64 [streams, counts], with columns `stats.COUNTS`."""
+    """The contents of the rows: int64 [streams, counts]. The columns are `stats.COUNTS`."""
     is_shortened: bool = False
     """Whether the data ends before the requested tokens or steps."""
     stream_ends: tuple[StreamEnd | None, ...] = ()
-    """The end of each stream of a finite mixture; None if it does not end in the run."""
+    """The end of each stream of a finite mixture; None if the stream does not end in the run."""
 
 
 def find_extent(
@@ -98,7 +98,7 @@ def find_extent(
 def _list_stream_ends(
     lengths: RunLengths, start: Position, rows: int
 ) -> tuple[StreamEnd | None, ...]:
-    """The ends of a mixture's streams in the first `rows` rows; empty if no stream ends."""
+    """Return each stream's end, or None if it is after row `rows`; empty without stream ends."""
     if not lengths.recipe.has_stream_ends:
         return ()
     tails = lengths.find_tails(start)
@@ -109,7 +109,7 @@ def _list_stream_ends(
 
 
 def count_at(lengths: RunLengths, start: Position, row: int) -> Ints:
-    """The contents of the first `row` rows: int64 [streams, counts]."""
+    """Count the contents of the first `row` rows: int64 [streams, counts]."""
     found = lengths.advance(start, row, pads=True)
     if found is None:
         raise ValueError(
@@ -120,7 +120,7 @@ def count_at(lengths: RunLengths, start: Position, row: int) -> Ints:
 
 
 def _find_rows(lengths: RunLengths, global_batch: int, tokens: int, most: int | None) -> int:
-    """The rows of the fewest steps that contain `tokens` tokens; above `most` if none do."""
+    """Return the rows of the fewest steps that contain `tokens` tokens; above `most` if none do."""
     start, packing = Position.start(lengths.recipe), lengths.recipe.packing
     fewest = -(-tokens // (packing.seq_len * global_batch))
     if packing.name == "concat" and not lengths.recipe.has_tails:

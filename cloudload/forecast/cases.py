@@ -1,7 +1,7 @@
 """The cases that a forecast computes: one with real lengths, or several with sampled ones.
 
 token lengths ─► one case, exact
-none          ─► a sample of each stream ─► `_DRAWS` cases, and the sampling error
+no lengths    ─► a sample of each stream ─► `_DRAWS` cases, and the sampling error
 best_fit      ─► with token lengths, the run itself. Without them, or with too many documents to
                  pack, a `concat` run with as many tokens per row as best_fit rows have on average
 """
@@ -33,7 +33,7 @@ from cloudload.run.recipe import Recipe, mixture_of
 from cloudload.workers.plan import Mixed, Plan
 
 _DRAWS = 4
-_MOST_REPEATED = 1 << 22  # beyond this, draws hardly differ, and each takes minutes
+_MOST_REPEATED = 1 << 22  # samples; with more, draws hardly differ, and each takes minutes
 _PACKED_DOCUMENTS, _DOCUMENTS_OF_LANE, _DOCUMENTS_AT_ONCE = 100_000, 4_096, 128
 
 
@@ -50,10 +50,10 @@ class Cases:
     basis: str
     """The basis of the figures, in words."""
     packed: RunLengths | None = None
-    """The run itself, if `runs` has a `concat` run in its place."""
+    """The `best_fit` run itself, if `runs` has a `concat` run instead; otherwise None."""
 
     def pack(self) -> Cases:
-        """Return cases with only the run itself, `packed`, which must not be None."""
+        """Return the cases with only the run `packed`, which must not be None."""
         assert self.packed is not None
         return replace(
             self, runs=(self.packed,), fill=Figure.exact(1), basis="token lengths", packed=None
@@ -71,14 +71,14 @@ class Cases:
         return math.hypot(sampled, self.fill.error)
 
     def error_of(self, stream: int) -> float:
-        """The relative error of a stream's tokens per document."""
+        """Return the relative error of a stream's tokens per document."""
         sampled = self.samples[stream].estimate.error if self.samples else 0.0
         return math.hypot(sampled, self.fill.error)
 
     def summarize(
         self, values: Sequence[float], *, is_exact: bool = False, error: float = 0.0
     ) -> Figure:
-        """Combine the values of a figure in each case. `error` is the sampling error."""
+        """Combine a figure's values from all cases. `error` is the relative sampling error."""
         if is_exact or self.is_exact:
             return Figure.exact(values[0])
         if len(values) == 1:
@@ -119,9 +119,10 @@ def _prepare(
     read: tuple[tuple[StreamSample, ...], str],
     rows_of_lane: int,
 ) -> Cases:
-    """Prepare cases. `read` has the samples, and the basis of the figures in words."""
+    """Prepare a case from each of `lengths`. `read` is (samples, basis of the figures in words)."""
     samples, basis = read
-    recipe = replace(recipe, mixture=mixture_of(recipe.config))  # ends depend on packing
+    # remove the stream ends, because they depend on the packing
+    recipe = replace(recipe, mixture=mixture_of(recipe.config))
     fill, packed = Figure.exact(1), None
     if recipe.packing.has_residue:
         fill = _measure_fill(recipe, RunLengths(recipe, root, lengths[0]), rows_of_lane)
@@ -134,9 +135,10 @@ def _prepare(
 
 
 def _measure_fill(recipe: Recipe, lengths: RunLengths, rows_of_lane: int) -> Figure:
-    """The share of real tokens in the first rows of `best_fit`, measured on a few lanes.
+    """Measure the share of real tokens in the first rows of `best_fit`.
 
-    The first rows are fuller than later ones, because rows with free space stay open.
+    Packs lanes until 100,000 documents have been read. The first rows are fuller than later ones,
+    because rows with free space stay open.
     """
     shares, budget = [], _PACKED_DOCUMENTS
     for place, lane in itertools.product(range(len(recipe.components)), range(recipe.num_lanes)):
@@ -152,7 +154,7 @@ def _measure_fill(recipe: Recipe, lengths: RunLengths, rows_of_lane: int) -> Fig
 def _pack_lane(
     lengths: RunLengths, packing: Packing, lane: tuple[int, int], rows: int
 ) -> tuple[list[int], int]:
-    """Pack the first documents of a lane, given with its component.
+    """Pack the first documents of a lane: at most 4,096. `lane` is (component, lane).
 
     Returns the number of tokens in each of its first `rows` rows, and the number of documents read.
     """

@@ -27,7 +27,7 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 class Part(NamedTuple):
-    """Some uses of shards. The arrays are as in `ShardUses`."""
+    """A chunk of shard uses, with the arrays of `ShardUses`."""
 
     nodes: Ints
     epochs: Ints
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     first_rows: Ints
     last_rows: Ints
     is_ahead: bool = False
-    """Whether no row needs these shards, and nodes may only fetch them ahead."""
+    """Whether the shards are only fetched ahead, because no row needs them."""
 
 
 def take_uses(part: Part, chosen: Flags) -> Part:
@@ -56,7 +56,7 @@ def list_documents(reading: Reading, place: int) -> Iterator[Part]:
 
 
 def _find_stops(reading: Reading, place: int) -> Ints:
-    """Return the first ordinal of each lane that no worker may fetch: int64 [lanes]."""
+    """Return the ordinal after the last document that each lane may fetch: int64 [lanes]."""
     stops = reading.stops[place] + reading.documents_ahead[place]
     return np.minimum(stops, list_ends(reading.recipe.components[place]))
 
@@ -75,7 +75,7 @@ def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
 
 
 def _list_cut(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
-    """Yield the uses of lanes that cut a row every `units_of_row` units."""
+    """Yield the uses of `concat` or `one_per_row` lanes. A row has `units_of_row` units."""
     lengths, packing = reading.lengths, reading.recipe.packing
     tail_start, stops = reading.tail_starts[place], _find_stops(reading, place)
     before = np.zeros(len(stops), np.int64)
@@ -98,7 +98,7 @@ def _list_cut(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part
 
 
 def _list_played(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
-    """Yield the uses of lanes that must be played, because `best_fit` packs them."""
+    """Yield the uses of `best_fit` lanes, which are played to find their rows."""
     walker, start = reading.lengths.walkers[place], reading.start
     assert isinstance(walker, BestFitWalker)
     assert start.residues is not None
@@ -121,7 +121,8 @@ def _list_others(reading: Reading, place: int, find: _ShardFinder, firsts: Ints)
 
     `firsts` is the first row of each document, or `NEVER`: int64 [ordinals, lanes].
     """
-    is_over = reading.tail_starts[place] <= reading.num_rows  # the others are in the tail
+    # once the tail has begun, the documents that are in no row are in the tail
+    is_over = reading.tail_starts[place] <= reading.num_rows
     # a lane reads a document without tokens just before the next document, for the same row
     later = np.minimum.accumulate(firsts[::-1])[::-1]
     stops = _find_stops(reading, place)
@@ -140,7 +141,7 @@ def _list_others(reading: Reading, place: int, find: _ShardFinder, firsts: Ints)
 
 
 def _list_tail(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
-    """Yield the uses of a component's tail. Its rows may have documents of any lane."""
+    """Yield the uses of a component's tail. A row of a tail may have documents of any lane."""
     if (found := reading.find_tail(place)) is None:
         return
     tail, in_run = found
@@ -150,11 +151,11 @@ def _list_tail(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Par
     rows = np.repeat(in_run, np.diff(tail.piece_starts[: len(in_run) + 1]))
     lanes, ordinals = remnants[:, REMNANT_LANE] % num_lanes, remnants[:, REMNANT_ORDINAL]
     if reading.world.dealing is None and not reading.recipe.config.is_mixed:
-        owners = lanes  # owners read documents for all nodes
+        owners = lanes  # the owner of a lane reads its documents for all nodes
     else:
         owners = rows % num_lanes
     yield find.find(lanes, ordinals, rows, owners)
-    # with token lengths, nodes may fetch the remaining documents ahead, but need not
+    # with token lengths, nodes may fetch the other remnants ahead, but do not need them
     lanes, ordinals = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T
     starts = np.full(len(lanes), reading.tail_starts[place])
     yield from find.list_uses(
@@ -176,8 +177,7 @@ class _ShardFinder:
     def list_uses(
         self, lanes: Ints, ordinals: Ints, rows: Ints, *, is_ahead: bool = False
     ) -> Iterator[Part]:
-        """Yield the uses of documents, given their lanes, their ordinals, and their rows in the
-        run.
+        """Yield the uses of documents, given their lanes, ordinals, and rows in the run.
 
         If several nodes make rows of a lane, each of them may fetch all of the lane's documents.
         """
@@ -192,7 +192,7 @@ class _ShardFinder:
         yield Part(nodes, part.epochs[uses], part.shards[uses], rows[uses], rows[uses], True)
 
     def split(self, chosen: Flags, sizes: Ints) -> list[tuple[Flags, bool]]:
-        """Split the chosen documents into those that rows need, and those only fetched ahead.
+        """Split the chosen documents by use: needed by rows, or only fetched ahead.
 
         If several nodes make rows of a lane, no row needs the lane's documents without tokens.
         """
@@ -227,9 +227,9 @@ class _LaneRows:
         self._firsts = np.cumsum(self.counts) - self.counts
 
     def at(self, lanes: Ints, numbers: Ints) -> Ints:
-        """Return the index in the run of row `numbers` of each lane of the component: int64.
+        """Return the run index of the rows with these numbers in their lanes: int64 [rows].
 
-        The index is `stop` for rows that come later.
+        The index is at most `stop`, which stands for all later rows.
         """
         if self._rows is None:
             return np.minimum(numbers * self._num_lanes + lanes, self._stop)

@@ -26,13 +26,13 @@ from cloudload.storage.base import Retry
 
 @dataclass(frozen=True)
 class StreamSample:
-    """Sampled lengths of a stream."""
+    """The sampled lengths of a stream, and the shard sizes that scale them to all samples."""
 
     estimate: CountEstimate
     lengths: Ints
     """Length of each document read, or `group_file.FILTERED` or `FAILED`: int64 [read]."""
     relative: Floats
-    """Those lengths divided by the mean bytes of a sample in their shard: float64 [read]."""
+    """The lengths, divided by the mean bytes of a sample in their shard: float64 [read]."""
     mean_bytes: Floats
     """Mean bytes of a sample in each shard of the stream: float64 [shards]."""
     shard_starts: Ints
@@ -40,7 +40,7 @@ class StreamSample:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all documents were read, so that `lengths` are those of all samples, in order."""
+        """Whether all documents were read. If so, `lengths` has every sample's length, in order."""
         return self.estimate.samples_read == self.estimate.samples
 
 
@@ -75,10 +75,10 @@ def _sample_stream(
 
 
 class _DrawnLengths(DatasetLengths):
-    """The lengths of one dataset, drawn from sampled ones.
+    """The lengths of one dataset, drawn from sampled lengths.
 
     A length is drawn relative to the mean bytes of a sample in its shard, because documents in a
-    shard are often alike.
+    shard often have similar sizes.
     """
 
     def __init__(self, sample: StreamSample, seed: int) -> None:
@@ -110,14 +110,14 @@ def _round(sizes: Floats, words: Words) -> Ints:
 
 
 def draw_lengths(recipe: Recipe, streams: Sequence[StreamSample], draw: int) -> CorpusLengths:
-    """Draw the length of each sample of a recipe's corpus. Equal draws give equal lengths."""
+    """Draw a length for each sample of a recipe's corpus. `draw` is the random seed."""
     datasets = tuple(_DrawnLengths(each, draw + 1) for each in streams)
     digest = f"drawn-{draw}"
     return CorpusLengths(datasets, recipe.corpus.stream_starts, digest, ())
 
 
 def relative_error(streams: Sequence[StreamSample]) -> float:
-    """The relative error of all streams' tokens, at 95% confidence; NaN if unknown."""
+    """Return the relative error of all streams' tokens, at 95% confidence; NaN if unknown."""
     tokens = np.array([each.estimate.tokens for each in streams], np.float64)
     errors = np.array([each.estimate.error for each in streams], np.float64)
     return math.sqrt(float(((tokens * errors) ** 2).sum())) / max(1.0, float(tokens.sum()))

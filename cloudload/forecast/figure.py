@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Student's t for a two-sided 95% interval, by degrees of freedom; 1.96 beyond them
+# Student's t for a two-sided 95% interval, by degrees of freedom (0 to 10); 1.96 beyond 10
 _STUDENT = (math.nan, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 _NORMAL = 1.96
 
@@ -20,36 +20,36 @@ class Figure:
     value: float
     low: float
     high: float
-    """The range. Both ends are NaN if it is unknown."""
+    """The bounds `low` and `high` are NaN if the range is unknown."""
     is_exact: bool = False
     """Whether a run has exactly this value, because it follows from the data and the options."""
 
     @staticmethod
     def exact(value: float) -> Figure:
-        """An exact figure."""
+        """Create an exact figure, whose range is a single value."""
         return Figure(value, value, value, is_exact=True)
 
     @staticmethod
     def around(value: float, error: float) -> Figure:
-        """An estimate with a relative error of at most `error`; NaN if unknown."""
+        """Create an estimate with a relative error of at most `error`, which is NaN if unknown."""
         return Figure(value, value * (1 - error), value * (1 + error))
 
     @staticmethod
     def measured(values: Sequence[float]) -> Figure:
-        """The mean of measurements, with its 95% interval, which is unknown for a single one."""
+        """Return the mean of measurements and its 95% interval (NaN for a single measurement)."""
         return Figure._summarize(values, 1 / max(1, len(values)), 0.0)
 
     @staticmethod
     def predicted(values: Sequence[float], error: float = 0.0) -> Figure:
-        """The mean of values, with a 95% interval for another value; unknown for a single one.
+        """Return the mean of values and a 95% interval for another value (NaN for a single value).
 
-        `error` is a relative error that all of the values have in common.
+        `error` is a relative error that all values share.
         """
         return Figure._summarize(values, 1 + 1 / max(1, len(values)), error)
 
     @staticmethod
     def _summarize(values: Sequence[float], variance: float, error: float) -> Figure:
-        """The mean, and Student's interval of a number with `variance` times a value's variance."""
+        """Return the mean with Student's interval. `variance` scales the values' variance."""
         mean, freedom = float(np.mean(values)), len(values) - 1
         if not freedom:
             return Figure.around(mean, math.nan)
@@ -65,7 +65,7 @@ class Figure:
         return max(self.high - self.value, self.value - self.low) / max(1e-300, abs(self.value))
 
     def scale(self, factor: float) -> Figure:
-        """The figure times a positive factor."""
+        """Return the figure multiplied by a positive factor."""
         return Figure(
             self.value * factor, self.low * factor, self.high * factor, is_exact=self.is_exact
         )
@@ -74,7 +74,7 @@ class Figure:
         return self.with_unit("")
 
     def with_unit(self, unit: str, singular: str | None = None) -> str:
-        """The figure and its range in words, such as `about 5 rows (± 1.2%)`."""
+        """Format the figure and its range, such as `about 5 rows (± 1.2%)`."""
         shown = f"{self.value:,.4g}" if abs(self.value) < 100 else f"{self.value:,.0f}"
         if float(self.value).is_integer():
             shown = f"{self.value:,.0f}"
@@ -83,7 +83,7 @@ class Figure:
         return shown if self.is_exact else f"about {shown} ({self.describe_error()})"
 
     def describe_error(self) -> str:
-        """The range in words, such as `± 1.2%`."""
+        """Format the range relative to the value, such as `± 1.2%`."""
         if self.is_exact:
             return "exact"
         if math.isnan(self.error):

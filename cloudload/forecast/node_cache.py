@@ -1,6 +1,6 @@
 """The shard cache of a node during a run: bytes in use, bytes kept, and downloads.
 
-uses ─► bytes in use at each row, at most the working set
+uses ─► bytes in use at each row; their peak is the working set
      └─► a cache of `limit` bytes that evicts the least recently used shard ─► downloads
 """
 
@@ -33,7 +33,7 @@ class Timeline:
     """The bytes of shards in use over a run: int64 [points] each."""
 
     rows: Ints
-    """The first row of each part of the run; the parts have equal size."""
+    """The first row of each part of the run. The parts have about the same number of rows."""
     bytes: Ints
     """Peak bytes in use during each part."""
     shards: Ints
@@ -41,7 +41,7 @@ class Timeline:
 
 
 def find_levels(uses: ShardUses, sizes: Ints, num_rows: int) -> Timeline:
-    """The bytes and shards that one node uses during equal parts of a run."""
+    """Return the peak bytes and shards in use on a node, in each of up to 240 parts of a run."""
     parts = min(_MOST_POINTS, max(1, num_rows))
     edges = np.arange(parts + 1) * num_rows // parts
     in_use = [_most_of_parts(uses, amounts, edges) for amounts in (sizes, np.ones_like(sizes))]
@@ -57,13 +57,13 @@ def _most_of_parts(uses: ShardUses, amounts: Ints, edges: Ints) -> Ints:
 
 
 def _levels(uses: ShardUses, amounts: Ints) -> tuple[Ints, Ints]:
-    """The rows at which the total amount in use changes, and the new total at each."""
+    """Return the rows at which the total amount in use changes, and the totals from there on."""
     shards, firsts, lasts = join_overlaps(uses.shards, uses.first_rows, uses.last_rows)
     return sum_in_use(firsts, lasts, amounts[shards])
 
 
 def measure_peak(uses: ShardUses, sizes: Ints, rows_ahead: int = 0) -> int:
-    """Peak bytes in use, if shards are fetched `rows_ahead` rows before their use."""
+    """Return the peak bytes in use if shards are fetched `rows_ahead` rows before their use."""
     early = np.maximum(0, uses.first_rows - rows_ahead)
     _, levels = _levels(replace(uses, first_rows=early), sizes)
     return int(levels.max(initial=0))
@@ -82,8 +82,8 @@ class Downloads:
 def simulate_cache(uses: ShardUses, sizes: ShardSizes, limit: int | None) -> Downloads:
     """Simulate the cache of one node, which evicts the least recently used shard.
 
-    It evicts a shard in use only if all shards are in use. `limit` is in bytes; None means no
-    limit.
+    The cache evicts a shard in use only if all shards are in use. `limit` is in bytes; None means
+    no limit.
     """
     order = np.argsort(uses.first_rows, kind="stable")
     times, by_epoch = np.zeros_like(sizes.stored), np.zeros(_count_epochs(uses), np.int64)
@@ -107,7 +107,7 @@ def simulate_cache(uses: ShardUses, sizes: ShardSizes, limit: int | None) -> Dow
 
 
 def fetch_again(uses: ShardUses, sizes: ShardSizes) -> Downloads:
-    """The downloads if every epoch downloads every shard again."""
+    """Return the downloads if every epoch downloads all of its shards again."""
     times = np.bincount(uses.shards, minlength=len(sizes.stored)) * (sizes.stored > 0)
     by_epoch = np.bincount(uses.epochs, sizes.stored[uses.shards], _count_epochs(uses))
     return Downloads(times, by_epoch.astype(np.int64))

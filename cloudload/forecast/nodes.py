@@ -29,7 +29,7 @@ from cloudload.mds.dataset import Corpus, are_in_place, join_columns
 from cloudload.stats import READ
 from cloudload.storage.urls import is_local
 
-_MOST_EPOCHS_AGAIN = 2  # after the last epoch needed; only tiny datasets are read further ahead
+_MOST_EPOCHS_AGAIN = 2  # epochs of read-ahead after the run; only tiny datasets need more
 
 
 class NodeForecast:
@@ -42,7 +42,7 @@ class NodeForecast:
         self._sizes = _measure_shards(self._corpus)
 
     def plan_node(self, node: int) -> NodePlan:
-        """The shard cache of a node."""
+        """Forecast the shard cache and the downloads of a node."""
         parts = [self._measure_node(case, node) for case in self._found]
         is_listed = all(case.uses.needed.is_listed for case in self._found)
         is_exact = self._cases.is_exact and is_listed
@@ -74,7 +74,7 @@ class NodeForecast:
         )
 
     def _join(self, figures: list[Figure]) -> Figure:
-        """Combine a node's figures from all cases. With approximate rows, the error is unknown."""
+        """Combine a figure from all cases. Its error is unknown if `best_fit` is approximated."""
         mean = float(np.mean([each.value for each in figures]))
         if not self._cases.fill.is_exact:
             return Figure.around(mean, math.nan)
@@ -118,7 +118,7 @@ class NodeForecast:
     def _simulate(
         self, needed: ShardUses, ahead: ShardUses
     ) -> tuple[Downloads, Downloads, Downloads]:
-        """The minimum, expected, and maximum downloads."""
+        """Return the minimum, expected, and maximum downloads of a node."""
         sizes, limit = self._sizes, self._limit
         low = simulate_cache(needed, sizes, None)
         most = int(sizes.cached[np.unique(ahead.shards)].sum())
@@ -131,13 +131,13 @@ class NodeForecast:
         return low, simulate_cache(needed, sizes, limit), high
 
     def _rows_of_documents_ahead(self, case: Case) -> int:
-        """The approximate number of rows that the documents fetched ahead fill."""
+        """Estimate the number of rows that are made from the documents fetched ahead."""
         read = int(case.extent.counts[:, list(READ)].sum())
         rows_of_document = case.extent.rows / max(1, read)
         return round(max(self._asked.documents_ahead) * self._plan.num_lanes * rows_of_document)
 
     def measure_least(self) -> int:
-        """The cache limit below which a loader on any node refuses to start."""
+        """Return the cache limit in bytes below which a loader on some node refuses to start."""
         recipe, nodes = self._plan.recipe, self._asked.open_world().node_of_lane
         orders = [each.orders(self._plan.cache_root)(0) for each in recipe.components]
         return max(
@@ -152,7 +152,7 @@ class NodeForecast:
         )
 
     def draw_timeline(self, node_plans: Sequence[NodePlan]) -> tuple[Point, ...]:
-        """The shards in use over the run, on the node with the largest working set."""
+        """Return the shards in use over the run, on the node with the largest working set."""
         node = max(node_plans, key=lambda each: each.working_set_bytes.value).node
         case = self._found[0]
         found = find_levels(case.of_node(node).needed, self._sizes.cached, case.extent.rows)
@@ -161,7 +161,7 @@ class NodeForecast:
         return tuple(Point(*each) for each in zip(*columns, strict=True))
 
     def find_costs(self) -> Mapping[str, Figure]:
-        """The cost of all nodes by store and route. Stores without a price are left out."""
+        """Return the cost of all nodes by store and route. Omits stores without a price."""
         schemes = np.array(_schemes_of_shards(self._corpus))
         costs: dict[str, list[Figure]] = {}
         for case in self._found:
@@ -193,7 +193,7 @@ def _measure_shards(corpus: Corpus) -> ShardSizes:
 
 
 def _schemes_of_shards(corpus: Corpus) -> list[str]:
-    """The scheme of the URL of each shard; "" for a local folder."""
+    """Return the URL scheme of each shard; "" for a local folder."""
     schemes: list[str] = []
     for dataset in corpus.datasets:
         scheme = "" if is_local(dataset.url) else urlsplit(dataset.url).scheme

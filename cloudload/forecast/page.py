@@ -54,7 +54,7 @@ def _list_cards(plan: RunPlan) -> Iterator[str]:
 
 
 def _draw(plan: RunPlan) -> str:
-    """The bytes in use over the run, as SVG."""
+    """Draw the bytes in use over the run as SVG."""
     points = plan.timeline
     if not any(each.bytes for each in points):
         return "<p>All shards are mapped in place, so no cache is used.</p>"
@@ -85,11 +85,11 @@ def _draw(plan: RunPlan) -> str:
         parts.append(_draw_line("axis", y(level)))
         parts.append(_write(shorten_bytes(level), _LEFT - 8, y(level) + 4))
         anchor = "end" if share == 1 else "middle" if share else "start"
-        shown = f"{min(step, last - 1):,.0f}"  # the last label is the last step
+        shown = f"{min(step, last - 1):,.0f}"  # the last label is the run's last step
         parts.append(_write(shown, x(step), _HEIGHT - 8, anchor))
     for number, (step, name) in enumerate(list_early_ends(plan)):
         at, is_left = x(step + 1), step < (last + 1) / 4
-        first, place = _TOP + 24, at + 5 if is_left else at - 5  # below the lines' names
+        first, place = _TOP + 24, at + 5 if is_left else at - 5  # below the level labels
         parts.append(f'<line class="end" x1="{at}" x2="{at}" y1="{first}" y2="{y(0)}"/>')
         parts.append(_write(name, place, first + 10 + 15 * number, "start" if is_left else "end"))
     for kind, name, level in lines:

@@ -14,7 +14,7 @@ _BLUE, _RED, _GRAY = "#2a6fbb", "#c0392b", "#666666"
 def draw_plan(plan: RunPlan, path: Path) -> None:
     """Draw the cache of the busiest node over the run: a PNG of 1280 by 720 pixels.
 
-    Raises `ValueError` without matplotlib or a folder, and `OSError`.
+    Raises `ValueError` if matplotlib or the folder is missing, and `OSError` if writing fails.
     """
     check_picture(path)
     from matplotlib.figure import Figure as Picture

@@ -54,12 +54,12 @@ def plan_run(
 
     Args:
         data: as for `CloudLoader`.
-        tokens: the length of the run in tokens: a number, or text such as `300B`. A run ends with
-            the step that reaches it.
-        steps: the length of the run in steps. Without it and `tokens`, the run has the loader's
-            `epochs`.
+        tokens: the length of the run in tokens: a number, or text such as `300B`. The run ends
+            with the step that reaches this number.
+        steps: the length of the run in steps. Without `steps` and `tokens`, the loader's
+            `epochs` end the run.
         nodes: number of machines.
-        ranks_per_node: number of data-parallel ranks on each.
+        ranks_per_node: number of data-parallel ranks on each machine.
         gpu_tokens_per_s: training speed of a rank in tokens per second, which determines the
             number of workers needed.
         prices: path of a table of prices; by default, list prices. See `forecast.prices`.
@@ -115,7 +115,7 @@ class _Forecast:
         self._nodes = NodeForecast(asked, self._cases, self._found)
 
     def summarize(self) -> RunPlan:
-        """Everything except the measured speed."""
+        """Return the plan without the measured speed."""
         plan, config = self._plan, self._plan.recipe.config
         node_plans = tuple(self._nodes.plan_node(node) for node in range(self._asked.num_nodes))
         streams = tuple(self._plan_stream(stream) for stream in range(len(self._corpus.datasets)))
@@ -166,7 +166,7 @@ class _Forecast:
         )
 
     def _count(self, values: Sequence[float]) -> Figure:
-        """Rows or steps. They are exact if they do not depend on lengths."""
+        """Summarize a number of rows or steps, which is exact if it does not depend on lengths."""
         is_endless = not self._plan.recipe.has_tails
         is_exact = self._asked.has_full_rows or (is_endless and self._asked.steps is not None)
         return self._cases.summarize(values, is_exact=is_exact, error=self._cases.error)
@@ -210,7 +210,8 @@ class _Forecast:
 
     def _find_end(self, stream: int) -> tuple[Figure | None, Figure | None]:
         """Return a stream's last step and number of tail rows; None if it does not end."""
-        extent = self._found[0].extent  # with token lengths, there is only one case
+        # streams have ends only in runs with token lengths, which have a single case
+        extent = self._found[0].extent
         end = extent.stream_ends[stream] if extent.stream_ends else None
         if end is None:
             return None, None
@@ -221,21 +222,21 @@ class _Forecast:
         )
 
     def _count_epochs(self, streams: range, error: float) -> Figure:
-        """Documents read, relative to the number of samples in the streams."""
+        """Divide the number of documents read by the number of samples in the streams."""
         starts = self._corpus.stream_starts
         samples = int(starts[streams.stop] - starts[streams.start])
         read = [
             int(case.extent.counts[streams.start : streams.stop, list(READ)].sum())
             for case in self._found
         ]
-        # with tail="drop", the documents of the dropped rows, which depend on lengths, are not read
+        # with tail="drop", some documents are not read, and their number depends on lengths
         drops = self._plan.delivery.tail == "drop"
         is_whole = not drops and all(case.extent.is_whole for case in self._found)
         values = [each / max(1, samples) for each in read]
         found = self._cases.summarize(values, is_exact=is_whole, error=error)
         if self._cases.fill.is_exact or is_whole:
             return found
-        # best_fit lanes have also read the documents in their open rows
+        # best_fit lanes have also read the documents of their open rows
         open_rows = self._plan.recipe.packing.open_rows * self._plan.num_lanes
         rows = min(case.extent.rows for case in self._found)
         return replace(found, high=found.high * (1 + open_rows / max(1, rows)))

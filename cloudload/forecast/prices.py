@@ -22,7 +22,7 @@ _REQUESTS, _PER_GB = "per_1000_requests", "per_gb"
 
 @dataclass(frozen=True)
 class StorePrices:
-    """The prices of a store."""
+    """The prices of requests to a store and of egress from it."""
 
     per_1000_requests: float
     """Price of 1,000 GET requests."""
@@ -30,14 +30,14 @@ class StorePrices:
     """Price of 2^30 bytes of egress by route, such as `internet`."""
 
     def cost(self, requests: float, size: float) -> dict[str, float]:
-        """The cost of requests and of `size` bytes of egress, by route."""
+        """Return the cost of requests and of `size` bytes of egress, by route."""
         of_requests = requests / 1000 * self.per_1000_requests
         return {route: of_requests + size / _GB * price for route, price in self.per_gb.items()}
 
 
 @dataclass(frozen=True)
 class Prices:
-    """A table of prices."""
+    """A table of store prices in one currency."""
 
     currency: str
     stores: Mapping[str, StorePrices]

@@ -28,7 +28,7 @@ class ReadingWorld:
     node_of_lane: Ints
     """The node that owns each lane: int64 [lanes]."""
     dealing: Dealing | None
-    """How rows are dealt if the world size does not divide the number of lanes; otherwise None."""
+    """The assignment of rows to ranks; None if the world size divides `num_lanes`."""
     batch_size: int
     """Rows per rank and step."""
 
@@ -38,7 +38,7 @@ class ReadingWorld:
         return int(self.node_of_lane.max()) + 1
 
     def nodes_of(self, lanes: Ints, rows: Ints) -> Ints:
-        """The node that computes each row, given its lane: int64."""
+        """Return the node that computes each row: int64 [rows]. `lanes` are the rows' lanes."""
         found = self.node_of_lane[lanes]
         if self.dealing is None or not len(rows):
             return found
@@ -56,8 +56,8 @@ class ReadingWorld:
     def find_sharers(self, num_rows: int) -> Flags | None:
         """Find which nodes make the first `num_rows` rows of each lane: bool [lanes, nodes].
 
-        A node may fetch the next documents of its lanes ahead. Returns None if each lane has one
-        node.
+        All of these nodes may fetch the lane's next documents ahead. Returns None if each lane has
+        only one node.
         """
         if self.dealing is None:
             return None
@@ -80,7 +80,7 @@ class Reading:
     rows_ahead: int
     """Number of rows after the run that workers may read ahead."""
     documents_ahead: tuple[int, ...]
-    """For each component, the documents per lane whose shards are fetched after those rows."""
+    """For each component, the documents per lane that are fetched ahead beyond `rows_ahead`."""
     world: ReadingWorld
     is_whole: bool
     """Whether the run reads all documents of all epochs, so that nothing is read ahead."""
@@ -100,21 +100,21 @@ class Reading:
 
     @cached_property
     def start(self) -> Position:
-        """The beginning of the run."""
+        """The position at the start of the run."""
         return Position.start(self.lengths.recipe)
 
     @property
     def last_row(self) -> int:
-        """Documents of rows before this one may be read."""
+        """One past the last row that workers may read, including read-ahead."""
         return self.num_rows + self.rows_ahead
 
     @cached_property
     def sharers(self) -> Flags | None:
-        """Which nodes make rows of each lane: bool [lanes, nodes]; None if each has only one."""
+        """Which nodes make rows of each lane: bool [lanes, nodes]; None with one node per lane."""
         return self.world.find_sharers(self.last_row)
 
     def find(self, row: int) -> Ints | None:
-        """The cursors at a row: int64 [components, lanes, 3]; None past the end of the lanes."""
+        """Return the cursors at a row: int64 [components, lanes, 3]; None if a lane has ended."""
         found = self.lengths.advance(self.start, row)
         return None if found is None or found.tail is not None else found.cursors
 
@@ -134,7 +134,7 @@ class Reading:
     def find_tail(self, place: int) -> tuple[Tail, Ints] | None:
         """Return a component's tail and its rows in the run, int64 [rows]; None if no row is read.
 
-        The lanes of its remnants are flat lanes. In a mixture, omits rows after `last_row`.
+        The lanes of its remnants are flat lanes. In a mixture, omits rows from `last_row` on.
         """
         start = self.tail_starts[place]
         if start > self.last_row or (start == self.last_row and not self.is_whole):
@@ -148,7 +148,7 @@ class Reading:
 
     @cached_property
     def stops(self) -> Ints:
-        """The first ordinal of each lane that may not be read: int64 [components, lanes].
+        """The ordinal after the last document that each lane may read: int64 [components, lanes].
 
         Documents that are only fetched ahead do not count as read.
         """
@@ -157,7 +157,7 @@ class Reading:
         return np.stack([self._find_stops(place, own) for place, own in enumerate(rows)])
 
     def _find_stops(self, place: int, rows: Ints) -> Ints:
-        """The `stops` of a component after `rows` rows of each lane (int64 [lanes])."""
+        """Return the `stops` of a component after `rows` rows of each lane (int64 [lanes])."""
         ends = list_ends(self.recipe.components[place])
         if self.is_whole or self.tail_starts[place] < self.last_row:
             return ends
@@ -171,6 +171,6 @@ class Reading:
 
 
 def list_ends(component: Component) -> Ints:
-    """The ordinal at which each lane of a finite run ends: int64 [lanes]."""
+    """Return the ordinal at which each lane ends: int64 [lanes]; `NEVER` if it is endless."""
     ends = [component.lanes.end(lane) for lane in range(component.lanes.num_lanes)]
     return np.array([NEVER if end is None else end for end in ends], np.int64)

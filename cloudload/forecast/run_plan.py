@@ -17,16 +17,16 @@ class StreamPlan:
 
     name: str
     tokens: Figure
-    """Number of tokens in rows, including bos and eos."""
+    """Number of the stream's tokens in rows, including bos and eos."""
     epochs: Figure
-    """How many times, on average, the run reads each sample of the stream."""
+    """Average number of times that the run reads each sample of the stream."""
     share: Figure
     """The stream's share of the run's tokens, from 0 to 1."""
     samples: int
     """Number of samples in the stream."""
     last_step: Figure | None = None
-    """The step with the stream's last row. None if the stream does not end in the run, or if there
-    is no mixture with `epochs` or `max_epochs`."""
+    """The step with the stream's last row. None if the stream does not end in the run, or if the
+    run is not a mixture with `epochs` or `max_epochs`."""
     tail_rows: Figure | None = None
     """Number of rows in the stream's tail. None if `last_step` is None."""
 
@@ -40,18 +40,18 @@ class NodePlan:
     shards: Figure
     """Number of different shards that the node fetches."""
     all_bytes: Figure
-    """Uncompressed bytes of these shards: the size of a cache without a limit."""
+    """Uncompressed bytes of the fetched shards: the size of a cache without a limit."""
     working_set_bytes: Figure
-    """Peak bytes of shards in use at a time, including lane drift. A shard is in use from the first
-    to the last row that reads one of its documents."""
+    """Peak bytes of shards in use at the same time, including the drift of lanes. A shard is in use
+    from the first to the last row that reads one of its documents."""
     needed_bytes: Figure
-    """The size of a cache that also holds the shards that are fetched ahead."""
+    """Size in bytes of a cache for the working set and the shards that are fetched ahead."""
     bytes_downloaded: Figure
     """Bytes downloaded during the run."""
     bytes_by_epoch: tuple[int, ...]
     """Bytes downloaded for each epoch of the data."""
     requests: Figure
-    """Number of shard downloads, including repeated ones."""
+    """Number of shard downloads, including repeated downloads."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class RunPlan:
     """The reads, requirements, and cost of a run."""
 
     description: str
-    """The data and the most important options."""
+    """The data and the most important options, as one line of text."""
     basis: str
-    """The basis of the figures."""
+    """The basis of the figures in words, such as `token lengths`."""
     seq_len: int
     global_batch: int
     """Rows per step, across all ranks."""
@@ -84,7 +84,7 @@ class RunPlan:
     padding: Figure
     """The share of padding in the rows, from 0 to 1."""
     epochs: Figure
-    """How many times, on average over all streams, the run reads each sample."""
+    """Average number of times that the run reads each sample, over all streams."""
     streams: tuple[StreamPlan, ...]
     num_lanes: int
     any_world: bool
@@ -93,12 +93,12 @@ class RunPlan:
     """The world sizes that divide the number of lanes, which always work."""
     cache_limit_bytes: int | None
     least_cache_bytes: int
-    """The cache limit below which a loader refuses to start."""
+    """The cache limit in bytes below which a loader refuses to start."""
     node_plans: tuple[NodePlan, ...]
     timeline: tuple[Point, ...]
-    """Shards in use over the run, on the node with the largest working set."""
+    """Bytes and number of shards in use over the run, on the node with the largest working set."""
     costs: Mapping[str, Figure]
-    """The cost of requests and egress of all nodes, by route, such as `internet`."""
+    """The cost of requests and egress of all nodes, by store and route, such as `s3, internet`."""
     currency: str
     first_batch_s: Figure | None
     """Seconds from an empty cache to the first batch, measured on this machine."""
@@ -115,11 +115,11 @@ class RunPlan:
 
     @property
     def requests(self) -> Figure:
-        """Number of shards that all nodes download."""
+        """Number of shard downloads of all nodes, including repeated downloads."""
         return add([each.requests for each in self.node_plans])
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, as plain JSON types. A figure is a dict; None is an unknown bound."""
+        """Return the fields as plain JSON types. A figure is a dict; an unknown bound is None."""
         values: dict[str, Any] = _without_nan(asdict(self))
         return values
 
@@ -137,7 +137,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def add(figures: list[Figure]) -> Figure:
-    """The sum of figures. Its range is the sum of their ranges."""
+    """Return the sum of figures. Its range is the sum of their ranges."""
     return Figure(
         sum(each.value for each in figures),
         sum(each.low for each in figures),

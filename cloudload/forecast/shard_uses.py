@@ -38,15 +38,15 @@ class ShardUses:
     shards: Ints
     """Index of the shard in the corpus."""
     first_rows: Ints
-    """The first row that needs a document of the shard. If only read-ahead needs the shard, this is
-    at or past the end of the run."""
+    """The first row that needs a document of the shard. If only read-ahead needs the shard, the row
+    is at or past the end of the run."""
     last_rows: Ints
-    """The last row that needs one."""
+    """The last row that needs a document of the shard."""
     is_listed: bool
-    """Whether documents were listed one by one; otherwise uses are extended to shuffle blocks."""
+    """Whether documents were listed one by one. Otherwise, uses cover whole shuffle blocks."""
 
     def take(self, chosen: Flags | Ints) -> ShardUses:
-        """Select some of the uses."""
+        """Return only the chosen uses, by mask or index."""
         return ShardUses(
             self.nodes[chosen],
             self.epochs[chosen],
@@ -58,12 +58,12 @@ class ShardUses:
 
 
 class FoundUses(NamedTuple):
-    """The uses of a run."""
+    """The shard uses of a run, without and with read-ahead."""
 
     needed: ShardUses
     """Uses by the rows of the run."""
     fetched: ShardUses
-    """These, and uses by later rows and documents that workers may read or fetch ahead."""
+    """All needed uses, and the uses by rows and documents that are read or fetched ahead."""
 
 
 def find_uses(reading: Reading) -> FoundUses:
@@ -82,14 +82,14 @@ def find_uses(reading: Reading) -> FoundUses:
             is_needed = (uses.first_rows < reading.num_rows) & (not part.is_ahead)
             own = uses.take(is_needed)
             own = replace(own, last_rows=np.minimum(own.last_rows, reading.num_rows - 1))
-            # parts have one use per document and row, so join them as they arrive
+            # join parts as they arrive to save memory: a part has a use per document and row
             needed.append(_join([own], number))
             fetched.append(_join([uses], number))
     return FoundUses(_join(needed, number), _join(fetched, number))
 
 
 def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
-    """Merge all uses of a shard by one node in one epoch."""
+    """Merge all uses of the same shard by the same node in the same epoch."""
     nodes, epochs, shards, firsts, lasts = (
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("nodes", "epochs", "shards", "first_rows", "last_rows")
@@ -110,7 +110,7 @@ def _join(parts: Sequence[ShardUses], num_shards: int) -> ShardUses:
 
 
 def _list_blocks(reading: Reading, place: int) -> Iterator[Part]:
-    """Yield the uses of a component, epoch by epoch, by its order's shuffle blocks."""
+    """Yield a component's uses, epoch by epoch, from the shuffle blocks of its order."""
     lengths, component = reading.lengths, reading.recipe.components[place]
     lanes, num_nodes = component.lanes, component.lanes.num_nodes
     rows, cursors = _sample_cursors(reading, place)
@@ -142,14 +142,17 @@ def _list_blocks(reading: Reading, place: int) -> Iterator[Part]:
             if (tail_start := reading.tail_starts[place]) < reading.num_rows:
                 tail = take_uses(part, is_read & (lasts > tail_start))
                 firsts_of_tail = np.maximum(tail.first_rows, tail_start)
-                # rows of a tail have documents of any lane, so every node reads these
+                # rows of a tail have documents of any lane, so every node reads the tail's shards
                 for node in range(reading.world.num_nodes):
                     nodes = np.full_like(tail.nodes, node)
                     yield tail._replace(nodes=nodes, first_rows=firsts_of_tail)
 
 
 def _sample_cursors(reading: Reading, place: int) -> tuple[Ints, Ints]:
-    """Rows of the run, int64 [rows], and the documents started before them: int64 [rows, lanes]."""
+    """Sample rows of the run, and count the documents that each lane starts before them.
+
+    Returns the rows, int64 [rows], and the numbers of documents, int64 [rows, lanes].
+    """
     tail_start, end = min(reading.tail_starts[place], reading.last_row), reading.last_row
     if reading.recipe.has_stream_ends:
         end = min(end, reading.lengths.find_tails(reading.start).ending.stream_ends[place])

@@ -42,9 +42,10 @@ class Speed:
 
 
 def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed | None:
-    """Read the first batches of rank 0 of `world_size` ranks. Returns None if it has no batch.
+    """Measure how fast rank 0 of `world_size` ranks reads its first batches.
 
-    Keeps shards in a temporary folder, and removes it. Raises the errors of `CloudLoader`.
+    Returns None if the rank has no batch. Downloads shards to temporary folders, which are removed.
+    Raises the errors of `CloudLoader`.
     """
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
     began = time.monotonic()
@@ -65,7 +66,7 @@ def measure_speed(options: Mapping[str, Any], world_size: int) -> Speed | None:
 
 
 def _start_in_process(options: Mapping[str, Any]) -> float | None:
-    """Measure the seconds to the first batch in a new process, because a run also starts in one.
+    """Measure the seconds to the first batch in a new process, as in the start of a real run.
 
     Returns None if an option cannot be pickled, such as a transform that is a local function, or
     if the process fails.
@@ -89,9 +90,9 @@ def start(options: Mapping[str, Any]) -> float:
 
 
 def _read(options: Mapping[str, Any]) -> list[float]:
-    """Tokens per second of CPU time, measured in several parts of the run's beginning.
+    """Measure the tokens per second of CPU time, in up to 5 parts of the run's beginning.
 
-    A part has whole blocks of batches, because workers make a block at once.
+    A part consists of whole blocks of batches, because workers make a whole block at a time.
     """
     rates: list[float] = []
     with CloudLoader(**options) as loader:
@@ -107,7 +108,7 @@ def _read(options: Mapping[str, Any]) -> list[float]:
 
 
 def _read_part(batches: Iterator[Batch], block: int, least_s: float) -> tuple[int, float]:
-    """Read whole blocks for at least `least_s` of CPU time. Returns the tokens and the time."""
+    """Read for at least `least_s` CPU seconds. Returns the number of tokens and CPU seconds."""
     tokens, start = 0, time.process_time()
     while True:
         found = [batch.num_tokens for batch in itertools.islice(batches, block)]

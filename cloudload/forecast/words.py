@@ -10,7 +10,7 @@ from cloudload.forecast.figure import Figure
 from cloudload.forecast.run_plan import NodePlan, RunPlan, StreamPlan
 
 Section = tuple[str, list[tuple[str, str]]]
-"""A title, and (name, text) of each line."""
+"""The title of a section, and the (name, text) of each of its lines."""
 
 _MOST_WORLDS, _MOST_NODES, _MOST_EPOCHS = 40, 16, 6
 _MOST_ENDS, _MOST_OF_NAME = 8, 24
@@ -24,7 +24,7 @@ BYTE_UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "K
 
 
 def list_sections(plan: RunPlan) -> Iterator[Section]:
-    """Yield the sections of a plan."""
+    """Yield the sections of a plan, in the order in which they are shown."""
     yield plan.description, [("based on", plan.basis)]
     yield "length", _list_length(plan)
     yield "streams", [(each.name, _stream(each, plan)) for each in plan.streams]
@@ -65,7 +65,7 @@ def has_stream_ends(plan: RunPlan) -> bool:
 
 
 def list_early_ends(plan: RunPlan) -> list[tuple[int, str]]:
-    """List the last step, and a label, of each stream that ends before the run, sorted by step."""
+    """List (last step, label) of up to 8 streams that end before the run, sorted by step."""
     ends = [
         (round(each.last_step.value), each.name)
         for each in plan.streams
@@ -78,7 +78,7 @@ def list_early_ends(plan: RunPlan) -> list[tuple[int, str]]:
 
 
 def describe_share(figure: Figure) -> str:
-    """A share as a percentage."""
+    """Format a share and its range as percentages."""
     shown = f"{figure.value:.2%}"
     if figure.is_exact:
         return shown
@@ -88,7 +88,7 @@ def describe_share(figure: Figure) -> str:
 
 
 def describe_worlds(plan: RunPlan) -> str:
-    """The world sizes that work."""
+    """List the world sizes that work, as text."""
     shown = ", ".join(f"{size:,}" for size in plan.worlds[:_MOST_WORLDS])
     if len(plan.worlds) > _MOST_WORLDS:
         shown += ", …"
@@ -98,7 +98,7 @@ def describe_worlds(plan: RunPlan) -> str:
 
 
 def describe_bytes(figure: Figure) -> str:
-    """A number of bytes, such as `1.5 GiB`, and its range."""
+    """Format a number of bytes and its range, such as `about 1.50 GiB (± 1.2%)`."""
     shown = shorten_bytes(figure.value)
     exact = f"{figure.value:,.0f} bytes"
     if figure.is_exact:
@@ -107,7 +107,7 @@ def describe_bytes(figure: Figure) -> str:
 
 
 def shorten_bytes(value: float) -> str:
-    """A number of bytes in binary units."""
+    """Format a number of bytes in binary units, such as `1.50 GiB`."""
     for size, unit in BYTE_UNITS:
         if value >= size:
             return f"{value / size:,.2f} {unit}"
@@ -141,7 +141,7 @@ def _list_downloads(plan: RunPlan) -> Iterator[tuple[str, str]]:
 
 
 def describe_epochs(node: NodePlan) -> str:
-    """The bytes that a node downloads in each epoch."""
+    """Describe the bytes that a node downloads in each epoch."""
     sizes = np.array(node.bytes_by_epoch)
     used = int(np.flatnonzero(sizes).max(initial=-1)) + 1
     shown = [shorten_bytes(each) for each in node.bytes_by_epoch[: min(used, _MOST_EPOCHS)]]

@@ -1,4 +1,4 @@
-"""The distribution of sizes: minimum, median and maximum, and a histogram with doubling bins.
+"""Summarize sizes: minimum, median, mean and maximum, and a histogram with doubling bins.
 
 sizes   3 5 6 7 12 40        bins   [2, 4) 1   [4, 8) 3   [8, 16) 1   [16, 32) 0   [32, 64) 1
 """
@@ -23,7 +23,7 @@ class Bin:
 
 @dataclass(frozen=True)
 class Distribution:
-    """The distribution of integers of at least 0."""
+    """A summary of the distribution of non-negative integers."""
 
     count: int
     """Number of values."""
@@ -36,14 +36,14 @@ class Distribution:
     most: int
     """The largest value."""
     bins: tuple[Bin, ...]
-    """A histogram without gaps. Each bin except [0, 1) spans a power of 2 to the next one."""
+    """A histogram without gaps. A bin reaches from a power of 2 to the next one, or is [0, 1)."""
 
     @staticmethod
     def of(values: Ints) -> Distribution | None:
-        """Compute the distribution of values, int64 [values]; None if there are none."""
+        """Compute the distribution of `values`, int64 [values]; None without values."""
         if not len(values):
             return None
-        # the bit length: 0 ─► 0, 1 ─► 1, 2 and 3 ─► 2, 4 to 7 ─► 3
+        # frexp returns the bit length: 0 ─► 0, 1 ─► 1, 2 and 3 ─► 2, 4 to 7 ─► 3
         _, lengths = np.frexp(values.astype(np.float64))
         counts = np.bincount(lengths)
         first = int(lengths.min())

@@ -54,7 +54,7 @@ class ColumnInfo:
     shards: int
     """Number of shards that have the column with this encoding."""
     tokens: int | None
-    """Number of token IDs in these shards; None if the index does not give it."""
+    """Number of token IDs in the column; None if the index does not determine it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class DatasetInfo:
     writer: str | None
     """The program that wrote the dataset; None if it wrote no report."""
     text_bytes: int | None
-    """Bytes of UTF-8 text in the documents, from the writer's report; None if it has none."""
+    """Bytes of UTF-8 text in the documents, from the writer's report; None without a report."""
     index_hash: str
     """SHA-256 of `index.json`, in hex digits."""
 
@@ -111,8 +111,9 @@ def read_info(
     Args:
         dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
         split: the subfolder to summarize, such as `train`.
-        sample: number of shards whose offsets are read for the sizes of samples, spread evenly.
-            0 reads only the index. If there are no more shards than this, the sizes are exact.
+        sample: number of shards whose offsets are read for the sizes of samples, spread evenly over
+            the dataset. With 0, no shard is read. If the dataset has at most this number of shards,
+            the sizes are exact.
         retry: how long to retry a request to the store.
 
     Raises:
@@ -164,7 +165,7 @@ def _distribute(
 def _list_columns(shards: Iterable[ShardInfo]) -> tuple[ColumnInfo, ...]:
     num_shards: Counter[Column] = Counter()
     num_samples: Counter[Column] = Counter()
-    # in most datasets, all shards share one tuple of columns
+    # group shards first, because in most datasets all of them share one tuple of columns
     for columns, group in _group_by_columns(shards).items():
         for column in columns:
             num_shards[column] += len(group)
@@ -200,7 +201,7 @@ def _describe_content(encoding: str) -> str:
 
 
 def _count_tokens(column: Column, num_samples: int) -> int | None:
-    """The token IDs of a column of arrays with a fixed shape, or None."""
+    """Count the token IDs in a column of arrays with a fixed shape; None for other columns."""
     if column.bytes is None or not is_token_array(column.encoding):
         return None
     _, dtype, _ = column.encoding.split(":")
@@ -208,7 +209,7 @@ def _count_tokens(column: Column, num_samples: int) -> int | None:
 
 
 def _read_sizes(dataset: Dataset, shards: Sequence[ShardInfo], retry: Retry) -> Ints:
-    """The size in bytes of every sample of some shards: int64 [samples]."""
+    """Return the size in bytes of every sample in `shards`: int64 [samples]."""
 
     def read(info: ShardInfo) -> Ints:
         with open_shard_start(dataset, info, 0, retry) as shard:
@@ -223,7 +224,7 @@ def _read_sizes(dataset: Dataset, shards: Sequence[ShardInfo], retry: Retry) -> 
 
 
 def _read_report(url: str, retry: Retry) -> dict[str, Any] | None:
-    """The report that `convert` wrote beside the index, or None."""
+    """Read the report that `convert` wrote beside the index; None without a valid report."""
     try:
         data = read_object(join_url(url, REPORT_NAME), retry, _MOST_REPORT_BYTES)
         report = json.loads(data)["report"]

@@ -1,7 +1,7 @@
 """Read samples of an MDS dataset: the first samples, or those that match an ID or a pattern.
 
 the first samples    the first bytes of the first shards      hashes are not checked
-an ID, a pattern     whole shards, in order, until found      sizes and hashes are checked
+an ID, a pattern     whole shards, in order, until found      hashes of downloads are checked
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Unread:
     encoding: str
     """The MDS encoding."""
     bytes: int
-    """The size of the value."""
+    """The size of the value in bytes."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Sample:
     """The first match of the pattern in the text, as characters [start, stop)."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, as JSON types.
+        """Return the fields by name, as JSON types.
 
-        A value of bytes is text if it is UTF-8, else `{"base64": …}`. An `Unread` value has its
-        encoding and its size.
+        A `bytes` value becomes text if it is UTF-8, and otherwise `{"base64": …}`. An `Unread`
+        value becomes its encoding and size.
         """
         values = {name: _to_json(value) for name, value in self.values.items()}
         return {**asdict(self), "values": values}
@@ -105,8 +105,8 @@ def read_samples(
 
     Raises:
         ValueError: an argument is invalid.
-        DatasetError: the index or a shard is damaged, no column has the name that is needed, or the
-            dataset has no samples.
+        DatasetError: the index or a shard is damaged, a needed column is missing, or the dataset
+            has no samples.
         StoreError: the index or a shard cannot be read.
     """
     limit = (1 if id is not None else _DEFAULT_LIMIT) if limit is None else limit
@@ -141,7 +141,7 @@ class _Filter:
     text_key: str
 
     def find(self, shard: Shard, sample: int) -> tuple[bool, tuple[int, int] | None]:
-        """Whether a sample is chosen, and where the pattern matches."""
+        """Return whether a sample is chosen, and the range of the pattern's first match."""
         if self.id is not None and not shard.has_id(sample, self.id):
             return False, None
         if self.pattern is None:
@@ -151,7 +151,7 @@ class _Filter:
         return match is not None, match and match.span()
 
     def check(self, dataset: Dataset) -> None:
-        """If an ID is given, raise `DatasetError` unless documents can be found by ID."""
+        """Raise `DatasetError` if an ID is given, but not all shards have a column of IDs."""
         sets = dataset.table.column_sets()
         if self.id is not None and any(ID_KEY not in _names(columns) for columns in sets):
             raise DatasetError(
@@ -169,7 +169,7 @@ _OpenShard = Callable[[Dataset, ShardInfo, int, Retry], contextlib.AbstractConte
 
 @contextlib.contextmanager
 def _open_whole(dataset: Dataset, info: ShardInfo, _: int, retry: Retry) -> Iterator[Shard]:
-    """Open a shard as a temporary file, or in place; check its size and its hash."""
+    """Open a whole shard: in place, or downloaded to a temporary file, with its hash checked."""
     if is_in_place(dataset, info):
         with open_shard_start(dataset, info, info.samples, retry) as shard:
             yield shard

@@ -7,7 +7,7 @@
     )
 
 Composer resumes without skipping or replaying batches only if it can save and restore the dataset
-of a torch DataLoader, so `data_spec` wraps the loader in one.
+of a torch DataLoader, so `data_spec` wraps the loader in a DataLoader.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def data_spec(loader: CloudLoader) -> DataSpec:
-    """Wrap a loader for training. Composer then counts rows as samples, and tokens without padding.
+    """Wrap a loader for training. Composer then counts rows as samples, and omits padding tokens.
 
     For a `max_duration` in epochs, use a loader with `stop_every=<batches>`.
     """
@@ -73,14 +73,14 @@ class CloudloadMonitor(Callback):
 
 
 class CloudloadLosses(Callback):
-    """Adds the losses of tokens to a `LossLog`, and logs each source's as `cloudload/loss/<name>`.
+    """Adds token losses to a `LossLog`, and logs each source's mean as `cloudload/loss/<name>`.
 
     `find` returns the token losses of the microbatch `state.batch`, in the form that `LossLog.add`
     accepts. By default, these are `state.outputs["token_losses"]`, so the model's `forward` must
-    return them. For a model that returns only logits, use `lambda state:
+    return token losses. For a model that returns only logits, use `lambda state:
     token_losses(state.outputs["logits"], state.batch["labels"])`. The training data must be
-    `data_spec(loader)`. Logs the means every
-    `every` batches, and writes the log at each checkpoint.
+    `data_spec(loader)`. Logs the means every `every` batches, and writes the log at each
+    checkpoint.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class CloudloadLosses(Callback):
         """Index of the next microbatch's first row in the batch."""
 
     def before_train_batch(self, state: State, logger: Logger) -> None:
-        self._row = 0  # also if Composer retries the batch in smaller microbatches
+        self._row = 0  # Composer may retry the batch in smaller microbatches
 
     def after_loss(self, state: State, logger: Logger) -> None:
         loader, labels = state.dataloader, state.batch["labels"]
@@ -135,7 +135,7 @@ class _DataLoader(DataLoader[Batch]):
 
     @property
     def batch(self) -> Batch | None:
-        """The last batch delivered. It has spans; its copies on a device do not."""
+        """The last batch delivered. Unlike its copies on a device, it has spans."""
         return self._rows.batch
 
     def __iter__(self) -> Any:
@@ -163,12 +163,12 @@ class _Dataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         is_at_end, self._is_loaded_at_end = self._is_at_end(), False
         if is_at_end and self.state and int(self.state.timestamp.batch_in_epoch):
-            return  # the state was saved after the epoch's last batch: let Composer end the epoch
+            return  # the state was saved after the epoch's last batch, so let Composer end it
         for batch in self._loader:
             self.batch = batch
             yield batch
         if self.state and not self._loader.is_at_stop:
-            # stop here, so that the last checkpoint is saved and no endless empty epochs follow
+            # stop, so that Composer saves the last checkpoint and does not run empty epochs forever
             logger.info("the data ended after %d rows, so training stops", self._loader.rows)
             self.state.stop_training()
 
@@ -215,9 +215,9 @@ def _count_rows(batch: Tensors) -> int:
 
 
 def _count_tokens(batch: Tensors) -> dict[str, int]:
-    """Count a batch's tokens, and those with a label after a causal model shifts labels by 1."""
+    """Count a batch's tokens, and the tokens with a label after the model shifts labels by 1."""
     loss_generating = int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
-    # Composer needs only loss_generating of a microbatch, which is a plain dict without spans
+    # microbatches have no spans, but Composer reads only their loss_generating
     return {
         "total": batch.num_tokens if isinstance(batch, Batch) else loss_generating,
         "loss_generating": loss_generating,
@@ -225,7 +225,7 @@ def _count_tokens(batch: Tensors) -> dict[str, int]:
 
 
 def split_batch(batch: Tensors, microbatch_size: int | float) -> list[dict[str, torch.Tensor]]:
-    """Split a batch into microbatches of `microbatch_size` rows. The last may be shorter.
+    """Split a batch into microbatches of `microbatch_size` rows. The last may have fewer rows.
 
     Each microbatch has the same keys as the batch. Its `cu_seqlens`, if any, covers only its rows
     and starts at 0, and its `max_seqlen` is the length of its longest segment.

@@ -1,10 +1,11 @@
-"""torch.distributed.checkpoint, with or without FSDP2: the loader's state as one JSON string.
+"""Save and load a loader's state with torch.distributed.checkpoint (DCP), with or without FSDP2.
 
     dcp.save({"model": ..., "loader": LoaderState(loader)}, checkpoint_id=folder)  # or async_save
     dcp.load({"model": ..., "loader": LoaderState(loader)}, checkpoint_id=folder)
 
-The string is the same on every rank, so DCP stores it once, and a different number of ranks can
-load it. DCP would flatten a mapping, and load only the keys that the new loader has.
+The state is stored as one JSON string. It is the same on every rank, so DCP stores it once, and a
+different number of ranks can load it. DCP would flatten a mapping, and load only the keys that the
+new loader has.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The errors for frameworks that are not installed."""
+"""The error that is raised if a training framework is not installed."""
 
 from __future__ import annotations
 
 
 def explain_missing(error: ImportError, package: str, extra: str) -> ImportError:
-    """Name the extra that installs a framework, if `error` says that `package` is not installed.
+    """Return an error that names the extra to install, if `error` says that `package` is missing.
 
     Any other `error`, such as a failed import inside the framework, is returned unchanged.
     """

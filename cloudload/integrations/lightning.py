@@ -4,7 +4,7 @@
     trainer.fit(model, datamodule=CloudloadDataModule(loader), ckpt_path="last")
 
 Lightning reads one batch ahead if the loader has no length, so the data module counts the batches
-trained on, and saves the state after the last of them.
+trained on, and saves the state after the last one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CloudloadDataModule(LightningDataModule):
         self._num_fetched, self._is_loaded = 0, True
 
     def begin_pass(self) -> None:
-        """Rewind to the end of the last batch trained on, because an earlier fit may read ahead."""
+        """Rewind to the last batch trained on, because an earlier `fit` may have read ahead."""
         if num_ahead := self._num_ahead():
             self.loader.load_state_dict(self.loader.state_dict(lag=num_ahead))
         # Lightning increments `processed` before it saves, but not for a batch that failed
@@ -105,7 +105,7 @@ class CloudloadMonitor(Callback):
 
 
 class _Batches:
-    """The loader's batches for Lightning, without `state_dict`: the data module saves the state."""
+    """The loader's batches for Lightning. Has no `state_dict`: the data module saves the state."""
 
     def __init__(self, module: CloudloadDataModule) -> None:
         self._module = module
@@ -116,7 +116,7 @@ class _Batches:
             self._module.count_fetched()
             yield batch
         if not self._module.loader.is_at_stop:
-            # stop here, so that no empty epochs follow
+            # stop here, so that Lightning does not run empty epochs
             logger.info("the data ended after %d rows, so training stops", self._module.loader.rows)
             self._module.trainer.should_stop = True
 

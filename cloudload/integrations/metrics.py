@@ -5,8 +5,8 @@
         …
         monitor.step(step, loss=loss)
 
-A sink is a function of a dict of values and the step. Each takes only a few lines, so it is easy to
-write one for another logger.
+A sink is a function that takes a dict of values and the step. To use another logger, write a sink
+for it in a few lines.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _STREAM = re.compile(r"^streams/(?P<stream>.+)/(?P<name>\w+)$")
 class Monitor:
     """Passes the loader's statistics to `sinks` every `every` steps.
 
-    The values are those of `Stats.as_dict`, with `prefix`, and two that cover the time since the
-    last report: `wait_share`, the share of time that this rank waited for batches, from 0 to 1, and
-    `tokens_per_s`, across all ranks.
+    The values are those of `Stats.as_dict` with `prefix`, and two that cover the time since the
+    last report. `wait_share` is the share of time, from 0 to 1, that this rank waited for batches.
+    `tokens_per_s` is the number of tokens per second, across all ranks.
     """
 
     def __init__(
@@ -43,7 +43,10 @@ class Monitor:
         self._last = time.monotonic(), loader.stats()
 
     def step(self, step: int, **values: Any) -> None:
-        """Call this after each step. `values` are other metrics of the step, such as its loss."""
+        """Report the statistics, if `step` is a multiple of `every`. Call it after each step.
+
+        `values` are other metrics of the step, such as its loss.
+        """
         if step % self._every:
             return
         stats = self._loader.stats()
@@ -80,7 +83,7 @@ def to_wandb(run: Any) -> Sink:
 def to_prometheus(path: str | os.PathLike[str], labels: Mapping[str, str] | None = None) -> Sink:
     """Return a sink that rewrites a file in the Prometheus text format.
 
-    The node exporter's textfile collector reads such files; their names must end in `.prom`.
+    The node exporter's textfile collector reads such files if their names end in `.prom`.
     `labels`, such as the run and the rank, are added to each value.
     """
     target = Path(path)
@@ -119,8 +122,8 @@ def _escape(text: str) -> str:
 def to_terminal() -> Sink:
     """Return a sink that updates one terminal line on stderr, with `tqdm`.
 
-    It shows the step, tokens per second, the share of time spent waiting, and how full the queues
-    are.
+    The line shows the step, tokens per second, the share of time spent waiting, and the fill level
+    of the queues.
     """
     from tqdm import tqdm
 

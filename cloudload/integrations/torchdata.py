@@ -1,4 +1,4 @@
-"""torchdata: a loader as a node, or as the dataset of a StatefulDataLoader.
+"""torchdata: wrap a loader as a node, or as the dataset of a StatefulDataLoader.
 
     torchdata.nodes.Loader(CloudloadNode(loader))
     StatefulDataLoader(CloudloadDataset(loader), batch_size=None, num_workers=0)
@@ -25,7 +25,7 @@ except ImportError as error:
 
 
 class CloudloadNode(BaseNode[Batch]):
-    """A source node that yields batches.
+    """A torchdata source node that yields the loader's batches.
 
     A reset without a state, as at the start of an epoch, continues from the loader's position. If a
     `Prefetcher` has read ahead, that position is past the batches trained on. To continue an

@@ -5,9 +5,9 @@
 
 A row has one token more than torchtitan's sequences. Inputs are all tokens but the last, and labels
 all but the first. The state is a single JSON string, the same on every rank, so a different number
-of ranks can load a checkpoint. DCP refuses a checkpoint from a different dataloader, because it
-lacks that string. `checkpoint.exclude_from_loading=["dataloader"]` loads the rest, and the data
-starts from its beginning.
+of ranks can load a checkpoint. DCP refuses a checkpoint that a different dataloader wrote, because
+the string is missing. With `checkpoint.exclude_from_loading=["dataloader"]`, everything else is
+loaded, and the data starts from its beginning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ except ImportError as error:
     raise explain_missing(error, "torchtitan", "torchtitan") from error
 try:
     from torchtitan.components.dataloader import BaseDataLoader
-except ModuleNotFoundError:  # its path in versions after 0.3
+except ModuleNotFoundError:  # the module's path in torchtitan after 0.3
     from torchtitan.components.data.loader import BaseDataLoader
 
 Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -40,10 +40,10 @@ Tensors = tuple[dict[str, torch.Tensor], torch.Tensor]
 class CloudloadDataLoader(BaseDataLoader):
     """Batches of a `CloudLoader` in torchtitan's format: `({"input": …, "positions": …}, labels)`.
 
-    All are int64 [rows, seq_len]. torchtitan after 0.3 sizes batches in tokens, so there they are
-    flattened to [rows * seq_len]. Raises `ValueError` if such a batch does not divide into rows,
-    and the errors of `CloudLoader`. `load_state_dict` raises `StreamChangedError` for the state of
-    a different dataloader.
+    All tensors are int64 [rows, seq_len]. For torchtitan after 0.3, which sizes batches in tokens,
+    they are flattened to [rows * seq_len]. Raises `ValueError` if the tokens of such a batch do not
+    divide into rows, and the errors of `CloudLoader`. `load_state_dict` raises `StreamChangedError`
+    for the state of a different dataloader.
     """
 
     @dataclass(kw_only=True, slots=True)

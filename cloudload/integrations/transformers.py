@@ -6,7 +6,7 @@
     class MyTrainer(CloudloadTrainer, SFTTrainer): ...    # other trainers read a loader, too
 
 The Trainer would wrap a dataset in a DataLoader that reads ahead and shards by rank a second time,
-so this one reads the loader instead. A resumed run neither loses nor repeats a batch.
+so `CloudloadTrainer` reads the loader directly. A resumed run neither loses nor repeats a batch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         self._saved = loader.state_dict()
 
     def state(self) -> dict[str, Any]:
-        """The state after the last completed step, because a checkpoint may be saved mid-step."""
+        """Return the state after the last completed step, because the Trainer may save mid-step."""
         return {"args": {}, "attributes": {"loader": self._saved}}
 
     def note(self) -> None:
@@ -74,7 +74,7 @@ class CloudloadCallback(TrainerCallback, ExportableState):
             )
         if state.global_step:
             self._saved = saved["attributes"]["loader"]
-        # even without a checkpoint, because the Trainer may have read batches to count tokens
+        # load even without a checkpoint, because the Trainer may have read batches to count tokens
         self.loader.load_state_dict(self._saved)
         state.stateful_callbacks[name] = self.state()
 
@@ -125,7 +125,7 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         )
 
     def _check_accumulation(self) -> None:
-        """Check that no gradients are left over at the end of a pass, which may lose them."""
+        """Raise `ValueError` if a pass may lose gradients at its end. Warn if that is unknown."""
         accumulate = self.args.gradient_accumulation_steps
         rest = 0 if self.loader.is_endless or accumulate == 1 else None
         with suppress(TypeError):
@@ -145,7 +145,7 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
             )
 
     def num_examples(self, dataloader: object) -> int:
-        """The total number of rows on all ranks in a pass over `dataloader`."""
+        """Return the total number of rows on all ranks in a pass over `dataloader`."""
         if dataloader is self.loader:
             return len(self.loader) * self.loader.batch_size * self.loader.world_size
         return cast(int, super().num_examples(dataloader))
@@ -153,7 +153,7 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return `eval_dataset` if it is a `FromStart`, otherwise the Trainer's DataLoader for it.
 
-        It may also be a key of `self.eval_dataset`, or None for `self.eval_dataset` itself.
+        `eval_dataset` may also be a key of `self.eval_dataset`. None means `self.eval_dataset`.
         """
         asked = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(asked, str):

@@ -5,7 +5,7 @@
     mean loss of each source   ─► compared with earlier periods of the same length
 
 A score is the distance from the median in standard deviations, estimated from the median absolute
-deviation. This is robust, so outliers do not mask themselves or each other.
+deviation. This estimate is robust, so outliers do not hide themselves or one another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cloudload.losses.mean import MeanLoss
 from cloudload.losses.read import Losses
 
 THRESHOLD = 6.0
-"""The default for the lowest score at which a document or source stands out."""
+"""Default minimum score at which a document or source stands out."""
 
 _GROUP, _FEWEST_IN_GROUP, _PER_WINDOW = 256, 32, 64
 _MOST_PERIODS, _FEWEST_PERIODS = 20, 5
@@ -41,12 +41,12 @@ _LEAST_SCALE = 1e-3
 
 @dataclass(frozen=True)
 class DocumentLoss:
-    """A document that stands out."""
+    """A document whose loss stands out in the chosen steps."""
 
     step: int
     """The first of the steps that trained on the document, from 1."""
     row: int
-    """The index in the run of the first row with the document, from 0."""
+    """The run index of the first row with the document, from 0."""
     stream: str
     """The name of the stream."""
     epoch: int
@@ -54,13 +54,13 @@ class DocumentLoss:
     sample: int
     """The index of the sample within its stream, from 0."""
     start: int
-    """The index of its first token in these steps, including bos."""
+    """The index of the document's first token in the chosen steps. A bos has index 0."""
     stop: int
-    """The index after its last token in these steps."""
+    """The index after the document's last token in the chosen steps."""
     tokens: int
-    """Number of its tokens in these steps that have a loss."""
+    """Number of the document's tokens in the chosen steps that have a loss."""
     loss: float
-    """The mean of their losses."""
+    """The mean loss of these tokens."""
     expected: float
     """The median loss of documents of the same source, and of similar length and step."""
     score: float
@@ -70,41 +70,41 @@ class DocumentLoss:
 
 @dataclass(frozen=True)
 class SourceLoss:
-    """A source in these steps."""
+    """The loss of a source in the chosen steps."""
 
     stream: str
     """The name of the stream."""
     documents: int
-    """Number of documents in these steps."""
+    """Number of the source's documents in the chosen steps."""
     tokens: int
     """Number of tokens that have a loss."""
     loss: float
-    """The mean of their losses."""
+    """The mean loss of these tokens."""
     before: float | None
-    """The median of its mean losses in up to 20 earlier periods of the same length; None if the
-    log has fewer than 5 of them."""
+    """The median of the source's mean losses in up to 20 earlier periods of the same length; None
+    if the log has fewer than 5 such periods."""
     score: float | None
-    """The distance of `loss` from `before`, in robust standard deviations."""
+    """The distance of `loss` from `before`, in robust standard deviations; None if unknown."""
 
 
 @dataclass(frozen=True)
 class Blame:
-    """The documents and sources that stand out in some steps."""
+    """The result of `blame`: the documents and sources that stand out in the chosen steps."""
 
     steps: range
-    """The steps, from 1, that are in the log."""
+    """The range of the chosen steps, from 1, that are in the log."""
     num_documents: int
     tokens: int
     """Number of tokens that have a loss."""
     loss: float
-    """The mean of their losses; NaN without tokens."""
+    """The mean loss of these tokens; NaN without tokens."""
     documents: tuple[DocumentLoss, ...]
     """The documents that stand out, highest score first."""
     sources: tuple[SourceLoss, ...]
     """All sources, in the order of the streams."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, as JSON types, except for infinities and NaN."""
+        """Return the fields by name. They are JSON types, but may contain infinities and NaN."""
         return {**asdict(self), "steps": [self.steps.start, self.steps.stop]}
 
 
@@ -149,7 +149,7 @@ def blame(
 
 
 class _Documents(NamedTuple):
-    """The documents of some steps, each with its first record there."""
+    """The documents of the chosen steps, each with its first record in these steps."""
 
     first: Ints
     """int64 [documents, 8], with the columns of records."""
@@ -179,7 +179,7 @@ def _sum_documents(losses: Losses) -> _Documents:
 
 
 def _score_documents(documents: _Documents, min_tokens: int) -> tuple[Floats, Floats]:
-    """The expected loss and the score of each document: float64 [documents] each."""
+    """Return the expected loss and the score of each document: float64 [documents] each."""
     means, streams = documents.means, documents.first[:, STREAM]
     is_known = np.isfinite(means) & (documents.tokens >= min_tokens)
     expected = np.full(len(means), np.nan)
@@ -196,9 +196,10 @@ def _score_documents(documents: _Documents, min_tokens: int) -> tuple[Floats, Fl
 
 
 def _find_trend(steps: Ints, means: Floats) -> Floats:
-    """The median loss of the documents of nearby steps: float64 [documents].
+    """Return the median loss around each document's step: float64 [documents].
 
-    It is subtracted because the loss falls during training, especially at the start.
+    The median is over about 64 documents of nearby steps. It is subtracted from the losses, because
+    the loss falls during training, especially at the start.
     """
     trend = np.empty(len(means))
     order = np.argsort(steps, kind="stable")
@@ -208,7 +209,10 @@ def _find_trend(steps: Ints, means: Floats) -> Floats:
 
 
 def _group(streams: Ints, tokens: Ints) -> list[Ints]:
-    """Group documents by source and length. All small sources count as one."""
+    """Group documents by source and length.
+
+    All sources with fewer than 32 documents are treated as one source.
+    """
     sources, counts = np.unique(streams, return_counts=True)
     small = sources[counts < _FEWEST_IN_GROUP]
     parts = [np.flatnonzero(streams == source) for source in sources if source not in small]
@@ -222,7 +226,7 @@ def _group(streams: Ints, tokens: Ints) -> list[Ints]:
 
 
 def _measure(values: Floats) -> tuple[float, float]:
-    """The median of values, and a robust estimate of their standard deviation."""
+    """Return the median of values, and a robust estimate of their standard deviation."""
     center = float(np.median(values))
     deviation = _TO_DEVIATION * float(np.median(np.abs(values - center)))
     return center, max(deviation, _LEAST_SCALE)
@@ -263,7 +267,7 @@ def _score_sources(losses: Losses, steps: range, documents: _Documents) -> list[
 
 
 def _list_periods(losses: Losses, steps: range) -> list[Any]:
-    """The mean losses of earlier periods of the same length, latest first."""
+    """Return the mean losses of up to 20 earlier periods of the same length, latest first."""
     first = max(losses.steps.start, steps.start - _MOST_PERIODS * len(steps))
     starts = range(steps.start - len(steps), first - 1, -len(steps))
     return [losses.of_steps(range(start, start + len(steps))).means() for start in starts]

@@ -4,8 +4,8 @@
     documents       a  a  a |  b  b
     records        a: 3 tokens, 1.5        b: 2 tokens, 0.4
 
-The sums are float64. A step needs no synchronization with the device: the number of records is
-known from the batch's spans, and records stay on the device until `flush`.
+The sums are float64. A step does not wait for the device, because the number of records is known
+from the batch's spans, and records stay on the device until `flush`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from cloudload.segments import IGNORED_LABEL, pad_lengths
 
 
 class _Part(NamedTuple):
-    """The records of one call of `add`."""
+    """The records of one call to `add`."""
 
     table: Ints
-    """int64 [records, 8], without the token counts."""
+    """The table of records, int64 [records, 8]. Its token counts are 0 until `flush`."""
     numbers: Tensor
     """float64 [2, records], on the device: the sums of losses, and the token counts."""
     time: int
@@ -56,13 +56,13 @@ class _Share(NamedTuple):
     """The records of some rows of the current batch, which a later call may replace."""
 
     rows: Ints
-    """int64 [records], by index in the batch."""
+    """The row of each record, as an index in the batch: int64 [records]."""
     streams: Ints
     numbers: Tensor
     """float64 [2, records], as in `_Part`."""
 
     def without(self, start: int, stop: int) -> _Share:
-        """The records except those of rows [start, stop)."""
+        """Return the records except those of rows [start, stop)."""
         kept = np.flatnonzero((self.rows < start) | (self.rows >= stop))
         if len(kept) == len(self.rows):
             return self
@@ -76,9 +76,10 @@ class LossLog:
     Create one on each rank, after the loader, and call `add` for each batch. Each rank writes its
     own file in `folder` each time the run starts. Without a folder, you can only use `take_means`.
     If a row is trained again, after a restart, `set_world` or `load_state_dict`, its records
-    replace the earlier ones, even those of another rank. The machines' clocks decide which are
-    later. Call `flush` whenever you save a checkpoint, so that the log of a killed run has every
-    step up to its checkpoint. It is also called after every `flush_every` calls of `add`.
+    replace the earlier ones, even those of another rank. The machines' clocks decide which
+    records are later. Call `flush` whenever you save a checkpoint, so that the log of a killed run
+    has every step up to its checkpoint. The log also flushes itself after every `flush_every` calls
+    to `add`.
 
     Raises `ValueError` if `flush_every` is below 1.
     """
@@ -102,7 +103,7 @@ class LossLog:
         self._time = 0
         self._totals: Tensor | None = None
         """float64 [2, streams], on the device: sums and token counts since the last `take_means`,
-        except those of the current batch."""
+        without the current batch."""
         self._current_rows: Ints = np.empty(0, np.int64)
         self._shares: list[_Share] = []
 
@@ -152,19 +153,20 @@ class LossLog:
         self._shares = [share.without(at_row, stop_row) for share in self._shares]
         self._shares.append(_Share(spans[:, SPAN_ROW], spans[:, SPAN_STREAM], sums))
         if self._path is not None:
-            self._time = max(self._time + 1, time.time_ns() // 1000)  # a clock may be set back
+            # times ascend, even if the clock is set back
+            self._time = max(self._time + 1, time.time_ns() // 1000)
             self._parts.append(_Part(self._describe(batch, spans), sums, self._time))
             if len(self._parts) >= self._flush_every:
                 self.flush()
 
     def _describe(self, batch: Batch, spans: Ints) -> Ints:
-        """The columns of records, without the token counts."""
+        """Return the table of records, in which token counts are 0: int64 [records, 8]."""
         rows = batch.rows[spans[:, SPAN_ROW]]
         steps = self._loader.steps_of(rows)
         return np.column_stack([steps, rows, spans[:, 1:], np.zeros_like(rows)])
 
     def _count_shares(self) -> None:
-        """Add the current batch to the totals."""
+        """Add the losses of the current batch to the totals."""
         shares, self._shares = self._shares, []
         for _, streams, numbers in shares:
             if self._totals is None:
@@ -173,7 +175,7 @@ class LossLog:
             self._totals.index_add_(1, _to_device(streams, numbers.device), numbers)
 
     def take_means(self, group: Any = None) -> dict[str, MeanLoss]:
-        """The mean loss of each source since the last call, over all ranks, by stream name.
+        """Return the mean loss of each source since the last call, over all ranks, by stream name.
 
         With several ranks, call it on every rank at the same step. `group` is a process group of
         the data-parallel ranks; by default, all ranks. This waits for the device.
@@ -212,8 +214,8 @@ class LossLog:
             write_records(file, Records(table[kept], numbers[0][kept]), times[kept])
 
     def _find_state(self) -> Mapping[str, Any] | None:
-        """The loader's state, which locates the data for `cloudload blame`."""
-        with suppress(RanksDisagreeError):  # if ranks cannot communicate and have read rows
+        """Return the loader's state, with which `cloudload blame` finds the data, or None."""
+        with suppress(RanksDisagreeError):  # raised if ranks that cannot communicate have read rows
             return self._loader.state_dict()
         return None
 
@@ -233,7 +235,7 @@ class LossLog:
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each token except each row's first: float32 (or float64) [rows, seq_len - 1].
+    """Return the loss of all tokens but each row's first: float32 or float64 [rows, seq_len - 1].
 
     `logits` is [rows, seq_len, vocabulary], and `labels` is int64 [rows, seq_len], not shifted.
     Use it with models that return only a mean loss. It costs as much as computing that loss.
@@ -249,12 +251,13 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _sum_by_span(losses: Tensor, labels: Tensor, padded: Ints, rows: Ints) -> Tensor:
-    """The sum of each span's losses, and its number of tokens: float64 [2, spans].
+    """Return the sum of each span's losses, and its number of tokens: float64 [2, spans].
 
-    `padded` are the lengths of the batch's segments, as `pad_lengths` returns them.
+    `padded` is the result of `pad_lengths`: the lengths of the batch's segments.
     """
     device, (num_rows, seq_len) = losses.device, labels.shape
-    of_segments = np.full(len(padded), len(rows), np.int64)  # the extra index is padding
+    # padding has the index after the last span
+    of_segments = np.full(len(padded), len(rows), np.int64)
     of_segments[np.arange(len(rows)) + rows] = np.arange(len(rows))
     numbers, repeats = _to_device(np.stack([of_segments, padded]), device)
     index = torch.repeat_interleave(numbers, repeats, output_size=num_rows * seq_len)
@@ -262,7 +265,7 @@ def _sum_by_span(losses: Tensor, labels: Tensor, padded: Ints, rows: Ints) -> Te
     is_kept = labels[:, 1:] != IGNORED_LABEL
     if is_kept.device != device:
         is_kept = _pin(is_kept, device).to(device, non_blocking=True)
-    # not a multiplication, because ignored losses may be NaN
+    # `where` instead of a product, because ignored losses may be NaN
     kept = torch.where(is_kept, losses[:, : seq_len - 1], 0).double()
     sums = torch.zeros((2, len(rows) + 1), dtype=torch.float64, device=device)
     sums.index_add_(1, index, torch.stack([kept.reshape(-1), is_kept.reshape(-1).double()]))

@@ -6,7 +6,7 @@
     columns  the table's columns | times | sums
 
 If a process is killed during a write, readers ignore the incomplete last chunk. About half of the
-bytes are the sums, because their last bits are random.
+compressed bytes are sums, because the last bits of sums are random.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from cloudload.errors import DatasetError
 COLUMNS = ("step", "row", "stream", "epoch", "sample", "start", "stop", "tokens")
 STEP, ROW, STREAM, EPOCH, SAMPLE, START, STOP, TOKENS = range(len(COLUMNS))
 """Columns of records, int64 [records, 8]: tokens [start, stop) of a sample in a row of the run, and
-the number of these tokens that have a loss."""
+the number of its tokens that have a loss."""
 SUFFIX = ".losses"
 
 _MAGIC = b"cloudload losses 1\n"
 _HEAD = struct.Struct("<QI")
 _DELTA = (STEP, ROW, STREAM, EPOCH)
-"""The columns whose values change little from one record to the next."""
+"""The columns that are stored as differences, because they change little between records."""
 
 
 class Records(NamedTuple):
-    """Records, and the sum of the losses of each: float64 [records]."""
+    """A table of records, int64 [records, 8], and the sum of losses of each, float64 [records]."""
 
     table: Ints
     sums: Floats
 
     def take(self, which: Any) -> Records:
-        """The records that an index array, a mask or a slice selects."""
+        """Return the records that an index array, a mask or a slice selects."""
         return Records(self.table[which], self.sums[which])
 
     @staticmethod
@@ -54,7 +54,7 @@ class Records(NamedTuple):
 
 
 def find_last(rows: Ints, times: Ints) -> Flags:
-    """Whether each record is the latest of its row: bool [records].
+    """Return which records are the latest of their rows: bool [records].
 
     `rows` and `times` are int64 [records]. Records that are added together have the same time.
     """
@@ -72,7 +72,7 @@ def start_file(file: BinaryIO, header: Mapping[str, Any]) -> None:
 
 
 def write_records(file: BinaryIO, records: Records, times: Ints) -> None:
-    """Append a chunk of records, and the times at which they were added: int64 [records], in μs."""
+    """Append a chunk of records, and when each was added: int64 [records], in μs since 1970."""
     table = records.table.copy()
     table[1:, _DELTA] -= records.table[:-1, _DELTA]
     table[:, STOP] -= records.table[:, START]
@@ -127,5 +127,5 @@ def _parse_records(payload: bytes) -> tuple[Records, Ints]:
 
 
 def _shuffle(column: Ints) -> bytes:
-    """The bytes of a column, starting with the lowest byte of each value."""
+    """Return the bytes of a column by significance: first the lowest byte of every value."""
     return np.ascontiguousarray(column).view(np.uint8).reshape(-1, 8).T.tobytes()

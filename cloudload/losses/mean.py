@@ -12,7 +12,7 @@ class MeanLoss:
     tokens: int
     """Number of tokens that have a loss."""
     sum: float
-    """The sum of their losses."""
+    """The sum of the tokens' losses."""
 
     @property
     def mean(self) -> float:

@@ -38,9 +38,9 @@ class Losses:
     streams: tuple[str, ...]
     """The names of the streams."""
     records: Records
-    """The records, sorted by row, and within a row by place. See `losses.log_file`."""
+    """The records, sorted by row and by place in the row. See `losses.log_file`."""
     state: Mapping[str, Any] | None
-    """A state of the run, which locates its data; None if it was unknown."""
+    """A state of the run, which records the data's locations; None if no log has a state."""
 
     def of_steps(self, steps: range) -> Losses:
         """Select the losses of consecutive steps."""
@@ -60,7 +60,7 @@ class Losses:
         return range(int(steps.min()), int(steps.max()) + 1) if len(steps) else range(0)
 
     def means(self) -> dict[str, MeanLoss]:
-        """Mean loss of each source that has tokens, by stream name."""
+        """Return the mean loss of each source that has tokens, by stream name."""
         table, sums = self.records
         found = {}
         for stream in np.unique(table[:, STREAM]).tolist():
@@ -71,7 +71,7 @@ class Losses:
 
 
 def read_losses(*places: str | os.PathLike[str]) -> Losses:
-    """Read loss logs: files, or folders of them, of one run.
+    """Read the loss logs of one run, given as files or as folders of files.
 
     If a row was trained several times, only the latest records are kept. Raises `DatasetError` if
     there is no log, a file is not a loss log, or the files belong to different runs, and `OSError`
@@ -110,7 +110,7 @@ def _join_streams(before: tuple[str, ...], own: tuple[str, ...], path: Path) -> 
 
 
 def _keep_latest(chunks: Sequence[tuple[Records, Ints]]) -> Records:
-    """The latest records of each row, sorted by row."""
+    """Return the latest records of each row, sorted by row."""
     records = Records.concatenate([each for each, _ in chunks])
     times = np.concatenate([np.empty(0, np.int64), *(each for _, each in chunks)])
     kept = records.take(find_last(records.table[:, ROW], times))

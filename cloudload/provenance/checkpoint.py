@@ -95,7 +95,7 @@ def _load_torch(file: BinaryIO) -> Any:
 
 
 class _Record:
-    """Stands in for an object of any class: has its attributes and items, and no behavior."""
+    """A stand-in for an object of any class. It has the object's data, but no behavior."""
 
     def __new__(cls, *_: Any, **__: Any) -> _Record:
         return super().__new__(cls)
@@ -117,7 +117,7 @@ class _RecordUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
-        # a class within a class is pickled as a call of getattr
+        # a class within a class is pickled as a call to getattr
         return (lambda *_: _Record) if name == "getattr" else _Record
 
     def persistent_load(self, identifier: Any) -> _Record:
@@ -125,7 +125,7 @@ class _RecordUnpickler(pickle.Unpickler):
 
 
 def _find_state(content: Any) -> dict[str, Any] | None:
-    """Return the first state in content that may be nested, even in itself, or None."""
+    """Return the first state in nested content, or None. The content may contain itself."""
     stack, seen = [content], dict[int, Any]()
     while stack:
         found = stack.pop()

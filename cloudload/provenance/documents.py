@@ -1,4 +1,4 @@
-"""Find the steps that read a given document."""
+"""Find the steps and rows that read a given document."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Occurrence:
 def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, int]]:
     """Return the (stream, sample) indices of every sample whose column `id` is `identifier`.
 
-    Compares IDs as strings. Reads all shards. `delivery` are options of `DeliveryConfig`. Raises
+    Compares IDs as strings. Reads all shards. `delivery` takes options of `DeliveryConfig`. Raises
     `DatasetError` if no sample has this ID, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
@@ -64,9 +64,9 @@ def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, 
 
 
 def explain_absence(run: Run, stream: int, sample: int, **delivery: Any) -> str | None:
-    """Say why no row of a run has a sample, or return None if nothing leaves it out.
+    """Return why no row of a run has a sample, or None if nothing leaves the sample out.
 
-    `stream` and `sample` are indices, from 0. `delivery` are options of `DeliveryConfig`. Raises
+    `stream` and `sample` are indices, from 0. `delivery` takes options of `DeliveryConfig`. Raises
     `DatasetError` if the sample cannot be read, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
@@ -82,15 +82,15 @@ def find_document(
 ) -> Iterator[Occurrence]:
     """Yield each occurrence of a sample after the state, up to and including `last_step`.
 
-    With token lengths, this reads nothing, unless the state is in the tail. Without them, it reads
-    every row up to `last_step`. `stream` and `sample` are indices, from 0. `delivery` are options
+    With token lengths, this reads no data, unless the state is in the tail. Without them, it reads
+    every row up to `last_step`. `stream` and `sample` are indices, from 0. `delivery` takes options
     of `DeliveryConfig`. Raises `ValueError` for a `last_step` that is not after the state, and for
     a stream or sample that does not exist. Also raises the errors of `Run.loader`.
 
     With `quick` and without lengths, in an endless run with at least one document per lane and
-    epoch, it reads only the lanes that probably contain the sample, and yields by epoch. It misses
-    occurrences in lanes that advance by more than twice as many epochs as the fastest lane that it
-    reads, plus 64 documents.
+    epoch, it reads only the lanes that probably contain the sample, and yields epoch by epoch. It
+    misses occurrences in lanes that advance by more than twice as many epochs as the fastest lane
+    that it reads, plus 64 documents.
     """
     last_row = run.rows_of_step(last_step)[-1]
     with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
@@ -110,7 +110,7 @@ def find_document(
 def _find_by_lengths(
     run: Run, plan: Plan, stream: int, sample: int, last_row: int
 ) -> Iterator[Occurrence] | None:
-    """The occurrences of a sample up to `last_row`; None if lengths do not determine them."""
+    """Return the occurrences up to `last_row`; None if token lengths do not determine them."""
     position = plan.position
     if plan.lengths is None or position.tail is not None:
         return None
@@ -136,7 +136,7 @@ def _find_in_lanes(
 ) -> Iterator[Occurrence]:
     """Yield a document's occurrences up to `last_row`, epoch by epoch; see `find_document`.
 
-    `document` is (stream, sample). Reads each lane that may contain it once.
+    `document` is (stream, sample). Each lane that may contain the document is read once.
     """
     place = _component_of(plan, document[0])
     component = plan.recipe.components[place]
@@ -147,7 +147,7 @@ def _find_in_lanes(
     ends: dict[int, int] = {}
     found: defaultdict[int, list[Occurrence]] = defaultdict(list)
     while epoch <= last_epoch:
-        # in an epoch without the document, a lane is read only to see how far it advances
+        # in an epoch without the document, read one lane to find how far lanes advance
         for lane in _lanes_of(plan, *document, epoch) or [epoch % num_lanes]:
             if lane in ends:
                 continue
@@ -207,7 +207,7 @@ def _component_of(plan: Plan, stream: int) -> int:
 
 
 def _current_epochs(plan: Plan, component: int) -> tuple[int, list[int]]:
-    """The earliest epoch with a document that is not yet in a row, and each lane's epoch."""
+    """Return the first epoch with a document that is not yet in a row, and each lane's epoch."""
     lanes, position = plan.recipe.components[component].lanes, plan.position
     ordinals = position.cursors[component, :, CURSOR_ORDINAL].tolist()
     current = [lanes.epoch_position(lane, ordinal)[0] for lane, ordinal in enumerate(ordinals)]
@@ -220,7 +220,7 @@ def _current_epochs(plan: Plan, component: int) -> tuple[int, list[int]]:
 
 
 def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
-    """The lanes that read a sample in an epoch, which has at least one document per lane."""
+    """Return the lanes that read a sample in an epoch with at least one document per lane."""
     component = plan.recipe.components[_component_of(plan, stream)]
     within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
     positions = positions_of(component.orders(plan.cache_root)(epoch), within)
@@ -231,6 +231,6 @@ def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
 
 
 def _last_epoch(batch: Batch, streams: range) -> int:
-    """The latest epoch of a batch's documents from a component's `streams`; -1 if it has none."""
+    """Return the latest epoch of the documents from `streams` in a batch; -1 if there are none."""
     is_own = np.isin(batch.spans[:, SPAN_STREAM], streams)
     return int(batch.spans[is_own, SPAN_EPOCH].max(initial=-1))

@@ -4,7 +4,7 @@
     golden.json, options ─► compare_golden ─► the first row that differs, and why
 
 For each document of a row, the file has its stream, epoch, and sample, a hash of its text, and a
-hash of its tokens in the row. The first document whose tokens differ shows what changed:
+hash of its tokens in the row. The first document whose tokens differ shows the cause:
 
     document              text       cause
     a different document  -          order, or data with different samples
@@ -64,7 +64,7 @@ class GoldenSpan:
     text: str
     """The hash of the document's text."""
     tokens: str
-    """The hash of these tokens."""
+    """The hash of tokens [start, stop) of the document."""
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -82,17 +82,17 @@ Row = tuple[GoldenSpan, ...]
 
 @dataclass(frozen=True)
 class Golden:
-    """The first rows of a run."""
+    """The recorded first rows of a run."""
 
     state: Mapping[str, Any]
     """The state of the loader before the first row."""
     rows: tuple[Row, ...]
     is_whole: bool
-    """Whether the run ended after these rows."""
+    """Whether the run ended after the recorded rows."""
 
     @property
     def digest(self) -> str:
-        """A hash of the tokens of all rows: 32 hex digits."""
+        """A hash of the tokens in all rows: 32 hex digits."""
         tokens = [[(each.stop - each.start, each.tokens) for each in row] for row in self.rows]
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:32]
 
@@ -106,18 +106,18 @@ class Golden:
 
 @dataclass(frozen=True)
 class GoldenReport:
-    """The result of a comparison."""
+    """The result of comparing a run with golden rows."""
 
     rows: int
     """Number of rows that were compared."""
     first_row: int | None
     """The first row of the run that differs; None if all rows are the same."""
     cause: str | None
-    """Why it differs: `data`, `tokenizer`, or `order`."""
+    """The cause of the difference: `data`, `tokenizer`, or `order`; None if no row differs."""
     what: str
     """The first difference, in words."""
     changed: tuple[Difference, ...]
-    """The options that differ, and the properties of the data and tokenizer that differ."""
+    """The options, and the properties of the data and the tokenizer, that differ."""
 
     @property
     def is_same(self) -> bool:
@@ -125,7 +125,7 @@ class GoldenReport:
         return self.first_row is None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, and `is_same`."""
+        """Return the fields by name, and `is_same`."""
         return {**asdict(self), "is_same": self.is_same}
 
 
@@ -175,8 +175,8 @@ def _check_state(state: Any) -> None:
 def compare_golden(golden: Golden, **options: Any) -> GoldenReport:
     """Compare recorded rows with those that a `CloudLoader` with these options reads.
 
-    Stops at the first row that differs. If the recorded run ended, this one must end, too. Raises
-    the errors of `CloudLoader`.
+    Stops at the first row that differs. If the recorded run ended after these rows, the new run
+    must end there, too. Raises the errors of `CloudLoader`.
     """
     with _open_alone(options) as loader:
         found_changes = compare_options(golden.state, loader.state_dict())
@@ -203,7 +203,7 @@ def _open_alone(options: Mapping[str, Any]) -> Iterator[CloudLoader]:
     alone: dict[str, Any] = {"batch_size": 1, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
     alone |= {"num_workers": 0, "stop_every": None}
     if options.get("lengths") == LEARN:
-        alone["lengths"] = AUTO  # golden rows must not write lengths
+        alone["lengths"] = AUTO  # reading golden rows must not write lengths
     with CloudLoader(**{**options, **alone}) as loader:
         yield loader
 
@@ -242,7 +242,7 @@ def _tokens_of(row: Row) -> list[tuple[int, str]]:
 
 
 def _explain(before: Row, now: Row, changed: Sequence[Difference]) -> tuple[str, str]:
-    """Return the cause of the first difference between two rows, and a description."""
+    """Return the cause of the first difference between two rows, and describe the difference."""
     pairs = list(itertools.zip_longest(before, now))
     place, (old, new) = next(
         (place, pair)
@@ -275,7 +275,7 @@ def _lists(changed: Iterable[Difference], name: str) -> bool:
 
 
 def describe_report(report: GoldenReport) -> Iterator[str]:
-    """The report as lines of text."""
+    """Yield the report as lines of text."""
     if report.is_same:
         yield f"golden: all {report.rows:,} rows are the same"
     else:

@@ -24,15 +24,15 @@ from cloudload.provenance.viewed_rows import ViewedRow, ViewedSpan
 from cloudload.segments import IGNORED_LABEL
 
 _MOST_CHARACTERS = 1 << 24
-"""Maximum document characters on a page. The rest is cut off, so that the page opens quickly."""
+"""Maximum document characters on a page. Texts are cut to fit, so that the page opens quickly."""
 _MOST_OF_DOCUMENT, _LEAST_OF_DOCUMENT = 200_000, 2_000
 
 
 def render_rows(rows: Iterable[ViewedRow], title: str) -> str:
     """Render rows as an HTML page with a title.
 
-    A document has up to 200,000 characters of its text on the page, around its first span, or fewer
-    if there are many long documents. Raises `ValueError` if there are no rows.
+    The page shows up to 200,000 characters of each document around its first span, or fewer if
+    there are many long documents. Raises `ValueError` if there are no rows.
     """
     shown = list(rows)
     if not shown:
@@ -52,7 +52,7 @@ def render_rows(rows: Iterable[ViewedRow], title: str) -> str:
 
 
 def _encode_json(values: Any) -> str:
-    """ASCII JSON that is safe inside a script element, even if the strings are hostile."""
+    """Encode values as ASCII JSON that is safe in a script element, even with hostile strings."""
     text = json.dumps(values, separators=(",", ":"), default=str)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -60,7 +60,7 @@ def _encode_json(values: Any) -> str:
 
 
 def _list_values(rows: Sequence[ViewedRow]) -> dict[str, Any]:
-    """The values of the page: each token and document once, and the rows that refer to them."""
+    """Return the page's values: each token and document once, and rows that refer to them."""
     ids = np.unique(np.concatenate([row.input_ids for row in rows]))
     texts: dict[int, str] = {}
     special: set[int] = set()
@@ -90,7 +90,7 @@ def _key(span: ViewedSpan) -> tuple[str, int]:
 
 
 def _describe_document(first: ViewedSpan, most: int) -> dict[str, Any]:
-    """A document, with the part of its text around its first span on the page."""
+    """Describe a document, with the part of its text around its first span on the page."""
     span, text = first.span, first.document.text
     middle = len(text) * span.start // max(1, first.document.num_tokens)
     start = max(0, min(middle - most // 2, len(text) - most))
@@ -131,14 +131,14 @@ def _describe_row(row: ViewedRow, ids: Ints, places: dict[tuple[str, int], int])
 
 
 def _list_ranges(flags: Any) -> list[list[int]]:
-    """The ranges [start, stop) in which flags are true. Example: 0 1 1 0 1 gives 1 3, 4 5."""
+    """List the ranges [start, stop) of true flags. Example: 0 1 1 0 1 returns 1 3, 4 5."""
     edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(np.int8), [0]])))
     ranges: list[list[int]] = edges.reshape(-1, 2).tolist()
     return ranges
 
 
 def _list_runs(values: Ints) -> list[list[int]]:
-    """The runs that ascend by 1, as [place, value]. Example: 0 1 2 0 1 gives 0 0, 3 0."""
+    """List the runs that ascend by 1, as [place, value]. Example: 0 1 2 0 1 returns 0 0, 3 0."""
     firsts = np.concatenate([[0], np.flatnonzero(np.diff(values) != 1) + 1])
     runs: list[list[int]] = np.column_stack([firsts, values[firsts]]).tolist()
     return runs

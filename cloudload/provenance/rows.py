@@ -22,9 +22,9 @@ def trace_steps(
     """Yield (step, spans) for each of `steps`, or fewer if the data ends first.
 
     `steps` must be consecutive. With `row` (from 0), yields only the spans in that row, or in these
-    rows, of the global batch. In an endless run, a single row reads one lane per step. `delivery`
-    are options of `DeliveryConfig`. Raises `ValueError` for a row that a step does not have, and
-    for a step that is not after the state. Also raises the errors of `Run.loader`.
+    rows, of the global batch. In an endless run, tracing a single row reads only one lane per step.
+    `delivery` takes options of `DeliveryConfig`. Raises `ValueError` for a row that a step does not
+    have, and for a step that is not after the state. Also raises the errors of `Run.loader`.
     """
     rows = [row] if isinstance(row, int) else row
     only = check_rows(run, rows)
@@ -38,7 +38,7 @@ def trace_steps(
 
 
 def check_rows(run: Run, rows: Sequence[int] | None) -> int | None:
-    """Return the single row in `rows`, or None if there is not exactly one.
+    """Return the only row in `rows`, or None if `rows` does not have exactly one row.
 
     Raises `ValueError` for a row that a global batch does not have.
     """
@@ -53,7 +53,7 @@ def read_steps(
 ) -> Iterator[tuple[int, CloudLoader, Batch, int | None]]:
     """Yield (step, loader, batch, row within the batch) for each of `steps`, as `trace_steps` does.
 
-    The row is None if `row` is. Each batch is valid until the next one is requested.
+    The yielded row is None if `row` is None. Each batch is valid until the next one is requested.
     """
     if row is None or run.can_end:
         yield from _read_in_turn(run, steps, row, delivery)
@@ -78,11 +78,11 @@ def _read_in_turn(
 
 
 def trace_documents(run: Run, spans: Ints, rows: Ints, **delivery: Any) -> list[TracedSpan]:
-    """Read the documents of spans of any rows of a run, as `loader.trace` does for a batch.
+    """Read the documents of spans in any rows of a run, as `loader.trace` does for one batch.
 
     `spans` is int64 [spans, 6], with the columns of `Batch.spans`, and `rows`, int64 [rows], maps
-    their rows to rows of the run. `delivery` are options of `DeliveryConfig`. Raises `DatasetError`
-    for a stream or sample that does not exist, and the errors of `Run.loader`.
+    their rows to rows of the run. `delivery` takes options of `DeliveryConfig`. Raises
+    `DatasetError` for a stream or sample that does not exist, and the errors of `Run.loader`.
     """
     with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
         starts = loader.recipe.corpus.stream_starts

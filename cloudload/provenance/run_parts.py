@@ -23,9 +23,9 @@ def open_runs(states: Sequence[Mapping[str, Any]], **options: Any) -> list[Run]:
     """Open the parts of a run between its `states`, which may be in any order, and after the last.
 
     Pass every state from which the run was resumed with other options, and at least one that was
-    saved after that resume. `options` are those of `open_run`; `global_batch` applies after the
-    last state. Raises the errors of `open_run`, and `ValueError` if there are no states, or if the
-    rows per step changed more than once between two states.
+    saved after each such resume. `options` takes the options of `open_run`; `global_batch` applies
+    after the last state. Raises the errors of `open_run`, and `ValueError` if there are no states,
+    or if the rows per step changed more than once between two states.
     """
     if not states:
         raise ValueError("there are no states. Pass at least one")
@@ -42,9 +42,9 @@ def open_runs(states: Sequence[Mapping[str, Any]], **options: Any) -> list[Run]:
 
 
 def split_steps(runs: Sequence[Run], steps: range) -> Iterator[tuple[Run, range]]:
-    """Yield each part of a run that has some of `steps`, and its own consecutive steps.
+    """Yield each part of a run that contains some of `steps`, and these steps as a range.
 
-    Steps before the first state are given to the first part, which refuses them.
+    Steps before the first state are yielded with the first part, whose methods refuse them.
     """
     start = steps.start
     for run in runs:
@@ -59,7 +59,7 @@ def _num_batches(state: Mapping[str, Any]) -> int:
 
 
 def _end_at(run: Run, later: Run) -> Run:
-    """The part of a run from its state to the state of `later`, with the options of `later`."""
+    """Return the part of a run from its state to that of `later`, with the options of `later`."""
     start, end = run.saved.position, later.saved.position
     steps, rows = end.batches - start.batches, end.rows - start.rows
     if rows != steps * end.global_batch:

@@ -31,9 +31,9 @@ class Run:
     global_batch: int
     """Number of rows per step."""
     last_step: int | None = None
-    """The last step with these options; None if not known. See `run_parts`."""
+    """The last step of this part of the run; None for the last part. See `run_parts`."""
     on_change: Mapping[str, str] = field(default_factory=dict)
-    """The changes since the state that the run accepted; see `CloudLoader.load_state_dict`."""
+    """The changes that the run accepted after the state; see `CloudLoader.load_state_dict`."""
 
     @property
     def labels(self) -> list[str]:
@@ -44,8 +44,8 @@ class Run:
     def saved(self) -> Saved:
         """The parsed state.
 
-        Raises `StreamChangedError` if it is damaged, has a different format version, or is only a
-        rank's part.
+        Raises `StreamChangedError` if it is damaged, has a different format version, or is only
+        one rank's part.
         """
         return read_state(self.state)
 
@@ -58,7 +58,7 @@ class Run:
     def loader(self, **delivery: Any) -> CloudLoader:
         """Create a loader at the state's position.
 
-        `delivery` are options of `DeliveryConfig`. Raises the errors of `CloudLoader` and of its
+        `delivery` takes options of `DeliveryConfig`. Raises the errors of `CloudLoader` and of its
         `load_state_dict`.
         """
         loader = CloudLoader(**{**self.arguments, **delivery})
@@ -66,7 +66,7 @@ class Run:
         return loader
 
     def rows_of_step(self, step: int) -> range:
-        """The rows of a step, as indices into the run's rows.
+        """Return the rows of a step, as indices in the run.
 
         Raises `ValueError` for a step that is not after the state.
         """
@@ -80,7 +80,7 @@ class Run:
         return range(start, start + self.global_batch)
 
     def step_of_row(self, row: int) -> int:
-        """The step that contains a row after the state, given by its index in the run."""
+        """Return the step that contains a row after the state. `row` is an index in the run."""
         position = self.saved.position
         return position.batches + 1 + (row - position.rows) // self.global_batch
 
@@ -96,13 +96,17 @@ def open_run(
 ) -> Run:
     """Open the run that a state belongs to.
 
-    Pass `data` (a URL for each stream) if the data has moved, `tokenizer` if it has moved or the
-    state does not record it, `transform` (a function or `module:function`) if the run had one,
-    `global_batch` (rows per step) if the state was saved before the first batch, and `lengths` if
-    the token lengths are not with the data.
+    Args:
+        state: a state of the run.
+        data: a URL for each stream, if the data has moved.
+        tokenizer: the tokenizer, if it has moved or the state does not record it.
+        transform: the run's transform, if it had one: a function, or `module:function`.
+        global_batch: rows per step, if the state was saved before the first batch.
+        lengths: folder or URL of the token lengths, if they are not with the data.
 
-    Raises `StreamChangedError` if the state is damaged or has no tokenizer and none is passed, and
-    `ValueError` if another argument is missing or invalid.
+    Raises:
+        StreamChangedError: the state is damaged, or has no tokenizer and none is passed.
+        ValueError: another argument is missing or invalid.
     """
     saved = read_state(state)
     sources = read_sources(state["sources"])
@@ -146,10 +150,10 @@ def open_run(
 
 
 def start_run(global_batch: int, **options: Any) -> Run:
-    """Open, at its beginning, the run of a loader with these options.
+    """Open the run of a loader with the given options, at its beginning.
 
-    `options` are arguments of `CloudLoader`, such as those of `config_from_yaml`. The batch size
-    and the world have no effect. Raises the errors of `CloudLoader` and of `open_run`.
+    `options` takes arguments of `CloudLoader`, such as the result of `config_from_yaml`. The batch
+    size and the world have no effect. Raises the errors of `CloudLoader` and of `open_run`.
     """
     alone = {"batch_size": global_batch, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
     with CloudLoader(**{**options, **alone}) as loader:
@@ -161,7 +165,7 @@ def start_run(global_batch: int, **options: Any) -> Run:
 
 
 def _read_transform_id(name: str | None) -> str | None:
-    """The `transform_id` that a run was given, or None."""
+    """Return the `transform_id` that the user gave the run, or None."""
     return name.removeprefix(GIVEN_ID) if name and name.startswith(GIVEN_ID) else None
 
 
@@ -191,7 +195,7 @@ def import_transform(path: str) -> Transform:
 
 
 def open_lane(run: Run, lane: int, batch_size: int, delivery: Mapping[str, Any]) -> CloudLoader:
-    """Create the loader of one lane: that of its rank in a world with one rank per lane."""
+    """Create a loader that reads one lane, as the lane's rank in a world with one rank per lane."""
     options = {**delivery, "num_workers": 0}
     return run.loader(
         batch_size=batch_size, dp_rank=lane, dp_world_size=run.saved.layout.num_lanes, **options

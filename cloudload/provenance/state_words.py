@@ -79,10 +79,10 @@ class LanePositions:
 
 @dataclass(frozen=True)
 class StateDescription:
-    """A state in words."""
+    """The contents of a state, for people to read."""
 
     cloudload: str
-    """The version of cloudload that saved it."""
+    """The version of cloudload that saved the state."""
     rows: int
     steps: int
     global_batch: int
@@ -93,41 +93,41 @@ class StateDescription:
     failed: int
     """Number of documents left out by on_error="skip"."""
     rows_to_replay: int
-    """Number of rows that a resume reads again and drops."""
+    """Number of rows that a resume without token lengths reads again and drops."""
     is_in_tail: bool
     """Whether a finite run's lanes have ended."""
     streams_in_tail: tuple[str, ...]
     """The streams of a finite mixture whose lanes have ended."""
     skipped: tuple[tuple[int, int], ...]
-    """Ranges of rows that were skipped."""
+    """Ranges [start, stop) of rows that `skip` skipped."""
     streams: tuple[StreamPosition, ...]
     num_lanes: int
     lanes: tuple[LanePositions, ...]
     worlds: tuple[int, ...]
-    """World sizes that divide the number of lanes. With token lengths, any other works, too."""
+    """World sizes that divide the number of lanes. With token lengths, any world size works."""
     mixture: tuple[tuple[int, Mapping[str, float]], ...]
-    """The shares of the streams, and the row from which each applies."""
+    """The shares of the streams by name, each with the first row to which the shares apply."""
     held: Mapping[str, Any]
     """The fields that a resume compares with the loader's."""
     data: tuple[str, ...]
-    """The locations of the streams, without secrets; empty if they are damaged."""
+    """The locations of the streams, without secrets; empty if the state's record is damaged."""
     tokenizer: str | None
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, as plain JSON types."""
+        """Return the fields by name, as plain JSON types."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return values
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A field that differs between two states."""
+    """A field that differs between two states, and the effect on a resume."""
 
     name: str
     before: Any
     after: Any
     rule: str
-    """The effect on a resume."""
+    """The effect of the difference on a resume."""
 
 
 def describe_state(state: Mapping[str, Any]) -> StateDescription:
@@ -165,7 +165,7 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
 
 
 def _list_streams(saved: Saved, number: int) -> tuple[tuple[str, ...], tuple[str, ...], str | None]:
-    """The names and locations of the streams, and the tokenizer's."""
+    """Return the names and locations of the streams, and the location of the tokenizer."""
     try:
         sources = read_sources(saved.sources)
     except StreamChangedError:
@@ -178,7 +178,7 @@ def _list_streams(saved: Saved, number: int) -> tuple[tuple[str, ...], tuple[str
 
 
 def _list_components(saved: Saved) -> list[tuple[range, int]]:
-    """The streams of each component, and the number of documents in its epoch."""
+    """List each component's streams, and the number of documents in each of its epochs."""
     chosen = [int(text) for text in str(saved.fields["choose"]).split(",")]
     number = len(saved.position.counts)
     if len(saved.layout.canonical_nodes) == 1:
@@ -212,7 +212,7 @@ def _describe_lanes(saved: Saved, names: tuple[str, ...]) -> list[LanePositions]
     for cursors, (streams, documents) in zip(
         saved.position.cursors, _list_components(saved), strict=True
     ):
-        # an epoch is rounded up to a multiple of the lanes, so its last places may be holes
+        # an epoch is rounded up to a multiple of `num_lanes`, so its last places may be holes
         stride = documents if documents < num_lanes else -(-documents // num_lanes) * num_lanes
         epochs = cursors[:, CURSOR_ORDINAL] * num_lanes / max(1, stride)
         found.append(
@@ -247,7 +247,7 @@ def compare_with_loader(
     """List the fields in which a state differs from a loader that has not started.
 
     Also returns the reason why the loader refuses the state, or None if it continues from it. The
-    fields exclude the position, because the loader is then at the state's position.
+    position is not compared, because loading the state moves the loader to it.
     """
     changed = compare_options(state, loader.state_dict())
     try:
@@ -258,7 +258,7 @@ def compare_with_loader(
 
 
 def compare_options(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
-    """List the fields in which two states differ, except those of the position."""
+    """List the fields in which two states differ, except for fields of the position."""
     found = compare_states(before, after)
     return [each for each in found if each.name not in {*_POSITION, *_LANES, "global_batch"}]
 

@@ -1,4 +1,4 @@
-"""The rows of given steps as the model gets them, token by token, with the documents in them.
+"""View the rows of steps as the model receives them, token by token, with their documents.
 
 batch ─┬─ input_ids, labels, position_ids ─────────────────► ViewedRow
        └─ spans ─► Tracer ─► id, shard, text of documents ─► ViewedSpan
@@ -32,14 +32,14 @@ class ViewedSpan:
     """Consecutive tokens of a document in a row."""
 
     row_start: int
-    """The index of the first of these tokens within the row."""
+    """The index within the row of the span's first token."""
     span: TracedSpan
     """The tokens' document, and their range within it."""
     document: WholeDocument
     """The whole document: its number of tokens, and its text."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, without nesting. `document` is the document's text."""
+        """Return the fields by name, without nesting. `document` is the document's text."""
         values = self.span.as_dict()
         del values["row"]
         whole = {"num_tokens": self.document.num_tokens, "document": self.document.text}
@@ -48,7 +48,7 @@ class ViewedSpan:
 
 @dataclass(frozen=True, eq=False)
 class ViewedRow:
-    """A row of a step, as the model gets it."""
+    """A row of a step, as the model receives it."""
 
     step: int
     """The step, from 1."""
@@ -77,7 +77,7 @@ class ViewedRow:
         return sum(each.span.stop - each.span.start for each in self.spans)
 
     def _repr_html_(self) -> str:
-        """Render the row for a notebook: first tokens, colored by document, and documents."""
+        """Render the row for a notebook: its first 2,048 tokens in color, and its documents."""
         documents = np.full(len(self.input_ids), -1)
         for number, each in enumerate(self.spans):
             stop = each.row_start + each.span.stop - each.span.start
@@ -98,7 +98,7 @@ class ViewedRow:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, as JSON types, except an `id` of type bytes."""
+        """Return the fields by name. They are JSON types, except for an `id` of type bytes."""
         values = {name: getattr(self, name) for name in ("step", "row", "run_row")}
         for name in ("input_ids", "labels", "position_ids"):
             values[name] = getattr(self, name).tolist()
@@ -124,10 +124,11 @@ def view_rows(
     """Yield the rows of `steps`, in order, or fewer if the data ends first.
 
     `steps` must be consecutive. With `rows` (from 0), yields only these rows of each global batch.
-    In an endless run, a single row is read without the others. `mask_edges` masks the label of the
-    first token of each span, as the loader's option does; the state does not record it. `delivery`
-    are other options of `DeliveryConfig`. Raises `ValueError` for a row that a step does not have,
-    and for a step that is not after the state. Also raises the errors of `Run.loader`.
+    In an endless run, viewing a single row reads only one lane per step. `mask_edges` masks the
+    label of the first token of each span, as the loader's option does; the state does not record
+    it. `delivery` takes other options of `DeliveryConfig`. Raises `ValueError` for a row that a
+    step does not have, and for a step that is not after the state. Also raises the errors of
+    `Run.loader`.
     """
     only = check_rows(run, rows)
     options = {**delivery, "mask_edges": mask_edges, "fields": ["position_ids"]}
@@ -149,7 +150,7 @@ def _view_batch(
     step: tuple[int, int],
     token_texts: TokenTexts,
 ) -> Iterator[ViewedRow]:
-    """View the rows at `places` of a batch. `step` is the step and its first row in the run."""
+    """View the rows at `places` of a batch. `step` is (step, first row of the step in the run)."""
     spans = batch.spans[np.isin(batch.spans[:, SPAN_ROW], places)]
     traced = loader.open_tracer().trace_whole(spans, batch.rows)
     step_index, first_row = step
@@ -172,7 +173,7 @@ def _view_batch(
 
 
 def _place_spans(traced: Iterable[tuple[TracedSpan, WholeDocument]]) -> Iterator[ViewedSpan]:
-    """The spans of a row, in order from its start, without gaps."""
+    """Yield the spans of a row with their places, from the row's start, without gaps."""
     place = 0
     for span, document in traced:
         yield ViewedSpan(place, span, document)

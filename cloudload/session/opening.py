@@ -26,6 +26,7 @@ from cloudload.lengths.open import find_lengths
 from cloudload.run.recipe import Recipe, open_recipe, open_tokenizer
 from cloudload.storage.base import Retry
 from cloudload.streaming_arguments.objects import adopt_streaming
+from cloudload.system.garbage import paused_collection
 from cloudload.tokenization.backend import Choice, choose_backend
 from cloudload.tokenization.loading import start_loading
 
@@ -82,12 +83,13 @@ def open_run(
     local, retry, lengths = delivery.local, delivery.retry, os.fspath(delivery.lengths)
     cache_root = Path(local).expanduser() if local else default_cache()
     check_cache_folder(cache_root, [stream.url for stream in asked.streams])
-    spec = open_tokenizer(asked, tokenizer, cache_root)
-    text = spec.json if asked.has_text else ""
-    backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
-    if backend.name == FASTOKENS and delivery.shares_tokenizer:
-        start_loading(text)  # in a thread, while the index is read and the model is created
-    recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
+    with paused_collection():
+        spec = open_tokenizer(asked, tokenizer, cache_root)
+        text = spec.json if asked.has_text else ""
+        backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
+        if backend.name == FASTOKENS and delivery.shares_tokenizer:
+            start_loading(text)  # in a thread, while the index is read and the model created
+        recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
     start_log.log_opened(recipe, backend)
     found = find_lengths(recipe, lengths, retry)
     return OpenedRun(recipe, backend, cache_root, lengths, found, retry)

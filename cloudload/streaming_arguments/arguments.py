@@ -19,7 +19,7 @@ from cloudload.storage.redaction import redact
 
 logger = logging.getLogger(__name__)
 
-# (argument of a StreamingDataset, what cloudload does for values other than the default)
+# (argument of a StreamingDataset, the warning's text if it is not the default)
 _WITHOUT_COUNTERPART = (
     ("sampling_method", "each epoch reads a new selection of a stream's samples"),
     ("sampling_granularity", "samples are selected one by one"),
@@ -31,7 +31,7 @@ _WITHOUT_COUNTERPART = (
 
 @dataclass(frozen=True)
 class StreamArguments:
-    """The arguments of a `streaming.Stream`. None means the dataset's argument."""
+    """The arguments of a `streaming.Stream`. An argument that is None is taken from the dataset."""
 
     remote: str | None = None
     local: str | None = None
@@ -75,10 +75,11 @@ class DatasetArguments:
 
 
 def options_of(dataset: DatasetArguments, retry: Retry) -> dict[str, Any]:
-    """The loader's options that are equivalent to a StreamingDataset's arguments.
+    """Return the loader's options that are equivalent to a StreamingDataset's arguments.
 
-    `retry` is used to read the streams' indexes if they have Streaming's defaults. Logs a warning
-    for each argument that has no counterpart. Raises `ValueError` for incompatible arguments.
+    `retry` is used to read the streams' indexes if the streams have Streaming's default retries.
+    Logs a warning for each argument that has no counterpart. Raises `ValueError` for incompatible
+    arguments.
     """
     for name, instead in _WITHOUT_COUNTERPART:
         if (value := getattr(dataset, name)) != getattr(DatasetArguments, name):
@@ -110,7 +111,7 @@ def adopt_streams(
     retry: Retry,
     epoch_size: int | str | None = None,
 ) -> list[Stream]:
-    """The loader's streams that are equivalent to Streaming's.
+    """Return the loader's streams that are equivalent to `theirs`, the streams of Streaming.
 
     If there are proportions or an `epoch_size`, reads the indexes and sets `choose`. Raises
     `ValueError` if the streams' weights cannot be combined.
@@ -146,8 +147,8 @@ def choose_by_proportion(
     """Compute how many samples of each stream an epoch reads, as StreamingDataset does.
 
     `samples` has the number of samples in each stream, and `epoch_size` is the number in an epoch
-    (by default, their sum). Each stream's share is rounded down. The samples that are left over
-    each go to a different stream, drawn at random with `seed`.
+    (by default, their sum). Each stream's share is rounded down. The samples left over are
+    assigned to different streams, drawn at random with `seed`.
     """
     total = epoch_size or sum(samples)
     shares = np.array(proportions, np.float64)
@@ -178,7 +179,7 @@ def parse_count(value: int | str) -> int:
 
 
 def retry_of(streams: Sequence[StreamArguments]) -> Retry | None:
-    """The longest timeout and the most retries of the streams; None for Streaming's defaults."""
+    """Return the longest timeout and most retries of the streams; None if both are defaults."""
     filled = [_fill(stream, DatasetArguments()) for stream in streams]
     retries = max(each.download_retry or 0 for each in filled)
     timeout_s = max(each.download_timeout or 0 for each in filled)
@@ -197,7 +198,7 @@ def _list_streams(dataset: DatasetArguments) -> list[StreamArguments]:
 
 
 def _fill(stream: StreamArguments, dataset: DatasetArguments) -> StreamArguments:
-    """A stream whose unset arguments are the dataset's."""
+    """Return a stream in which the dataset's arguments replace unset ones."""
     names = ("split", "download_retry", "download_timeout", "keep_zip")
     unset = [name for name in names if getattr(stream, name) in (None, "")]
     return replace(stream, **{name: getattr(dataset, name) for name in unset})

@@ -62,7 +62,7 @@ def adopt_streaming(
 
 
 def _is_a(value: object, name: str) -> bool:
-    """Whether a value is an instance of the Streaming class with this name."""
+    """Return whether a value is an instance of the Streaming class `name`, without importing it."""
     return any(base.__name__ == name and base.__module__ in _BASES for base in type(value).__mro__)
 
 
@@ -78,14 +78,14 @@ def _check_not_overridden(value: object, methods: Sequence[str]) -> None:
 
 
 def _read_dataset(dataset: Any) -> DatasetArguments:
-    """The arguments of a dataset, in which `choose` replaces the weights of the streams."""
+    """Return the arguments of a dataset. The weights of its streams become `choose`."""
     streams = tuple(
         _read_stream(stream, choose=None if stream.choose == samples else int(stream.choose))
         for stream, samples in zip(dataset.streams, dataset.samples_per_stream, strict=True)
     )
     names = {each.name for each in fields(DatasetArguments)} & vars(dataset).keys()
     given = {name: vars(dataset)[name] for name in names - {"streams", "epoch_size"}}
-    # Streaming replaces an unset value with this
+    # Streaming computes this value if predownload is not set
     if dataset.predownload == (64 if dataset.batch_size is None else 8 * dataset.batch_size):
         del given["predownload"]
     return DatasetArguments(streams=streams, **given)

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or false", dict: "keys"}
-# (key of an llm-foundry dataset, what cloudload does instead)
+# (key of an llm-foundry dataset, the warning's text if it is set)
 _WITHOUT_COUNTERPART = (
     ("eos_token_id", "documents end with the loader's eos, and fields=['segment_ids'] counts them"),
     ("bos_token_id", "documents begin with the loader's bos"),
@@ -45,7 +45,7 @@ _WITHOUT_COUNTERPART = (
 
 @dataclass(frozen=True)
 class TextDatasetArguments(DatasetArguments):
-    """The arguments of llm-foundry's dataset of text."""
+    """The arguments of llm-foundry's text dataset: StreamingDataset's arguments, and more."""
 
     max_seq_len: int | None = None
     tokenizer_name: str | None = None
@@ -60,7 +60,7 @@ class TextDatasetArguments(DatasetArguments):
 
 @dataclass(frozen=True)
 class TextLoaderArguments:
-    """The arguments of llm-foundry's dataloader of text, without its dataset.
+    """The arguments of llm-foundry's text dataloader, without its dataset.
 
     None means that the YAML does not set the argument.
     """
@@ -87,31 +87,32 @@ class TokenizerArguments:
 def config_from_yaml(
     source: str | os.PathLike[str] | Mapping[str, Any], loader: str = "train_loader"
 ) -> dict[str, Any]:
-    """The options of a `CloudLoader` for the data of an llm-foundry training YAML.
+    """Return the options of a `CloudLoader` for the data of an llm-foundry training YAML.
 
         config = config_from_yaml("train.yaml")
         loader = CloudLoader(**config, batch_size=8)
 
     Args:
-        source: path of the YAML, or its content: a dict, or a `DictConfig` of OmegaConf. It is a
-            whole training YAML, one of its loaders, or a loader's dataset.
+        source: path of the YAML, or its content: a dict, or a `DictConfig` of OmegaConf. The
+            content is a whole training YAML, one of its loaders, or a loader's dataset.
         loader: the loader to read in a whole YAML, such as `eval_loader`, or `eval_loader.0` in a
             list.
 
-    Returns the options that the YAML determines, as for a `StreamingDataset` with its arguments,
-    which include Streaming's defaults. `batch_size` is not among them, because the YAML has the
-    global batch size. `tokenizer` and `seq_len` are, if the YAML has them. Reads the datasets'
-    indexes if streams have proportions, or the dataset has an `epoch_size`.
+    Returns the options that are equivalent to the YAML and to Streaming's defaults. `tokenizer` and
+    `seq_len` are included if the YAML has them. `batch_size` is never included, because the YAML
+    has the global batch size. Reads the datasets' indexes if streams have proportions, or the
+    dataset has an `epoch_size`.
 
     Logs a warning for each key of the dataset that has no counterpart. Raises `ValueError`, which
-    names the file and the key, for an unknown key, an invalid value, a loader other than one of
-    text, and an interpolation other than `${path.of.a.key}`. For those, pass a `DictConfig`.
+    names the file and the key, for an unknown key, an invalid value, a loader that is not for text,
+    and an interpolation other than `${path.of.a.key}`. To use other interpolations, pass a
+    `DictConfig`.
     """
     name = "the mapping" if isinstance(source, Mapping) else os.fspath(source)
     try:
         root = source if isinstance(source, Mapping) else read_yaml(source)
         if isinstance(root.get("parameters"), Mapping):
-            root = root["parameters"]  # a YAML for MosaicML's platform contains the training YAML
+            root = root["parameters"]  # a YAML for MosaicML's platform nests the training YAML
         return _read_options(root, loader)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
@@ -135,7 +136,7 @@ def _read_options(root: Mapping[str, Any], loader: str) -> dict[str, Any]:
         ]
     options |= _options_of_loader(arguments)
     if dataset.token_encoding_type is not None:
-        # llm-foundry's name for the column
+        # llm-foundry names the column "tokens"
         options |= {"tokens_key": "tokens", "tokens_dtype": dataset.token_encoding_type}
     options["tokenizer"] = dataset.tokenizer_name or _find_tokenizer(root)
     options["seq_len"] = dataset.max_seq_len or _find_seq_len(root)
@@ -145,7 +146,7 @@ def _read_options(root: Mapping[str, Any], loader: str) -> dict[str, Any]:
 def _find_dataset(
     root: Mapping[str, Any], loader: str
 ) -> tuple[TextLoaderArguments, dict[str, Any], str]:
-    """The arguments of a loader, and the content and the path of its dataset."""
+    """Return the arguments of a loader, and the content and the path of its dataset."""
     if root.keys() & {"streams", "remote", "local"}:
         return TextLoaderArguments(), resolve(root, root, ""), ""
     try:
@@ -205,7 +206,7 @@ def _build(kind: type[T], given: Any, path: str) -> T:
 
 
 def _convert(value: Any, hint: Any, path: str) -> Any:
-    """A value as the type of its field; 1e6 is an integer, too."""
+    """Convert a value to the type of its field. A whole float, such as 1e6, can be an integer."""
     kinds = get_args(hint) if isinstance(hint, UnionType) else (get_origin(hint) or hint,)
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
@@ -235,14 +236,14 @@ def _find_seq_len(root: Mapping[str, Any]) -> int | None:
 
 
 def _find_tokenizer(root: Mapping[str, Any]) -> Any:
-    """The tokenizer of a training YAML: its name, or the object if it has arguments; or None."""
+    """Return the tokenizer of a training YAML: its name, an object if it has arguments, or None."""
     found = resolve(root.get("tokenizer"), root, "tokenizer")
     if found is None:
         return None
     tokenizer = _build(TokenizerArguments, found, "tokenizer")
     if not tokenizer.name:
         raise ValueError("tokenizer.name is missing. Set it to a name on the Hugging Face Hub")
-    # documents are never truncated
+    # model_max_length has no effect, because documents are never truncated
     arguments = {key: each for key, each in tokenizer.kwargs.items() if key != "model_max_length"}
     if not arguments:
         return tokenizer.name

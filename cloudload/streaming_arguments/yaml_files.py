@@ -1,4 +1,4 @@
-"""YAML as OmegaConf reads it, with numbers such as `1e6` and `${variables.max_seq_len}`.
+"""Read YAML as OmegaConf does, with numbers such as `1e6` and `${variables.max_seq_len}`.
 
     variables: {bucket: s3://my-bucket}
     remote: ${variables.bucket}/c4         ─► resolve ─►    s3://my-bucket/c4
@@ -23,9 +23,9 @@ _EXPONENT = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no type hints
-    """Safe YAML in which `1e6` is a number, a date is text, and a repeated key is an error."""
+    """A safe YAML loader: `1e6` is a number, a date is text, and a repeated key is an error."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012  # by first letter, as SafeLoader has them
+    yaml_implicit_resolvers = {  # noqa: RUF012  # keyed by first letter, as in SafeLoader
         letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
         for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -61,7 +61,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Mapping[str, Any]:
 
 
 def look_up(root: Any, path: str) -> Any:
-    """The value at a path such as `eval_loader.0.dataset`. Raises `KeyError` if there is none."""
+    """Return the value at a path such as `eval_loader.0.dataset`, or raise `KeyError`."""
     value = root
     for key in path.split("."):
         if isinstance(value, Mapping) and key in value:
@@ -74,9 +74,9 @@ def look_up(root: Any, path: str) -> Any:
 
 
 def resolve(value: Any, root: Mapping[str, Any], path: str, passed: tuple[str, ...] = ()) -> Any:
-    """A value as plain dicts and lists, with the values of its interpolations.
+    """Return a value as plain dicts and lists, with its interpolations resolved.
 
-    `path` is the path of the value, and `passed` are the interpolations that led to it. Raises
+    `path` is the path of the value, and `passed` lists the interpolations that led to it. Raises
     `ValueError` for an interpolation that is not the path of a value in `root`.
     """
     if isinstance(value, Mapping):
@@ -91,11 +91,11 @@ def resolve(value: Any, root: Mapping[str, Any], path: str, passed: tuple[str, .
     if whole := _INTERPOLATION.fullmatch(value):
         return _follow(whole[1], root, path, passed)
     text = _INTERPOLATION.sub(lambda part: _follow_in_text(part[1], root, path, passed), value)
-    return resolve(text, root, path, passed)  # interpolations may be nested
+    return resolve(text, root, path, passed)  # `${a.${b}}` is resolved from the inside out
 
 
 def join_keys(path: str, key: object) -> str:
-    """The path of `key` below `path`, which is empty for the top."""
+    """Return the path of `key` below `path`. An empty `path` is the top level."""
     return f"{path}.{key}" if path else f"{key}"
 
 
@@ -104,7 +104,7 @@ def is_list(value: object) -> bool:
 
 
 def _follow(name: str, root: Mapping[str, Any], path: str, passed: tuple[str, ...]) -> Any:
-    """The value of the interpolation `${name}`."""
+    """Return the value of the interpolation `${name}`."""
     if not _KEYS.fullmatch(name):
         raise ValueError(
             f"{path} has ${{{name}}}, but only paths such as ${{variables.remote}} are resolved "

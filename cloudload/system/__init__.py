@@ -8,6 +8,7 @@
     daemon_threads   threads that delay no exit   memory              this machine's memory
     ordered_results  results in task order        progress_bar        a bar of bytes on stderr
     activity         report a long wait           network_folders     network file systems
+    garbage          pause garbage collection
 
 Other packages may use every name without an underscore.
 """

@@ -280,8 +280,11 @@ class Plan:
 
     def machine_lanes(self) -> Ints:
         """The lanes of all ranks on this rank's machine, ascending: int64 [lanes]."""
-        lane_hosts = find_lane_hosts(self.num_lanes, np.array(self.hosts), self._dealing)
-        return np.flatnonzero(lane_hosts == self.hosts[self.world_index])
+        return np.flatnonzero(self.lane_hosts() == self.hosts[self.world_index])
+
+    def lane_hosts(self) -> Ints:
+        """The machine of the rank that owns each lane: int64 [lanes]."""
+        return find_lane_hosts(self.num_lanes, np.array(self.hosts), self._dealing)
 
     def rank_rows(self, start: int, stop: int) -> range | Ints:
         """The rows of this rank in the global batches [start, stop), ascending: int64 [rows].

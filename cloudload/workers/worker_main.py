@@ -9,6 +9,7 @@ When a worker halts, it discards the rows it has made, but keeps its shards, ord
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import traceback
 from collections.abc import Callable
@@ -78,6 +79,7 @@ def work(number: int, memory: Memory, connection: Connection, plan: Plan | None)
     import torch
 
     exit_with_parent()
+    gc.freeze()  # collections would scan, and so copy, the memory that a forked worker shares
     # one thread per worker: work is parallel across workers
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

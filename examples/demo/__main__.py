@@ -8,9 +8,9 @@
     piece 2     1 rank              └────────────┐
     piece 3     4 ranks                          └────────────────────►
 
-Every rank records a hash of every row that it gets. At the end, the rows of the three pieces are
-compared with those of the reference, one by one. The exit status is 1 if they differ.
-Writes summary.png, summary.json and the record of each run to demo-output.
+Every rank records a hash of every row that it receives. At the end, each row of the three pieces is
+compared with the same row of the reference. The exit status is 1 if any row differs. Writes
+summary.png, summary.json and the record of each run to demo-output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare the rows that the pieces and the reference trained on."""
+"""Compare the rows that the three pieces trained on with those of the reference run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from examples.demo.plan import GLOBAL_BATCH, SEQ_LEN, Length, Run
 
 
 def compare(reference: Run, pieces: list[Run], length: Length) -> dict[str, Any]:
-    """Compare the rows that the pieces trained on, in order, with those of the reference."""
+    """Compare the rows of the pieces, in order, with those of the reference.
+
+    Returns the content of summary.json, without the size of the state and the duration.
+    """
     for piece, following in itertools.pairwise(pieces):
         piece.last = following.first - 1
     expected = rows_of(reference, reference.counted)
     found = [row for piece in pieces for row in rows_of(piece, piece.counted)]
     whole = list(range(length.steps * GLOBAL_BATCH))
-    # a killed run's last steps do not count, but they must have read the same rows too
+    # steps that the kill discarded do not count, but they must have read the same rows too
     discarded = [
         row
         for piece in pieces
@@ -50,12 +53,12 @@ def compare(reference: Run, pieces: list[Run], length: Length) -> dict[str, Any]
 
 
 def rows_of(run: Run, steps: list[int]) -> list[tuple[int, str]]:
-    """The rows of a run's steps, in the order in which they were trained on."""
+    """Return the index and hash of each row of the given steps, in the order of training."""
     return [row for step in steps for row in run.steps[step]["rows"]]
 
 
 def hash_rows(rows: list[tuple[int, str]]) -> str:
-    """A hash of rows, in order."""
+    """Return one hash of all rows, which depends on their order."""
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
@@ -76,7 +79,7 @@ def summarize(run: Run, expected: list[tuple[int, str]]) -> dict[str, Any]:
 
 
 def measure_state(checkpoints: Path) -> int:
-    """The bytes of the loader's state in the last checkpoint, as JSON."""
+    """Return the size of the loader's state in the last checkpoint, in bytes of JSON."""
     import torch
 
     checkpoint = torch.load(max(checkpoints.glob("step-*.pt")), weights_only=True)

@@ -1,4 +1,4 @@
-"""The corpus of the demo: sources and texts of this Python environment."""
+"""Make the corpus of the demo from source files and texts of this Python environment."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MOST_FILE_BYTES = 500_000
 
 
 def progress(name: str, total: int, **options: Any) -> Any:
-    """A progress bar; without a terminal, an occasional line."""
+    """Create a progress bar, which prints a line every 10 s if stderr is not a terminal."""
     return tqdm(total=total, desc=name, mininterval=0.1 if sys.stderr.isatty() else 10.0, **options)
 
 
 def collect_corpus(target: Path, most_bytes: int) -> None:
-    """Write sources and texts of the environment as JSON lines, chosen by their names alone."""
+    """Write files of the environment as JSON Lines. Their names alone decide which are chosen."""
     paths = sysconfig.get_paths()
     roots = [Path(paths[name]).resolve() for name in ("purelib", "stdlib")]
     found = {
@@ -33,7 +33,7 @@ def collect_corpus(target: Path, most_bytes: int) -> None:
         if path.suffix in (".py", ".txt", ".md", ".rst")
         and not {"site-packages", "dist-packages"} & set(path.relative_to(root).parts)
     }
-    # an order that mixes packages
+    # sort by a hash of the name, so that the files of different packages are mixed
     names = sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest())
     num_documents, num_bytes = 0, 0
     with (
@@ -53,7 +53,7 @@ def collect_corpus(target: Path, most_bytes: int) -> None:
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a file; None if it is not text, empty, or too long."""
+    """Return the text of a file, or None if it is not text, is empty, or exceeds 500 kB."""
     try:
         if not 0 < path.stat().st_size <= MOST_FILE_BYTES:
             return None
@@ -64,7 +64,7 @@ def read_text(path: Path) -> str | None:
 
 
 def convert(corpus: Path, data: str) -> None:
-    """The same as `cloudload convert corpus.jsonl s3://...`."""
+    """Convert the corpus to MDS, like `cloudload convert corpus.jsonl s3://...`."""
     report = convert_to_mds([str(corpus)], data, shard_bytes=SHARD_BYTES)
     print(
         f"{report.documents:,} documents, {report.text_bytes / 1e6:.1f} MB of text, "

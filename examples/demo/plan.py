@@ -1,4 +1,4 @@
-"""The plan of the demo: a reference run, and a run in three pieces."""
+"""The plan of the demo, which has a reference run and the same run in three pieces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GLOBAL_BATCH, SEQ_LEN, VOCAB_SIZE = 16, 128, 4096
 
 @dataclass(frozen=True)
 class Length:
-    """How long the demo runs, in steps."""
+    """The number of steps of the demo, and the steps at which runs are saved, killed and ended."""
 
     steps: int
     save_every: int
@@ -20,7 +20,7 @@ class Length:
 
     @property
     def checkpoint_before_kill(self) -> int:
-        """The step from which the killed run is resumed, if the kill is prompt."""
+        """The step from which the killed run resumes, if the kill is not delayed."""
         return self.kill_at // self.save_every * self.save_every
 
 
@@ -29,18 +29,18 @@ QUICK = Length(steps=24, save_every=8, kill_at=12, second_ends=16)
 
 
 class Step(TypedDict):
-    """A step of all ranks."""
+    """One training step, over all ranks."""
 
     loss: float
     step_s: float
     wait_s: float
     rows: list[tuple[int, str]]
-    """Index and hash of each row, in order."""
+    """The index and the hash of each row of the global batch, in order."""
 
 
 @dataclass
 class Run:
-    """One `torchrun`: its arguments and, afterwards, the steps that its ranks recorded."""
+    """One run of torchrun, with its arguments and, once it is over, the steps it recorded."""
 
     name: str
     ranks: int
@@ -52,16 +52,17 @@ class Run:
     steps: dict[int, Step] = field(default_factory=dict)
     first: int = 0
     last: int = 0
-    """The steps that count: no later run repeats them."""
+    """The last step that counts. Later runs repeat the steps after it, but none from `first` to
+    `last`."""
 
     @property
     def counted(self) -> list[int]:
-        """The steps that the final model went through."""
+        """The recorded steps that the final model was trained on."""
         return [step for step in self.steps if self.first <= step <= self.last]
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second over the run's steps."""
+        """Tokens per second of all ranks in a step of median duration."""
         return (
             GLOBAL_BATCH
             * SEQ_LEN
@@ -70,15 +71,19 @@ class Run:
 
     @property
     def wait_share(self) -> float:
-        """The share of time that the training loop waited for the loader, without the first step,
-        when workers start."""
+        """The share of time that the training loop waited for the loader.
+
+        The first step is left out, because workers start during it.
+        """
         steps = list(self.steps.values())[1:]
         return sum(step["wait_s"] for step in steps) / sum(step["step_s"] for step in steps)
 
 
 def plan_runs(length: Length) -> list[Run]:
-    """The reference and three pieces that share their checkpoints; the last has an empty cache, as
-    on another machine."""
+    """Return the reference run, and three pieces that share their checkpoints.
+
+    The last piece starts with an empty cache, as if on another machine.
+    """
     return [
         Run(
             "reference",
@@ -101,7 +106,7 @@ def plan_runs(length: Length) -> list[Run]:
 
 
 def describe(run: Run, length: Length) -> str:
-    """The stage's headline."""
+    """Describe a run in one line, as the heading of its stage."""
     ranks = name_ranks(run)
     if run.name == "reference":
         return f"Reference: {ranks}, {run.stop} steps without a stop"
@@ -114,5 +119,5 @@ def describe(run: Run, length: Length) -> str:
 
 
 def name_ranks(run: Run) -> str:
-    """`1 rank`, `2 ranks`."""
+    """Return the number of ranks with its noun, such as `1 rank` or `2 ranks`."""
     return f"{run.ranks} rank{'s' * (run.ranks > 1)}"

@@ -1,4 +1,4 @@
-"""The report: a table in the terminal, and a picture."""
+"""Report the result of the demo, as a table in the terminal and as a picture."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def report(summary: dict[str, Any], output: Path) -> None:
 
 
 def draw(reference: Run, pieces: list[Run], path: Path) -> None:
-    """Loss, tokens per second and waiting, by step."""
+    """Draw the loss, the tokens per second, and the share of waiting, by step."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""Runs of the demo's trainer under torchrun, until they end or are killed."""
+"""Run the demo's trainer under torchrun until it finishes or is killed."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ SILENCE_TIMEOUT_S = 300.0
 
 
 def train(run: Run, data: str, length: Length, work: Path, record: Path) -> None:
-    """Run the trainer under torchrun until it ends or is killed, and read what its ranks
-    recorded."""
+    """Run the trainer under torchrun until it finishes or is killed.
+
+    Sets the fields of `run` from the steps that its ranks recorded.
+    """
     record.mkdir()
     checkpoints = work / run.checkpoints
     resumed = checkpoints.exists()
@@ -67,7 +69,7 @@ def train(run: Run, data: str, length: Length, work: Path, record: Path) -> None
 
 
 def last_checkpoint(folder: Path) -> int:
-    """The step of the last checkpoint in a folder."""
+    """Return the step of the last checkpoint in a folder. Raises `SystemExit` if there is none."""
     steps = [int(path.stem.removeprefix("step-")) for path in folder.glob("step-*.pt")]
     if not steps:
         raise SystemExit(
@@ -81,10 +83,12 @@ def last_checkpoint(folder: Path) -> int:
 def running_torchrun(
     command: list[str], ranks: int, record: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A torchrun that writes to torchrun.log; at the end of the block it is killed, with its ranks
-    and their workers."""
+    """Run torchrun during a `with` block, with its output in torchrun.log.
+
+    At the end of the block, torchrun, its ranks, and their workers are killed.
+    """
     environment = os.environ | {
-        # leave a core to the loaders' workers: too many threads slow each other down
+        # leave one core to the loaders' workers, because too many threads slow each other down
         "OMP_NUM_THREADS": str(min(8, max(1, (len(os.sched_getaffinity(0)) - 1) // ranks))),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "CUDA_VISIBLE_DEVICES": "",  # NCCL does not support several ranks on one GPU
@@ -107,7 +111,7 @@ def running_torchrun(
 
 
 def follow(run: Run, process: subprocess.Popen[bytes], record: Path, done: int, stop: int) -> None:
-    """Show the progress of a run until it ends or, if it is to be killed, reaches step `stop`."""
+    """Show a run's progress until it exits or, if it will be killed, until it reaches `stop`."""
     path, shown, heard = record / "rank-0.jsonl", done, time.monotonic()
     with progress(run.name, run.stop, initial=done, unit="step") as bar:
         while True:
@@ -131,13 +135,13 @@ def follow(run: Run, process: subprocess.Popen[bytes], record: Path, done: int, 
 
 
 def fail(run: Run, record: Path, what: str) -> None:
-    """Exit the demo, and show the end of the run's log."""
+    """Exit the demo with an error that shows the last 40 lines of the run's log."""
     tail = "\n".join((record / "torchrun.log").read_text(errors="replace").splitlines()[-40:])
     raise SystemExit(f"\n{tail}\n\n{run.name} {what}. Its whole log: {record / 'torchrun.log'}")
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL a process and all that it started, in any session."""
+    """Send SIGKILL to a process and all its descendants, even those in other sessions."""
     family, children = [pid], children_by_parent()
     for member in family:
         family += children.get(member, [])
@@ -147,18 +151,18 @@ def kill_tree(pid: int) -> None:
 
 
 def children_by_parent() -> dict[int, list[int]]:
-    """The processes of this machine by their parent."""
+    """Return the PIDs of the child processes of each process of this machine, by parent PID."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # pid (name) state parent ...; a name may contain spaces and brackets
+            # the file has `pid (name) state parent ...`; a name may contain spaces and brackets
             parent = int(path.read_text(errors="replace").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(path.parent.name))
     return children
 
 
 def read_record(record: Path, ranks: int) -> dict[int, Step]:
-    """The steps that all ranks recorded. A line that the kill cut short is not a finished step."""
+    """Return the steps that all ranks recorded. Lines that the kill cut short are ignored."""
     by_rank: list[dict[int, dict[str, Any]]] = []
     for rank in range(ranks):
         lines = (record / f"rank-{rank}.jsonl").read_text().splitlines(keepends=True)
@@ -169,7 +173,7 @@ def read_record(record: Path, ranks: int) -> dict[int, Step]:
 
 
 def join_ranks(lines: list[dict[str, Any]]) -> Step:
-    """One step of all ranks: the times of the slowest, and the rows of all."""
+    """Combine a step's records, with the times of the slowest rank and the rows of all ranks."""
     rows = [(int(number), row_hash) for line in lines for number, row_hash in line["rows"].items()]
     return {
         "loss": lines[0]["loss"],

@@ -1,5 +1,4 @@
-"""The training job of the demo: a small GPT in plain torch, whose ranks record the rows of every
-step."""
+"""Train a small GPT in plain torch, for the demo. Each rank records the rows of every step."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ def save_checkpoint(folder: Path, **content: Any) -> None:
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any]:
-    """The last checkpoint of a folder."""
+    """Load the last checkpoint in a folder. Raises `SystemExit` if there is none."""
     if files := sorted(folder.glob("step-*.pt")):
         return dict(torch.load(files[-1], map_location="cpu", weights_only=True))
     raise SystemExit(f"no checkpoint in {folder}: start without --resume")
 
 
 def describe_rows(batch: Batch) -> dict[int, str]:
-    """The rows of a batch: each row's index in the run, and a hash of its tokens."""
+    """Map each row's index in the run to a hash of the row's tokens."""
     hashes = [hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in batch["input_ids"]]
     return {
         batch.first_row + place * batch.row_step: row_hash for place, row_hash in enumerate(hashes)
@@ -44,7 +43,7 @@ def describe_rows(batch: Batch) -> dict[int, str]:
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
-    """Train from the start, or from the last checkpoint, to step `args.steps`."""
+    """Train to step `args.steps`, from the start or, with `--resume`, from the last checkpoint."""
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(args.seed)
     loader = CloudLoader(

@@ -2,31 +2,37 @@
 
     python -m stress.chaos --restarts 200 --faults 10000
 
-    SeaweedFS, fake-gcs ◄── fault proxy: a fault for two ◄── 1 to 9 real ranks on 1 to 3 nodes,
-                            of five requests for shards,     0 to 3 workers each, by fork, spawn,
-                            and for a quarter of the         or forkserver
-                            others
-    processes    SIGKILL of a worker, a rank, all ranks or all processes, or of a rank that connects
-                 to the others; SIGTERM of a rank; SIGSTOP of a rank, a worker, all of them or the
-                 store, and SIGCONT after seconds or minutes, before or after the end
-    caches       wiped, or files deleted, cut, flipped, extended, littered between jobs; limited
-    disks        file systems for caches, small from the start or full in the middle of a job, of
-                 bytes or of inodes, if this user may mount (root, or user namespaces)
+    SeaweedFS, fake-gcs ◄── fault proxy: injects a fault ◄── 1 to 9 real ranks on 1 to 3 nodes,
+                            into 40% of the requests for     with 0 to 3 workers each, started by
+                            shards, and into a quarter       fork, spawn or forkserver
+                            of all other requests
+    processes    SIGKILL of a worker, of a rank, of all ranks, of all processes, or of a rank that
+                 is connecting to the others; SIGTERM of a rank; SIGSTOP of a worker, of a rank, of
+                 all ranks, of all processes or of the store, followed by SIGCONT after seconds or
+                 minutes, before or after the job is killed
+    caches       wiped between jobs, or some of their files deleted, truncated, corrupted or
+                 extended, or stray lock and part files added; some jobs have a cache limit
+    disks        file systems for caches, which are small from the start or run out of bytes or
+                 inodes during a job, if this user may mount (root, or user namespaces)
 
-A campaign is a run (a packing, a mixture, a shuffle, finite or endless). A sequence of jobs, each
-with a different world, continues it from the last checkpoint. Its datasets have token lengths from
-the start, never, or once its jobs have learned them, and each job may use them or not. If it does,
-its ranks need not divide the lanes. Every rank writes a hash of each row.
+A campaign is a finite or endless run with one packing, mixture and shuffle. A sequence of jobs,
+each with a different world, continues the run from its last checkpoint. The datasets have token
+lengths from the start, never, or once the jobs have learned them, and a job may use the lengths or
+not. If it uses them, the number of lanes need not be a multiple of the number of ranks. Every rank
+writes a hash of each row.
 
-A job must leave no process, nothing in /dev/shm, and no lock file and no part file: once it has
-ended, if nothing was killed, and otherwise once the next job has started. It hangs if it writes no
-row for 30 s more than its ranks wait for each other (60 or 150 s), less the time in which its
-processes wait for a core. The exit status is 1 if a row was lost, repeated or changed between
-checkpoints, if a job hung, left something behind, or failed because of a short stop, if learned
-lengths are not those of a count, or if an error is neither cloudload's nor caused by a broken
-connection between ranks.
-Prints a line for each job, and a summary as JSON, which `--summary` also writes to a file after
-each job.
+A job must leave no process, nothing in /dev/shm, and no lock or part file. If nothing was killed,
+this is checked when the job has ended, and otherwise when the next job has started. A job hangs if
+it writes no row for its ranks' timeout (60 or 150 s) plus 30 s, not counting the time in which its
+processes wait for a core. The exit status is 1 in any of these cases:
+
+- a row was lost, repeated, or changed between checkpoints
+- a job hung, left something behind, or failed because of a short stop
+- learned lengths differ from counted ones
+- an error is neither cloudload's nor caused by a broken connection between ranks
+
+Prints a line for each job, and at the end a summary as JSON. `--summary` also writes the summary so
+far to a file after each job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Damage caches between jobs, and search them for leftovers."""
+"""Damage caches between jobs, and find the files that jobs leave in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stress.chaos.rank import Campaign, Job
 
 
 def damage_caches(campaign: Campaign, draw: random.Random, wipe: float) -> None:
-    """Wipe a share `wipe` of a campaign's caches, and damage a fifth of the files in 40% more."""
+    """Wipe a share `wipe` of a campaign's caches, and damage 20% of the files in another 40%."""
     for cache in campaign.folder.glob("cache-*"):
         choice = draw.random()
         if choice < wipe:
@@ -30,7 +30,7 @@ def damage_caches(campaign: Campaign, draw: random.Random, wipe: float) -> None:
 
 
 def _empty(folder: Path) -> None:
-    for path in folder.iterdir():  # the folder itself may be a mount point
+    for path in folder.iterdir():  # keep the folder itself, because it may be a mount point
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -44,7 +44,7 @@ def _damage(path: Path, draw: random.Random) -> None:
         path.unlink()
     elif kind == 1:
         path.write_bytes(data[:at])
-    elif kind == 2 and path.suffix != ".learned":  # has no hash, because runs keep writing to it
+    elif kind == 2 and path.suffix != ".learned":  # a .learned file has no hash to detect a flip
         path.write_bytes(data[:at] + bytes([data[at] ^ 255] if data else []) + data[at + 1 :])
     elif kind == 3:
         path.write_bytes(data + b"more")
@@ -55,7 +55,7 @@ def _damage(path: Path, draw: random.Random) -> None:
 
 
 def left_overs(campaign: Campaign, job: Job) -> set[tuple[str, int]]:
-    """The lock and part files in the caches of a job's nodes, as (path, inode)."""
+    """Find the lock and part files in the caches of a job's nodes, as (path, inode) pairs."""
     found = set()
     for node in range(job.nodes):
         for path in job.cache(campaign, node).rglob("*"):

@@ -1,4 +1,4 @@
-"""Campaigns: runs that a sequence of jobs continues, compared with undisturbed runs."""
+"""Run campaigns, and compare the rows of each one with those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from stress.chaos.stores import Store
 
 
 class Campaigns:
-    """Runs all campaigns, and collects their findings."""
+    """A runner of campaigns, which collects their findings."""
 
     def __init__(self, args: argparse.Namespace, folder: Path, stores: Sequence[Store]) -> None:
         self._args, self._folder, self._stores = args, folder, stores
@@ -111,8 +111,11 @@ class Campaigns:
             shutil.rmtree(campaign.folder, ignore_errors=True)
 
     def _run_jobs(self, campaign: Campaign, store: Store) -> tuple[dict[int, str], int]:
-        """Run a campaign's jobs; return the hashes of the rows up to the last checkpoint, and the
-        number of these rows."""
+        """Run a campaign's jobs.
+
+        Returns the hashes of the rows up to the last checkpoint, by row, and the row at which that
+        checkpoint stops.
+        """
         trained: dict[int, str] = {}
         seen: dict[int, str] = {}
         start = 0
@@ -155,7 +158,7 @@ class Campaigns:
     def _check_rows(
         self, what: str, found: dict[int, str], seen: dict[int, str], saved: range
     ) -> None:
-        """Check a job's rows: those up to its last checkpoint are there, and none has changed."""
+        """Check that a job read every row up to its last checkpoint, and that no row changed."""
         for row, row_hash in found.items():
             if seen.setdefault(row, row_hash) != row_hash:
                 self._found.fail(f"{what}: row {row} is not what it was in an earlier job")
@@ -171,12 +174,12 @@ class Campaigns:
 
 
 def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findings) -> int:
-    """Compare the rows trained on with those of an undisturbed process.
+    """Compare the rows that the jobs trained on with those of an undisturbed run.
 
-    Checks rows 0 to `stop` and records differences in `found`. Returns the number of rows checked.
+    Checks rows [0, stop), and records differences in `found`. Returns the number of checked rows.
     """
     expected: dict[int, str] = {}
-    # at least the global batch of any job, because a job may pad the end
+    # at the end, a job may pad the rows to its global batch, which is smaller than this batch
     with campaign.make_loader(
         batch_size=MOST_ROWS,
         num_workers=0,
@@ -202,7 +205,7 @@ def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findi
 
 
 def _rows_of(campaign: Campaign, job: Job) -> dict[int, str]:
-    """Read the row hashes that a job's ranks wrote, without lines that a killed rank cut short."""
+    """Read the row hashes that a job's ranks wrote, except lines that a killed rank cut short."""
     rows: dict[int, str] = {}
     for rank in range(job.ranks):
         with contextlib.suppress(FileNotFoundError):

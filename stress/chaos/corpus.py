@@ -1,4 +1,4 @@
-"""The campaigns' input: a small tokenizer, and datasets of small shards with token lengths."""
+"""Make the campaigns' input: a small tokenizer, and datasets of small shards with token lengths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_tokenizer(folder: Path) -> str:
 
 
 def write_dataset(folder: Path, url: str, num_documents: int, seed: float) -> None:
-    """Write a dataset of 1,500-byte shards, with documents of many lengths, 1% of them empty."""
+    """Write a dataset of 1,500-byte shards. The documents vary in length, and 1% are empty."""
     words, source = random.Random(seed), folder / "corpus.jsonl"
     with source.open("w") as file:
         for number in range(num_documents):
@@ -38,19 +38,19 @@ def write_dataset(folder: Path, url: str, num_documents: int, seed: float) -> No
 
 
 def write_lengths(url: str, tokenizer: str, out: Path | None = None) -> None:
-    """Count the tokens of a dataset; the lengths go into its folder, or into `out`."""
+    """Count the tokens of a dataset, and write the lengths to its folder, or to `out` if given."""
     count_tokens(
         url, tokenizer=tokenizer, tokenizer_backend="hf", out=out, processes=1, progress=False
     )
 
 
 def has_lengths(url: str) -> bool:
-    """Whether a dataset has the lengths of all documents."""
+    """Whether the token lengths of all documents of a dataset are stored with it."""
     return any("/index-" in item.url for item in list_objects(f"{url}/lengths"))
 
 
 def differing_lengths(url: str, tokenizer: str, folder: Path) -> list[str]:
-    """The URLs of finished files of learned lengths whose bytes are not those of a count."""
+    """Count a dataset, and return the URLs of finished learned files that differ from the count."""
     write_lengths(url, tokenizer, folder)
     counted = {
         str(path.relative_to(folder)): path.read_bytes()
@@ -61,7 +61,7 @@ def differing_lengths(url: str, tokenizer: str, folder: Path) -> list[str]:
     return [
         each
         for each in learned
-        # nodes keep parts of a group until it is complete
+        # a part file belongs to a group that is not complete, so it has no counterpart
         if not each.endswith(".part")
         and read_object(each) != counted.get(each.removeprefix(f"{url}/lengths/"))
     ]

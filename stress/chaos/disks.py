@@ -1,4 +1,4 @@
-"""Small file systems for the caches of a campaign, in a mount namespace of this process."""
+"""Mount small file systems for the caches of a campaign, in a separate mount namespace."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ AMPLE = "size=1g,nr_inodes=1000000"
 
 
 def enter_namespace(module: str) -> None:
-    """Run this program again in a mount namespace, so that its mounts end with it.
+    """Restart this program in a new mount namespace, so that its mounts disappear when it exits.
 
-    It then has its own /dev/shm, where no other program leaves anything. Returns if it already runs
-    there, or if the system does not permit it.
+    The restarted program has a private /dev/shm, so names that it finds there are its own. Returns
+    in the restarted program, or if the system does not permit the namespace.
     """
     flags = ["--mount", "--propagation", "private"]
     flags += [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -49,25 +49,26 @@ def can_mount(folder: Path) -> bool:
 
 
 def mount(folder: Path) -> None:
-    """Mount an empty file system with ample space, unless the folder is one."""
+    """Mount an empty file system with ample space, unless one is mounted at `folder`."""
     folder.mkdir(exist_ok=True)
     if not folder.is_mount():
         _run("mount", "-t", "tmpfs", "-o", AMPLE, "none", str(folder))
 
 
 def unmount(folder: Path) -> None:
-    """Remove the file system from the folder, once no process uses it."""
+    """Unmount the file system at `folder`. It disappears once no process uses it."""
     _run("umount", "--lazy", str(folder))
 
 
 def give_room(folder: Path, draw: random.Random | None) -> str:
-    """Give a file system little more room than it uses, or, without `draw`, ample room.
+    """Resize a file system to little more than it uses, or, if `draw` is None, to ample space.
 
-    Returns the mount options. The file system must not grow meanwhile by more than it gets.
+    Returns the mount options. Tries up to 20 times, because a resize fails if the files have
+    already outgrown the new size.
     """
     for _ in range(20):
         options = AMPLE if draw is None else _draw_room(folder, draw)
-        with contextlib.suppress(subprocess.CalledProcessError):  # it has grown
+        with contextlib.suppress(subprocess.CalledProcessError):  # the files have outgrown it
             _run("mount", "-o", f"remount,{options}", str(folder))
             return options
     return "no change"

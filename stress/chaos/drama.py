@@ -1,4 +1,4 @@
-"""What happens to the processes and disks of a job while it runs, drawn at random."""
+"""Choose at random which signals a job's processes receive, and whether its disks fill up."""
 
 from __future__ import annotations
 
@@ -17,44 +17,45 @@ ENDS = {
     CONNECTING: 1,
 }
 STOPPED = {"a rank": 3, "a worker": 3, "all ranks": 1, "all processes": 1, "the store": 3}
-# seconds, and how often
+# maps the range of a stop's seconds to its relative frequency
 STOPS_S = {(0.5, 6.0): 14, (10.0, 35.0): 4, (65.0, 110.0): 1}
 LONG_S = 60.0
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Processes that are stopped (SIGSTOP) and continued (SIGCONT)."""
+    """A pause of some of a job's processes, from SIGSTOP to SIGCONT."""
 
     of: str
-    """One of `STOPPED`."""
+    """The paused processes, as named in `STOPPED`."""
     seconds: float
     is_at_end: bool
-    """Whether the job ends while these processes are stopped."""
+    """Whether the signal that ends the job is sent while these processes are stopped."""
 
     def describe(self) -> str:
-        """The stop's kind, for counts."""
+        """Describe the stopped processes and the rough duration, as a key for counts."""
         length = "a minute or more" if self.seconds >= LONG_S else "seconds"
         return f"SIGSTOP of {self.of} for {length}"
 
 
 @dataclass(frozen=True)
 class Drama:
-    """What happens to a job."""
+    """The faults of one job, except those of its store and caches."""
 
     end: str
-    """One of `ENDS`."""
+    """The way in which the job ends, as named in `ENDS`."""
     is_early: bool
-    """Whether the job ends before its first step."""
+    """Whether the job is killed before its first step."""
     stop: Stop | None
     disk: str | None
-    """`small` from the start, or `fills` while the job runs; None for an ample disk."""
+    """`small` if the disk is small from the start, `fills` if it fills up during the job, or None
+    if it has ample space."""
     patience_s: float
-    """Seconds that ranks wait for others: less than some stops last."""
+    """Seconds that ranks wait for others. Some stops last longer."""
 
 
 def draw_drama(draw: random.Random, *, has_disks: bool) -> Drama:
-    """Draw what happens to a job."""
+    """Choose the faults of a job at random. Its disks are left alone unless `has_disks`."""
     end = _choose(draw, ENDS)
     is_early = end not in ("none", CONNECTING) and draw.random() < 0.15
     stop = None

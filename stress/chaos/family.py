@@ -1,4 +1,4 @@
-"""Find and kill the processes of jobs, by a mark in their environment."""
+"""Find and kill the processes of jobs, which have a mark in their environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PRELOADED = ("boto3", "google.cloud.storage", "tokenizers")
 
 
 class Family:
-    """The fork server that ranks are forked from, and all its descendants."""
+    """The fork server from which ranks are forked, and all descendants of that server."""
 
     def __init__(self) -> None:
         self.context: ForkServerContext = multiprocessing.get_context("forkserver")
@@ -27,8 +27,8 @@ class Family:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Start the fork server, and kill the family at the end of the block."""
-        # fork ranks from a process that has only imported modules
+        """Start the fork server for a `with` block, and kill the whole family afterwards."""
+        # ranks are forked from a server that does nothing but import their modules
         os.environ[MARK] = self._mark
         # a fork server does not inherit sys.path (python/cpython#117378)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -45,7 +45,7 @@ class Family:
                 kill(pid)
 
     def members(self) -> set[int]:
-        """The PIDs of the living processes of jobs."""
+        """Return the PIDs of the living processes of jobs, without those of the fork server."""
         return self._living() - self._servants
 
     def _living(self) -> set[int]:

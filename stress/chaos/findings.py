@@ -1,4 +1,4 @@
-"""Counts and failures of the campaigns."""
+"""Collect the counts and failures of the campaigns, and summarize them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Findings(Failures):
     rows: int = 0
     replayed: int = 0
     slowest_end_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Maximum seconds from the end of a job to the end of its last process, by kind of end."""
+    """Maximum seconds from a job's `end` signal to the exit of its last process, by `end`."""
     faults: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     ends: Counter[str] = field(default_factory=Counter)
     stops: Counter[str] = field(default_factory=Counter)
     disks: Counter[str] = field(default_factory=Counter)
     drawn: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """How many jobs had each value of an option, by the option's name."""
+    """The number of jobs that had each value of an option, by the option's name."""
 
     def summary(self) -> dict[str, Any]:
-        """The counts and failures as JSON values."""
+        """Return the counts and failures as JSON values."""
         return {
             "commit": find_commit(),
             "restarts": self.jobs,
@@ -50,14 +50,14 @@ class Findings(Failures):
 
 
 def find_commit() -> str:
-    """The commit of this checkout, with `-dirty` if files differ from it."""
+    """Return the commit of this checkout, with `-dirty` if files differ from the commit."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
 
 
 def write_summary(path: str, summary: dict[str, Any]) -> None:
-    """Replace the summary in a file atomically."""
+    """Replace the file at `path` with a summary, atomically."""
     new = Path(f"{path}.new")
     new.write_text(json.dumps(summary, indent=2))
     new.replace(path)

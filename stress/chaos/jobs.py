@@ -1,4 +1,4 @@
-"""Draw jobs: their worlds, and the options that may change at every resume."""
+"""Choose jobs at random. A job has a world, and options that may change at every resume."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stress.chaos.rank import Campaign, Job
 
 NUM_LANES = 24
 MOST_ROWS = 48
-"""More than the global batch of any job."""
+"""At least as many rows as the global batch of any job."""
 START_METHODS = {"fork": 10, "spawn": 1, "forkserver": 1}
 _MOST_CONNECT_S = 0.2
 
@@ -18,12 +18,12 @@ _MOST_CONNECT_S = 0.2
 def draw_job(
     draw: random.Random, number: int, campaign: Campaign, drama: Drama, environment: dict[str, str]
 ) -> Job:
-    """Draw a job. Its ranks divide the lanes unless it has lengths of all documents."""
+    """Choose a job at random. Unless it uses all lengths, its ranks divide the lanes evenly."""
     start_method = draw.choices(list(START_METHODS), list(START_METHODS.values()))[0]
     lengths = _draw_lengths(draw, campaign)
     is_uneven = campaign.lengths == COUNTED and lengths != "off" and draw.random() < 0.6
     ranks = draw.choice([5, 5, 5, 5, 5, 7, 7, 9] if is_uneven else [1, 1, 2, 2, 2, 3, 3, 4, 6])
-    if start_method != "fork":  # each of its processes imports torch again
+    if start_method != "fork":  # every new process imports torch again, so start only a few
         ranks = min(ranks, 5 if is_uneven else 2)
     if drama.end == CONNECTING:
         ranks = max(2, ranks)

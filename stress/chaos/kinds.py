@@ -1,4 +1,4 @@
-"""The kinds of runs that campaigns choose from."""
+"""The kinds of runs that campaigns cycle through."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 NONE, COUNTED, LEARNED = "no lengths", "counted", "learned"
-"""When a campaign's datasets get token lengths: never, at the start, or from its jobs."""
+"""When a campaign's datasets get token lengths: never, before its first job, or from its jobs."""
 
 _ROWS = {"packing": "one_per_row", "overflow": "rows"}
 _BEST_FIT = {"packing": "best_fit", "open_rows": 4}
@@ -15,7 +15,7 @@ _BEST_FIT = {"packing": "best_fit", "open_rows": 4}
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of run: the options that determine its rows."""
+    """A kind of run, with the options that determine its rows."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Kind:
 
     @property
     def lengths(self) -> tuple[str, ...]:
-        """What campaigns of this kind choose from. A finite mixture needs lengths."""
+        """The values of `Campaign.lengths` that are allowed. A finite mixture needs lengths."""
         is_finite_mixture = self.proportions is not None and "epochs" in self.settings
         return (COUNTED,) if is_finite_mixture else (NONE, COUNTED, LEARNED)
 

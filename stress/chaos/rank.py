@@ -1,4 +1,4 @@
-"""One rank of a training job without a model: it writes a hash of every row, and checkpoints."""
+"""Run one rank of a training job that has no model, but hashes every row and saves checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stress.chaos.kinds import NONE
 
 @dataclass(frozen=True)
 class Campaign:
-    """A run that a sequence of jobs continues: its data, and options that determine its rows."""
+    """A run that a sequence of jobs continues: its data and the options that determine its rows."""
 
     name: str
     folder: Path
@@ -36,27 +36,27 @@ class Campaign:
     settings: dict[str, Any] = field(default_factory=dict)
     proportions: tuple[float, ...] | None = None
     lengths: str = NONE
-    """One of the values of `Kind.lengths`."""
+    """When the datasets get token lengths. It is one of the values of `Kind.lengths`."""
     has_disks: bool = False
-    """Whether each of its caches is a file system, which jobs may fill."""
+    """Whether each cache of the campaign is a separate file system, which may be filled."""
 
     @property
     def is_finite(self) -> bool:
-        """Whether the run ends."""
+        """Whether the run ends, after a number of epochs."""
         return "epochs" in self.settings
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether it is a finite mixture, which does not run without lengths."""
+        """Whether the run is a finite mixture, which cannot run without token lengths."""
         return self.is_finite and self.proportions is not None
 
     @property
     def state_file(self) -> Path:
-        """The path of the checkpoint."""
+        """The file of the campaign's last checkpoint."""
         return self.folder / "state.json"
 
     def make_loader(self, **settings: Any) -> CloudLoader:
-        """Create a loader for the campaign's rows; `settings` are further options."""
+        """Create a loader for the campaign's rows. `settings` are additional options."""
         shares = self.proportions or (None,) * len(self.urls)
         streams = [
             Stream(url, proportion=share) for url, share in zip(self.urls, shares, strict=True)
@@ -68,7 +68,7 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Job:
-    """One start of a campaign's run: its world, and its delivery options."""
+    """One start of a campaign's run, with its world and its delivery options."""
 
     number: int
     ranks: int
@@ -84,9 +84,9 @@ class Job:
     lengths: str
     exchange_every: int
     patience_s: float
-    """Seconds that a rank waits for others. Requests are retried for half as long."""
+    """Seconds that a rank waits for others. Requests are retried for half of this time."""
     dies: tuple[int, float] | None
-    """A rank that dies while it connects to the others, and the seconds from its first attempt."""
+    """The rank that kills itself while it connects, and the seconds after its first attempt."""
     environment: dict[str, str]
 
     @property
@@ -99,20 +99,20 @@ class Job:
         return campaign.folder / f"cache-{node}"
 
     def rows_file(self, campaign: Campaign, rank: int) -> Path:
-        """The file of a rank's rows: one JSON line per batch, which maps row indices to hashes."""
+        """The file of a rank's row hashes. Each batch is a JSON line that maps rows to hashes."""
         return campaign.folder / f"job-{self.number}-rank-{rank}.jsonl"
 
     def log_file(self, campaign: Campaign, rank: int) -> Path:
-        """The file of the output of a rank and its workers."""
+        """The file to which a rank and its workers write stdout and stderr."""
         return campaign.folder / f"job-{self.number}-rank-{rank}.log"
 
 
 def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
-    """Train from the last checkpoint, for `job.steps` steps or to the end of the data."""
+    """Train one rank from the last checkpoint, for `job.steps` steps or to the end of the data."""
     with job.log_file(campaign, rank).open("w") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
-    # to show where the process hangs
+    # on SIGUSR1, print the stack to the log, to show where the process hangs
     faulthandler.register(signal.SIGUSR1)
     os.environ.update(
         job.environment | {"LOCAL_WORLD_SIZE": str(job.ranks_per_node), "GLOO_SOCKET_IFNAME": "lo"}
@@ -139,7 +139,7 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
 
 
 def make_lengths_small() -> None:
-    """Let this process write learned lengths every two seconds, in groups of few shards."""
+    """Make this process write learned lengths every 2 s, in groups of about 100 kB of shards."""
     vars(learn)["_EVERY_S"] = 2.0
     vars(index)["_GROUP_BYTES"] = 100_000
 
@@ -171,7 +171,7 @@ def _make_loader(campaign: Campaign, job: Job, rank: int) -> CloudLoader:
 
 
 def _train(campaign: Campaign, job: Job, rank: int, loader: CloudLoader) -> bool:
-    """Write the rows of each batch. Returns whether the data has ended."""
+    """Write the row hashes of each batch, and save checkpoints. Returns whether the data ended."""
     with job.rows_file(campaign, rank).open("w") as rows:
         for step, batch in enumerate(loader, 1):
             rows.write(json.dumps(hash_rows(batch)) + "\n")
@@ -185,7 +185,7 @@ def _train(campaign: Campaign, job: Job, rank: int, loader: CloudLoader) -> bool
 
 
 def hash_rows(batch: Any) -> dict[int, str]:
-    """Map the index in the run of each row to a hash of its IDs and labels."""
+    """Map each row's index in the run to a hash of the row's IDs and labels."""
     rows = zip(
         batch.rows.tolist(), batch["input_ids"].numpy(), batch["labels"].numpy(), strict=True
     )
@@ -204,7 +204,7 @@ def _save(campaign: Campaign, loader: CloudLoader, *, has_ended: bool = False) -
 
 
 def describe(job: Job) -> dict[str, Any]:
-    """The fields of a job without its environment."""
+    """Return the fields of a job, for messages, without its long environment."""
     described = asdict(job)
     with contextlib.suppress(KeyError):
         del described["environment"]

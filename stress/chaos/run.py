@@ -1,4 +1,4 @@
-"""Run a job: disturb it, end it, and check what it leaves."""
+"""Run a job: disturb it, kill it or let it finish, and check its errors and leftovers."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from tests.support.left_behind import orphans, shared_memory
 from tests.support.patience import soon
 
 MARGIN_S = 30.0
-"""A job counts as hung if it writes nothing for its patience plus this many seconds."""
+"""A job counts as hung if it writes nothing for its ranks' timeout plus this many seconds."""
 _UNDER_TORCH_S = 12.0
 _OF_CLOUDLOAD = "cloudload.errors."
 _EXPLAINED = ("StoreError", "DatasetError", "RanksDisagreeError")
-"""Errors that a store fault or the end of another rank explains."""
+"""Errors of cloudload that a fault of the store or the exit of another rank can cause."""
 _OF_OTHERS = {"RanksDisagreeError", "RuntimeError"}
-"""Errors of ranks whose connection to another rank broke."""
+"""Errors of ranks that lost the connection to another rank."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What all jobs share."""
+    """The objects and settings that all jobs share."""
 
     family: Family
     found: Findings
     draw: random.Random
     pause: float
-    """Maximum seconds from a job's first step to its end."""
+    """Maximum seconds from a job's first step to the signal that ends it."""
 
 
 class JobRun:
-    """One job, from its start to its end."""
+    """One run of a job, with its faults and the checks afterwards."""
 
     def __init__(
         self, campaign: Campaign, job: Job, drama: Drama, store: Store, stage: Stage
@@ -57,7 +57,7 @@ class JobRun:
         self._quiet_s = job.patience_s + MARGIN_S
 
     def run(self) -> str:
-        """Run the job until it ends or is killed, and return a description of what happened."""
+        """Run the job until it finishes or is killed, and return a description of what happened."""
         littered = left_overs(self._campaign, self._job)
         named, launched = shared_memory(), time.monotonic()
         self._make_disks()
@@ -104,7 +104,7 @@ class JobRun:
 
     @contextlib.contextmanager
     def _stopped(self) -> Iterator[None]:
-        """Stop processes, and continue them before the block, or at its end."""
+        """Stop processes with SIGSTOP, and continue them before or after the `with` block."""
         stop = self._drama.stop
         if stop is None or self._watch.has_lost_a_rank():
             yield
@@ -143,7 +143,7 @@ class JobRun:
             self._fail_hung(f"did not continue after a {stop.describe()}")
         errors = {name.rpartition(".")[2] for name in self._errors().values()}
         is_short = stop.seconds < self._job.patience_s / 2 - 5 and stop.of != "the store"
-        # any other error is the cause
+        # if there is any other error, that error is the cause instead of the stop
         if is_short and errors and errors <= _OF_OTHERS:
             self._found.fail(
                 f"job {self._job.number} failed because of a {stop.describe()} "
@@ -180,7 +180,7 @@ class JobRun:
     # ------------------------------------------------------------ the end
 
     def _await_end(self) -> None:
-        """Wait until all processes have ended, and kill those that hang."""
+        """Wait until all processes have exited, and kill those that hang."""
         watch = self._watch
         if not (
             watch.wait_until(watch.has_ended, _UNDER_TORCH_S)
@@ -234,7 +234,7 @@ class JobRun:
     # ------------------------------------------------------------ errors
 
     def _errors(self) -> dict[int, str]:
-        """The names of the errors that ended ranks, by rank."""
+        """Return the names of the errors with which ranks exited, by rank."""
         errors = {}
         for number, rank in enumerate(self._watch.ranks):
             if rank.exitcode == 1:
@@ -266,7 +266,7 @@ class JobRun:
         return ", ".join(f"{times} {error}" for error, times in found.items()) or "no error"
 
     def _explains(self, error: str) -> bool:
-        """Whether what happened to the job explains an error of cloudload."""
+        """Whether an error is cloudload's, and the faults of the job can cause it."""
         if not error.startswith(_OF_CLOUDLOAD):
             return False
         name = error.removeprefix(_OF_CLOUDLOAD)

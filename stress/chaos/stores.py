@@ -1,4 +1,4 @@
-"""The object stores of the campaigns, each behind a fault proxy."""
+"""Start the object stores of the campaigns, each behind a fault proxy."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ GCS_ERRORS = (
 
 @dataclass(frozen=True)
 class Store:
-    """A running store, and the proxy through which jobs read it."""
+    """A running store, and the fault proxy through which jobs read from it."""
 
     scheme: str
-    """The scheme of its URLs: `s3` or `gs`."""
+    """The scheme of the store's URLs, `s3` or `gs`."""
     server: S3Server | GCSServer
     proxy: FaultProxy
 
@@ -45,12 +45,12 @@ class Store:
         return self.server.environment(self.proxy.endpoint)
 
     def set_faults(self, draw: random.Random, share: float) -> None:
-        """Inject faults into a random `share` of shard requests, and a smaller share of others."""
+        """Inject faults into about `share` of the shard requests, and fewer of all others."""
         is_gcs, at = self.scheme == "gs", draw.randrange(600)
         status, code = draw.choice(GCS_ERRORS if is_gcs else S3_ERRORS)
         of_shards = [
             Fault("GET .*shard", "truncate", share=share / 4, at=at),
-            # rare, because a shard that is corrupt twice ends the job
+            # corruption is rare, because a job fails if a shard is corrupt twice in a row
             Fault("GET .*shard", "corrupt", share=share / 10, at=at),
             Fault("GET .*shard", "stall", share=share / 20, at=at, seconds=5),
         ]
@@ -63,13 +63,13 @@ class Store:
         self.proxy.set_faults(of_shards + of_all)
 
     def count_faults(self) -> Counter[str]:
-        """How many faults of each kind were injected since `set_faults`."""
+        """Count the faults of each kind that were injected since the last `set_faults`."""
         return Counter(request.action for request in self.proxy.requests() if request.action)
 
 
 @contextlib.contextmanager
 def start_stores() -> Iterator[tuple[Store, ...]]:
-    """Start an S3 and a GCS server; this process then reads them without a proxy."""
+    """Start an S3 and a GCS server, and let this process read from both without a proxy."""
     with (
         start_s3() as s3,
         start_fault_proxy(s3.endpoint) as s3_proxy,

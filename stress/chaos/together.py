@@ -1,4 +1,4 @@
-"""Run a program several times at once, with different seeds, and add up its summaries."""
+"""Run several processes of a program at once, with different seeds, and add up their summaries."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SEEDS_APART, _SUMMARY_EVERY_S = 1_003, 10.0
 def run_together(module: str, arguments: Sequence[str], args: argparse.Namespace) -> int:
     """Run a module `args.together` times, each with its share of `restarts` and `faults`.
 
-    Prints the output of each, and at the end the sum of their summaries. If `args.summary` is not
-    None, also writes the sum so far to that file. Returns the exit status.
+    Prints the output of every run, and at the end the sum of their summaries. If `args.summary` is
+    given, also writes the sum so far to that file every 10 s. Returns the highest exit status.
     """
     number = args.together
     runs = [_Run(module, arguments, args, each) for each in range(number)]
@@ -35,7 +35,7 @@ def run_together(module: str, arguments: Sequence[str], args: argparse.Namespace
 
 
 class _Run:
-    """A run of the module, whose output a thread prints."""
+    """A run of the module in a process whose output a thread prints."""
 
     def __init__(
         self, module: str, arguments: Sequence[str], args: argparse.Namespace, number: int
@@ -61,7 +61,7 @@ class _Run:
         self.thread.start()
 
     def read_summary(self) -> dict[str, Any]:
-        """Read the latest summary that the run has written to its file."""
+        """Return the summary that the run last wrote to its file, or {} if there is none."""
         if self._file is not None and self._file.exists():
             found: dict[str, Any] = json.loads(self._file.read_text())
             return found

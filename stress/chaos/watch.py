@@ -1,4 +1,4 @@
-"""Watch the ranks of a job, which write a line for each batch."""
+"""Watch the progress of a job, whose ranks write a line for each batch."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _LOOK_AT_WAITS_EVERY_S = 5.0
 
 
 class Quiet:
-    """Measures how long processes have written nothing, less their longest wait for a core."""
+    """A timer of how long processes have written nothing, not counting waits for a core."""
 
     def __init__(self, family: Family) -> None:
         self._family, self._looked_at = family, -math.inf
         self._waits: dict[int, float] = {}
-        """Seconds that each process had waited for a core at the start of the measurement."""
+        """Seconds that each process had waited for a core when the measurement started, by PID."""
         self.restart()
 
     def restart(self) -> None:
-        """Start the measurement again. To save work, keep recent readings of waits for a core."""
+        """Restart the measurement. To save work, keep readings of waits that are up to 5 s old."""
         self._began = time.monotonic()
         if self._began - self._looked_at > _LOOK_AT_WAITS_EVERY_S:
             self._looked_at, self._waits = self._began, self._read_waits()
 
     def has_lasted(self, seconds: float) -> bool:
-        """Whether the processes have written nothing for `seconds`."""
+        """Whether the processes wrote nothing for `seconds` plus their longest wait for a core."""
         passed = time.monotonic() - self._began
         if passed <= seconds or time.monotonic() - self._looked_at < _LOOK_AT_WAITS_EVERY_S / 5:
             return False
@@ -53,7 +53,7 @@ class Quiet:
 
 
 class Watch:
-    """The processes of a job, and their progress."""
+    """The processes of a job and their progress. Creating a `Watch` starts the job's ranks."""
 
     def __init__(self, campaign: Campaign, job: Job, family: Family) -> None:
         self._campaign, self._job, self._family = campaign, job, family
@@ -65,23 +65,23 @@ class Watch:
             rank.start()
 
     def heads(self) -> set[int]:
-        """The PIDs of the living ranks."""
+        """Return the PIDs of the living ranks."""
         return {rank.pid for rank in self.ranks if rank.pid and rank.is_alive()}
 
     def others(self) -> set[int]:
-        """The PIDs of the living processes that the ranks started."""
+        """Return the PIDs of the living processes that the ranks have started."""
         return self._family.members() - self.heads()
 
     def has_ended(self) -> bool:
-        """Whether all ranks have ended."""
+        """Whether all ranks have exited."""
         return not self.heads()
 
     def has_lost_a_rank(self) -> bool:
-        """Whether a rank has ended."""
+        """Whether any rank has exited."""
         return len(self.heads()) < len(self.ranks)
 
     def written(self) -> int:
-        """The bytes that all ranks have written."""
+        """Return the number of bytes of row hashes that all ranks have written."""
         return sum(file.stat().st_size for file in self._rows_files() if file.exists())
 
     def has_stepped(self) -> bool:
@@ -91,8 +91,8 @@ class Watch:
     def wait_until(self, condition: Callable[[], bool], quiet_s: float) -> bool:
         """Wait until a condition is true, and return True.
 
-        Returns False after `quiet_s` seconds in which the ranks wrote nothing, not counting the
-        seconds in which their processes waited for a core of a busy machine.
+        Returns False if the ranks write nothing for `quiet_s` seconds, not counting the seconds in
+        which their processes wait for a core of a busy machine.
         """
         written, quiet = self.written(), Quiet(self._family)
         while not condition():
@@ -105,7 +105,7 @@ class Watch:
         return True
 
     def stacks(self) -> dict[int, str]:
-        """The stacks of the living ranks, which they add to their logs, by rank."""
+        """Make the living ranks print their stacks to their logs, and return the stacks by rank."""
         logs = {
             number: self._job.log_file(self._campaign, number)
             for number, rank in enumerate(self.ranks)
@@ -121,15 +121,15 @@ class Watch:
         }
 
     def waits_for_torch(self) -> bool:
-        """Whether all living ranks wait for torch's own process group to connect.
+        """Whether all living ranks wait until torch's process group has connected.
 
-        torch lets them wait for a rank that was killed until a launcher ends them.
+        If one of the ranks was killed, torch lets the others wait until a launcher kills them.
         """
         stacks = self.stacks()
         return bool(stacks) and all(_CONNECTS in stack for stack in stacks.values())
 
     def log(self, rank: int) -> str:
-        """What a rank and its workers have printed."""
+        """Return the text that a rank and its workers have printed."""
         log = self._job.log_file(self._campaign, rank)
         return log.read_text(errors="replace") if log.exists() else ""
 

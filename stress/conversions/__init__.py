@@ -1,1 +1,1 @@
-"""Kill conversions at random, and compare their objects: `python -m stress.conversions`."""
+"""Kill conversions at random, and check their output: `python -m stress.conversions`."""

@@ -1,18 +1,19 @@
-"""Kill conversions at random until they finish, and compare objects with an undisturbed run's.
+"""Kill conversions at random until they finish, and compare their output with undisturbed output.
 
     python -m stress.conversions --kills 120
 
-    SeaweedFS ◄── in every second run, a fault proxy:  ◄── 1, 2 or 5 processes, 7 workers of an
-    input and     it fails a tenth of the requests         array, executors that run segments last
+    SeaweedFS ◄── in every second run, a fault proxy   ◄── 1, 2 or 5 processes, 7 workers of an
+    input and     that fails a tenth of the requests       array, executors that run segments last
     output                                                 first or twice at once, or Ray on 2 nodes
 
-The input is about 60 segments of JSON Lines (plain, gzip and zstd) and Parquet with bad records.
-Each conversion divides its documents into two splits, and writes rejects. SIGKILL hits processes at
-random moments while they store objects. The victim is a process that was started here, one of its
-workers, or in Ray, the raylet of a node, which is then replaced. Dead processes are started again
-until the conversion is finished. Then every object of all splits, and the rejects, must have the
-SHA-256 that a conversion in one process, without kills and faults, gives them. The exit status is 1
-if an object differs, is missing, or is left over, or if a process fails and no kill explains it.
+The input is about 60 segments of JSON Lines (plain, gzip and zstd) and Parquet, and contains bad
+records. Each conversion divides its documents into two splits, and writes rejects. Processes
+receive SIGKILL at random moments while they store objects. The victim is a process that this
+program started, a worker of such a process, or, with Ray, the raylet of a node, which is then
+replaced. Killed processes are restarted until the conversion is finished. Then every object of all
+splits, and the rejects, must have the same SHA-256 as in a conversion in one process without kills
+and faults. The exit status is 1 if an object differs, is missing, or is left over, or if a process
+fails and no kill explains the failure.
 
 Ray runs only if the package ray is installed. Prints a line for each conversion, and a summary as
 JSON.

@@ -1,4 +1,4 @@
-"""Kill conversions, and start them again until they finish, in every mode."""
+"""Kill conversions in every mode, and restart them until they finish."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAULTS = [
     Fault("", "reset", share=0.04),
     Fault("GET", "truncate", share=0.02, at=100),
 ]
-"""About one request in ten fails."""
+"""Faults that together fail about one request in ten."""
 PATIENCE_S = 900.0
 
 OPTIONS = [
@@ -56,12 +56,12 @@ MODES: dict[str, list[list[str]]] = {
     "twice": [[*_JOB, "twice"]],
     "ray": [[*_CLI, "--engine", "ray", "--address", "{address}"]],
 }
-"""For each mode, the modules that run at the same time, with their arguments."""
+"""The commands of each mode. They run at the same time, each with `python -m`."""
 
 
 @dataclass
 class Found(Failures):
-    """Adds up counts over all conversions, and collects descriptions of failures."""
+    """The counts and failures of all conversions."""
 
     conversions: int = 0
     starts: int = 0
@@ -71,7 +71,7 @@ class Found(Failures):
 
 
 class Campaign:
-    """Runs each mode with and without faults, in turns, until there are enough kills."""
+    """A series of conversions in all modes, with and without faults, which it kills at random."""
 
     def __init__(
         self, args: argparse.Namespace, folder: Path, server: S3Server, proxy: FaultProxy
@@ -103,7 +103,7 @@ class Campaign:
         }
 
     def _convert_undisturbed(self) -> dict[str, str]:
-        """Store the input, convert it undisturbed, and return the hashes of the objects."""
+        """Store the input, convert it without kills or faults, and return the objects' hashes."""
         corpus = mixed_corpus(self._folder / "corpus", with_bad=True)
         for path in sorted(corpus.iterdir()):
             write_object(f"{INPUT}/{path.name}", path.read_bytes())
@@ -159,7 +159,7 @@ def _hash_objects(out: str, rejects: str) -> dict[str, str]:
 
 
 class _Jobs:
-    """Runs the processes that convert to one location."""
+    """The processes of one conversion, which are killed and restarted until they succeed."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class _Jobs:
         self._draw, self._pause, self._found = owner.draw, owner.args.pause, owner.found
 
     def run(self, kills: int) -> None:
-        """Start failed processes again until all have succeeded, while killing `kills` times."""
+        """Run all processes, kill up to `kills` of them, and restart those that fail."""
         end = time.monotonic() + PATIENCE_S
         while self._waiting and time.monotonic() < end:
             running = [self._start(command) for command in self._waiting]
@@ -204,7 +204,7 @@ class _Jobs:
             time.sleep(0.05)
 
     def _wait_for_object(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
-        """Wait until an object is stored or removed, so that not all kills hit the start."""
+        """Wait until an object is stored or deleted, so that some kills hit after the start."""
         before, end = list_sizes_at(self._out), time.monotonic() + PATIENCE_S / 10
         while list_sizes_at(self._out) == before and time.monotonic() < end:
             self._wait(running, 0.3)
@@ -212,7 +212,7 @@ class _Jobs:
                 return
 
     def _kill(self, running: Sequence[subprocess.Popen[bytes]]) -> set[int]:
-        """Kill a process, and return the started processes that may fail because of it."""
+        """Kill a process, and return the PIDs of the commands that may fail because of the kill."""
         live = [process.pid for process in running if process.poll() is None]
         if not live:
             return set()
@@ -234,7 +234,7 @@ class _Jobs:
         return harmed
 
     def _collect(self, running: Sequence[subprocess.Popen[bytes]], harmed: set[int]) -> None:
-        """Keep the failed commands, to start them again. Report failures that no kill explains."""
+        """Keep the failed commands to restart them, and report failures that no kill explains."""
         left = []
         for command, process in zip(self._waiting, running, strict=True):
             if process.poll() is None:

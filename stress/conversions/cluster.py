@@ -1,4 +1,4 @@
-"""Run a Ray cluster of two nodes on this machine, each a raylet with two cores."""
+"""Run a Ray cluster on this machine. It has two nodes, each of which is a raylet with two cores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEALTH = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "
 
 
 class Cluster:
-    """A cluster that runs during a `with` block, with the variables of `environment`."""
+    """A Ray cluster that runs during a `with` block, with `environment` as its environment."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = {**environment, **_HEALTH}
@@ -43,7 +43,7 @@ class Cluster:
         self._cluster.shutdown()
 
     def workers(self) -> list[int]:
-        """Find the processes that run a task."""
+        """Return the PIDs of the Ray worker processes that are running a task."""
         found = []
         for node in (self._cluster.head_node, self._second):
             for pid in children_of(_raylet_of(node)):
@@ -68,7 +68,7 @@ def _raylet_of(node: Any) -> int:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set the environment variables that Ray's processes inherit."""
+    """Set environment variables in a `with` block, so that Ray's processes inherit them."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""Convert on an executor that runs segments last first, or twice at once."""
+"""Convert on an executor that runs the segments in reverse order, or each one twice at once."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Measure what a user sees of each fault, and how soon: `python -m stress.fault_table`."""
+"""Measure how each fault is reported to a user, and how soon: `python -m stress.fault_table`."""

@@ -1,17 +1,17 @@
-"""Print what a user sees of each fault, and how soon, as a Markdown table per section.
+"""Print how each fault is reported to a user, and how soon, as a Markdown table per section.
 
     python -m stress.fault_table [--only store|cache|processes|data|state ...] [NAME ...]
 
-store        failures of a store, with the default `Retry()`; takes about 3 minutes, because
-             transient failures are retried for 120 s
-cache        damaged caches and shards, full disks
-processes    every way in which a job of real processes ends, and its leftovers; takes about 5
-             minutes
+store        failures of a store, with the default `Retry()`. Takes about 3 minutes, because
+             transient failures are retried for 120 s.
+cache        damaged caches and shards, and full disks
+processes    every way in which a job of real processes can end, and what it leaves behind. Takes
+             about 5 minutes.
 data         hostile and damaged datasets
 state        damaged states
 
-Without NAMEs, measures all faults. Uses servers on this machine. The section `cache` needs root, to
-mount small file systems.
+Without NAMEs, measures all faults. The stores are servers on this machine. The section `cache`
+needs root to mount small file systems.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECTIONS = ("store", "cache", "processes", "data", "state")
 
 
 def main() -> None:
-    """Print the tables."""
+    """Measure the chosen sections, and print a table for each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,15 +47,14 @@ def main() -> None:
     if len(sections) == 1:
         print(measure(sections[0], args.names), flush=True)
         return
-    for (
-        section
-    ) in sections:  # each in a process, because clients keep the server of an earlier section
+    # each section runs in a new process, because clients keep the server of an earlier section
+    for section in sections:
         command = [sys.executable, "-m", "stress.fault_table", "--only", section, *args.names]
         subprocess.run(command, cwd=ROOT, check=True)
 
 
 def measure(section: str, names: Sequence[str]) -> str:
-    """Measure the named faults of a section, or all, and return the table."""
+    """Measure the named faults of a section, or all if there are no names, and return the table."""
     if section == "store":
         return store.measure(names)
     if section == "processes":

@@ -1,4 +1,4 @@
-"""The section `cache`: damaged caches and shards, and full disks."""
+"""The faults of the section `cache`, which are damaged caches and shards, and full disks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.corpora import write_mds
 
 
 def cached_shard(damage: Callable[[bytes], bytes]) -> Act:
-    """Damage a cached shard, then read again."""
+    """Return a fault that damages a cached shard and then reads the dataset again."""
 
     def act(ground: Ground) -> Seen:
         data, cache = ground.data(), ground.place()
@@ -36,7 +36,7 @@ def cached_shard(damage: Callable[[bytes], bytes]) -> Act:
 
 
 def cached_order(damage: Callable[[bytes], bytes]) -> Act:
-    """Damage all cached orders, then read again."""
+    """Return a fault that damages all cached orders and then reads the dataset again."""
 
     def act(ground: Ground) -> Seen:
         data, cache = ground.data(), ground.place()
@@ -51,7 +51,7 @@ def cached_order(damage: Callable[[bytes], bytes]) -> Act:
 
 
 def corrupt_in_store(ground: Ground) -> Seen:
-    """Damage a shard in the store, so that every fetch gets the same wrong bytes."""
+    """Damage a shard in the store, so that every fetch returns the same wrong bytes."""
     data = ground.data()
     url = f"{data}/{zipped_name(data, 2)}"
     write_object(url, flip(read_object(url)))
@@ -59,14 +59,14 @@ def corrupt_in_store(ground: Ground) -> Seen:
 
 
 def missing_in_store(ground: Ground) -> Seen:
-    """Delete a shard that the index lists."""
+    """Delete a shard from the store, but not from the index."""
     data = ground.data()
     delete_object(f"{data}/{zipped_name(data, 2)}")
     return ground.read(data)
 
 
 def other_header(ground: Ground) -> Seen:
-    """Give the column a different encoding in the index than in the shard."""
+    """Change a column's encoding in the index, so that it differs from the shard's header."""
     data = ground.data()
     index = read_index(data)
     index["shards"][2]["column_encodings"] = ["bytes"]
@@ -93,7 +93,7 @@ def republished_while_read(ground: Ground) -> Seen:
 
 
 def full_disk(ground: Ground) -> Seen:
-    """Cache on a file system that is smaller than a shard."""
+    """Put the cache on a file system that is smaller than a shard."""
     with _small_disk(ground, "32k") as cache:
         return ground.read(ground.data(shard_bytes=80_000), cache)
 
@@ -110,7 +110,10 @@ def _small_disk(ground: Ground, size: str) -> Iterator[Path]:
 
 
 def read_only(*, is_filled: bool) -> Act:
-    """Cache on a read-only file system, because root can write to a folder with any mode."""
+    """Return a fault that puts the cache on a read-only file system.
+
+    A read-only folder would not be enough, because root can write to a folder with any mode.
+    """
 
     def act(ground: Ground) -> Seen:
         data = ground.data()
@@ -124,7 +127,7 @@ def read_only(*, is_filled: bool) -> Act:
 
 
 def small_limit(ground: Ground) -> Seen:
-    """Set `cache_limit` below the bytes that the workers use at a time."""
+    """Set `cache_limit` below the bytes of the shards that the workers use at the same time."""
     return ground.read(ground.data(), cache_limit=9_000)
 
 

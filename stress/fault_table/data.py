@@ -1,4 +1,4 @@
-"""The section `data`: hostile and damaged datasets."""
+"""The faults of the section `data`, which are hostile and damaged datasets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOMB_BYTES = 1 << 30
 
 
 def streams(column: str = "text", encoding: str = "str", values: tuple[Any, ...] = ("a",)) -> Act:
-    """Read two streams, the second of which has only this column."""
+    """Return a fault that reads two streams, the second of which has only this column."""
 
     def act(ground: Ground) -> Seen:
         other = _write_raw(ground.place("two"), column, encoding, values)
@@ -30,7 +30,7 @@ def streams(column: str = "text", encoding: str = "str", values: tuple[Any, ...]
 
 
 def _write_raw(folder: Path, column: str, encoding: str, values: tuple[Any, ...]) -> str:
-    """Write a dataset with one raw shard and one column, of any encoding; return its location."""
+    """Write a dataset of one raw shard with one column of any encoding, and return its folder."""
     columns = (Column.of(column, encoding),)
     form = ShardFormat(columns, None, ())
     raw = encode_shard(form, [encode_sample(columns, {column: value}) for value in values])
@@ -43,7 +43,7 @@ def _write_raw(folder: Path, column: str, encoding: str, values: tuple[Any, ...]
 
 
 def pickle_column(ground: Ground) -> Seen:
-    """Change the index to say that the text column is pickled."""
+    """Change the index so that it declares the text column as pickled."""
     folder = Path(_write_raw(ground.place("pickle"), "text", "bytes", (b"abc",)))
     change(folder / "index.json", lambda data: data.replace(b'["bytes"]', b'["pkl"]'))
     return ground.read(str(folder))
@@ -55,17 +55,20 @@ def empty_stream(ground: Ground) -> Seen:
 
 
 def no_documents(sizes: list[int] | None) -> Act:
-    """Read a dataset without documents; `sizes` are the samples of its shards."""
+    """Return a fault that reads a dataset without documents.
+
+    `sizes` are the numbers of samples in its shards. If None, there are no shards.
+    """
     return lambda ground: ground.read(write_mds(ground.place("empty"), [], shard_samples=sizes))
 
 
 def half_a_pair(sample: dict[str, Any]) -> str:
-    """A transform whose result is not valid text."""
+    """Return a sample's text, or for document 77 a lone surrogate, which is not valid text."""
     return "half a pair: \ud83e" if sample["text"].startswith("77:") else str(sample["text"])
 
 
 def changed_index(edit: Callable[[dict[str, Any]], object]) -> Act:
-    """Change one shard's entry in the index."""
+    """Return a fault that changes the index's entry of one shard."""
 
     def act(ground: Ground) -> Seen:
         data = ground.data(compression=None)
@@ -78,7 +81,7 @@ def changed_index(edit: Callable[[dict[str, Any]], object]) -> Act:
 
 
 def index_of(data: bytes) -> Act:
-    """Replace the index with `data`."""
+    """Return a fault that replaces the index with `data`."""
 
     def act(ground: Ground) -> Seen:
         url = ground.data()
@@ -89,7 +92,7 @@ def index_of(data: bytes) -> Act:
 
 
 def wrong_offset(ground: Ground) -> Seen:
-    """Change an offset in a shard without hashes, so that a sample ends beyond the shard."""
+    """Change an offset in a shard without hashes, so that a sample stops beyond the shard."""
     data = ground.data(compression=None, hashes=())
     change(
         Path(data, "shard.00002.mds"), lambda raw: raw[:8] + struct.pack("<I", 1 << 31) + raw[12:]
@@ -109,7 +112,7 @@ def bomb(ground: Ground) -> Seen:
 
 
 def fifo(name: str) -> Act:
-    """Replace a file with a named pipe, because opening one blocks."""
+    """Return a fault that replaces a file with a named pipe, because opening a pipe blocks."""
 
     def act(ground: Ground) -> Seen:
         data = ground.data(compression=None)

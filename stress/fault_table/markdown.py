@@ -1,4 +1,4 @@
-"""Format Markdown tables, and messages in one line without this machine's paths."""
+"""Format Markdown tables, and shorten messages to one line without this machine's paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> st
 
 
 def shorten(message: str) -> str:
-    """Shorten a message to one line of at most 420 characters and a marker.
+    """Shorten a message to one line of at most 420 characters, plus a marker where it is cut.
 
     "…" replaces folders of this machine, "[…]" the middle of a long message, and "/" line breaks.
     """

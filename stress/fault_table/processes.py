@@ -1,17 +1,17 @@
-"""The section `processes`: the error, its time, and the leftovers for each end of a training job.
+"""The section `processes`: the error, its delay, and the leftovers when a training job ends.
 
-Each job is `lone_trainer.py` with 2 workers, in its own session, and reads a hundred zstd shards
-from S3 through its own proxy. If the store "answers", it works. If it is "silent", the bodies of
-shards stop in the middle, so fetches hang when the fault occurs.
+Each job is `lone_trainer.py` with 2 workers, in a new session. It reads a hundred zstd shards from
+S3 through a proxy that no other job uses. The store "answers" if it works. It is "silent" if the
+bodies of shards stop in the middle, so that fetches hang when the fault occurs.
 
-seconds     from the signal or call to the end of the job's last process, or of the call. A
-            transform fails while workers run ahead, so its seconds include the training loop's
-            steps until the error
+seconds     from the signal or call to the exit of the job's last process, or to the end of the
+            call. A transform fails while workers run ahead, so its seconds include the training
+            loop's steps until the error.
 left        processes / names in /dev/shm (torch_, psm_, sem., mp-) / lock and part files in the
             cache. After a call, only worker processes are counted, because the training process
-            continues; its end follows if it leaves something else
-message     the class and text of the last error on stderr; for calls, the effect of next() on the
-            old iterator
+            continues. If something different is left when that process exits, it is added.
+message     the class and text of the last error on stderr. For calls, the effect of next() on the
+            old iterator.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.support.servers import S3Server, start_s3
 HEADS = ("fault", "store", "seconds:", "end", "left", "message")
 SILENCE_S = 600.0
 MOST_S = 200.0
-"""Seconds after which a job counts as hanging: longer than the retries of a request."""
+"""Seconds after which a job counts as hung. This is longer than a request is retried."""
 _CGROUP_BYTES = 64 << 20
 _ERROR = re.compile(
     r"^(?:[A-Za-z_][\w.]*\.)?((?:\w*Error|KeyboardInterrupt|SystemExit)\b.*)",
@@ -96,9 +96,9 @@ class Ground:
         )
 
     def silence(self, job: Job) -> None:
-        """If the store is silent in this case, make fetches hang, and wait until one does.
+        """If `is_silent`, make the store's responses stop in the middle, and wait for a fetch.
 
-        Raises `RuntimeError` if none does.
+        Raises `RuntimeError` if no fetch starts.
         """
         if self.is_silent:
             self.proxy.set_faults([Fault("GET .*shard", "stall", at=200, seconds=SILENCE_S)])
@@ -111,7 +111,7 @@ Case = Callable[[Ground, str], Row]
 
 
 def cases() -> Iterator[tuple[str, Case, bool]]:
-    """Yield (name, function, whether the store is silent) for every fault."""
+    """Yield the name, the function, and whether the store is silent, for every fault."""
     for is_silent in (False, True):
         yield from ((name, end_by_signal, is_silent) for name in SIGNALS)
         yield from ((name, end_by_call, is_silent) for name in WAYS)
@@ -120,7 +120,7 @@ def cases() -> Iterator[tuple[str, Case, bool]]:
 
 
 def measure(names: Sequence[str], threads: int = 2) -> str:
-    """Measure the named faults, or all, and return the table; `threads` jobs run at a time."""
+    """Measure the named faults, or all, and return the table. `threads` jobs run at a time."""
     with ExitStack() as running:
         server = running.enter_context(start_s3())
         os.environ.update(server.environment())
@@ -189,7 +189,7 @@ def end_by_transform(ground: Ground, name: str) -> Row:
 
 
 def end_by_call(ground: Ground, name: str) -> Row:
-    """End the loop by a call in the training process, between two batches."""
+    """End the training loop between two batches, in one of `WAYS`, such as a call of close()."""
     job = ground.start(way=WAYS[name])
     job.wait_for_line("ready")
     ground.silence(job)
@@ -210,7 +210,7 @@ def end_by_call(ground: Ground, name: str) -> Row:
 
 
 def end_a_rank(ground: Ground, name: str) -> Row:
-    """Kill the training process of rank 1, and measure rank 0."""
+    """Kill the training process of rank 1, and measure how rank 0 ends."""
     options = {"ranks": 2, "rendezvous": str(ground.folder / "rendezvous")}
     folders = [ground.folder / f"rank-{rank}" for rank in range(2)]
     variables = ground.server.environment(ground.proxy.endpoint)
@@ -272,7 +272,7 @@ def _status(code: int | None) -> str:
 
 
 def _message(errors: str) -> str:
-    """The class and message of the error that ended the process: the last of a chain."""
+    """Return the class and message of the last error in the chain that ended the process."""
     errors = re.sub(r"^\[rank\d+\]:? ?", "", errors, flags=re.MULTILINE)  # torch adds this prefix
     last = re.split(r"\n\n(?:The above exception|During handling)[^\n]*\n\n", errors)[-1]
     if found := _ERROR.search(last):
@@ -289,9 +289,9 @@ def _has_killed(group: str) -> bool:
 
 @contextlib.contextmanager
 def _control_group() -> Iterator[str | None]:
-    """Create a memory control group of 64 MiB below this process's, or yield None if that fails.
+    """Create a memory control group with a limit of 64 MiB, below that of this process.
 
-    Requires cgroup v1 and root.
+    Yields its folder, or None if it cannot be created. Requires cgroup v1 and root.
     """
     own = re.search(r"^\d+:memory:(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
     group = Path(f"/sys/fs/cgroup/memory{own[1] if own else ''}", f"cloudload-faults-{os.getpid()}")

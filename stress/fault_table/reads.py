@@ -1,10 +1,10 @@
 """Read damaged caches, data and states, for the sections `cache`, `data` and `state`.
 
-Each read is a process with 2 workers that constructs a loader and reads an epoch, or fails. The
-datasets of `cache` are on S3, and those of `data` and `state` in a folder.
+Each read is a process that constructs a loader with 2 workers and reads an epoch, or fails. The
+datasets of `cache` are on S3. Those of `data` and `state` are in a local folder.
 
 seen        the error's class and message, or the number of rows and whether they equal those of
-            undamaged data; then leftovers and warnings, if any
+            undamaged data, followed by leftovers and warnings, if there are any
 seconds     from the construction of the loader to the end of the epoch, or to the error
 """
 
@@ -39,14 +39,14 @@ State = dict[str, Any]
 
 
 def nothing() -> None:
-    """Do nothing."""
+    """Do nothing. This is the default of `Ground.read`'s `meanwhile`."""
 
 
 @dataclass
 class Ground:
-    """Creates the folders and datasets of a section, and reads them.
+    """A place to create the folders and datasets of a section, and to read the datasets.
 
-    `root` is the URL or folder of the section's datasets.
+    `root` is the URL or folder of the datasets.
     """
 
     folder: Path
@@ -54,7 +54,7 @@ class Ground:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def place(self, kind: str = "cache") -> Path:
-        """Return a new path in the folder, which does not exist yet."""
+        """Return a new path in the folder, such as `cache-7`, where nothing exists yet."""
         return self.folder / f"{kind}-{next(self.numbers)}"
 
     def data(self, documents: list[str] = DOCUMENTS, **settings: Any) -> str:
@@ -73,7 +73,7 @@ class Ground:
         meanwhile: Callable[[], None] = nothing,
         **settings: Any,
     ) -> Seen:
-        """Read an epoch in a process, which calls `meanwhile` after it has created the loader."""
+        """Read an epoch in a new process, which calls `meanwhile` once the loader is created."""
         before, cache = shared_memory(), cache or self.place()
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe(duplex=False)
@@ -99,7 +99,7 @@ class Ground:
         )
 
     def state(self, data: str, **settings: Any) -> State:
-        """Return a state after three batches."""
+        """Return the state of a run after its first three batches."""
         loader = _make_loader({"data": data, "local": self.place(), "num_workers": 0, **settings})
         with loader:
             list(loader.take(3))
@@ -108,7 +108,7 @@ class Ground:
 
 @dataclass(frozen=True)
 class Seen:
-    """The outcome of a read: its duration, the rows or the error, and the log's warnings."""
+    """The outcome of a read: its seconds, its rows or error, and the warnings in its log."""
 
     seconds: float
     message: str
@@ -152,7 +152,7 @@ def _read(
 def measure_reads(
     section: str, cases: Mapping[str, Act], names: Sequence[str], folder: Path
 ) -> str:
-    """Measure the named faults of a section, or all, and return the table."""
+    """Measure the named faults of a section, or all if there are no names, and return the table."""
     with contextlib.ExitStack() as running:
         root = str(folder / "store")
         if section == "cache":
@@ -160,7 +160,7 @@ def measure_reads(
             os.environ.update(server.environment())
             root = "s3://cloudload/files"
         ground = Ground(folder, root)
-        ground.state(ground.data())  # import now, so that forked reads need not
+        ground.state(ground.data())  # imports modules once, for all forked reads
         sound = {
             ground.read(ground.data(documents)).message: kind
             for documents, kind in ((DOCUMENTS, ""), (OTHERS, "new "))
@@ -184,11 +184,11 @@ def _show(seen: Seen, sound: Mapping[str, str]) -> tuple[str, str]:
 
 
 Act = Callable[[Ground], Seen]
-"""Causes a fault, reads, and returns the outcome."""
+"""A function that causes a fault, reads, and returns the outcome."""
 
 
 def change(path: Path, damage: Callable[[bytes], bytes]) -> None:
-    """Rewrite a file with its damaged bytes."""
+    """Replace the bytes of a file with the result of `damage`."""
     path.write_bytes(damage(path.read_bytes()))
 
 

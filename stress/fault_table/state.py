@@ -1,4 +1,4 @@
-"""The section `state`: damaged states."""
+"""The faults of the section `state`, which are damaged states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stress.fault_table.reads import OTHERS, Act, Ground, Seen, State
 
 
 def changed_state(edit: Callable[[State], State], **settings: Any) -> Act:
-    """Load a state with some fields changed; `settings` are the loader's options."""
+    """Return a fault that loads a state with changed fields. `settings` are loader options."""
 
     def act(ground: Ground) -> Seen:
         data = ground.data()

@@ -1,8 +1,7 @@
-"""The section `store`: the error, and its time, for each failure of a store.
+"""The section `store`: the error, and its delay, for each failure of a store.
 
-Each read is a process with an environment that leads to the fault (`python -m
-stress.fault_table.store URL`). Reads that are retried until the deadline run in parallel, after the
-others.
+Each read is a process (`python -m stress.fault_table.store URL`) whose environment causes the
+fault. The reads that are retried until the deadline run last, in parallel.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ FOREVER_S = 600.0
 
 @dataclass(frozen=True)
 class Case:
-    """One fault in one store. `variables` are environment variables; empty ones are unset."""
+    """One fault in one store. Environment `variables` that are empty are unset for the read."""
 
     name: str
     store: str
@@ -54,7 +53,7 @@ class Case:
 def cases(s3: dict[str, str], gcs: dict[str, str], folder: Path) -> Iterator[Case]:
     """Yield every fault.
 
-    `s3` and `gcs` are environment variables that lead to the servers, each through a proxy.
+    `s3` and `gcs` are environment variables that make clients use the servers through proxies.
     """
     yield from _transient("S3", "s3", s3, ("AWS_ENDPOINT_URL_S3", "S3_ENDPOINT_URL"), is_json=False)
     yield from _transient("GCS", "gs", gcs, ("API_ENDPOINT_OVERRIDE",), is_json=True)
@@ -133,7 +132,7 @@ def _s3_refusals(variables: dict[str, str]) -> Iterator[Case]:
 def _gcs_refusals(variables: dict[str, str], folder: Path) -> Iterator[Case]:
     denied = "reader does not have storage.objects.get access to the Google Cloud Storage object."
     anonymous = "Anonymous caller does not have storage.objects.get access."
-    bucket = "The specified bucket does not exist."  # the test server's message is only 404
+    bucket = "The specified bucket does not exist."  # the test server's own message is only 404
     refusals = {
         "403": Fault(
             "/denied", "status", status=403, code="forbidden", message=denied, as_json=True
@@ -160,7 +159,7 @@ def _gcs_refusals(variables: dict[str, str], folder: Path) -> Iterator[Case]:
 
 
 def measure(names: Sequence[str]) -> str:
-    """Measure the named faults of stores, or all, and return the table."""
+    """Measure the named faults, or all if there are no names, and return the table."""
     with ExitStack() as running:
         folder = Path(
             running.enter_context(tempfile.TemporaryDirectory(prefix="cloudload-faults-"))
@@ -194,7 +193,7 @@ def measure(names: Sequence[str]) -> str:
 
 
 def _signed_in(server: GCSServer, proxy: FaultProxy) -> dict[str, str]:
-    """Environment variables without `STORAGE_EMULATOR_HOST`, with which clients do not sign in."""
+    """Return the server's variables, without the one that keeps clients from signing in."""
     variables = server.environment()
     variables["STORAGE_EMULATOR_HOST"] = ""
     return variables | {"API_ENDPOINT_OVERRIDE": proxy.endpoint}
@@ -207,7 +206,7 @@ def _store_objects(s3: S3Server, gcs: GCSServer, found: list[Case]) -> None:
 
 
 def _read(case: Case) -> tuple[str, ...]:
-    """Read a case's URL in a process, and return the row of the table."""
+    """Read a case's URL in a new process, and return the row of the table."""
     variables = {
         name: value for name, value in (os.environ | dict(case.variables)).items() if value
     }
@@ -220,7 +219,7 @@ def _read(case: Case) -> tuple[str, ...]:
 
 
 def print_failure(url: str) -> None:
-    """Read a URL, and print (seconds, error) as JSON."""
+    """Read a URL, and print the seconds and the error, or the number of bytes, as JSON."""
     start = time.monotonic()
     try:
         message = f"read {len(read_object(url))} bytes"

@@ -1,22 +1,23 @@
-"""Fuzz the code that reads data and states. Only cloudload's own errors may result.
+"""Fuzz the code that reads data and states, which may raise only cloudload's own errors.
 
     python -m stress.fuzz                                          # every target for a minute
     python -m stress.fuzz state index --seconds 600 --findings f   # two targets for longer
 
-    target             input                            what runs
+    target             input                            code that is fuzzed
     index              bytes as an index.json           parse_index, and all that uses the index
     shard              bytes as a shard                 Shard, and reads of its samples
     shard-structured   valid shards, bytes changed      the same
-    decompress         bytes, by each codec             decompress: at most one byte too many
+    decompress         bytes, by each codec             decompress, which may return at most one
+                                                        byte more than the index says
     state              valid states of all packings,    load_state_dict and two batches, or
                        fields changed                   merge_state_dicts
     tokenizer-text     texts that contain names of      both backends, which must agree and never
                        control tokens                   produce a control ID
 
-A finding is any other error, an input that takes over 10 s, or one that takes over 600 MB of
-memory. The exit status is then 1, and the input is written to the folder of findings. `--replay
-FILE` runs it again. If `atheris` is installed (pip install atheris), coverage guides the inputs;
-otherwise the built-in engine mutates them. `--engine` chooses.
+A finding is any other error, or an input that takes over 10 s or over 600 MB of memory. The input
+is then written to the folder of findings, and the exit status is 1. `--replay FILE` runs such an
+input again. If `atheris` is installed (pip install atheris), coverage guides the inputs. Otherwise,
+the built-in engine mutates them. `--engine` overrides this choice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The coverage-guided engine, which needs `atheris`. Run as a module, it fuzzes one target.
+"""The coverage-guided engine, which needs `atheris`. If run as a program, it fuzzes one target.
 
     python -m stress.fuzz.atheris TARGET SECONDS FINDINGS
 
-The module imports cloudload within atheris' import hook, which instruments it.
+cloudload is imported with atheris' import hook, which instruments its code.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from stress.fuzz.target import MOST_INPUT_BYTES, MOST_SECONDS
 def start_atheris(
     name: str, seeds: list[bytes], seconds: int, findings: Path
 ) -> tuple[int, Path, str]:
-    """Run a target in a separate process, because libFuzzer exits at a finding.
+    """Fuzz a target in a separate process, because libFuzzer exits at a finding.
 
-    Returns the number of inputs, the path of the finding, and its reason, which is "" without one.
+    Returns the number of inputs, the path of the finding, and its reason, or "" if there is none.
     """
     corpus = findings / "corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def start_atheris(
 
 
 def main(name: str, seconds: str, findings: str) -> None:
-    """Fuzz a target in this process, which libFuzzer ends."""
+    """Fuzz a target in this process. Does not return, because libFuzzer exits the process."""
     import atheris
 
     with atheris.instrument_imports(include=["cloudload"]):

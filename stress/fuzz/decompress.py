@@ -1,4 +1,4 @@
-"""Fuzz `decompress`: it may return at most one byte more than the index says."""
+"""Fuzz `decompress`, which may return at most one byte more than the index says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CODECS = ("zstd", "gz", "bz2", "br", "snappy")
 
 
 def decompress_seeds() -> list[bytes]:
-    """Valid streams and bombs, each after a byte that chooses the codec."""
+    """Return valid streams and decompression bombs, each after a byte that chooses the codec."""
 
     packers: list[Callable[[bytes], bytes]] = [
         functools.partial(compress, name) for name in ("zstd", "gz", "bz2")
@@ -30,10 +30,10 @@ def decompress_seeds() -> list[bytes]:
 
 
 def run_decompress(data: bytes) -> None:
-    """Decompress any bytes with any codec.
+    """Decompress the input with the codec that its first byte chooses.
 
-    The cache treats exceptions of a codec as a damaged file, so only those that suggest a bug are
-    findings.
+    The cache treats an exception of a codec as a damaged file, so only exceptions that suggest a
+    bug are findings.
     """
     choices = Choices(data)
     codec = choices.pick(_CODECS)

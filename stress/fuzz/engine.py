@@ -1,4 +1,4 @@
-"""The built-in engine: mutates inputs, and checks each for errors, time and memory."""
+"""The built-in engine, which mutates inputs and checks each for errors, time and memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stress.fuzz.target import (
 
 
 def check(target: Target, data: bytes) -> None:
-    """Run an input. Anything that this raises is a finding."""
+    """Run an input. Any exception that this function raises is a finding."""
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with contextlib.suppress(CloudloadError):
         target.run(data)
@@ -31,7 +31,7 @@ def check(target: Target, data: bytes) -> None:
 
 @contextlib.contextmanager
 def time_limit(seconds: int) -> Iterator[None]:
-    """Raise `Finding` if the block takes longer than `seconds`."""
+    """Raise `Finding` if the `with` block takes longer than `seconds`."""
 
     def stop(*_: object) -> None:
         raise Finding(f"not done after {seconds} s")
@@ -62,7 +62,7 @@ _TOKENS = (
 
 
 def mutations(seeds: list[bytes], rng: random.Random) -> Iterator[bytes]:
-    """Yield the seeds, then endless mutations of seeds and earlier inputs."""
+    """Yield the seeds, and then endless mutations of the seeds and of earlier inputs."""
     yield from seeds
     pool = list(seeds)
     while True:
@@ -98,7 +98,7 @@ def fuzz(
 ) -> tuple[int, bytes | None, str]:
     """Fuzz a target until `seconds` have passed, `inputs` have run, or there is a finding.
 
-    Returns the number of inputs, the finding's input or None, and the reason or "".
+    Returns the number of inputs that ran, the input of the finding or None, and its reason or "".
     """
     tried, stop = 0, time.monotonic() + seconds
     with time_limit(300):

@@ -17,7 +17,7 @@ from stress.fuzz.target import Target, expect
 
 
 def index_seeds() -> list[bytes]:
-    """Valid indexes: with no shard, raw shards, zipped shards, and both."""
+    """Return valid indexes with no shard, with raw shards, with zipped shards, and with both."""
     shard = {
         "column_encodings": ["str", "int", "bytes"],
         "column_names": ["a", "b", "text"],
@@ -46,7 +46,7 @@ def index_seeds() -> list[bytes]:
 
 
 def run_index(data: bytes) -> None:
-    """Parse an index, and check everything that depends only on it."""
+    """Parse an index, and check everything that depends only on the index."""
     dataset = Dataset("s3://bucket/folder", parse_index(data, "s3://bucket/folder"), "0" * 64)
     root = Path("/cache")
     folder = dataset_folder(root, dataset)

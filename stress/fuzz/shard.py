@@ -1,4 +1,4 @@
-"""Fuzz `Shard` and reads of its samples, with any bytes and with valid shards that are changed."""
+"""Fuzz `Shard` and reads of its samples, with any bytes and with changed valid shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = (("id", "str"), ("meta", "json"), ("n", "int"), ("text", "str"), ("z"
 
 @functools.cache
 def sound_shards() -> list[tuple[bytes, int, Any]]:
-    """(raw bytes, number of samples, columns) of valid shards, with one column and with several."""
+    """Return valid shards, with one and several columns, as (bytes, number of samples, columns)."""
     several = tuple(Column.of(name, encoding) for name, encoding in _COLUMNS)
     values = [
         {"id": f"d{i}", "n": i, "meta": {"i": [i]}, "text": "aé狐"[: i % 4], "z": bytes([i])}
@@ -38,7 +38,7 @@ def sound_shards() -> list[tuple[bytes, int, Any]]:
 
 @functools.cache
 def shard_path() -> Path:
-    """The file that every input is written to, in /dev/shm if it is writable."""
+    """Return the file to which every input is written, in /dev/shm if that is writable."""
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix="cloudload-fuzz-", dir=folder)) / "shard.mds"
 
@@ -60,12 +60,12 @@ def read_shard(raw: bytes, samples: int, columns: Any) -> None:
 
 
 def shard_seeds() -> list[bytes]:
-    """Valid shards, each after a byte that chooses the columns."""
+    """Return valid shards, each after a byte that chooses the columns."""
     return [bytes([number]) + raw for number, (raw, _, _) in enumerate(sound_shards())]
 
 
 def run_shard(data: bytes) -> None:
-    """Read any bytes as a shard with the number of samples in their header."""
+    """Read any bytes as a shard with as many samples as their header says."""
     choices = Choices(data)
     _, _, columns = choices.pick(sound_shards())
     raw = choices.take(len(data))
@@ -77,7 +77,7 @@ _WORDS = (0, 1, 4, 7, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 
 
 def run_shard_structured(data: bytes) -> None:
-    """Read a valid shard in which some words or bytes are changed."""
+    """Read a valid shard in which the input changes words of 4 bytes, or single bytes."""
     choices = Choices(data)
     raw, samples, columns = choices.pick(sound_shards())
     spoiled = bytearray(raw)

@@ -83,9 +83,9 @@ _VALUES: tuple[Any, ...] = (
 
 @functools.cache
 def sound_states() -> list[tuple[CloudLoader, State]]:
-    """Loaders of every packing over a tiny corpus, each with several of its states.
+    """Return pairs of a loader and one of its states, for every packing, over a tiny corpus.
 
-    The states are early and late, between exchanges, and in a tail.
+    The states are early, late, between exchanges, and in a tail.
     """
     folder = tempfile.mkdtemp(prefix="cloudload-fuzz-")
     texts = ["ab" * (number * 7 % 13) for number in range(40)]
@@ -129,7 +129,7 @@ def sound_states() -> list[tuple[CloudLoader, State]]:
     return found
 
 
-# changed more often, because changes of other fields are mostly refused immediately
+# these fields are changed more often, because loading rejects most changes of others immediately
 _WEIGHTY_FIELDS = [
     "cursors",
     "document_sizes",
@@ -146,7 +146,7 @@ _WEIGHTY_FIELDS += ["num_canonical_nodes", "shuffle_block_size"]
 
 
 def mutate_state(choices: Choices, sound: State) -> State:
-    """Return the state with up to 3 fields changed."""
+    """Return a copy of a valid state in which up to 3 fields are changed."""
     state: dict[Any, Any] = dict(sound)
     names = [*sorted(state), *_WEIGHTY_FIELDS * 3]
     for _ in range(1 + choices.number(3)):
@@ -175,7 +175,7 @@ def mutate_state(choices: Choices, sound: State) -> State:
 
 
 def _change_packed(choices: Choices, name: str, value: str) -> str:
-    """Change some of the numbers that a base64 field encodes."""
+    """Change up to 3 of the integers that a base64 field encodes."""
     data = base64.b64decode(value)
     if name == "residues":
         planes = zlib.decompress(data)
@@ -208,7 +208,7 @@ def _change_packed(choices: Choices, name: str, value: str) -> str:
 
 
 def _change_text(choices: Choices, text: str) -> str:
-    """Change a number or some characters in a text."""
+    """Change a number in a text, or replace up to 2 characters."""
     numbers = list(re.finditer(r"\d+", text))
     if numbers and choices.number(2):
         found = choices.pick(numbers)
@@ -224,7 +224,7 @@ def _change_text(choices: Choices, text: str) -> str:
 
 
 def run_state(data: bytes) -> None:
-    """Load a changed state and take two batches, or merge changed parts and load the result."""
+    """Load a changed state and read two batches, or merge changed parts and load the result."""
     choices = Choices(data)
     loader, sound = choices.pick(sound_states())
     if choices.number(5) == 0:
@@ -240,7 +240,7 @@ def run_state(data: bytes) -> None:
     except ValueError as error:
         expect(str(error).startswith("cannot divide"), f"ValueError: {error}")
         return
-    # loading reads these rows again, so skip states for which that takes too long
+    # a resume reads these rows again, so skip states for which that takes too long
     if state["rows"] - state["table_rows"] < 2_000:
         for _ in loader.take(2):
             loader.state_dict()
@@ -248,7 +248,7 @@ def run_state(data: bytes) -> None:
 
 
 def _part_of(state: State, rank: int, size: int) -> State:
-    """Return the part of a state of four lanes that rank `rank` of `size` would save."""
+    """Return the part that rank `rank` of `size` would save of a state with four lanes."""
     cursors = np.frombuffer(base64.b64decode(state["cursors"]), "<i4").reshape(-1, 4, 2).copy()
     cursors[:, [lane for lane in range(4) if lane % size != rank % size]] = -1
     return {

@@ -1,4 +1,4 @@
-"""The base of all targets: decisions made from bytes, and findings."""
+"""The classes that all targets share, to make decisions from bytes and to report findings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_SECONDS, MOST_GROWTH_MB, MOST_INPUT_BYTES = 10, 600, 4096
 
 
 class Choices:
-    """Makes decisions from bytes. Equal bytes give equal decisions, and 0 once they run out."""
+    """A source of decisions that only depend on bytes. Once the bytes run out, decisions are 0."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._place = data, 0
@@ -38,7 +38,7 @@ class Choices:
 
 
 class Finding(Exception):
-    """An effect that no input may have."""
+    """An input had an effect that no input may have."""
 
 
 def expect(is_so: bool, what: str) -> None:
@@ -52,13 +52,13 @@ class Target:
     """A function to fuzz, and its first inputs."""
 
     run: Callable[[bytes], None]
-    """Runs an input; may raise only `CloudloadError`."""
+    """Runs an input, and may raise only `CloudloadError`."""
     seeds: Callable[[], list[bytes]]
-    """Returns the first inputs."""
+    """Returns the inputs that an engine runs first, and then mutates."""
     prepare: Callable[[], object] = list
     """Fills caches, so that their time and memory are not attributed to an input."""
 
 
 def random_seeds() -> list[bytes]:
-    """Random bytes, for targets that use their input only for `Choices`."""
+    """Return random bytes, for targets that use their input only for `Choices`."""
     return [random.Random(seed).randbytes(40) for seed in range(64)]

@@ -17,7 +17,7 @@ from tests.support.corpora import EOS, byte_tokenizer
 
 
 class Case(NamedTuple):
-    """A tokenizer with both backends, and its control tokens."""
+    """A tokenizer in both backends, with the IDs and names of its control tokens."""
 
     hf: DocumentTokenizer
     fastokens: DocumentTokenizer
@@ -27,7 +27,7 @@ class Case(NamedTuple):
 
 @functools.cache
 def tokenizers() -> list[Case]:
-    """Two small tokenizers: one of bytes, and a trained BPE."""
+    """Return two small tokenizers, a byte-level one and a trained BPE."""
     texts = [
         "the quick brown fox jumps over the lazy dog",
         "one two three",
@@ -72,7 +72,10 @@ _SIGNS = (
 
 
 def run_tokenizer_text(data: bytes) -> None:
-    """Check that a text gives no control ID, equal IDs by both backends, and decodes to itself."""
+    """Check that encoding a text yields no control ID, and the same IDs in both backends.
+
+    Also checks that the IDs decode to the text. The input chooses the text and the tokenizer.
+    """
     choices = Choices(data)
     hf, fast, control, names = choices.pick(tokenizers())
     text = ""

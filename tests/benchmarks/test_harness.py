@@ -49,7 +49,7 @@ def test_a_side_answers_turn_by_turn_and_is_stopped_between(counting: Side) -> N
 
 
 def state_of(pid: int) -> str:
-    """The state letter of a process in /proc, such as `T` for stopped."""
+    """Return the state letter of a process from /proc, such as `T` for stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

@@ -1,6 +1,6 @@
 """Every benchmark runs on tiny data, in seconds, and reports its figures.
 
-Peers that need their own environment are left out; `make bench` installs those.
+Loaders that need an environment of their own are left out; `make bench` installs those.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Tables = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with some 200 KB of text."""
+    """A folder with a gzipped JSONL file of about 200 KB of text."""
     folder = tmp_path_factory.mktemp("corpus")
     texts = random_documents(5, 400, max_words=180)
     with gzip.open(folder / "part.jsonl.gz", "wt") as file:
@@ -42,7 +42,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(name: str, *arguments: str) -> str:
-    """The output of a benchmark."""
+    """Run a benchmark with `--quick`, and return its output."""
     module = f"benchmarks.{name}"
     if (ROOT / "benchmarks" / name).is_dir():
         module += ".__main__"
@@ -55,7 +55,7 @@ def run(name: str, *arguments: str) -> str:
 
 
 def run_json(name: str, *arguments: str) -> Tables:
-    """The tables of a benchmark."""
+    """Run a benchmark with `--json`, check that its numbers are finite, and return its tables."""
     tables: Tables = json.loads(run(name, "--json", *arguments))
     for rows in tables.values():
         assert rows

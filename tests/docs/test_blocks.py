@@ -1,10 +1,10 @@
 """The code blocks of the README and of the documentation run, page by page.
 
-```python    runs; the blocks of a page share their names
-```py        needs a framework or a cluster: its imports and the options it names exist
+```python    is executed; the blocks of a page share one namespace
+```py        needs a framework or a cluster, so only its imports and options are checked
 ```sh        cloudload's commands run; in other commands, targets, extras, modules and flags exist
 ```text      after a `python` block: part of what that block prints
-```yaml      a file that the others may read; the comment in its first line is its name
+```yaml      a file that other blocks may read; the comment in its first line is its name
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ OUTPUT = "output"
 
 @cache
 def blocks_of(page: str) -> tuple[tuple[str, str], ...]:
-    """(language, code) of the fenced blocks of a page. `OUTPUT` marks the output of the last
-    one."""
+    """List (language, code) of the fenced blocks of a page. For a `text` block right after a
+    `python` block, the language is `OUTPUT`."""
     text, last_end = (ROOT / page).read_text("utf-8"), 0
     found: list[tuple[str, str]] = []
     for block in BLOCK.finditer(text):
@@ -63,14 +63,14 @@ def pages_with(*languages: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def desk(request: pytest.FixtureRequest, tokenizer_folder: Path) -> Desk:
-    """A reader's data: two corpora in a bucket, and the raw files of both."""
+    """The data that the documentation assumes: two corpora in a bucket, and their raw files."""
     request.getfixturevalue("s3_server")
     tmp_path_factory = request.getfixturevalue("tmp_path_factory")
     return Desk(tmp_path_factory.mktemp("desk"), os.fspath(tokenizer_folder))
 
 
 class Desk:
-    """A reader's folder and bucket."""
+    """The folder, bucket, and tokenizer that replace those in the documentation's blocks."""
 
     def __init__(self, folder: Path, tokenizer: str) -> None:
         self.folder, self.tokenizer = folder, tokenizer
@@ -85,16 +85,16 @@ class Desk:
             run_command(convert, folder)
 
     def fill_in(self, code: str) -> str:
-        """Replace the bucket and the tokenizer in a block by the reader's."""
+        """Replace the bucket and the tokenizer in a block with those of this test."""
         code = code.replace("s3://my-bucket", self.bucket).replace("s3://my-other", self.bucket)
         code = code.replace("--tokenizer gpt2", f"--tokenizer {self.tokenizer}")
         return code.replace('"gpt2"', repr(self.tokenizer))
 
 
-@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's, of torch
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # raised by Lightning
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # DCP's, of one process
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata's, of torch
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # raised by DCP in one process
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # raised by torchdata
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_the_python_and_cloudload_blocks_of_a_page_run(
     page: str,
@@ -110,8 +110,8 @@ def test_the_python_and_cloudload_blocks_of_a_page_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLOUDLOAD_CACHE", str(desk.folder / "cache"))
     if page not in ("README.md", "docs/quickstart.md"):
-        # the beginner's pages run unchanged; on other pages, worker processes would prove nothing
-        # more
+        # only the beginner's pages run unchanged; on other pages, worker processes would only add
+        # time
         defaults = CloudLoader.__init__.__kwdefaults__ or {}
         monkeypatch.setitem(defaults, "num_workers", 0)
     names = read_names(page, desk)
@@ -136,13 +136,13 @@ def test_the_python_and_cloudload_blocks_of_a_page_run(
 
 
 def check_resumed(names: dict[str, Any]) -> None:
-    """The checkpoint is that of step 4, and the resumed loader continues with the fifth batch."""
+    """Check that a page saved its checkpoint at step 4 and resumed with the fifth batch."""
     assert names["checkpoint"]["step"] == 4
     assert names["batch"].rows.tolist() == list(range(32, 40))
 
 
 def check_converted(names: dict[str, Any]) -> None:
-    """No document of the corpus is left out."""
+    """Check that a page converted all 300 documents of the corpus."""
     assert names["report"].documents == 300
 
 
@@ -160,7 +160,7 @@ def write_files(page: str, desk: Desk, folder: Path) -> None:
 
 
 def read_names(page: str, desk: Desk) -> dict[str, Any]:
-    """The names that a page may use: a loader, a model, an optimizer, and a Lightning module."""
+    """Make the variables that a page may use, such as a loader, a model, and an optimizer."""
     from torch.optim import SGD
 
     from tests.frameworks.small import Model
@@ -180,7 +180,7 @@ def read_names(page: str, desk: Desk) -> dict[str, Any]:
 
 
 def commands_of(block: str) -> list[list[str]]:
-    """The commands of a shell block, without comments."""
+    """Split a shell block into commands, each a list of words without comments."""
     lines = block.replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
@@ -207,7 +207,7 @@ def test_the_other_python_blocks_name_only_what_exists(page: str) -> None:
 
 
 def check_names(tree: ast.Module) -> None:
-    """Imports from cloudload exist, and so do the arguments given to its functions and classes."""
+    """Check that imports from cloudload, and arguments of its functions and classes, exist."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith("cloudload"):
             assert {each.name for each in node.names} <= names_in(f"{node.module}"), ast.unparse(
@@ -224,20 +224,20 @@ def check_names(tree: ast.Module) -> None:
 
 
 def list_arguments(function: Any) -> set[str]:
-    """The names of the arguments of a function. `options` are those of a loader."""
+    """List the names of a function's arguments. `options` stands for those of a loader."""
     names = set(inspect.signature(function).parameters)
     return names | set(inspect.signature(CloudLoader).parameters) if "options" in names else names
 
 
 def names_in(module: str) -> set[str]:
-    """The names that a module defines, even if its framework is not installed."""
+    """Return the names that a module defines, even if its framework is not installed."""
     spec = find_spec(module)
     assert spec is not None, f"there is no module {module}"
     assert spec.origin is not None
     body = ast.parse(Path(spec.origin).read_text("utf-8")).body
     if module == "cloudload":
         return set(cloudload.__all__)
-    # names that a package imports on first use are imported under TYPE_CHECKING
+    # a package that imports names lazily also imports them under `if TYPE_CHECKING`
     body += [each for node in body if isinstance(node, ast.If) for each in node.body]
     exported = {
         each.asname for node in body if isinstance(node, ast.ImportFrom) for each in node.names
@@ -270,7 +270,7 @@ def check_pip(words: list[str]) -> None:
 
 
 def check_example(words: list[str]) -> None:
-    """A script of `examples/`, with flags that it has."""
+    """Check that a command names a script in `examples/`, and only flags that the script has."""
     (script,) = [word for word in words if word.startswith("examples/")]
     assert (ROOT / script).is_file()
     flags = {word for word in words[words.index(script) :] if word.startswith("--")}
@@ -278,7 +278,7 @@ def check_example(words: list[str]) -> None:
 
 
 def check_python(words: list[str]) -> None:
-    """A module of the repository, or an example."""
+    """Check that a `python` command names an existing module or a script in `examples/`."""
     if words[0] != "-m":
         check_example(words)
         return
@@ -286,7 +286,7 @@ def check_python(words: list[str]) -> None:
 
 
 def check_cloudload(words: list[str]) -> None:
-    """Only check the command with `--help`; pages with Python blocks run it."""
+    """Only check the subcommand with `--help`; another test runs it on pages with Python blocks."""
     with pytest.raises(SystemExit) as stopped:
         main([*words, "--help"])
     assert stopped.value.code == 0

@@ -1,4 +1,4 @@
-"""The documentation leaves nothing out, and its generated parts follow the code."""
+"""The documentation is complete, and its generated parts match the code."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_pages_in_the_repository_hold_their_generated_text() -> None:
     marked = [path for path in (ROOT / "docs").rglob("*.md") if "<!-- gen" in path.read_text()]
     assert len(marked) >= 5
     for path in marked:
-        # what a reader of the file sees, without comments and tags
+        # the text that a reader of the file sees, without comments and tags
         text = re.sub(r"<[^>]*>", "", path.read_text("utf-8"))
         assert "{ #" not in text
     assert "--shard-bytes SIZE" in (ROOT / "docs/reference/cli.md").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""The start log in the quickstart is the one that a script prints."""
+"""The start log in the quickstart matches the log that a script prints."""
 
 from __future__ import annotations
 

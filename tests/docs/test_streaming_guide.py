@@ -48,11 +48,12 @@ TESTED_BY: dict[str, dict[str, Callable[..., None]]] = {
         },
     },
 }
-"""The test of each row in the guide's tables. A test that sets the argument names it."""
+"""For each Streaming class: the test that covers each argument in the guide's table. The test's
+source names the argument."""
 
 
 def rows_of_guide(name: str) -> list[str]:
-    """The arguments in the first column of the table whose header names a class."""
+    """List the arguments in the first column of the guide's table for the class `name`."""
     table = GUIDE.read_text("utf-8").split(f"| `{name}` |", 1)[1].split("\n\n", 1)[0]
     cells = [line.split("|")[1] for line in table.splitlines()[2:]]
     return [argument for cell in cells for argument in re.findall(r"`(\w+)`", cell)]

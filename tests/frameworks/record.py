@@ -3,10 +3,10 @@
     python -m tests.frameworks.record '{"log": folder, "kill_at": 15}'
         examples/train_torch.py s3://… --steps 20
 
-Each process writes `log/<rank>-<pid>.jsonl`: a line "pulled" for each batch that the loader hands
-out, and for each forward pass a line "trained" with a hash of every row and the loss, if it is
-known. With `kill_at`, the process is killed when that forward pass begins. `model` names the
-class of the model, "package.module:Class", if it is not the model of the examples.
+Each process writes `log/<rank>-<pid>.jsonl`. It has a "pulled" line for each batch that the loader
+returns, and a "trained" line for each forward pass, with a hash of every row and, if known, the
+loss. With `kill_at`, the process is killed at the start of that forward pass, counted from 1.
+`model` names the model's class, "package.module:Class", if it is not that of the examples.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     options, sys.argv = json.loads(sys.argv[1]), sys.argv[2:]
     script = Path(sys.argv[0])
     sys.path.insert(0, str(script.parent))
-    # an example may have to prepare modules before its framework is imported
+    # import the example first, because it may have to run code before its framework is imported
     example = importlib.import_module(script.stem)
     module, _, name = options.get("model", "tiny_gpt:GPT").partition(":")
     model = getattr(importlib.import_module(module), name)
@@ -52,7 +52,7 @@ def main() -> None:
         record(self, position)
         note(pulled=position.rows)
 
-    @functools.wraps(forward)  # frameworks look at its signature
+    @functools.wraps(forward)  # frameworks inspect the signature
     def forward_and_note(self: Any, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         nonlocal passes
         if not self.training:
@@ -71,7 +71,7 @@ def main() -> None:
     model.forward = forward_and_note
     RunLog.record = record_and_note  # type: ignore[method-assign]
     example.main()
-    # everything is recorded, and clearing the framework's modules would take longer than a step
+    # everything is recorded, so skip the framework's cleanup, which takes longer than a step
     sys.stdout.flush()
     os._exit(0)
 

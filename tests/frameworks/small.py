@@ -1,4 +1,4 @@
-"""A small model that records its rows, and the rows of a loader."""
+"""A small model that records the rows that it gets, for comparison with a loader's rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Rows = list[list[int]]
 
 
 def rows_of(loader: CloudLoader, number: int) -> Rows:
-    """The rows of the next batches."""
+    """Return the token IDs of the rows in the next `number` batches."""
     return [row for batch in loader.take(number) for row in batch["input_ids"].tolist()]
 
 

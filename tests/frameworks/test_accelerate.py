@@ -1,5 +1,5 @@
-"""accelerate: saves and restores a registered loader, returns a prepared one unchanged, and refuses
-a wrapped one."""
+"""Accelerate saves and restores a registered loader, and `prepare` returns a loader unchanged. A
+loader wrapped in a DataLoader is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def test_a_registered_loader_continues_with_the_next_batch(
     folder: str, tmp_path: Path, saved_after: int, is_prepared: bool
 ) -> None:
-    """This also holds before the first batch, and in the middle of gradient accumulation."""
+    """A checkpoint may be saved before the first batch or during gradient accumulation."""
     trained = []
     for is_resumed in (False, True):
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
@@ -94,7 +94,7 @@ def test_prepared_loaders_of_two_ranks_read_the_rows_of_one(folder: str, tmp_pat
 
 
 def interleave(*batches: Rows) -> Rows:
-    """The rows of a global batch, combined from its ranks' rows."""
+    """Interleave the rows of all ranks into the rows of the global batch."""
     return [row for rows in zip(*batches, strict=True) for row in rows]
 
 

@@ -1,5 +1,5 @@
-"""Composer, in one process: counting, splitting, saving and restoring. Runs only if Composer is
-installed."""
+"""Composer in one process counts samples, splits batches, and saves and restores the loader. Runs
+only if Composer is installed."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ def test_packed_microbatches_train_and_are_accumulated(folder: str) -> None:
 def test_epochs_are_counted_right_wherever_a_checkpoint_was_saved(
     folder: str, tmp_path: Path, saved_at: str, epochs: int
 ) -> None:
-    """Composer detects the end of an epoch only after its last batch."""
+    """Composer counts an epoch only after its last batch, so a checkpoint saved right after that
+    batch may still have the old count."""
     loader = make_loader(folder, stop_every=4)
     trainer = make_trainer(
         loader, max_duration="3ep", save_folder=str(tmp_path), save_interval=saved_at
@@ -233,8 +234,8 @@ def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None
 
 
 def test_a_sharded_checkpoint_takes_the_state_as_one_leaf(folder: str, tmp_path: Path) -> None:
-    """Composer's sharded checkpoints are DCP checkpoints, loaded into the new run's state. FSDP
-    itself needs a GPU."""
+    """Composer's sharded checkpoints are DCP checkpoints that are loaded into the new run's state.
+    This test calls DCP directly, because FSDP itself needs a GPU."""
     import torch.distributed.checkpoint as dcp
 
     trainer = make_trainer(make_loader(folder))
@@ -347,7 +348,7 @@ def test_the_lines_of_its_page_run(
         "eval_loader": make_loader(folder, epochs=1),
         "composer_model": ComposerModel(),
     }
-    # less would do
+    # train on 200 tokens, because the page's 100 million would take too long
     exec(lines.replace("100_000_000tok", "2_00tok"), given)
     assert given["trainer"].state.timestamp.token == 4 * 4 * SEQ_LEN
     assert given["composer_model"].trained == rows_of(make_loader(folder), 4)

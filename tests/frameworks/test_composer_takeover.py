@@ -1,5 +1,5 @@
-"""A loader continues a Composer run on a StreamingDataset from each of its checkpoints. Runs only
-if both are installed."""
+"""From any checkpoint of a Composer run on a StreamingDataset, a loader continues the run. Runs
+only if Composer and Streaming are installed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.frameworks.test_composer import ComposerModel
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SAMPLES, BATCH_SIZE, EPOCHS, SEED = 41, 4, 2, 23
-READ_IN_EPOCH = SAMPLES + 1  # Streaming repeats one on the shorter of two canonical nodes
+READ_IN_EPOCH = SAMPLES + 1  # Streaming repeats one to even out two canonical nodes
 
 
 def collate(samples: list[dict[str, str]]) -> dict[str, Tensor]:
@@ -38,13 +38,13 @@ def collate(samples: list[dict[str, str]]) -> dict[str, Tensor]:
 
 
 def count_samples(trained: Sequence[int]) -> Counter[int]:
-    """The number of epochs that have read each sample."""
+    """Count the epochs that have read each sample."""
     epochs = [trained[:READ_IN_EPOCH], trained[READ_IN_EPOCH:]]
     return Counter(number for epoch in epochs for number in {*epoch})
 
 
 def count_documents(loader: CloudLoader) -> Counter[int]:
-    """The remaining documents. Each document is its sample's index."""
+    """Count the remaining documents by sample. The text of a document is its sample's index."""
     rows = [row for batch in loader for row in batch["input_ids"].tolist()]
     texts = [byte_tokenizer().decode(row[: row.index(EOS_ID)]) for row in rows if EOS_ID in row]
     return Counter(int(text.replace(" ", "")) for text in texts)
@@ -75,7 +75,7 @@ def test_every_checkpoint_of_composer_continues_with_the_samples_that_are_left(
 
     names = {path.name for path in saved.glob("ep*.pt")}
     at_the_end = {"ep1-ba22-rank0.pt", "ep2-ba22-rank0.pt"}
-    # after the first epoch, before and after Composer counts it
+    # two checkpoints after the first epoch: one before Composer counts the epoch, and one after
     assert names > {"ep0-ba11-rank0.pt", "ep1-ba11-rank0.pt"} | at_the_end
     for name in sorted(names):
         checkpoint = torch.load(saved / name, weights_only=False)

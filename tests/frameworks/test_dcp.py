@@ -1,5 +1,5 @@
-"""torch.distributed.checkpoint, in one process: the state is one string, saved synchronously or
-asynchronously, at any position."""
+"""torch.distributed.checkpoint (DCP) in one process saves the state as one string at any position,
+synchronously or asynchronously."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(autouse=True)
 def _group(tmp_path: Path) -> Iterator[None]:
-    """A process group with only this process."""
+    """Initialize a process group that contains only this process."""
     dist.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
     )
@@ -39,12 +39,12 @@ def test_a_resume_continues_with_the_next_batch(
     rows = [row for _ in range(saved_after) for row in next(batches)["input_ids"].tolist()]
     if is_async:
         saved = dcp.async_save({"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved")
-        # batches read meanwhile are not in the state
+        # a batch that is read during the save does not change the saved state
         next(batches)
         saved.result()  # type: ignore[union-attr]
     else:
         dcp.save({"loader": LoaderState(loader)}, checkpoint_id=tmp_path / "saved")
-    # a different length than the saved text
+    # the new loader's state is a string of a different length than the saved one
     resumed = make_loader(folder, packing="best_fit")
     dcp.load({"loader": LoaderState(resumed)}, checkpoint_id=tmp_path / "saved")
     assert rows + rows_of(resumed, 8 - saved_after) == rows_of(
@@ -53,7 +53,7 @@ def test_a_resume_continues_with_the_next_batch(
 
 
 def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:
-    """The state may be beside a model and its optimizer, or nested as in torchtitan and
+    """The state may be stored beside a model and its optimizer, or nested as in torchtitan and
     Composer."""
     loader, model = make_loader(folder), torch.nn.Linear(3, 3)
     next(iter(loader))

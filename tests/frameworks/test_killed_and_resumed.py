@@ -1,7 +1,7 @@
 """In every framework, a run that is killed and resumed trains on the rows of an uninterrupted run.
 
-The jobs are the examples, each with real processes on a real S3 server; `frameworks/record.py`
-records their rows and kills them.
+The tests run the scripts in `examples/` with real processes and a real S3 server.
+`frameworks/record.py` records the rows and kills the processes.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ Steps = list[list[str]]
 
 @dataclass(frozen=True)
 class Framework:
-    """An example, and how to run it."""
+    """An example script of a framework, and the settings to run it."""
 
     example: str
     environment: str = "dev"
-    """A name in `scripts/test-frameworks`, or "dev" for the environment of the tests."""
+    """An environment named in `scripts/test-frameworks`, or "dev" for that of the tests."""
     variables: tuple[tuple[str, str], ...] = ()
     num_ahead: int = 0
-    """Number of batches that it fetches ahead of training."""
+    """Number of batches that the framework fetches ahead of training."""
     model: str = "tiny_gpt:GPT"
     """The class whose `forward` receives the rows."""
     num_unseen: int = 0
-    """Number of tokens at a row's end that are only labels."""
+    """Number of tokens at a row's end that the model gets only as labels."""
 
     def python(self) -> str:
-        """The interpreter of its environment."""
+        """The path of the environment's Python interpreter."""
         if self.environment == "dev":
             return sys.executable
         python = ROOT / ".frameworks" / self.environment / "bin" / "python"
@@ -58,12 +58,12 @@ class Framework:
         return str(python)
 
     def command(self, module: str) -> list[str]:
-        """The beginning of a command that runs a module."""
+        """Return a command that runs a module, without the module's arguments."""
         own = [self.python(), "-m", module]
         return [*stand_in(), module] if self.environment == "dev" else own
 
     def hashes(self, steps: list[torch.Tensor]) -> Steps:
-        """The hashes of each step's rows, as the model sees them."""
+        """Hash the part of each step's rows that the model receives as input."""
         seen = SEQ_LEN - self.num_unseen
         return [
             sorted(hashlib.sha256(row[:seen].numpy().tobytes()).hexdigest()[:16] for row in rows)
@@ -76,7 +76,7 @@ FRAMEWORKS = {
     "torch FSDP2": Framework("train_torch.py", variables=(("FSDP", "1"),)),
     "Composer": Framework(
         "train_composer.py", "composer", (("NODE_RANK", "0"),)
-    ),  # as its own launcher sets it
+    ),  # Composer's own launcher sets this
     "HF Trainer 4": Framework("train_hf.py"),
     "HF Trainer 5": Framework("train_hf.py", "transformers5"),
     "accelerate": Framework("train_accelerate.py"),
@@ -92,7 +92,7 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True)
 class Way:
-    """How a run is divided into two parts."""
+    """A run in two parts. Each pair has values for the killed part and for the resumed part."""
 
     ranks: tuple[int, int] = (1, 1)
     workers: tuple[int, int] = (1, 1)
@@ -116,7 +116,7 @@ WAYS = {
 }
 
 
-# these run with the short tests; `make test-frameworks` runs all
+# the short tests run only these combinations; `make test-frameworks` runs all
 SHORT = {
     ("torch DDP", "2 to 4"),
     ("HF Trainer 4", "at an epoch's end"),
@@ -143,7 +143,7 @@ def data(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def expected(data: str, tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
-    """The rows of each step of an uninterrupted run, straight from a loader."""
+    """The rows of each step of an uninterrupted run, read from a loader without a framework."""
     cache = str(tmp_path_factory.mktemp("cache"))
     loader = CloudLoader(
         data,
@@ -184,7 +184,7 @@ def test_a_run_killed_and_resumed_trains_on_the_same_rows(
     whole = framework.hashes(expected)
     assert killed == whole[: cut.killed_in_step - 1]
     assert resumed == whole[cut.resumed_after :], (tmp_path / "resumed.txt").read_text()[-6000:]
-    # Composer splits one batch, the others pull several
+    # for gradient accumulation, Composer splits one batch; the other frameworks pull several
     num_trained = len(resumed) * (1 if name == "Composer" else cut.accumulate[1])
     pulled = job.pulled("resumed")
     assert all(num_trained <= each <= num_trained + framework.num_ahead for each in pulled), pulled
@@ -193,7 +193,7 @@ def test_a_run_killed_and_resumed_trains_on_the_same_rows(
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["torch DDP", "torch FSDP2", "Composer"])
 def test_losses_are_those_of_an_uninterrupted_run(name: str, data: str, tmp_path: Path) -> None:
-    """In float64, killed on 2 ranks in step 23 and resumed on 4 after step 20."""
+    """A float64 run is killed on 2 ranks in step 23, and resumed on 4 ranks after step 20."""
     job = Job(FRAMEWORKS[name], data, tmp_path)
     job.run("whole", Way(steps=40, float64=True), 0)
     shutil.rmtree(tmp_path / "out")
@@ -228,13 +228,13 @@ def test_torchtitans_trainers_old_and_new_get_what_they_ask_for(tmp_path: Path) 
 
 
 class Job:
-    """The runs of an example in a separate folder."""
+    """A helper that runs an example in its own folder and reads the records of each run."""
 
     def __init__(self, framework: Framework, data: str, folder: Path) -> None:
         self.framework, self.data, self.folder = framework, data, folder
 
     def run(self, run: str, way: Way, part: int, kill_at: int | None = None) -> None:
-        """Run the first or the second part of a run; its output is in `<run>.txt`."""
+        """Run the first (0) or second (1) part of a run. The output is written to `<run>.txt`."""
         (self.folder / run).mkdir()
         options = {"log": str(self.folder / run), "kill_at": kill_at, "model": self.framework.model}
         command = [
@@ -264,13 +264,13 @@ class Job:
                 timeout=280,
                 check=False,
             )
-        # on CPUs, some frameworks fail after training has ended, so check only the rows
+        # on CPUs, some frameworks fail after training, so a failure is only printed
         if kill_at is None and ended.returncode:
             print(f"{run} ended with {ended.returncode}")
             print((self.folder / f"{run}.txt").read_text()[-6000:])
 
     def arguments(self, way: Way, part: int) -> list[str]:
-        """The example's command-line arguments."""
+        """The command-line arguments of the example for a part of a run."""
         numbers = {
             "steps": way.steps,
             "save-every": SAVE_EVERY,
@@ -291,13 +291,13 @@ class Job:
         return [*arguments, f"--out={self.folder / 'out'}", f"--cache={self.folder / 'cache'}"]
 
     def lines(self, run: str) -> list[list[dict[str, Any]]]:
-        """The records of each rank."""
+        """Read the records of each rank, one dict per line of its log."""
         logs = sorted((self.folder / run).glob("*.jsonl"))
         assert logs, (self.folder / f"{run}.txt").read_text()[-6000:]
         return [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
 
     def trained(self, run: str, rows_a_step: int) -> Steps:
-        """The rows of each step, over all ranks."""
+        """Return the sorted row hashes of each step, over all ranks."""
         ranks = [
             [row for line in lines for row in line.get("trained", [])] for lines in self.lines(run)
         ]
@@ -309,10 +309,10 @@ class Job:
         ]
 
     def pulled(self, run: str) -> list[int]:
-        """The batches that each rank fetched."""
+        """Count the batches that each rank fetched."""
         return [sum("pulled" in line for line in lines) for lines in self.lines(run)]
 
     def losses(self, run: str) -> list[float]:
-        """The mean loss over the ranks in each step."""
+        """Return the mean loss of each step, over all ranks."""
         ranks = [[line["loss"] for line in lines if "loss" in line] for lines in self.lines(run)]
         return [sum(losses) / len(ranks) for losses in zip(*ranks, strict=True)]

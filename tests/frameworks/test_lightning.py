@@ -1,5 +1,5 @@
-"""Lightning, in one process: the state excludes prefetched batches, and its epochs are the loader's
-passes."""
+"""Lightning in one process saves a state without the batches that it prefetched, and its epochs
+are the loader's passes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fit(
     eval_loader: Any = None,
     **options: Any,
 ) -> tuple[Any, Trainer]:
-    """The rows that were trained on, and the trainer."""
+    """Train on a loader. Returns the model, which recorded its rows, and the trainer."""
     defaults = {
         "accelerator": "cpu",
         "logger": False,
@@ -91,7 +91,7 @@ def test_whatever_is_prefetched_a_resume_continues_with_the_next_batch(
     )
     assert trainer.global_step == 8
     if settings != {"accumulate_grad_batches": 2} or not options:
-        # if a pass ends during gradient accumulation, Lightning takes a step
+        # if a pass ends during gradient accumulation, Lightning takes a step early
         assert whole.trained == rows_of(make_loader(folder), 8 * each)
     assert whole.trained[-len(resumed.trained) :] == resumed.trained
     own = checkpoint_rows(checkpoint)
@@ -99,7 +99,7 @@ def test_whatever_is_prefetched_a_resume_continues_with_the_next_batch(
 
 
 def checkpoint_rows(checkpoint: Path) -> int:
-    """The number of rows delivered, according to the saved state."""
+    """Return the number of rows delivered, according to the state in a checkpoint."""
     saved = torch.load(checkpoint, weights_only=False)["CloudloadDataModule"]
     return int(saved["rows"])
 
@@ -304,7 +304,7 @@ def test_what_was_read_is_logged(folder: str, tmp_path: Path) -> None:
     )
     head, first, *_ = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
     assert "cloudload/tokens" in head
-    # Lightning reads one batch ahead
+    # at step 2, three batches are counted, because Lightning reads one batch ahead
     assert dict(zip(head.split(","), first.split(","), strict=True))["cloudload/tokens"] == str(
         3 * 4 * 16
     )

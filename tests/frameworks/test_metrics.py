@@ -1,4 +1,4 @@
-"""The loader's statistics in TensorBoard, Weights & Biases, Prometheus, and a terminal."""
+"""`Monitor` sends a loader's statistics to TensorBoard, W&B, Prometheus, and a terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.loaders import make_loader
 
 
 def train(folder: str, cache: Path, *sinks: Sink) -> CloudLoader:
-    """Six steps; every second one is passed to the sinks."""
+    """Read six batches with a monitor that passes every second step to the sinks."""
     data = [
         Stream(folder, proportion=0.75, name='web "2024"'),
         Stream(folder, proportion=0.25, name="books"),
@@ -73,7 +73,7 @@ def test_a_terminal_shows_one_line(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(folder, tmp_path, to_terminal())
-    # if another test has left a bar, this one is drawn below it
+    # take the last line, because another test's progress bar may be drawn above this one
     *_, last = [line for line in re.split(r"[\r\n]", capsys.readouterr().err) if "step" in line]
     assert re.search(r"step 6  [\d,]+ tokens/s  waiting \d+%  queue 0%  loss 0\.167", last), last
 
@@ -96,7 +96,7 @@ def test_wandb_logs_offline(folder: str, tmp_path: Path) -> None:
     wandb: Any = pytest.importorskip("wandb")
     with wandb.init(mode="offline", dir=tmp_path, project="test") as run:
         train(folder, tmp_path, to_wandb(run))
-        run.log({}, step=7)  # a step is complete once the next one begins
+        run.log({}, step=7)  # starting step 7 completes step 6
         assert run.summary["cloudload/rows"] == 24
         assert run.summary["loss"] == pytest.approx(1 / 6)
     assert list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))

@@ -1,4 +1,4 @@
-"""Ray runs conversions, counts and checks. Killed tasks do not change the output."""
+"""Conversions, counts, and checks run on Ray. Tasks that are killed do not change the output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KILLS = 6
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two raylets on this machine, each with its own resource."""
+    """A Ray cluster of two nodes on this machine, one with resource `a` and one with `b`."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "resources": {"a": 2}})
@@ -46,7 +46,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 60 segments in four formats."""
+    """A corpus of about 60 segments in four formats."""
     return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
 
 
@@ -69,13 +69,13 @@ def test_a_cluster_writes_the_same_objects(
 
 
 def run_and_kill(number: int) -> int:
-    """A unit in a process that other units kill."""
+    """A unit of work that takes 0.2 s, so that its process or node can be killed meanwhile."""
     time.sleep(0.2)
     return number
 
 
 def kill_workers(until: threading.Event, killed: list[int], kills: int = KILLS) -> None:
-    """Kill random processes of Ray tasks a few times."""
+    """Kill the process of a random Ray task every 0.3 to 1 s, at most `kills` times."""
     draw = random.Random(4)
     while len(killed) < kills and not until.wait(draw.uniform(0.3, 1.0)):
         pids = [
@@ -105,7 +105,7 @@ def test_tasks_that_are_killed_run_again_and_write_the_same_objects(
     try:
         with RayExecutor() as executor:
             convert_to_mds(corpus, tmp_path / "out", executor=executor, **SETTINGS)
-            # enough work for several kills
+            # 60 units of 0.2 s, so that several are killed
             assert dict(run_units(run_and_kill, range(60), executor)) == {n: n for n in range(60)}
     finally:
         until.set()
@@ -138,7 +138,7 @@ def test_an_error_of_a_task_is_raised_as_it_was(tmp_path: Path) -> None:
 
 
 def read_report(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The report that a command printed, after lines that Ray may print about its nodes."""
+    """Parse the report that a command printed, and skip lines that Ray printed before it."""
     printed = capsys.readouterr().out
     report: dict[str, Any] = json.loads(printed[printed.index("{\n") :])
     return report
@@ -175,8 +175,8 @@ def test_the_command_line_runs_on_ray(tmp_path: Path, capsys: pytest.CaptureFixt
 def counted(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, dict[str, str]]:
-    """A dataset in groups of 20 samples, and the hash of every length file that one process
-    writes."""
+    """A dataset that is counted in groups of at least 20 samples, and the hash of every length file
+    that one process writes."""
     monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 20)
     convert_to_mds(corpus, tmp_path / "mds", **SETTINGS)
     out = tmp_path / "by-one-process"

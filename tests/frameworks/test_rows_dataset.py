@@ -1,4 +1,4 @@
-"""`Rows` with the stock Trainer and DataLoaders: no row is lost or repeated after a kill."""
+"""With `Rows`, the stock Trainer and DataLoaders lose and repeat no row after a kill."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def counted(folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A copy of the dataset, with lengths beside it."""
+    """A copy of the dataset that also has token lengths."""
     copy = tmp_path_factory.mktemp("counted") / "mds"
     shutil.copytree(folder, copy)
     count_tokens(str(copy), tokenizer=byte_tokenizer(), processes=1, progress=False)
@@ -115,7 +115,7 @@ def test_a_killed_job_of_data_loaders_continues_on_another_world(
     kept = 0
     for turn, world in enumerate((2, 3, 1)):
         logs = [tmp_path / f"{turn}-{rank}.jsonl" for rank in range(world)]
-        for rank in reversed(range(world)):  # rank 0, which saves, is the last to start
+        for rank in reversed(range(world)):  # start rank 0, which saves, last
             run_until_step(7, [script, counted, saved, logs[rank], world, rank])
         kept = json.loads(saved.read_text())["row"]
         for log in logs:
@@ -126,7 +126,7 @@ def test_a_killed_job_of_data_loaders_continues_on_another_world(
 
 
 def run_until_step(step: int, arguments: list[Any]) -> None:
-    """Kill a training process and the workers of its DataLoader when it reaches a step."""
+    """Start a training process, and kill it and its DataLoader's workers when it reaches a step."""
     process = start("tests.support.warm_script", [*map(str, arguments)])
     for line in process.stdout:
         if int(line) == step:

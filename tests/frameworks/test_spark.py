@@ -1,4 +1,4 @@
-"""The guide's Spark recipe writes the same objects as a conversion in one process."""
+"""The converter guide's Spark recipe writes the same objects as a conversion in one process."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = [
 ]
 
 MASTER = "--master local[3,4] pyspark-shell"
-"""Three Python processes on this machine. A task that fails runs again, up to 4 times."""
+"""Three Python processes on this machine. A failing task is attempted up to 4 times."""
 KEPT = ("keep", "shard_bytes", "block_bytes", "segment_bytes", "progress", "processes")
 
 
 def recipe(source: Path, out: Path) -> str:
-    """The code of the guide, with locations and settings of this test."""
+    """Return the guide's code with this test's locations and settings filled in."""
     page = (ROOT / "docs/guides/converter.md").read_text()
     [code] = [
         block for block in re.findall(r"```py\n(.*?)```", page, re.DOTALL) if "spark" in block

@@ -1,4 +1,4 @@
-"""torchdata, in one process: a loader as a node, and in a StatefulDataLoader."""
+"""A loader works in one process as a torchdata node, and in a StatefulDataLoader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchft: replicas that die and return read one stream. Runs only if torchft is installed."""
+"""torchft replicas that die and return read one stream. Runs only if torchft is installed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEQ_LEN, BATCH_SIZE = 32, 3
 
 
 class Replicas:
-    """The replicas of a job, and the lines that they print."""
+    """The replica processes of a torchft job, and the lines that they print."""
 
     def __init__(self, data: str, notes: Path, lighthouse: str, cache: Path) -> None:
         arguments = {
@@ -59,7 +59,7 @@ class Replicas:
             self._lines.put(line)
 
     def wait_for(self, size: int, steps: int) -> None:
-        """Wait for some steps with the given number of replicas."""
+        """Wait until rank 0 has logged `steps` steps with `size` replicas."""
         while steps:
             steps -= bool(re.search(f"rank 0 of {size}$", self._lines.get(timeout=200)))
 

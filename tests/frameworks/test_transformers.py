@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer, in one process, does not skip, replay or wrap anything."""
+"""In one process, the Hugging Face Trainer does not skip or repeat batches, or wrap the loader."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Check `CloudloadDataLoader` as the trainers of torchtitan 0.3 and later use it, in torchtitan's
-environment.
+"""Check `CloudloadDataLoader` as the trainers of torchtitan 0.3 and later use it.
 
-torchtitan_adapter.py folder-of-an-MDS tokenizer-folder cache-folder
+Runs in torchtitan's environment: torchtitan_adapter.py MDS_FOLDER TOKENIZER_FOLDER CACHE_FOLDER
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ BY_TOKENS = {"max_context_length": SEQ_LEN, "num_tokens_per_batch": ROWS * SEQ_L
 
 
 def build(sizes: dict[str, Any], *, infinite: bool = True, **options: Any) -> CloudloadDataLoader:
-    """Create the adapter as the trainers do."""
+    """Create the adapter as torchtitan's trainers do."""
     config = CloudloadDataLoader.Config(
         data=DATA,
         options={"num_workers": 0, "local": CACHE, **options},
@@ -42,7 +41,7 @@ def build(sizes: dict[str, Any], *, infinite: bool = True, **options: Any) -> Cl
 
 
 def own_rows(**options: Any) -> CloudLoader:
-    """Create a loader like the one that the adapter should contain."""
+    """Create a loader with the options that the adapter's loader should have."""
     return CloudLoader(
         DATA,
         tokenizer=TOKENIZER,
@@ -66,7 +65,7 @@ def are_equal(ours: list[dict[str, torch.Tensor]], others: list[dict[str, torch.
 
 
 def refusal(kind: type[Exception], call: Callable[[], Any]) -> str:
-    """The text of the error."""
+    """Call a function that must raise an error of this kind, and return the error's text."""
     try:
         call()
     except kind as error:

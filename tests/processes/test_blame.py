@@ -1,4 +1,4 @@
-"""A bad document among thousands, found from the losses of a real training run."""
+"""Losses of a real training run reveal one bad document among thousands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ SAVED, KILLED, STEPS = 10, 13, 30
 
 
 def write_corpus(folder: Path, number: int, global_batch: int) -> tuple[str, int]:
-    """Documents with a small vocabulary, and one of random characters, which a late step reads."""
+    """Write documents with a small vocabulary, except one of random characters that step 25 reads.
+
+    Returns the dataset's folder and the sample of that document.
+    """
     documents = random_documents(3, number, max_words=12)
     ids = [f"doc-{number}" for number in range(len(documents))]
     extra = {"id": ("str", ids)}
@@ -43,7 +46,7 @@ def write_corpus(folder: Path, number: int, global_batch: int) -> tuple[str, int
 
 
 def train(folder: Path, data: str, ranks: int, *arguments: str) -> str:
-    """Run the plain torch example, and return its output."""
+    """Run the example that uses plain torch, and return its output."""
     (folder / str(ranks)).mkdir()
     options = {"log": str(folder / str(ranks)), "kill_at": None, "model": "tiny_gpt:GPT"}
     command = [

@@ -1,4 +1,4 @@
-"""Two nodes together download a finite epoch about once, and tokenize its tail once."""
+"""Two nodes together download a finite epoch's shards about once, and tokenize its tail once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ SETTINGS: dict[str, Any] = {"num_canonical_nodes": 2, "shuffle_block_size": 100}
 def test_two_nodes_download_the_shards_of_a_finite_epoch_about_once(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, lengths: str, packing: str
 ) -> None:
-    """The documents of a row of the tail are in the shards of both nodes."""
+    """A row of the tail has documents from the shards of both nodes, so the nodes must exchange
+    tokens."""
     documents = random_documents(11, DOCUMENTS)
     write_mds(s3_url, documents, shard_bytes=SHARD_BYTES, compression="zstd")
     if lengths == "require":

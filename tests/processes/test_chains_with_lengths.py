@@ -40,8 +40,8 @@ TO_THE_END = 10_000
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a chain: ranks that run with or without lengths, and may be unable to
-    communicate."""
+    """A part of a chain. Its ranks run with or without lengths, and cannot communicate if they are
+    `alone`."""
 
     run: Run
     lengths: str = ON
@@ -50,7 +50,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Chain:
-    """Consecutive parts of a run. All except the last are killed."""
+    """The consecutive parts of a run, and its options. Every part before the last is killed."""
 
     parts: list[Part]
     packing: str = "concat"
@@ -58,7 +58,7 @@ class Chain:
 
 
 def part(ranks: int, batch_size: int, batches: int, lengths: str = ON, **more: Any) -> Part:
-    """A part that is killed unless it runs to the end, or `killed` says otherwise."""
+    """Make a part that is killed unless it runs to the end. Pass `killed` to override this."""
     alone = more.pop("alone", False)
     more = {"workers": 1, "killed": batches < TO_THE_END, **more}
     return Part(Run(ranks, batch_size, batches=batches, **more), lengths, alone)
@@ -160,7 +160,7 @@ UNEVEN = {
     ),
 }
 CHAINS |= UNEVEN
-# `make test-long` runs all of them
+# chains that run with the short tests; `make test-long` runs all chains
 SHORT = (
     *("without communication", "to the end", "a mixture to its end"),
     "to the end on 7, 5 without communication",
@@ -176,9 +176,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def find_expected(corpus: Corpus, chain: Chain, number: int) -> list[list[int]]:
-    """The first rows of the run, or all if it is finite, read in this process without lengths.
+    """Read the first `number` rows of a run, or all rows if it is finite, in this process.
 
-    A mixture whose streams end needs them.
+    Uses no lengths, except for a mixture whose streams end, because such a mixture needs them.
     """
     is_finite_mixture = chain.epochs is not None and "mixed" in PACKINGS[chain.packing]
     settings = {**PACKINGS[chain.packing], "lengths": ON if is_finite_mixture else OFF}

@@ -1,4 +1,4 @@
-"""A check has the same report on every engine."""
+"""A check returns the same report on every engine."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ GROUPS = 20
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 shards of 10 documents: 30 with a wrong byte, 5 missing, 1 too short, and one with invalid
-    UTF-8. The index has an unknown field, and the folder has two objects that no reader needs."""
+    """60 shards of 10 documents: 30 shards have a wrong byte, 5 are missing, 1 is too short, and 1
+    has invalid UTF-8. The index has an unknown field, and 2 objects are not in the index."""
     folder = tmp_path_factory.mktemp("damaged") / "data"
     texts = [f"document {number:03}" for number in range(10 * SHARDS)]
     write_mds(folder, texts, shard_samples=[10] * SHARDS)
@@ -51,7 +51,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch: pytest.MonkeyPatch, damaged: Path) -> None:
-    """Cut the dataset into 20 groups of 3 shards."""
+    """Check the dataset in 20 groups of 3 shards, so that several processes get work."""
     three = 3 * (damaged / "shard.00000.mds").stat().st_size
     monkeypatch.setattr(groups, "_GROUP_BYTES", three)
 
@@ -61,7 +61,7 @@ def change(path: Path, old: bytes, new: bytes) -> None:
 
 
 def check(folder: Path, **options: Any) -> CheckReport:
-    """The report without its duration."""
+    """Check a dataset, and return the report with its duration set to 0."""
     return replace(check_dataset(folder, progress=False, **options), seconds=0.0)
 
 

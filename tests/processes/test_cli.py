@@ -1,4 +1,4 @@
-"""The commands as a shell starts them."""
+"""Commands work when they are started from a shell."""
 
 from __future__ import annotations
 

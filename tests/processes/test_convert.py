@@ -1,4 +1,4 @@
-"""Any number of processes writes the same bytes, and whatever is killed, the next run resumes."""
+"""Any number of processes writes the same bytes. If any process is killed, the next run resumes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.patience import SOON_S
 
 @pytest.fixture(scope="module")
 def large_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """20,000 short documents, which two processes take seconds to convert."""
+    """80,000 short documents in 4 files, which two processes take seconds to convert."""
     folder = tmp_path_factory.mktemp("large")
     lines = "".join(f'{{"text": "{"stone water " * (row % 60)}"}}\n' for row in range(20_000))
     for number in range(4):
@@ -55,7 +55,7 @@ def test_any_number_of_processes_writes_the_same_bytes(tmp_path: Path) -> None:
     assert dataset_bytes(str(tmp_path / "out5")) == one
 
 
-# a shell's background jobs ignore Ctrl-C, and so do their children
+# restores the default for Ctrl-C, because a shell's background jobs and their children ignore it
 HEEDFUL = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -73,7 +73,7 @@ def start_cli(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def kill_and_finish(corpus: Path, out: str, kills: int, seed: int) -> None:
-    """Run the CLI, kill it at random moments, and run it until it is finished."""
+    """Run the CLI repeatedly: kill the first `kills` runs at random moments, and let one finish."""
     draw = random.Random(seed)
     for attempt in itertools.count():
         process = start_cli(str(corpus), out, *SMALL, "--processes", str(draw.choice([1, 2, 3])))
@@ -92,7 +92,7 @@ def kill_and_finish(corpus: Path, out: str, kills: int, seed: int) -> None:
 
 
 def _wait_for_progress(process: subprocess.Popen[bytes], out: str, shards: int) -> None:
-    """Wait until this many more shards are stored, so that every run makes progress."""
+    """Wait until a run has stored `shards` more shards, so that every killed run makes progress."""
     before = _journal_length(out)
     while process.poll() is None and _journal_length(out) < before + shards:
         time.sleep(0.002)

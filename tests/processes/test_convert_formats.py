@@ -1,4 +1,5 @@
-"""Every format gives the same bytes in any number of processes and after any interruption."""
+"""Every input format is converted to the same bytes by any number of processes and after any
+interruption."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ LARGER_THAN_A_SOCKET = bytes(1 << 24)
 
 def leave_a_child_and_die(_connection: Connection, pid_file: Path) -> None:
     if (child := os.fork()) == 0:
-        time.sleep(3_600)  # the child keeps the stream open, but does not read
+        time.sleep(3_600)  # keeps the stream open, but does not read
         os._exit(0)
     pid_file.write_text(str(child))
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""A training job that ends for any reason ends in seconds, says why, leaves nothing, and resumes
-exactly.
+"""Whatever ends a training job, the job terminates in seconds, reports the cause, leaves no
+processes behind, and resumes exactly. The next start removes any files that it leaves.
 
 A job of real processes, in a separate session, reads from S3 through a fault proxy. It is ended
-while it works, and while it waits for a store that has stopped responding.
+while it reads batches, and while it waits for a store that has stopped responding.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tests.support.processes import children_of
 from tests.support.servers import BUCKET
 
 SOON_S = 25.0
-"""Seconds: far more than any job needs to end, and far less than any deadline."""
+"""Seconds that a job may take to end: far more than any needs, and far less than any deadline."""
 
 
 def end(job: Job) -> str:
-    """Wait until a job and all its processes have ended, and return its stderr."""
+    """Wait until a job and all its processes have ended, and return the job's stderr."""
     _, errors = job.process.communicate(timeout=SOON_S)
     assert soon(lambda: not job.family()), (
         f"left: {[command_of(pid) for pid in job.family()]}\n{errors}"
@@ -45,13 +45,13 @@ def end(job: Job) -> str:
 
 
 def has_part(cache: Path) -> bool:
-    """Whether a fetch is in progress."""
+    """Whether a partial file in the cache shows that a fetch is in progress."""
     return any(path.suffix == ".part" for path in left_overs(cache))
 
 
 @pytest.fixture(scope="module")
 def dataset(request: pytest.FixtureRequest) -> str:
-    """A dataset of 100 shards on S3."""
+    """The URL of a compressed dataset of 400 documents and 68 shards on S3."""
     request.getfixturevalue("s3_server")
     url = f"s3://{BUCKET}/ends-of-jobs-{uuid.uuid4().hex}"
     return write_mds(url, random_documents(3, 400), shard_bytes=800, compression="zstd")
@@ -59,7 +59,7 @@ def dataset(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def data(dataset: str, s3_proxy: FaultProxy) -> str:
-    """The dataset's URL, through the proxy."""
+    """The dataset's URL, read through a proxy that has no faults yet."""
     s3_proxy.set_faults([])
     return dataset
 
@@ -69,7 +69,7 @@ Start = Callable[..., Job]
 
 @pytest.fixture
 def start(data: str, tmp_path: Path) -> Iterator[Start]:
-    """A function that starts a job."""
+    """A function that starts a job. The jobs are killed after the test."""
     jobs: list[Job] = []
 
     def start(**options: Any) -> Job:
@@ -92,7 +92,7 @@ def rows_in(out: Path) -> dict[int, list[int]]:
 
 
 def check_rows(job: Job, cache: Path) -> None:
-    """Check that the rows of all jobs so far equal those of an undisturbed job."""
+    """Check that the rows of all jobs so far equal those of an uninterrupted run."""
     found = rows_in(job.out)
     assert sorted(found) == list(range(len(found)))
 
@@ -113,9 +113,9 @@ def check_rows(job: Job, cache: Path) -> None:
 
 
 def silence(proxy: FaultProxy) -> None:
-    """After the first 60 shards, which suffice for a few batches, responses stop in the middle.
+    """Stall the responses for all shards after the first 60, which suffice for a few batches.
 
-    A loader that fetches ahead over all documents (`EAGER`) then always waits for one.
+    A loader that fetches ahead over all documents (`EAGER`) then always waits for a response.
     """
     proxy.set_faults([Fault("GET .*shard", "stall", skip=60, at=200, seconds=60)])
 
@@ -189,7 +189,7 @@ def test_a_worker_that_dies_ends_the_job_with_its_cause(
     worker = job.workers().pop()
     os.kill(worker, number)
     errors = end(job)
-    if number == signal.SIGTERM:  # which it heeds
+    if number == signal.SIGTERM:  # a worker handles SIGTERM itself
         assert f"process {worker} was terminated by SIGTERM" in errors
     else:
         assert re.search(

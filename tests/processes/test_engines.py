@@ -1,4 +1,4 @@
-"""Units of work run on every engine, which never waits for a process that died."""
+"""Units of work run on every engine, and no engine waits for a process that died."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cloudload.storage.objects import read_object
 
 @pytest.fixture(params=["inline", "threads", "processes"])
 def executor(request: pytest.FixtureRequest) -> Iterator[Engine | None]:
-    """Run a test with each kind of executor."""
+    """Run a test with each kind of executor: this process, two threads, and two processes."""
     if request.param == "threads":
         with ThreadPoolExecutor(2) as threads:
             yield threads
@@ -75,7 +75,7 @@ def test_the_bytes_of_all_units_are_reported_once(executor: Engine | None) -> No
 
 
 def wait_for_reports(folder: str, on_bytes: Callable[[int], object]) -> None:
-    """Processes bytes until a file shows that another process received some of the counts."""
+    """A unit that reports bytes until the file `seen` shows that a report has arrived."""
     while not os.path.exists(f"{folder}/seen"):
         on_bytes(1)
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A lock is held by one process at a time."""
+"""One process at a time holds a file lock, and no lock file remains when processes exit."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def test_a_forked_process_that_inherits_a_lock_does_not_hold_it(tmp_path: Path) 
 
 
 def _is_blocked_in_flock(path: Path) -> bool:
-    """Whether a thread of this machine waits for a lock on the file."""
+    """Whether any thread on this machine waits for a lock on the file."""
     number = str(path.stat().st_ino)
     lines = Path("/proc/locks").read_text().splitlines()
     return any("->" in line and line.split()[-3].endswith(f":{number}") for line in lines)
 
 
 def end_while_threads_hold_files(folder: Path) -> None:
-    """Threads hold a lock and a partial file when the main function returns."""
+    """Return while threads hold a lock and a partial file."""
     holds = threading.Barrier(3)
 
     def hold(file: AbstractContextManager[object]) -> None:
@@ -130,7 +130,7 @@ def test_a_child_of_multiprocessing_that_ends_removes_its_files(
 
 
 def take_locks_until_told_to_end(folder: Path, seconds: float) -> None:
-    """Threads take and release locks, and some wait for another process's, when it ends."""
+    """Exit while threads take and release locks, and while some wait for another process's lock."""
 
     def take_locks() -> None:
         while True:
@@ -159,7 +159,7 @@ def test_processes_that_end_while_they_take_locks_leave_none(tmp_path: Path) -> 
 
 
 def create_a_lock_as_sigterm_arrives(path: Path) -> None:
-    """Send this process SIGTERM after it has created the file, but before it has registered it."""
+    """Send this process SIGTERM after the lock file is created, but before it is registered."""
     exit_with_parent()
     create = os.open
 
@@ -186,8 +186,8 @@ def test_a_worker_that_is_terminated_while_it_creates_a_lock_leaves_none(tmp_pat
 
 
 def exit_while_threads_take_locks(folder: Path) -> None:
-    """Return while threads take locks, and make the exit of this process take a while."""
-    Finalize(None, time.sleep, args=(0.5,), exitpriority=-2)  # after the removal of files
+    """Return while threads take locks, and delay this process's exit by 0.5 s."""
+    Finalize(None, time.sleep, args=(0.5,), exitpriority=-2)  # runs after files are removed
     for number in range(6):
         threading.Thread(
             target=take_lock_again_and_again, args=(folder, number), daemon=True
@@ -242,13 +242,13 @@ def test_a_function_at_exit_that_waits_for_a_thread_gets_an_error(tmp_path: Path
         text=True,
         check=True,
     )
-    # from Python 3.12 on, the interpreter itself refuses to start the thread
+    # Python 3.12 and later refuse to start the thread
     assert re.search("this process is exiting|at interpreter shutdown", process.stdout)
     assert list(tmp_path.iterdir()) == []
 
 
 class Lock:
-    """A lock that another thread holds, as on a file system that does not answer."""
+    """A lock that is never free, as if another thread waited for an unresponsive file system."""
 
     waits = 0
 

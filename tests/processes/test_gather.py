@@ -28,9 +28,10 @@ Job = Callable[[Any, int, int], Any]
 
 
 def run_job(folder: Path, size: int, job: Job, missing: tuple[int, ...] = ()) -> dict[int, Any]:
-    """Run `job(store, rank, size)` in one process per rank, and return the results.
+    """Run `job(store, rank, size)` in one process per rank, and return the results by rank.
 
-    The result of an error is a pair of its class and text. A process that died has no result.
+    If a job raises an error, its result is the pair (class, text). A process that was killed has
+    no result.
     """
     connections: dict[int, tuple[Connection, Any]] = {}
     for rank in set(range(size)) - set(missing):
@@ -61,7 +62,7 @@ def _report(folder: Path, rank: int, size: int, job: Job, sender: Connection) ->
         sender.send(job(store, rank, size))
     except Exception as error:
         sender.send((type(error), str(error)))
-    # wait until all have reported, because a process that ends closes its connections
+    # wait until all ranks have reported, because a process that exits closes its connections
     store.wait(["collected"], timedelta(seconds=_PATIENCE_S))
     os._exit(0)  # skip the parent's cleanup at exit
 
@@ -73,7 +74,7 @@ def array_of(rank: int, turn: int) -> Ints:
 def gather_some(store: Any, rank: int, size: int) -> list[list[Ints]]:
     gather = Gather(store, rank, size, _PATIENCE_S)
     gathered = []
-    for turn in range(0, 6, 2):  # the second starts before the first has finished
+    for turn in range(0, 6, 2):  # start two before finishing one
         finish = [gather.start(array_of(rank, each)) for each in (turn, turn + 1)]
         gathered += [each() for each in finish]
     gather.close()

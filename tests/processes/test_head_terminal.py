@@ -1,4 +1,4 @@
-"""`cloudload head` on a terminal: no document can control the terminal."""
+"""When `cloudload head` prints to a terminal, no document can control the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202ereversed\u2066\x00\x7f\rover"
 
 
 def read_on_a_terminal(*arguments: Any) -> str:
-    """The command's output on a terminal with 60 columns."""
+    """Run `cloudload head` on a terminal with 60 columns, and return its output."""
     parent, child = os.openpty()
     command = [sys.executable, "-m", "cloudload", "head", *map(str, arguments)]
     environment = {**os.environ, "COLUMNS": "60"}
@@ -24,7 +24,7 @@ def read_on_a_terminal(*arguments: Any) -> str:
         while True:
             try:
                 part = os.read(parent, 1 << 16)
-            except OSError:  # how Linux ends a terminal without a writer
+            except OSError:  # Linux raises this once the writer has closed the terminal
                 break
             if not part:
                 break

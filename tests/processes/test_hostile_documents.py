@@ -1,4 +1,4 @@
-"""Hostile documents and transforms in worker processes, and a document of 100 MB."""
+"""Worker processes handle hostile documents and transforms, and a document of 100 MB."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_a_document_of_100_mb_is_delivered_whole_in_less_than_6_gb(
     command = [sys.executable, "-c", code, str(tmp_path), packing]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     tokens, peak_mb = map(int, done.stdout.split())
-    # here, a token is a byte of the text, and each document has an eos
+    # the tokenizer has one token per byte, and each of the three documents has an eos
     assert tokens == size // 13 * 13 + 2 + 3
     assert peak_mb < 6_000
 
 
 def read_book(folder: str, packing: str) -> None:
-    """Print the number of tokens of all rows and the peak memory in MB; runs in its own process."""
+    """Print the total number of tokens and this process's peak memory in MB."""
     settings = {"packing": packing, "overflow": "rows", "seq_len": 8192, "batch_size": 64}
     with make_loader(f"{folder}/mds", Path(folder, "cache"), **settings) as loader:
         print(sum(int((batch["labels"] != -100).sum()) for batch in loader), end=" ")

@@ -1,4 +1,4 @@
-"""A job killed in the tail of a finite run ends on another world with the rows of one process."""
+"""A job that is killed in the tail of a finite run finishes on another world with the same rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from tests.support.torchrun import Run, launch
 def test_ranks_killed_in_the_tail_end_on_another_world_with_the_rows_of_one_process(
     tmp_path: Path,
 ) -> None:
-    """One lane has only eos tokens and ends early, so most of the run is left.
+    """One lane has only eos tokens and runs dry early, so most of the run is its tail.
 
-    A rank then exchanges the sizes of 1,284 documents, more than the exchange has room for at
-    first."""
+    A rank then exchanges the sizes of 1,284 documents, for which the exchange must grow."""
     texts = ["" if number % 12 == 0 else str(number + 1_000) for number in range(4_800)]
     url = write_mds(tmp_path / "mds", texts, shard_bytes=20_000, compression="zstd")
     corpus = TorchrunCorpus(url, url, tmp_path / "cache")

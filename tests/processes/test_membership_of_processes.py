@@ -1,4 +1,4 @@
-"""The elastic example: a rank is killed, the others continue, and it returns."""
+"""In the elastic example, the other ranks continue without a killed rank until it rejoins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RANKS, BATCH_SIZE, SEQ_LEN = 4, 3, 32
 
 
 def test_ranks_that_die_and_come_back_lose_no_row_and_repeat_none(tmp_path: Path) -> None:
-    """Two of four ranks are killed: first any rank, and later the one that is then rank 0."""
+    """Rank 2 of four ranks is killed. After it has rejoined, rank 0 is killed."""
     data = write_mds(tmp_path / "data", random_documents(3, 400), shard_bytes=8_000)
     count_tokens(data, tokenizer=TOKENIZER, processes=1, progress=False)
     (notes := tmp_path / "notes").mkdir()
@@ -51,9 +51,9 @@ def start_example(data: str, notes: Path, cache: Path) -> Program:
 
 
 def watch(job: Program, victims: list[str]) -> list[str]:
-    """Kill each victim after some steps on four ranks, and finally the whole job.
+    """Kill each victim after 4 steps on all ranks, and finally the whole job.
 
-    Returns the members of the worlds.
+    Returns the members of each world, as the job printed them.
     """
     pids: dict[str, int] = {}
     worlds, lines, steps = [], [], 0

@@ -1,4 +1,4 @@
-"""A background process builds the next epoch's order, and leaves nothing if it is killed."""
+"""A background process builds the next epoch's order, and leaves no file if it is killed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AHEAD = OrderConfig(True, "py1br", 20, 4, 1)
 
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Orders of any size are built ahead."""
+    """Build orders of any size in the background, even tiny ones."""
     monkeypatch.setattr("cloudload.order.epoch_orders._BACKGROUND_FROM_POSITIONS", 0)
 
 
@@ -39,7 +39,7 @@ def wait_until(condition: Any) -> bool:
 
 
 def children() -> list[int]:
-    """The processes that this one has started, including zombies."""
+    """Return the IDs of this process's child processes, including zombies."""
     tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     return [int(pid) for task in tasks for pid in task.read_text().split()]
 

@@ -1,4 +1,4 @@
-"""If a loader is given raw data, the command in its error works when pasted into a shell."""
+"""If a loader gets unconverted data, the command in its error works when pasted into a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cloudload trace` in a separate process."""
+"""`cloudload trace` works in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real ranks under torchrun, killed and resumed, read the stream that one process reads."""
+"""Ranks that are started by torchrun, killed, and resumed read the same stream as one process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ PACKINGS: dict[str, dict[str, Any]] = {
 }
 
 
-# `make test-long` runs all chains for each
+# the chain that the short tests run with every packing; `make test-long` runs all combinations
 OF_EACH = "an exchange every third batch, killed between"
 
 
@@ -93,7 +93,7 @@ def test_ranks_under_torchrun_killed_and_resumed_read_one_stream(
     for number, run in enumerate(CHAINS[chain]):
         consumed = launch(corpus, tmp_path, number, run, settings=PACKINGS[packing])
         start = json.loads((tmp_path / "start.json").read_text())
-        # rows consumed after the last state are read again, and must be the same
+        # rows that were read after the last saved state are read again, and must be the same
         for row, ids in consumed.items():
             assert found.setdefault(row, ids) == ids, (
                 f"row {row} of run {number} differs from what was read before"
@@ -116,7 +116,7 @@ def test_finite_epochs_end_on_the_same_step_on_every_rank(corpus: Corpus, tmp_pa
         assert consumed == expected
 
 
-# how processes make up data-parallel ranks, the rank of each, and which exchange with each other
+# per layout: its arguments, each process's data-parallel rank, and the groups that exchange
 LAYOUTS: dict[str, tuple[dict[str, Any], list[int], list[list[int]]]] = {
     "tensor parallel": ({"mesh": {"dp": 2, "tp": 2}}, [0, 0, 1, 1], [[0, 2], [1, 3]]),
     "pipeline parallel": ({"mesh": {"pp": 2, "dp": 2}}, [0, 1, 0, 1], [[0, 1], [2, 3]]),
@@ -136,7 +136,7 @@ LAYOUTS: dict[str, tuple[dict[str, Any], list[int], list[list[int]]]] = {
 }
 
 
-# `make test-long` runs all layouts
+# layouts that only `make test-long` runs
 LONG_LAYOUTS = ("told by number, inner", "three ways")
 
 

@@ -1,6 +1,6 @@
-"""The page of rows in a real browser: hostile documents stay text, and search and keys work.
+"""In a real browser, the page of rows shows hostile documents as text, and search and keys work.
 
-Needs Chromium (apt-get install chromium), and is skipped without it.
+Needs Chromium (apt-get install chromium). The tests are skipped without it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 
 
 def render(folder: Path, texts: list[str], seq_len: int, **options: Any) -> Path:
-    """The page of a run's first step. Each document's ID is its text."""
+    """Write the page of a run's first step, in which each document's ID is its text."""
     write_mds(folder / "mds", texts, extra={"id": ("str", texts)})
     run = start_run(
         options.pop("num_rows", 4),
@@ -63,13 +63,13 @@ def render(folder: Path, texts: list[str], seq_len: int, **options: Any) -> Path
 
 
 def shown(text: str) -> str:
-    """A text as the page shows it, with a visible symbol for each invisible character."""
+    """Return a text as the page shows it, with a visible symbol for each invisible character."""
     marks = {"\n": "↵\n", "\t": "→\t"}
     return INVISIBLE.sub(lambda found: marks.get(found[0], f"U+{ord(found[0]):04X}"), text)
 
 
 RENDER = "rows.flatMap(row => row.lines).forEach(renderLine), "
-"""Renders every line of a small page, where a reader would wait for those in sight."""
+"""Script that renders every line. The page itself renders only the lines in view."""
 TOKENS = "[...document.querySelectorAll('main .t:not(.pad)')]"
 SELECTED = "document.querySelector('.t.sel').textContent"
 TITLE = "document.querySelector('aside h3 span').textContent"
@@ -83,7 +83,7 @@ def test_hostile_documents_and_ids_stay_text(browser: Browser, tmp_path: Path) -
         "rows.map(row => { row.lines.forEach(renderLine); return row.lines.map(line => "
         f"{TOKENS}.filter(t => line.contains(t)).map(t => t.textContent).join('')).join('') }})"
     )
-    # a character of several tokens is shown at its last token; the others are dots
+    # a character of several tokens is shown at its last token; its other tokens are dots
     assert {text.replace("·", "") for text in texts if text} == {
         shown(text) + EOS for text in HOSTILE
     }
@@ -111,7 +111,7 @@ def test_hostile_documents_and_ids_stay_text(browser: Browser, tmp_path: Path) -
 def test_the_policy_of_the_page_runs_no_script_of_a_document(
     browser: Browser, tmp_path: Path
 ) -> None:
-    """The policy holds even if a document becomes markup, which this test forces."""
+    """The page's policy blocks scripts even if a document becomes markup, as this test forces."""
     page = render(tmp_path, HOSTILE, 64)
     browser.open(page)
     browser.evaluate(f"main.insertAdjacentHTML('beforeend', {json.dumps(HOSTILE[1])}); 1")

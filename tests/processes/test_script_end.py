@@ -1,5 +1,5 @@
-"""Users' scripts: one without `close()` ends quietly, and one that workers cannot import gets a
-clear error."""
+"""A script that does not call `close()` exits quietly. A script that workers cannot import fails
+with a clear error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_script_that_does_not_close_its_loader_ends_quietly(
 WITHOUT_GUARD = SCRIPT.replace('if __name__ == "__main__":', "if True:").replace(
     "batch_size=2,", "batch_size=2, num_lanes=9600,"
 )
-"""So many lanes that the plan does not fit in a pipe."""
+"""A script without a `__main__` guard, and with too many lanes for the plan to fit in a pipe."""
 FAILS_IN_WORKERS = """
 import os
 if __name__ == "__mp_main__":

@@ -1,5 +1,5 @@
-"""Processes that convert segments are killed at random, with a working or failing store. The next
-run writes the same objects."""
+"""If processes that convert segments are killed at random, the next run writes the same objects,
+even if the store fails at times."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FAULTS = [
     Fault("", "reset", share=0.03),
     Fault("GET", "truncate", share=0.02, at=100),
 ]
-"""One request in ten fails."""
+"""Faults that make about one request in ten fail."""
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 60 segments in four formats."""
+    """A corpus of about 60 segments in four formats."""
     return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
 
 
@@ -70,10 +70,10 @@ def kill_one(process: subprocess.Popen[bytes], draw: random.Random) -> None:
 
 
 def run_until_finished(commands: list[tuple[str, ...]], kills: int, seed: int, **where: Any) -> int:
-    """Run the commands concurrently and repeatedly, at first killing them at random. Return the
-    kills.
+    """Run the commands at once, and repeat those that fail until all succeed.
 
-    A command that was not killed must succeed.
+    In the first rounds, processes of random commands are killed, until `kills` commands have
+    failed. A command that was not chosen for a kill must succeed. Returns the number of failures.
     """
     draw, killed, waiting = random.Random(seed), 0, list(commands)
     while waiting:

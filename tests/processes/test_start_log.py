@@ -1,5 +1,4 @@
-"""A script that only calls `logging.basicConfig` sees how its loader starts, with every kind of
-worker."""
+"""With every kind of worker, `logging.basicConfig` is enough to see how a loader starts."""
 
 from __future__ import annotations
 
@@ -97,7 +96,7 @@ def test_ranks_and_their_workers_tell_of_the_start_and_of_a_slow_backend_once(
     )
     said = re.findall(r"^INFO:cloudload\.[\w.]+:(.*)$", ended.stderr, re.MULTILINE)
     begins = [step for step in STEPS if step != "tokenizer backend"]
-    # the other rank may have fetched it
+    # this rank logs "no shard" if the other rank has already fetched the shard
     begins[begins.index("first shard")] = ("first shard", "no shard")
     for line, begin in zip(said, begins, strict=True):
         assert line.startswith(begin)

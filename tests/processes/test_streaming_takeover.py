@@ -1,4 +1,4 @@
-"""A loader continues a stopped job on a StreamingDataset, and together they read each document
+"""A loader continues a stopped job that used a StreamingDataset. Together, they read each document
 once.
 
 The job's ranks are processes, with a `local` folder for each node.
@@ -25,7 +25,7 @@ _TIMEOUT_S = 240
 
 @dataclass(frozen=True)
 class Job:
-    """The machines of a job, and the step at which it stops."""
+    """A job on a StreamingDataset. `ranks` is per node, and `workers` is per rank."""
 
     nodes: int
     ranks: int
@@ -35,7 +35,7 @@ class Job:
 
 
 def draw_job(seed: int) -> Job:
-    """A job on 1, 2 or 4 nodes, stopped at a random step of its epoch."""
+    """Draw a job on 1, 2, or 4 nodes that stops at a random step of its epoch."""
     draw = random.Random(seed)
     nodes, ranks, batch_size = [1, 2, 4][seed % 3], draw.choice([1, 2]), draw.randint(2, 6)
     options = {

@@ -1,4 +1,4 @@
-"""A background process builds the next epoch's table of lengths, so that no rank waits for it."""
+"""A background process builds the next epoch's table of lengths, so no rank waits for the table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.loaders import make_loader
 
 @pytest.fixture(autouse=True)
 def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of any size are kept in files, and built ahead."""
+    """Store tables of any size in files, and build them in the background."""
     monkeypatch.setattr(tables, "_BACKGROUND_FROM_POSITIONS", 0)
     monkeypatch.setattr(tables, "_KEPT_FROM_POSITIONS", 0)
 
@@ -82,7 +82,7 @@ def test_ranks_that_enter_an_epoch_find_its_table_built(
         table.unlink()
     run_leg(lambda **rank: make("require", **rank), first)
     wait_until(lambda: "table-1.int64" in tables_in(cache))
-    # otherwise, too few documents are between two states to need a table
+    # without this, the few documents between two states would be scanned without a table
     monkeypatch.setattr(advance, "_SCANNED_WITH_TABLE", 0)
     monkeypatch.setattr(advance, "_SCANNED_WITHOUT", 0)
     built, opened = note_calls(monkeypatch, "_build"), note_calls(monkeypatch, "_open")
@@ -94,7 +94,7 @@ def test_ranks_that_enter_an_epoch_find_its_table_built(
 
 
 def note_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
-    """The indices of the tables on which a method is called from now on."""
+    """Record the indices of the tables for which a method of `LaneTables` is called from now on."""
     numbers: list[int] = []
     original = getattr(tables.LaneTables, name)
 

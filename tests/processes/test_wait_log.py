@@ -1,4 +1,4 @@
-"""A loader logs once why the training loop waits for batches, and how to fix it."""
+"""A loader logs once why the training loop waits for batches, and what to change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def short_window(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixtu
 
 @pytest.fixture
 def only_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine, the first documents may take a second to tokenize."""
+    """Ignore short waits: on a busy machine, the first documents may take 1 s to tokenize."""
     monkeypatch.setattr("cloudload.delivery.wait_log._WINDOW_S", 3.0)
     monkeypatch.setattr("cloudload.delivery.wait_log._MOST_SHARE", 0.8)
 
@@ -149,7 +149,7 @@ def test_skipped_batches_are_no_wait(
     options: dict[str, Any] = {"seq_len": 512, "transform": sleep_a_little}
     with make_loader(documents, local=tmp_path / "cache", **options) as loader:
         began = loader.stats().delivery.stall_s
-        while loader.stats().delivery.stall_s - began < 2.5:  # more than two windows
+        while loader.stats().delivery.stall_s - began < 2.5:  # more than two windows of 1 s
             loader.skip(3)
             assert len(list(loader.take(1))) == 1
     assert not messages_of(caplog)

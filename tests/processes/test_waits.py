@@ -1,4 +1,4 @@
-"""A waiting loader reports what it waits for: a worker, another process, or another rank."""
+"""A loader that waits for a worker, another process, or another rank logs that cause."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_shard_that_another_process_downloads_is_named(
 ) -> None:
     data = write_mds(tmp_path / "mds", random_documents(5, 20), compression="zstd")
     cache = tmp_path / "cache"
-    # a forked worker would inherit the lock
+    # spawn workers, because a forked worker would inherit the lock
     settings: dict[str, Any] = {"num_workers": num_workers, "start_method": "spawn"}
     with make_loader(data, local=cache, **settings) as loader:
         [dataset] = loader.plan().recipe.corpus.datasets
@@ -94,7 +94,7 @@ def test_of_two_workers_that_wait_for_each_other_the_download_is_named(
 ) -> None:
     data = write_mds(s3_url, random_documents(5, 20))
     s3_proxy.set_faults([Fault("GET .*shard", "reset")])
-    # the documents of both workers are in the only shard
+    # there is only one shard, and both workers need it
     with (
         make_loader(data, local=tmp_path, num_workers=2, retry=PATIENT) as loader,
         ended_by(caplog, " failed: Connection", lambda: s3_proxy.set_faults([])),

@@ -1,8 +1,9 @@
-"""Worker processes read the same rows as one process. If they are killed, an error follows in
-seconds."""
+"""Worker processes read the same rows as one process. If a worker is killed, the loader raises an
+error within seconds."""
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -51,7 +52,7 @@ def test_a_loader_continues_where_it_stopped_with_any_workers_and_batch_size(
         with corpus.make_loader(batch_size=batch_size, num_workers=num_workers) as loader:
             if state is not None:
                 loader.load_state_dict(state)
-            for _ in range(2):  # a second loop over the same loader continues, too
+            for _ in range(2):  # a second loop over a loader continues the run
                 rows += rows_of([batch for _, batch in zip(range(batches), loader, strict=False)])
             state = json.loads(json.dumps(loader.state_dict()))
     assert rows == corpus.expected_rows(len(rows))
@@ -247,3 +248,23 @@ def test_a_worker_whose_trainer_ended_as_it_started_ends_in_silence() -> None:
     process.start()
     process.join()
     assert process.exitcode == 0
+
+
+def mark_frozen(_text: str) -> str:
+    return "frozen" if gc.get_freeze_count() > _OBJECTS_OF_TORCH else "scanned"
+
+
+_OBJECTS_OF_TORCH = 50_000  # far fewer than any process with PyTorch has
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_garbage_collections_of_a_worker_do_not_scan_what_it_was_started_with(
+    corpus: Corpus, start_method: str
+) -> None:
+    with corpus.make_loader(
+        batch_size=4, num_workers=1, start_method=start_method, transform=mark_frozen
+    ) as loader:
+        text = byte_tokenizer().decode(next(iter(loader))["input_ids"].flatten().tolist())
+    text = text.replace(" ", "")
+    assert "frozen" in text
+    assert "scanned" not in text

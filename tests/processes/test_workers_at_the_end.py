@@ -1,4 +1,4 @@
-"""The workers of a finite run live to its end, through its tail."""
+"""The workers of a finite run stay alive until its end, even through its tail."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ MODES: dict[str, dict[str, Any]] = {
     "replayed": {"packing": "best_fit", "exchange_every": 3},
     "spawned": {"packing": "concat", "start_method": "spawn"},
 }
-"""All but the last are forked."""
+"""Settings by the name of a mode. The workers of all modes except `spawned` are forked."""
 EVERY_MODE = pytest.mark.parametrize("mode", MODES)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Documents of which every twelfth, all of lane 0, is short: most of the run is its tail."""
+    """A dataset in which every twelfth document, all of them in lane 0, is short. Lane 0 runs dry
+    early, so most of the run is its tail."""
     texts = [f"{number} " * (1 if number % 12 == 0 else 9) for number in range(200)]
     folder = write_mds(tmp_path_factory.mktemp("end") / "mds", texts, shard_bytes=1_000)
     count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
@@ -38,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the processes that this process starts."""
+    """Record the name of each process that this process starts."""
     found: list[str] = []
     original = BaseProcess.start
 
@@ -51,7 +52,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def read(loader: CloudLoader) -> list[tuple[list[list[int]], dict[str, Any]]]:
-    """The token IDs of each batch, and the state after it."""
+    """Read all batches. Returns the token IDs of each batch and the state after it."""
     with loader:
         return [(batch["input_ids"].tolist(), loader.state_dict()) for batch in loader]
 
@@ -96,7 +97,7 @@ def test_a_mixture_whose_streams_end_starts_each_of_its_workers_once(
 def test_a_worker_halts_between_blocks_and_forgets_what_it_had_read_ahead(
     folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One worker is far ahead, and the other one finds that its lane has ended."""
+    """One worker has read far ahead when the other worker's lane runs dry."""
     expected = read(make_loader(folder, epochs=1, shuffle=False, lengths="off"))
     original, log = Worker.read_blocks, tmp_path / "phases"
 

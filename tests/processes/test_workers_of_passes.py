@@ -1,4 +1,4 @@
-"""Workers continue from pass to pass, and end with their loader."""
+"""Workers stay alive from pass to pass, and exit when their loader is closed."""
 
 from __future__ import annotations
 

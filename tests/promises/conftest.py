@@ -1,8 +1,8 @@
-"""Fixtures of the promises.
+"""Fixtures of the promise tests.
 
 scratch                 a folder in memory
-write                   writes the corpus of a finite run
-alone_with_streaming    no other process of this test run has a StreamingDataset
+write                   a function that writes the corpus of a finite run
+alone_with_streaming    keeps other processes of the test run from using a StreamingDataset
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Write:
 def alone_with_streaming(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Use StreamingDatasets in one process at a time, because they share names in shared memory.
+    """Let one process at a time use StreamingDatasets, because they share names in shared memory.
 
-    Their lock files stay in the temporary folder, and each new dataset looks at all of them.
+    Each new dataset also checks the lock files that earlier ones left in the temporary folder, so
+    this fixture gives the test its own temporary folder.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with locked(run_folder / "streaming.lock"), warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""A run that resumes after an append reads only its original shards; new runs read all."""
+"""A run that resumes after an append reads only its original shards. New runs read all shards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {**QUIET, "shard_bytes": 1_500}
 
 
 def convert(out: str | Path, name: str, count: int, **options: Any) -> None:
-    """Convert documents from a file of this name; with `append=True`, append them."""
+    """Convert `count` random documents seeded by `name`. With `append=True`, append them."""
     folder = Path(str(out).replace("://", "-")).name
     source = Path(options.pop("scratch", Path(out).parent)) / f"{folder}-{name}.jsonl"
     texts = random_documents(sum(name.encode()), count)
@@ -47,7 +47,7 @@ def count(folder: Path) -> None:
 
 
 def real(rows: list[Row]) -> list[Row]:
-    """The rows without the padding rows that complete the last batch."""
+    """Drop the padding rows that complete the last batch."""
     return [row for row in rows if not row.is_padding]
 
 
@@ -115,7 +115,7 @@ def test_new_runs_read_all_shards_and_the_log_and_description_say_so(
         assert f"samples in the first {began} of {total} shards" in str(loader.describe())
         assert loader.state_dict() == state
         new = ranks(str(data), tmp_path / "cache")(batch_size=2)
-        loader.load_state_dict(new.state_dict())  # of a new run
+        loader.load_state_dict(new.state_dict())  # the state of a new run
         assert loader.num_samples == 90
         new.close()
 
@@ -150,7 +150,7 @@ def test_streams_read_as_one_corpus_keep_their_shards(tmp_path: Path) -> None:
     rows, _ = run_leg(make_rank, Leg(3, batches=4), state)
     assert rows == whole[state["rows"] :][: len(rows)]
     with pytest.raises(StreamChangedError, match="the state does not match"):
-        run_leg(make_rank, Leg(3, batches=1), old)  # it does not say which streams have more
+        run_leg(make_rank, Leg(3, batches=1), old)  # has no shard counts per stream
 
 
 def test_of_a_mixture_one_stream_may_be_appended_and_one_added(tmp_path: Path) -> None:

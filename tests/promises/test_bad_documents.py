@@ -1,4 +1,4 @@
-"""on_error: a bad document ends the run with an error that names it, or is filtered out."""
+"""With `on_error`, a bad document ends the run with an error that names it, or is left out."""
 
 from __future__ import annotations
 
@@ -303,7 +303,10 @@ def test_it_does_not_apply_to_token_ids() -> None:
 
 
 def rows_before_error(make_loader: Any) -> tuple[list[Any], list[Any]]:
-    """The rows that a run reads before a bad document ends it, and the state after each row."""
+    """Read rows until a bad document ends the run.
+
+    Returns the rows, and the states before the first row and after each row.
+    """
     rows: list[Any] = []
     states: list[Any] = []
     options = {"dp_rank": 0, "dp_world_size": 1, "num_workers": 0, "batch_size": 1}

@@ -1,4 +1,4 @@
-"""Finite mixtures that `best_fit` packs agree with an oracle, for any streams and weights."""
+"""Finite mixtures packed with `best_fit` match an oracle for any streams and weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ STREAMS = st.lists(
 )
 
 
-@example(  # a tail begins at the row that an ended stream would have filled next
+@example(  # a tail begins at the row that would have been next for an ended stream
     streams=[(2, 1.5, 2), (4, 0.2, 2), (1, 0.828044739443471, 1), (0, 1.0, 1)],
     num_lanes=6,
     seq_len=32,

@@ -1,4 +1,4 @@
-"""A resume detects that the size of a partly read document changed."""
+"""A resume fails if the number of tokens of a partly read document has changed."""
 
 from __future__ import annotations
 

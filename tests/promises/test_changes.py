@@ -1,5 +1,5 @@
-"""A change on resume has no effect, takes effect from the next row, or is refused unless
-accepted."""
+"""An option that changes on resume has no effect, takes effect at the next row, or is refused
+unless the change is accepted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def whisper(sample: dict[str, Any]) -> str:
 
 
 class Keeper:
-    """Keeps the first few words."""
+    """A transform that keeps the first `number` words of a document."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -74,7 +74,7 @@ def ranks(
 
 
 def documents_in(rows: list[Row]) -> Counter[tuple[int, int]]:
-    """The number of rows in which each document (epoch, sample) begins."""
+    """Count how often each document (epoch, sample) begins in the rows."""
     return Counter(
         (epoch, sample) for row in rows for _, epoch, sample, start, _ in row.spans if start == 0
     )
@@ -120,7 +120,7 @@ def test_a_harmless_change_is_refused_or_taken_on_purpose_and_then_loses_nothing
             }
         )
         assert 10 < len(wanted) < COUNT
-        # documents in open rows of best_fit were read, and are kept
+        # best_fit keeps the documents that it had already put into open rows
         assert all(document in wanted or packing == "best_fit" for document in begun)
         assert wanted <= begun
         return

@@ -1,4 +1,4 @@
-"""`check_dataset` says which reader a damaged dataset affects, and the readers agree."""
+"""`check_dataset` names the readers that damage affects, as reading the datasets confirms."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("alone_with_streaming")
 
 
 def read_by_streaming(folder: Path, cache: Path, options: dict[str, Any]) -> list[str]:
-    """The texts that a StreamingDataset reads, by index."""
+    """Read every sample by index with a StreamingDataset, and return the texts."""
     if options.pop("in_place", False):
         where: dict[str, Any] = {"local": str(folder)}
     else:
@@ -56,7 +56,7 @@ def read_by_streaming(folder: Path, cache: Path, options: dict[str, Any]) -> lis
 
 
 def is_affected(read: Callable[[], list[str]]) -> bool:
-    """Whether a reader fails, or reads anything other than the documents."""
+    """Whether a reader fails or returns anything other than `TEXTS`."""
     try:
         return read() != TEXTS
     except Exception as error:
@@ -66,17 +66,16 @@ def is_affected(read: Callable[[], list[str]]) -> bool:
 
 @dataclass(frozen=True)
 class Case:
-    """A damaged dataset. Streaming is affected if it uses the settings `streaming`."""
+    """A damaged dataset, and the settings (`streaming`) with which Streaming reads it."""
 
     damage: Damage
     streaming: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
     readers: tuple[str, ...] | None = None
     also: tuple[str, ...] = ()
-    """Kinds of findings other than the one that names the case."""
+    """Kinds of the other findings in the report. The case's name starts with the main kind."""
     harm: Callable[[], bool] = lambda: False
-    """Whether Streaming did damage when it read the dataset. Called in the
-    test's folder."""
+    """Whether Streaming wrote where it should not. Called in the test's folder."""
 
 
 ZSTD = {"compression": "zstd"}

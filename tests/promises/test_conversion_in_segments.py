@@ -1,4 +1,4 @@
-"""The output has the same bytes wherever, in any order, and however often segments run."""
+"""Segments may run anywhere, in any order, and repeatedly. The output has the same bytes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WORKERS = 7
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 60 segments in four formats."""
+    """A corpus of about 60 segments in four formats."""
     return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
 
 
 @pytest.fixture(scope="module")
 def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ConvertReport, Any]:
-    """The report, and the hash of every object, of a conversion in one process."""
+    """Convert `corpus` in one process. Returns the report and the hash of every object."""
     out = tmp_path_factory.mktemp("whole") / "out"
     report = convert_to_mds(corpus, out, **SETTINGS)
     return report, dataset_bytes(str(out))
@@ -45,13 +45,13 @@ def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Conve
 
 @pytest.fixture(scope="module")
 def part(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 20 segments in four formats, for stores."""
+    """A smaller corpus for tests on stores: about 20 segments in four formats."""
     return mixed_corpus(tmp_path_factory.mktemp("part") / "corpus", part=4)
 
 
 @pytest.fixture(scope="module")
 def whole_part(part: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ConvertReport, Any]:
-    """The report and hashes of a conversion of `part` in one process."""
+    """Convert `part` in one process. Returns the report and the hash of every object."""
     out = tmp_path_factory.mktemp("whole part") / "out"
     report = convert_to_mds(part, out, **SETTINGS)
     return report, dataset_bytes(str(out))
@@ -67,7 +67,7 @@ def test_segments_have_folders_and_leave_nothing_but_shards_and_the_index(
     names = [name.lstrip("/") for name in objects]
     assert all(re.fullmatch(r"\d{5}/shard\.\d{5}\.mds\.zstd|index\.json", name) for name in names)
     folders = {name.partition("/")[0] for name in names} - {"index.json"}
-    # a range of a Parquet file may have no row group
+    # a byte range of a Parquet file may contain no row group
     assert 50 <= len(folders) <= report.segments
     assert max(folders) == f"{report.segments - 1:05}"
 
@@ -81,7 +81,7 @@ def test_several_segments_hold_the_documents_of_one_in_the_same_order(
     assert (tmp_path / "one" / "shard.00000.mds.zstd").exists()
     assert [(s["text"], s["n"]) for s in one] == [(s["text"], s["n"]) for s in many]
     changed = {a["id"].split(":")[0] for a, b in zip(one, many, strict=True) if a["id"] != b["id"]}
-    # the numbers of lines are not known in the middle of a file
+    # a segment that starts in the middle of a file cannot number its lines
     assert changed == {"a-large.jsonl"}
 
 
@@ -190,7 +190,7 @@ def test_overwriting_removes_the_folders_of_segments(corpus: Path, tmp_path: Pat
 
 @pytest.fixture
 def begun(tmp_path: Path) -> tuple[Path, Path]:
-    """Three files, and an output in which one of three segments is finished."""
+    """Three input files, and an output in which one of the three segments is finished."""
     source = tmp_path / "in"
     source.mkdir()
     for name in "abc":
@@ -248,7 +248,7 @@ def test_a_worker_with_other_versions_is_refused_by_name(
 
 def test_two_planners_with_different_inputs_do_not_mix(begun: tuple[Path, Path]) -> None:
     source, out = begun
-    # a store without conditional writes let the other planner's plan replace the first
+    # as if, on a store without conditional writes, another planner had replaced the plan
     plan = json.loads((out / PLAN_NAME).read_text())
     plan["inputs"][0]["tags"] = ["", "", ""]
     (out / PLAN_NAME).write_text(json.dumps(plan))
@@ -322,7 +322,7 @@ def test_one_segment_in_an_array_is_the_work_of_worker_0(tmp_path: Path) -> None
 
 @pytest.fixture(params=[1000, 1 << 20], ids=["segments", "one segment"])
 def finished(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A dataset of 150 documents."""
+    """A finished dataset of 150 documents, converted in several segments or in one."""
     write_lines(tmp_path / "in", "abc")
     options = {**OPTIONS, "segment_bytes": request.param, "shard_bytes": 1200}
     convert_to_mds(tmp_path / "in", tmp_path / "out", **options)

@@ -1,5 +1,5 @@
-"""Counting writes the same bytes on any number of processes and machines, however often it is
-killed, and its report is right."""
+"""Counting writes the same bytes on any number of processes and machines, even if it is killed,
+and its report is correct."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DOCUMENTS = random_documents(0, 900, max_words=60)
 
 @functools.cache
 def word_tokenizer() -> Tokenizer:
-    """Makes each word one token, so that tokens and bytes differ."""
+    """Make a tokenizer with one token per word, so that token counts differ from byte counts."""
     words = sorted({word for text in random_documents(0, 500) for word in text.split()})
     tokenizer = Tokenizer(
         models.WordLevel({"?": 0, **dict(zip(words, range(1, 9_999), strict=False))}, "?")
@@ -49,26 +49,26 @@ def word_tokenizer() -> Tokenizer:
 
 
 def keep_odd(sample: dict[str, Any]) -> str | None:
-    """Filters out the documents with an even number."""
+    """A transform that filters out even-numbered documents."""
     text = str(sample["text"])
     return text if int(text.partition(":")[0]) % 2 else None
 
 
 def repeat(sample: dict[str, Any]) -> str:
-    """Each text twice; fails on text that is not UTF-8."""
+    """A transform that repeats each text and fails on bytes that are not UTF-8."""
     return str(sample["text"], "utf-8") * 2
 
 
 @pytest.fixture
 def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A dataset of about 30 shards, in groups of at least 100 samples."""
+    """A dataset of about 30 shards, which are counted in groups of at least 100 samples."""
     monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
     write_mds(tmp_path / "mds", DOCUMENTS, shard_bytes=8_000)
     return tmp_path / "mds"
 
 
 def digest_of(folder: Path) -> str:
-    """The SHA-256 of the names and bytes of all files of a folder."""
+    """Hash the names and bytes of all files in a folder with SHA-256."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file():
@@ -130,7 +130,7 @@ count_tokens({str(tmp_path / "mds")!r}, tokenizer={str(tmp_path / "tokenizer.jso
     while num_kills < most:
         process = subprocess.Popen([sys.executable, tmp_path / "count.py", killed])
         before = len(list(killed.rglob("*.lengths")))
-        # after it has written a group or two, or at any moment before
+        # wait until the process has written at least one more group, and then kill it
         while process.poll() is None and len(list(killed.rglob("*.lengths"))) <= before:
             time.sleep(chance.uniform(0, 0.01))
         if process.poll() is not None:
@@ -212,7 +212,7 @@ SOURCES = ["web", "books", "wéb\x1b[31m"]
 
 @pytest.fixture
 def sourced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The dataset with a source and a number for each document; every fifth document is empty."""
+    """A dataset with the columns `source`, `part`, and `number`; every fifth document is empty."""
     monkeypatch.setattr(lengths_index, "_GROUP_SAMPLES", 100)
     documents = ["" if number % 5 == 0 else text for number, text in enumerate(DOCUMENTS)]
     extra: dict[str, tuple[str, list[Any]]] = {
@@ -225,7 +225,7 @@ def sourced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def expected_values(names: dict[int, str]) -> list[tuple[str, int, int]]:
-    """(value, documents, tokens), computed from all samples, largest count first."""
+    """Compute (value, documents, tokens) for each name from all samples, most tokens first."""
     counts: dict[str, list[int]] = {name: [] for name in names.values()}
     for number, text in enumerate(DOCUMENTS):
         if number % 5:
@@ -318,7 +318,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_counting(
 
 
 def test_an_estimate_is_as_exact_as_it_says(tmp_path: Path) -> None:
-    """For 20 datasets with dissimilar shards, at most 3 of the 95 % intervals may miss."""
+    """For 20 datasets with dissimilar shards, at most 3 of the 95% intervals miss the truth."""
     misses = 0
     for seed in range(20):
         documents = [
@@ -358,7 +358,7 @@ def test_the_file_of_a_group_holds_every_length(lengths: list[int]) -> None:
 def test_a_damaged_file_of_a_group_is_refused_or_read_as_it_is(
     lengths: list[int], cut: int, value: int
 ) -> None:
-    """Raises no exception other than `ValueError`."""
+    """`decode_group` raises nothing but `ValueError`."""
     data = bytearray(encode_group({"samples": len(lengths)}, np.array(lengths, np.int64)))
     data[cut % len(data)] = value
     for damaged in (bytes(data), bytes(data[: cut % len(data)])):

@@ -24,7 +24,7 @@ COUNTING: dict[str, Any] = {**SETTINGS, "tokenizer": byte_tokenizer()}
 
 
 def keep_odd(sample: dict[str, Any]) -> str | None:
-    """Filters out the records with an even number."""
+    """A transform that keeps records with an odd `n`, and appends `!` to their text."""
     return sample["text"] + "!" if sample["n"] % 2 else None
 
 
@@ -36,7 +36,7 @@ def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 60 segments in four formats."""
+    """A corpus of about 60 segments in four formats."""
     return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
 
 
@@ -50,7 +50,7 @@ def lengths_of(folder: Path) -> dict[str, str]:
 
 
 def count_again(out: Path, elsewhere: Path, **options: Any) -> dict[str, str]:
-    """Count a finished dataset to another location."""
+    """Count a finished dataset, write the lengths to `elsewhere`, and return their hashes."""
     options = {"tokenizer": byte_tokenizer(), "progress": False, "processes": 1} | options
     count_tokens(out, out=elsewhere, **options)
     return lengths_of(elsewhere)
@@ -167,7 +167,7 @@ def test_a_worker_that_another_overtakes_leaves_its_lengths_alone(
 def test_a_dataset_with_an_index_has_its_lengths(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is killed between the writes of the two indexes, which proves their order."""
+    """A stop between the two index writes shows that the index of the lengths is written first."""
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr("cloudload.convert.journal.Journal.finish", None)

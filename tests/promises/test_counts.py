@@ -1,4 +1,4 @@
-"""At the end of a finite run, every document was counted once, even if it was left out."""
+"""At the end of a finite run, every document has been counted once, even if it was left out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.finite_runs import (
     write_corpus,
 )
 
-# a document is left out, and no row follows it: at the end of a batch, or within one
+# with these settings, the last document is left out, so no row follows it
 BARREN = {"eos": EOS, "seq_len": 8, "num_lanes": 1, "epochs": 1, "transform": leave_out}
 
 

@@ -1,5 +1,5 @@
-"""A run continues on data that was written again if each shard has the same samples. Otherwise the
-refusal says what differs."""
+"""A run continues on data that was written again if each shard has the same samples. Otherwise, the
+error says what differs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 def convert(folder: Path, texts: list[str] = TEXTS, **options: Any) -> str:
-    """Convert to one shard."""
+    """Convert `texts` to a dataset of one shard."""
     corpus = folder.parent / f"{folder.name}.jsonl"
     corpus.parent.mkdir(parents=True, exist_ok=True)
     corpus.write_text(
@@ -61,7 +61,7 @@ def ranks(data: Any, cache: Path, on_change: dict[str, str] | None = None, **opt
 
 
 def save_within_documents(make_rank: MakeRank) -> tuple[dict[str, Any], list[Any]]:
-    """A state whose lanes are in the middle of documents, and the next rows."""
+    """Save a state whose lanes are in the middle of documents. Returns it and the rows after it."""
     rows, states = run_leg(make_rank, Leg(batches=12))
     return states[5], rows[states[5]["rows"] :]
 

@@ -38,7 +38,7 @@ def write(folder: Path, *texts: str, ids: list[str] | None = None, **options: An
 
 
 def wrongly(text: str, encoding: str) -> str:
-    """Decode UTF-8 with the wrong encoding."""
+    """Encode a text as UTF-8 and decode it with the wrong encoding."""
     return text.encode().decode(encoding, "ignore")
 
 
@@ -137,7 +137,7 @@ def test_the_tokenizer_gives_special_tokens_and_the_tokens_around_documents(
 
 @pytest.fixture
 def repeated(tmp_path: Path) -> Path:
-    """Write two texts that repeat one of an earlier shard, and two documents with the same ID."""
+    """Write two texts that repeat one from an earlier shard, and two documents with the same ID."""
     texts = [PLAIN[3], "new", PLAIN[3], "", ""]
     return write(tmp_path / "data", *texts, ids=["a", "b", "a", "c", "d"], compression="zstd")
 
@@ -194,8 +194,8 @@ def test_the_report_of_documents_is_the_same_on_every_engine(
 ) -> None:
     expected = check(repeated)
     monkeypatch.setattr(groups, "_GROUP_BYTES", 500)  # one group per shard
-    monkeypatch.setattr(duplicates, "_PART_BYTES", 24 * 4)  # 18 parts, all of them on disk
-    monkeypatch.setattr(duplicates, "_MEMORY_BYTES", 1)
+    monkeypatch.setattr(duplicates, "_PART_BYTES", 24 * 4)  # 4 records per part
+    monkeypatch.setattr(duplicates, "_MEMORY_BYTES", 1)  # every part is stored in a file
     with ThreadPoolExecutor(3) as executor:
         for options in ({}, {"executor": executor}):
             report = check(repeated, **options)
@@ -292,7 +292,7 @@ def test_the_command_takes_rules_from_flags_and_from_a_config(
     assert [first["is_sound"], second["is_sound"]] == [False, True]
     config.write_text(json.dumps({**run, "check": {"fail_on": "text-control"}}))
     assert cli.main(command) == 1
-    assert cli.main([*command, "--sample", "0"]) == 0  # tests no documents
+    assert cli.main([*command, "--sample", "0"]) == 0  # no document is tested
     capsys.readouterr()
     config.write_text(json.dumps({**run, "check": {"rule": []}}))
     assert cli.main(command) == 1

@@ -1,4 +1,4 @@
-"""Transforms, documents that are left out, and their statistics."""
+"""A transform changes documents or leaves them out, and statistics count those left out."""
 
 from __future__ import annotations
 

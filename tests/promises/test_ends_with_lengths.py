@@ -1,4 +1,4 @@
-"""Finite runs end the same way with and without token lengths: rows, states, statistics, errors."""
+"""Finite runs have the same rows, states, statistics, and errors with and without token lengths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CORPORA = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A dataset for each corpus, with its lengths, whose shards and orders are cached."""
+    """One dataset per corpus, with token lengths for runs with and without `leave_out`."""
     root = tmp_path_factory.mktemp("ends")
     for name, documents in CORPORA.items():
         write_mds(root / name, documents, shard_bytes=400)
@@ -51,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run: its world, and options that may change at a resume."""
+    """A part of a run, with the options that the next part may change."""
 
     leg: Leg
     seq_len: int
@@ -60,7 +60,7 @@ class Part:
 
 @dataclass(frozen=True)
 class End:
-    """The results of a part."""
+    """The rows, states, and statistics of a part."""
 
     rows: list[Row]
     states: list[State]
@@ -94,7 +94,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 def run_parts(folder: Path, options: dict[str, Any], parts: list[Part]) -> list[End] | str:
-    """Run the parts in order, until the data ends or a part raises an error."""
+    """Run the parts in order until the data ends. If a part fails, return the error's text."""
     ends: list[End] = []
     for part in parts:
         loaders: list[CloudLoader] = []

@@ -59,7 +59,7 @@ def check_every_token(scratch: Path, case: Case) -> None:
 
 
 def documents_of(case: Case) -> dict[tuple[int, int], str]:
-    """The texts by stream and sample."""
+    """Map (stream, sample) to the text of each document."""
     return {
         (stream, sample): text
         for stream, shards in enumerate(case.streams)
@@ -68,7 +68,7 @@ def documents_of(case: Case) -> dict[tuple[int, int], str]:
 
 
 def tokens_expected(case: Case) -> dict[tuple[int, int, int], tuple[int, ...]]:
-    """The tokens of each document (stream, epoch, sample) that has any, tokenized on their own."""
+    """Map each nonempty document (stream, epoch, sample) to its tokens, without the packer."""
     documents = {key: case.kept(text) for key, text in documents_of(case).items()}
     return {
         (stream, epoch, sample): ids
@@ -79,7 +79,7 @@ def tokens_expected(case: Case) -> dict[tuple[int, int, int], tuple[int, ...]]:
 
 
 def tokens_counted(case: Case) -> Counter[tuple[int, int, int, int]]:
-    """How often each token (stream, epoch, sample, place) should be delivered."""
+    """Count how often each token (stream, epoch, sample, place) must be delivered."""
     counts: Counter[tuple[int, int, int, int]] = Counter()
     streams = [[text for shard in shards for text in shard] for shards in case.streams]
     sizes = np.array([len(shard) for shard in case.shards])
@@ -107,14 +107,14 @@ def tokens_counted(case: Case) -> Counter[tuple[int, int, int, int]]:
 
 
 def row_tokens(rows: Sequence[Row]) -> Iterator[tuple[int, int, int, int]]:
-    """Each token in the rows: stream, epoch, sample, place."""
+    """Yield (stream, epoch, sample, place) for each token in the rows."""
     for row in rows:
         for stream, epoch, sample, start, stop in row.spans:
             yield from ((stream, epoch, sample, place) for place in range(start, stop))
 
 
 def check_packing(case: Case, rows: list[Row]) -> None:
-    """The guarantees of each packing for whole runs."""
+    """Check the rows of a whole run against the guarantees of its packing."""
     while rows and rows[-1].is_padding:
         rows = rows[:-1]
     lengths = [sum(stop - start for *_, start, stop in row.spans) for row in rows]
@@ -168,8 +168,8 @@ def check_seq_lens(scratch: Path, case: Case) -> None:
 
 
 def emitted_by(state: State, lane: int) -> dict[int, int | None]:
-    """For each document (by ordinal) that a lane has begun, its number of emitted tokens; None if
-    all."""
+    """Map the ordinal of each document that a lane has begun to its number of emitted tokens, or
+    to None if all are emitted."""
     position = read_state(state).position
     head, offset, _ = position.cursors[0, lane].tolist()
     held_back = {
@@ -222,7 +222,7 @@ def test_rows_of_any_lengths_join_to_the_token_stream_of_each_lane(
         assert set(tokens) <= {(0, *document) for document in stream}
         if packing == "concat":
             assert real_tokens(own) == joined == expected[: len(joined)]
-        # the last of nine positions of an epoch is a hole for most lanes
+        # a lane has nine ordinals per epoch; the ninth is a hole in lanes 2 to 5
         for ordinal, count in emitted_by(state or {}, lane).items():
             if (sample := lane + 6 * (ordinal % 9)) < 50:
                 ids = (*tokenize(texts[sample]), EOS_ID)

@@ -1,4 +1,4 @@
-"""Exported rows are the run's rows, for StreamingDataset and for a loader with `tokens_key`."""
+"""StreamingDataset, or a loader with `tokens_key`, reads the run's rows from an export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mixture whose streams end, compared with a row-by-row walk over token counts."""
+"""Mixtures whose streams end match an oracle that assigns rows one by one from token counts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Data:
     documents: list[list[str]]
 
     def streams(self, weights: Weights, caps: Sequence[int | None]) -> list[Stream]:
-        """A mixture of the first streams."""
+        """A mixture of the first `len(weights)` datasets."""
         return [
             Stream(folder, proportion=weight, max_epochs=cap, name=f"s{number}")
             for number, (folder, weight, cap) in enumerate(
@@ -59,7 +59,7 @@ class Data:
         ]
 
     def sizes(self, min_tokens: int) -> list[list[int]]:
-        """The number of tokens of each document, with eos; 0 if it is filtered out."""
+        """The number of tokens of each document by stream, with eos; 0 if it is filtered out."""
         whole = [[len(tokenize(text)) + 1 for text in texts] for texts in self.documents]
         return [[size if size >= min_tokens else 0 for size in sizes] for sizes in whole]
 
@@ -82,7 +82,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @dataclass
 class Oracle:
-    """Counts of the units left in streams: tokens with `concat`, rows with `one_per_row`."""
+    """A model of a mixture that counts the units left in each stream.
+
+    A unit is a token with `concat`, and a row with `one_per_row`.
+    """
 
     left: list[int | None]
     num_lanes: int
@@ -93,7 +96,7 @@ class Oracle:
     """The number of units of each row so far."""
 
     def take(self, number: int, weights: Weights, first: bool, per_row: int) -> bool:
-        """Walk `number` rows; pad after the end. Returns whether the run has ended."""
+        """Assign the next `number` rows; after the end, pad. Returns whether the run has ended."""
         is_over = self._is_over(weights, first)
         for _ in range(number):
             stream = -1 if is_over else self._choose(weights)
@@ -120,14 +123,14 @@ class Oracle:
 
 
 def packed(packing: str) -> dict[str, Any]:
-    """Return a packing's options. The name of a `best_fit` packing ends with its open rows."""
+    """Return a packing's options. A name such as "best_fit 3" ends with the number of open rows."""
     if packing.startswith("best_fit"):
         return {"packing": "best_fit", "open_rows": int(packing.rsplit(maxsplit=1)[-1])}
     return {} if packing == "concat" else {"packing": "one_per_row", "overflow": packing}
 
 
 def units(packing: str, sizes: list[int], seq_len: int) -> int:
-    """The units of one epoch of a stream."""
+    """The number of units in one epoch of a stream. `Oracle` explains units."""
     if packing == "concat":
         return sum(sizes)
     return sum(min(1, size) if packing == "cut" else -(-size // seq_len) for size in sizes)
@@ -175,7 +178,7 @@ def test_any_chain_of_worlds_ends_streams_where_the_oracle_does(
     chain: list[Any],
 ) -> None:
     """Each leg continues from the state of the previous one, with different weights, `seq_len`, and
-    `stopping`. The last one runs to the end, if there is one."""
+    `stopping`. If the run is finite, the last leg reaches its end."""
     epochs, caps = ends
     repeats = [epochs if cap is None else cap for cap in caps]
     sizes = data.sizes(min_tokens)
@@ -234,7 +237,7 @@ def test_any_chain_of_worlds_ends_streams_where_the_oracle_does(
 
 
 def stream_of(row: Row) -> int:
-    """The only stream of a row; -1 for padding."""
+    """The stream that fills a row; -1 for a row of padding."""
     [stream] = {span[0] for span in row.spans} or {-1}
     return stream
 
@@ -244,7 +247,8 @@ def tokens_of(row: Row) -> int:
 
 
 def check_len(make: Any, leg: Leg, state: State, is_over: bool) -> None:
-    """After the end of the run, its length is the number of rows delivered."""
+    """Check that a loader yields nothing after the end, and that its length is then the number of
+    batches delivered."""
     loader = make(dp_rank=0, dp_world_size=leg.ranks, batch_size=leg.batch_size, num_workers=0)
     loader.load_state_dict(state)
     assert (list(loader.take(1)) == []) == is_over
@@ -256,7 +260,7 @@ def check_len(make: Any, leg: Leg, state: State, is_over: bool) -> None:
 def check_documents(
     rows: list[Row], sizes: Any, repeats: Any, packing: str, oracle: Oracle | BestFitOracle
 ) -> None:
-    """No token is in two rows. If a stream ended, every token of each epoch is in one."""
+    """Check that no token is in two rows, and that all tokens of ended streams are in the rows."""
     spans = defaultdict(list)
     for row in rows:
         for stream, epoch, sample, start, stop in row.spans:
@@ -276,7 +280,7 @@ def check_documents(
 def check_counts(
     rows: list[Row], state: State, sizes: Any, repeats: Any, oracle: Oracle | BestFitOracle
 ) -> None:
-    """The statistics by stream match the rows, and, once it ended, all of its documents."""
+    """Check each stream's statistics against the rows and, if it ended, all its documents."""
     tokens: Counter[int] = Counter()
     for row in rows:
         for stream, _, _, start, stop in row.spans:
@@ -316,7 +320,7 @@ def test_ranks_that_leave_and_join_end_on_one_step(
     first: bool,
     legs: list[Leg],
 ) -> None:
-    """Call `set_world` before, in, and after streams' tails. The rows must not change."""
+    """Call `set_world` before, during, and after streams' tails. The rows must not change."""
     epochs, caps = ends
     legs[-1] = replace(legs[-1], batches=None if epochs or first else 9)
     make = partial(
@@ -361,7 +365,7 @@ def test_rows_by_number_seek_where_and_trace_agree_with_the_loader(
     moves: tuple[int, int],
     chosen: int,
 ) -> None:
-    """Some examples start at the state of a run that read batches with a different `seq_len`."""
+    """In some examples, the run starts from a state that was saved with a different `seq_len`."""
     options = {
         **{"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": SEQ_LEN, "num_lanes": 12},
         **{"local": data.cache, "epochs": ends[0], "stopping": stopping, "schedule": schedule},
@@ -427,7 +431,7 @@ def test_rows_by_number_seek_where_and_trace_agree_with_the_loader(
 
 
 def without_batches(state: State) -> State:
-    """Remove the fields about batches, because rows by index have none."""
+    """Remove the fields about batches, because a state of `Rows` has none."""
     return {name: value for name, value in state.items() if name not in ("batches", "global_batch")}
 
 
@@ -440,7 +444,7 @@ def make_mixture(data: Data, weights: Weights = (1.0, 1.0), **options: Any) -> C
 
 
 def test_shares_are_exact_until_the_first_stream_ends(data: Data) -> None:
-    """Most of a small stream is in its tail, which is mixed like the rest."""
+    """Most rows of a small stream are in its tail, and the tail must keep the stream's share."""
     with make_mixture(data, (1.0, 4.0), num_lanes=30, epochs=3, stopping="first") as loader:
         rows = [int(row) for batch in loader for row in batch.spans[:, 1]]
         batches = len(loader)
@@ -473,7 +477,7 @@ def test_counts_of_batches_and_what_is_dropped(data: Data) -> None:
 
 
 def test_documents_after_the_last_row_of_a_stream_are_counted(tmp_path: Path) -> None:
-    """Each lane fills one row, and has a filtered document left, so the tail has no row."""
+    """Each lane fills one row and is left with a filtered document, so the tail has no row."""
     folder = write_mds(tmp_path / "mds", ["long enough"] * 12 + ["short"] * 12)
     count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
     streams = [Stream(folder, proportion=1.0, name="only")]

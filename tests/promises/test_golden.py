@@ -1,4 +1,4 @@
-"""A run has the same rows in every release: hashes pin the first 1,000 rows of each packing.
+"""A run has the same rows in every release. Hashes pin the first 1,000 rows of each packing.
 
 If a hash changes, runs that resume from an earlier release's state read different rows. Do not
 change one without a new state version.

@@ -1,5 +1,6 @@
-"""The converter writes the bytes that commit 38a3700 wrote, and resumes a conversion that was
-interrupted under it. Since then, the index also has a hash of each shard's samples.
+"""The converter writes the same bytes as commit 38a3700, and resumes a conversion that was
+interrupted at that commit. Only the hashes of shards' samples, which that commit did not write,
+are left out of the comparison.
 
 For each kind of input, `tests/data/conversion_38a3700.json` has the hash of the dataset, and the
 journal of a conversion that was interrupted after three shards.
@@ -37,14 +38,14 @@ STORED = DATA / "conversion_38a3700"
 
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest) -> str:
-    """A kind of input."""
+    """The name of an input format."""
     return str(request.param)
 
 
 @pytest.fixture
 def convert(form: str, tmp_path: Path) -> Callable[[Path], int]:
-    """Convert the input of this kind to a folder. Returns the number of shards that it already
-    had."""
+    """A function that converts the input to a folder, and returns the number of shards that the
+    folder already had."""
     source, options = make_input(tmp_path / "in", form, documents(120))
     for path in (tmp_path / "in").iterdir():
         if (STORED / path.name).exists():

@@ -1,4 +1,4 @@
-"""Golden rows show whether a run's first rows changed, and why."""
+"""Comparing golden rows shows whether a run's first rows changed, and why."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_mixture_and_a_run_that_ends_are_recorded_to_their_end(
     (tmp_path / "whole.json").write_text(whole.to_json())
     whole = read_golden(tmp_path / "whole.json")
     assert compare_golden(whole, **options, epochs=1).is_same
-    report = compare_golden(whole, **options, epochs=2)  # has more rows
+    report = compare_golden(whole, **options, epochs=2)  # a longer run
     assert report.first_row is not None
     all_at_once = record_golden(len(whole.rows), **options, epochs=1)
     assert (all_at_once.rows, all_at_once.is_whole) == (whole.rows, True)

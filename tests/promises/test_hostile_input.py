@@ -31,7 +31,7 @@ EOS_ID = 256
 
 
 def write_raw(folder: Path, columns: tuple[Column, ...], samples: list[dict[str, Any]]) -> str:
-    """A dataset of one shard with any columns, the text among them in any encoding."""
+    """Write a dataset of one shard. Its columns, even the text, may have any encodings."""
     form = ShardFormat(columns, None, ())
     raw = encode_shard(form, [encode_sample(columns, sample) for sample in samples])
     folder.mkdir(parents=True)
@@ -166,7 +166,7 @@ def test_an_id_that_cannot_be_read_hides_no_error(tmp_path: Path) -> None:
     data = write_raw(tmp_path / "mds", columns, [{"id": b"\xff", "text": b"\xff"}])
     index = json.loads((tmp_path / "mds" / INDEX_NAME).read_text())
     raw = (tmp_path / "mds" / "shard.mds").read_bytes()
-    # as if the ID were JSON, in the index and in the shard, without changing sizes
+    # declare the ID as JSON in the index and in the shard, without changing any size
     index["shards"][0]["column_encodings"] = ["json", "bytes"]
     raw = raw.replace(b'"bytes", "bytes"', b'"json",  "bytes"')
     (tmp_path / "mds" / "shard.mds").write_bytes(raw)
@@ -184,7 +184,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_socket(path: Path) -> None:
-    # a socket's path is short
+    # bind in the folder, because Linux limits a socket's path to 107 bytes
     with socket.socket(socket.AF_UNIX) as listener:
         before = os.getcwd()
         os.chdir(path.parent)
@@ -222,7 +222,7 @@ def test_an_index_that_says_other_sizes_or_columns_than_its_shards_teaches_nothi
 ) -> None:
     data = write_mds(tmp_path / "mds", ["aa", "bb"], extra={"other": ("str", ["cc", "dd"])})
     sound = json.loads((tmp_path / "mds" / INDEX_NAME).read_text())
-    # if the column names are swapped, every text would be from the wrong column
+    # with swapped column names, every text would be read from the wrong column
     for field, value in (
         ("column_names", ["text", "other"]),
         ("column_encodings", ["bytes", "str"]),

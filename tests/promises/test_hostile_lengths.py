@@ -33,7 +33,7 @@ NUM_DOCUMENTS = 300
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset with lengths."""
+    """A dataset of `NUM_DOCUMENTS` documents with token lengths."""
     folder = tmp_path_factory.mktemp("hostile")
     write_mds(folder, random_documents(0, NUM_DOCUMENTS), shard_bytes=4_000)
     count(folder)
@@ -45,7 +45,7 @@ def count(folder: Path, **options: Any) -> None:
 
 
 def read_lengths(folder: Path, cache: Path) -> list[int]:
-    """The lengths of all samples of a dataset, read from its files."""
+    """Read the lengths of all samples of a dataset from its length files."""
     recipe = make_loader(str(folder), lengths="off").recipe
     [dataset], key = recipe.corpus.datasets, make_key(recipe, 0)
     place, retry = place_of(dataset, None), Retry()

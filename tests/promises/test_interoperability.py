@@ -96,7 +96,7 @@ VALUES: dict[str, Callable[[int], Any]] = {
 DECODED = {"str", "bytes", "json", "int", "float32", "float64"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
-"""The encodings that a transform can read; it refuses the others by name."""
+"""The encodings that cloudload decodes for a transform. It refuses any other by name."""
 
 
 def test_every_encoding_of_streaming_is_tried() -> None:
@@ -156,7 +156,7 @@ def test_folders_joined_by_streamings_merge_index_are_read(tmp_path: Path) -> No
     ours = read_by_cloudload(out, tmp_path / "ours")
     assert ours == theirs == TEXTS
     assert len(dataset.shards) > len(parts)
-    # each hash covers only some shards
+    # each hash algorithm was used for only some of the shards
     assert check_dataset(out, progress=False).counts == {"hash-partial": 4}
 
 

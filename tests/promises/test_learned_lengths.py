@@ -51,13 +51,13 @@ def learn(data: Any, local: Path, **options: Any) -> CloudLoader:
 
 
 def files_of(dataset: str | Path) -> dict[str, bytes]:
-    """The length files, by name."""
+    """Map the name of each of a dataset's length files to its bytes."""
     found = Path(dataset).glob("lengths/**/*")
     return {path.name: path.read_bytes() for path in found if path.is_file()}
 
 
 def count_apart(dataset: str, tmp_path: Path, **options: Any) -> dict[str, bytes]:
-    """The files that `cloudload count` writes, from a copy of the dataset."""
+    """Count a copy of the dataset, and return the length files."""
     copy = tmp_path / "counted"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(dataset, copy, ignore=shutil.ignore_patterns("lengths"))
@@ -87,7 +87,7 @@ def test_an_epoch_writes_the_files_that_counting_writes(
         rows = [batch["input_ids"].tolist() for batch in loader]
     with learn(data, tmp_path / "cache", **settings) as loader:
         assert [batch["input_ids"].tolist() for batch in loader] == rows
-        wait_until(lambda: files_of(data) == expected)  # before the loader is closed
+        wait_until(lambda: files_of(data) == expected)  # even before the loader is closed
     assert not list((tmp_path / "cache" / "lengths").glob("*.learned"))
     with learn(data, tmp_path / "cache", **settings) as loader:
         assert loader.describe()["lengths"] is not None
@@ -128,7 +128,7 @@ def test_a_part_of_an_epoch_writes_only_groups_that_it_has_read_whole(tmp_path: 
 
 
 def leg_maker(data: str, tmp_path: Path, leg: Leg, **options: Any) -> Callable[..., CloudLoader]:
-    """Makes the loaders of a leg. The ranks of a node share a cache."""
+    """Return a function that makes a rank's loader. The ranks of a node share a cache."""
 
     def make(**rank: Any) -> CloudLoader:
         node = rank["dp_rank"] // (leg.ranks_per_node or leg.ranks)
@@ -194,7 +194,7 @@ def test_a_damaged_part_of_another_node_is_not_used(tmp_path: Path) -> None:
         Leg(2, batch_size=2, batches=None, ranks_per_node=1),
         states[-1],
     )
-    # the nodes wrote their parts again, or read the documents again in the second epoch
+    # each node replaced its damaged parts while it read the rest of the epoch
     assert files_of(data) == count_apart(data, tmp_path)
 
 
@@ -224,7 +224,7 @@ def test_lengths_are_written_while_the_run_continues(
 
 
 def count_steps_of_two_epochs(data: str) -> int:
-    """A number of batches in which each lane reads an epoch."""
+    """The number of batches in two epochs, in which each lane reads at least one whole epoch."""
     with make_loader(data, lengths="off", tokenizer=word_tokenizer(), epochs=2) as loader:
         return len(list(loader))
 

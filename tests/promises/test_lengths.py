@@ -1,4 +1,4 @@
-"""Token lengths never change a row, a batch, a state or a statistic: they only save work."""
+"""Token lengths save work, but never change a row, a batch, a state, or a statistic."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SIZES = (3, 40, 150)
 
 
 def keep_most(sample: dict[str, Any]) -> str | None:
-    """Filters out about a fifth of the documents."""
+    """A transform that filters out about a fifth of the documents."""
     text = str(sample["text"])
     return None if text.startswith(("1", "7")) else text
 
 
 def fail_on_some(sample: dict[str, Any]) -> str | None:
-    """Like `keep_most`, but raises for about a tenth of the documents."""
+    """A transform like `keep_most` that also fails on about a tenth of the documents."""
     if str(sample["text"]).startswith("3"):
         raise ValueError("a bad document")
     return keep_most(sample)
@@ -35,7 +35,8 @@ def fail_on_some(sample: dict[str, Any]) -> str | None:
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Datasets of 3, 40 and 150 documents, some of them empty, with lengths for two transforms."""
+    """Datasets of 3, 40, and 150 documents, one of which is empty. Their lengths are counted with
+    no transform, with `keep_most`, and with `fail_on_some`."""
     root, made = tmp_path_factory.mktemp("lengths"), []
     for number, size in enumerate(SIZES):
         documents = random_documents(number, size, max_words=30 * (number + 1))
@@ -93,7 +94,7 @@ def test_a_seek_with_lengths_gives_the_rows_the_state_and_the_statistics_that_re
     seq_lens: tuple[int, int],
     moves: tuple[int, int, int],
 ) -> None:
-    """Run, save, resume with another `seq_len`, seek, run."""
+    """Save a run's state, resume it with another `seq_len`, seek, and compare the next rows."""
     before, distance, after = moves
     options = {**case, "on_error": "skip" if case["transform"] is fail_on_some else "raise"}
     if options["packing"] != "one_per_row":
@@ -113,7 +114,7 @@ def test_a_seek_with_lengths_gives_the_rows_the_state_and_the_statistics_that_re
             rows = [batch["input_ids"].tolist() for batch in loader.take(after)]
             found.append((rows, without_place(loader.state_dict()), loader.stats().as_dict()))
     except CloudloadError as error:
-        # refused with lengths and without: a lane without tokens, a tail at another seq_len
+        # expected with or without lengths: a lane has no tokens, or seq_len changed in a tail
         if "has no tokens" in str(error) or "tail" in str(error):
             return
         raise
@@ -134,7 +135,7 @@ def drop_delivery(stats: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of documents in each call that reads texts in this process."""
+    """Record the number of documents in each `read_texts` call of this process."""
     numbers: list[int] = []
     original = DocumentReader.read_texts
 
@@ -227,7 +228,7 @@ def test_without_lengths_the_batches_of_an_epoch_are_not_known(corpora: list[Pat
 
 
 def shorten(sample: dict[str, Any]) -> str | None:
-    """Like `keep_most`, but document 33 has one byte less."""
+    """A transform like `keep_most` that also drops the first byte of document 33."""
     text = keep_most(sample)
     return text[1:] if text is not None and text.startswith("33:") else text
 

@@ -1,4 +1,4 @@
-"""With token lengths, each rank knows the lanes of all ranks, and the end of a finite run."""
+"""With token lengths, each rank computes the cursors of all lanes, and the end of a finite run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVERY_PACKING = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two datasets with lengths, of 150 and of 40 documents."""
+    """Two datasets with lengths: one of 150 documents, and one of 40."""
     root = tmp_path_factory.mktemp("ranks")
     for number, size in enumerate((150, 40)):
         write_mds(root / str(number), random_documents(number, size), shard_bytes=3_000)
@@ -45,20 +45,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def make_ranks(data: Any, **settings: Any) -> list[CloudLoader]:
-    """The loaders of ranks that cannot communicate."""
+    """Make one loader per rank, in one process, so the ranks cannot communicate."""
     return [
         make_loader(data, dp_rank=rank, dp_world_size=RANKS, **settings) for rank in range(RANKS)
     ]
 
 
 def take_in_step(loaders: list[CloudLoader], number: int) -> list[list[Batch]]:
-    """The next batches of each rank, up to the given number or the end of the data."""
+    """Take the next `number` batches of each rank, or fewer if the data ends."""
     batches: list[Iterator[Batch]] = [loader.take(number) for loader in loaders]
     return [list(each) for each in batches]
 
 
 def rows_of(taken: list[list[Batch]]) -> dict[int, list[int]]:
-    """Maps the index of each row in the run to its token IDs."""
+    """Map the index of each row in the run to its token IDs."""
     return {
         batch.first_row + place * batch.row_step: ids
         for batches in taken
@@ -167,7 +167,7 @@ def test_ranks_out_of_step_are_an_error_with_lengths_too(
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The first row of each phase that workers of this process begin."""
+    """Record the first row of each phase that a worker in this process begins."""
     found: list[int] = []
     original = Worker.read_blocks
 

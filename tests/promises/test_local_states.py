@@ -1,4 +1,4 @@
-"""Local states of ranks that do not communicate merge to the state of the run."""
+"""The local states of ranks that do not communicate can be merged into the state of the run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_ranks_of_a_launcher_that_cannot_communicate_hear_so_before_the_first_ba
     with make_loader(larger_folder) as loader:
         caplog.clear()
         batches = iter(loader)
-        assert caplog.messages == []  # torch.distributed may still be initialized
+        assert caplog.messages == []  # the script may still initialize torch.distributed
         next(batches)
         [warning] = caplog.messages
         assert f"so the {size} ranks of WORLD_SIZE cannot exchange cursors" in warning
@@ -54,7 +54,7 @@ def test_ranks_of_a_launcher_that_cannot_communicate_hear_so_before_the_first_ba
         with pytest.raises(RanksDisagreeError, match="the ranks cannot communicate"):
             loader.state_dict()
     with make_loader(larger_folder, dp_rank=1, dp_world_size=size) as loader:
-        next(iter(loader))  # no warning with an explicit dp_rank
+        next(iter(loader))  # an explicit dp_rank causes no warning
     assert caplog.messages == [warning]
 
 

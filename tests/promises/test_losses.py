@@ -1,4 +1,4 @@
-"""Losses by document: they sum to the same records on any world, and through any restart."""
+"""Losses by document sum to the same records on any world and after any restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def streams(scratch: Path) -> list[Stream]:
 
 
 def losses_of(batch: Batch) -> torch.Tensor:
-    """A loss with many digits for each token except the first, which depends only on the IDs."""
+    """From the token IDs alone, compute a loss for each token except the first in its row.
+
+    The losses have many significant digits, so a different order of summation would show.
+    """
     ids = batch["input_ids"].double()
     return (1 + (ids[:, 1:] * 1.7 + ids[:, :-1]).sin()).float()
 
@@ -40,7 +43,7 @@ def losses_of(batch: Batch) -> torch.Tensor:
 def train(
     streams: Any, folder: Path, state: Mapping[str, Any] | None, ranks: int, stops: list[int]
 ) -> dict[int, Any]:
-    """Train on all ranks up to the last of `stops`. Returns the state after each of these steps."""
+    """Train on all ranks up to the last step in `stops`. Returns the state after each stop."""
     states = {}
     loaders = [
         make_loader(
@@ -91,7 +94,8 @@ def test_any_world_and_any_restart_gives_the_same_records(
 
 
 def test_rows_that_another_rank_trains_again_have_its_losses(tmp_path: Path) -> None:
-    """Rank 1 trained them first, but its log is the newer one, and it writes its records last."""
+    """Rank 0 trains rows 8 to 19 again, alone. Its losses must win over those of rank 1, whose log
+    was opened and closed after that of rank 0."""
     data = write_mds(tmp_path / "mds", random_documents(3, 40))
     count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False)
     loaders = [make_loader(data, dp_rank=rank, dp_world_size=2) for rank in range(2)]
@@ -170,7 +174,7 @@ def test_microbatches_that_are_tried_again_count_once(
         for batch in loader.take(3):
             losses = losses_of(batch)
             whole.add(batch, losses)
-            cut.add(batch, losses[:4] * float("nan"))  # then memory runs out
+            cut.add(batch, losses[:4] * float("nan"))  # then the step runs out of memory
             for row in range(0, 6, 2):
                 labels = batch["labels"][row : row + 2]
                 padded = torch.nn.functional.pad(losses[row : row + 2], (0, 1), value=7.0)
@@ -254,7 +258,8 @@ def test_wrong_arguments_are_refused(streams: list[Stream], tmp_path: Path) -> N
 
 
 def make_losses(documents: int, seed: int = 0) -> tuple[Losses, np.random.Generator]:
-    """One record for each document: two sources, in steps of 20, with a loss that falls."""
+    """Make one record per document, from two streams and with 20 documents per step. The mean loss
+    falls over the steps. Also returns the random generator."""
     random = np.random.default_rng(seed)
     numbers = np.arange(documents)
     tokens = random.integers(4, 400, documents)

@@ -1,4 +1,4 @@
-"""`set_world` changes the ranks between two batches, and the rows are those of one run."""
+"""`set_world` changes the ranks between two batches without changing the rows of the run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def folder(corpora: list[Path]) -> str:  # noqa: F811
 
 
 def open_ranks(folder: str, number: int, **settings: Any) -> list[CloudLoader]:
-    """The loaders of ranks that cannot communicate."""
+    """Make one loader per rank, in one process, so the ranks cannot communicate."""
     return [
         make_loader(folder, dp_rank=rank, dp_world_size=number, batch_size=2, **settings)
         for rank in range(number)
@@ -78,7 +78,7 @@ def open_ranks(folder: str, number: int, **settings: Any) -> list[CloudLoader]:
 
 
 def read(loaders: list[CloudLoader], number: int) -> dict[int, list[int]]:
-    """The rows of some batches of all ranks, by their index in the run."""
+    """Map the index of each row in the next `number` batches of each rank to its token IDs."""
     found: dict[int, list[int]] = {}
     for batch in (batch for loader in loaders for batch in loader.take(number)):
         found |= dict(zip(batch.rows.tolist(), batch["input_ids"].tolist(), strict=True))
@@ -111,7 +111,7 @@ def test_the_next_batch_of_a_loop_in_progress_is_that_of_the_new_world(folder: s
 def test_a_pass_that_a_new_world_moves_past_its_end_is_over(
     folder: str, rows: int, skipped: int
 ) -> None:
-    """Passes of 4 batches of 4 rows: the first ends before row 16, the second before row 32."""
+    """A pass has 4 batches of 4 rows: the first pass ends before row 16, the second before 32."""
     loader = make_loader(folder, stop_every=4, dp_rank=0, dp_world_size=1)
     iterator = iter(loader)
     next(iterator)
@@ -131,7 +131,7 @@ def test_a_pass_that_a_new_world_moves_back_ends_where_it_would_have(folder: str
 
 
 def test_ranks_that_cannot_communicate_go_back_to_the_row_that_they_agree_on(folder: str) -> None:
-    """One of four ranks is two batches ahead of another."""
+    """Two of four ranks are ahead: rank 2 by two batches, and rank 3 by one. Rank 0 then leaves."""
     ranks = open_ranks(folder, 4)
     found = read(ranks, 5)
     agreed = ranks[0].state_dict()
@@ -141,7 +141,7 @@ def test_ranks_that_cannot_communicate_go_back_to_the_row_that_they_agree_on(fol
         loader.set_world(place, 3, rows=40)
         assert loader.state_dict() == agreed
     joined = make_loader(folder, batch_size=2, dp_rank=0, dp_world_size=1)
-    joined.set_world(3, 4, rows=58)  # only a row index is needed
+    joined.set_world(3, 4, rows=58)  # needs only the row, not a state
     found |= read(ranks[1:], 3)
     for place, loader in enumerate(ranks[1:]):
         loader.set_world(place, 4, rows=58)
@@ -171,7 +171,8 @@ def test_a_world_that_cannot_be_changed_leaves_the_loader_as_it_was(folder: str)
 def test_the_cache_limit_of_a_new_world_is_checked_before_the_world_changes(
     tmp_path: Path,
 ) -> None:
-    """Each of three machines reads about a third of the 16 canonical nodes."""
+    """One machine of three reads about a third of the 16 canonical nodes, so it needs less cache
+    than a machine that reads all of them."""
     url = write_mds(
         tmp_path / "data", random_documents(5, 800), shard_bytes=1_000, compression="zstd"
     )

@@ -60,7 +60,7 @@ def stream_of(row: Row) -> int:
 def by_lane_and_stream(
     rows: Sequence[Row], num_lanes: int = 12
 ) -> dict[tuple[int, int], list[Row]]:
-    """The rows of each lane and stream, in order."""
+    """Map (lane, stream) to its rows, in order."""
     parts: dict[tuple[int, int], list[Row]] = {}
     for number, row in enumerate(rows):
         parts.setdefault((number % num_lanes, stream_of(row)), []).append(row)

@@ -1,4 +1,4 @@
-"""A notebook shows the values of a run, and no text of the data becomes markup."""
+"""A notebook shows the values of a run, and never renders text of the data as markup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOSTILE = "<script>alert('x')</script><img src=x onerror=1>&amp;\u202e"
 
 
 class _Reader(HTMLParser):
-    """Collects the elements and the text of a fragment."""
+    """A parser that collects the tags and the text of an HTML fragment."""
 
     def __init__(self, fragment: str) -> None:
         super().__init__()

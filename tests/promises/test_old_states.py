@@ -1,4 +1,4 @@
-"""A state saved by an earlier release resumes with the rows that the release read next."""
+"""A state from an earlier release resumes with the same rows that the release read next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAVED: dict[str, Any] = {
 
 
 def write_data(folder: Path) -> None:
-    """The data of the saved runs."""
+    """Write the datasets and the tokenizer of the saved runs."""
     write_mds(folder / "web", random_documents(1, 90), shard_bytes=2_000)
     write_mds(folder / "books", random_documents(2, 20, max_words=90), shard_bytes=4_000)
     byte_tokenizer().save(str(folder / "tokenizer.json"))
@@ -51,7 +51,7 @@ def test_a_state_of_an_old_version_resumes_to_the_rows_it_read_on(
     saved = SAVED[commit]["runs"][name]
     state = saved["state"]
     if state["transform"] is not None:
-        # before 0.1.0, its hash did not cover the values that a transform uses
+        # before release 0.1.0, the hash did not cover the values that a transform uses
         assert state["transform"].startswith("saved_runs.shout#")
         state = {**state, "transform": name_function(shout)}
     rows, states = run_leg(RUNS[name].make_loader(data, str(tmp_path)), leg, state)

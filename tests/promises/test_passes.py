@@ -37,7 +37,7 @@ def test_passes_of_a_number_of_batches_follow_each_other(folder: str) -> None:
 def test_wherever_a_run_is_resumed_its_passes_end_at_the_same_batches(
     folder: str, every: int, cuts: list[int]
 ) -> None:
-    """A pass that is saved and restored in a new loader continues to the same multiple of
+    """A pass that is saved and restored in a new loader ends at the same multiple of
     `stop_every`."""
     whole = ids_of(make_loader(folder).take(30))
     loader, seen = make_loader(folder, stop_every=every), 0
@@ -68,7 +68,7 @@ def test_a_pass_of_an_epoch_ends_where_as_many_documents_are_read(folder: str) -
         progress.append(loader.stats().documents)
     assert list(chain(*passes)) == expected
     assert ids_of(loader) == []
-    # within a batch's documents of a whole epoch
+    # each pass may read at most 64 documents, about one batch, beyond its epoch
     assert progress[2] == 3 * NUM_DOCUMENTS
     assert all(0 <= read - epoch * NUM_DOCUMENTS <= 64 for epoch, read in enumerate(progress, 1))
     assert [len(each) for each in passes] == [pytest.approx(len(expected) / 3, rel=0.3)] * 3

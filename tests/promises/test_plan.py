@@ -22,7 +22,7 @@ from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_m
 from tests.support.loaders import make_loader
 from tests.support.plans import check_figures
 
-WORLDS = [(1, 2), (2, 2), (2, 4)]  # 8 ranks do not divide the 12 lanes
+WORLDS = [(1, 2), (2, 2), (2, 4)]  # (nodes, ranks per node); 8 ranks cannot share 12 lanes
 SAMPLES = 240
 
 
@@ -39,7 +39,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def options_of(data: Any, **settings: Any) -> dict[str, Any]:
-    """The options of a loader of 12 lanes."""
+    """Return the options of a loader with 12 lanes."""
     if isinstance(data, Path):
         data = str(data)
     defaults = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 48, "num_lanes": 12}
@@ -112,7 +112,8 @@ def test_without_lengths_the_stated_error_holds(
 def test_ranks_without_lengths_also_read_what_their_lanes_have_left(
     corpora: list[Path], tmp_path: Path
 ) -> None:
-    """At the end of a finite run, ranks read these documents to learn their sizes."""
+    """At the end of a finite run without lengths, each rank reads the documents that are left in
+    its lanes to learn their sizes. A plan counts the shards of these documents."""
     options = options_of(corpora[0], epochs=1, lengths="off")
     found = plan(tmp_path, options, nodes=2, sample=1.0)
 
@@ -218,7 +219,8 @@ def test_the_least_cache_is_that_of_the_default_workers(tmp_path: Path) -> None:
 def test_beyond_the_documents_that_are_listed_shuffle_blocks_bound_the_figures(
     corpora: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of many documents is not listed; the same run, listed, uses no more at a time."""
+    """A plan does not list the documents of a very long run. Its figures are compared with those of
+    a plan that lists them."""
     options = options_of(data_of("mixed", corpora), shuffle_algo="seekable", shuffle_block_size=20)
     length: dict[str, Any] = {"tokens": 30_000, "nodes": 2}
     listed = plan(tmp_path, options, **length)

@@ -19,10 +19,10 @@ from tests.support.plans import check_figures
 from tests.support.servers import BUCKET, S3Server
 
 TEXTS = {"web": (72, 30, 9), "code": (72, 8, 6), "books": (72, 60, 12), "archive": (300, 60, 100)}
-"""The number of documents, their most words, and the number of shards, of each dataset."""
+"""For each dataset: the number of documents, the most words in one, and the number of shards."""
 WEIGHTS = {"web": 0.5, "code": 0.2, "books": 0.3}
 ONE_NODE, EVEN, UNEVEN = (1, 2), (3, 1), (5, 1)
-"""Nodes and ranks per node. 5 ranks do not divide the 12 lanes."""
+"""Pairs (nodes, ranks per node). The 12 lanes are not divisible by the 5 ranks of `UNEVEN`."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def urls(s3_server: S3Server) -> dict[str, str]:
 def options_of(
     urls: dict[str, str], caps: dict[str, int] | None = None, **settings: Any
 ) -> dict[str, Any]:
-    """The options of a loader of mixed streams. `caps` has the `max_epochs` of some of them."""
+    """Return the options of a loader of mixed streams. `caps` maps stream names to `max_epochs`."""
     streams = [
         Stream(urls[name], name=name, proportion=weight, max_epochs=(caps or {}).get(name))
         for name, weight in settings.pop("weights", WEIGHTS).items()
@@ -144,7 +144,7 @@ def test_a_mixture_with_an_endless_stream_needs_a_length(
 def test_beyond_the_documents_that_are_listed_the_ends_stay_exact(
     urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shuffle blocks bound the shards; the same run, listed, uses no more."""
+    """Without a list of documents, shuffle blocks give an upper bound on each node's shards."""
     options = options_of(urls, epochs=2, shuffle_algo="seekable", shuffle_block_size=20)
     listed = plan(tmp_path, options, nodes=2)
     monkeypatch.setattr("cloudload.forecast.shard_uses._MOST_LISTED", 0)

@@ -1,4 +1,4 @@
-"""Pre-tokenized data gives the same rows as its text, with the same guarantees."""
+"""A run on pre-tokenized data has the same rows and guarantees as a run on its text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FORMATS = [
 
 
 def stored(ids: Sequence[int], encoding: str, dtype: str | None) -> Any:
-    """The value of a document in a column of `encoding`."""
+    """Convert a document's token IDs to a value for a column of `encoding`."""
     if encoding == "json":
         return list(ids)
     array = np.array(ids, dtype or encoding.partition(":")[2])
@@ -39,7 +39,7 @@ def stored(ids: Sequence[int], encoding: str, dtype: str | None) -> Any:
 
 
 def write_tokens(folder: str, case: Case, formats: Sequence[tuple[str, str | None] | None]) -> Any:
-    """The case's corpus, tokenized beforehand where a stream has a format."""
+    """Write the case's corpus. Streams with a format are written as token IDs in that format."""
     streams = []
     for number, (shards, form) in enumerate(zip(case.streams, formats, strict=False)):
         proportion = case.proportions[number] if case.proportions else None
@@ -90,7 +90,7 @@ def make_loader(data: Any, folder: Path, **options: Any) -> CloudLoader:
 
 
 def read_documents(loader: CloudLoader) -> dict[int, tuple[int, ...]]:
-    """The tokens of each sample of a run of one epoch."""
+    """Read a run of one epoch, and map each sample to its tokens."""
     from cloudload.testing import Row
 
     rows = []
@@ -137,7 +137,7 @@ def test_every_encoding_that_streaming_writes_is_read(
     columns = {"a": "str", "tokens": encoding, "z": "int"}
     with MDSWriter(out=str(tmp_path / "mds"), columns=columns, size_limit=700) as writer:
         for number, ids in enumerate(documents):
-            # samples of `ndarray` differ in dtype and number of axes
+            # the samples of an `ndarray` column may differ in dtype and number of axes
             array = np.array(ids, written or ("int64", "uint8", "uint16")[number % 3])
             array = array.reshape(shape or ((1, -1) if not written and number % 2 else -1))
             value: Any = array

@@ -1,4 +1,4 @@
-"""Rows of any step, and steps of any document, are found again from a state and the data alone."""
+"""A state and the data suffice to find the rows of any step, and the steps of any document."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_steps_of_a_document_are_found(
         ({"choose": 6}, {"num_lanes": 2}),
         ({"repeat": 0.4}, {"num_lanes": 12, "shuffle": False}),
         ({"repeat": 2.3}, {"num_lanes": 24, "packing": "best_fit"}),
-        ({}, {"num_lanes": 12, "packing": "best_fit"}),  # documents of older epochs are waiting
+        ({}, {"num_lanes": 12, "packing": "best_fit"}),  # open rows have older epochs
     ],
 )
 def test_a_document_is_found_however_many_epochs_are_without_it(
@@ -203,7 +203,8 @@ def test_every_place_of_a_document_is_found(
     saved: int,
     chosen: random.Random,
 ) -> None:
-    """Tiny and larger streams: single, in one order, or mixed, with lanes that drift apart."""
+    """The data is one stream, two streams in one order, or a mixture of two. Streams are tiny or
+    larger, so lanes advance at different rates."""
     folder = tmp_path_factory.mktemp("places")
     shares = [None] * len(streams) if not share else [1 - share, share][: len(streams)]
     data = [
@@ -218,7 +219,7 @@ def test_every_place_of_a_document_is_found(
         eos=EOS,
         seq_len=16,
         batch_size=6,
-        shuffle_algo="seekable",  # writes no file for each of many epochs
+        shuffle_algo="seekable",  # avoids a file for each of many epochs
         **options,
         **delivery,
     ) as loader:
@@ -241,7 +242,8 @@ def test_every_place_of_a_document_is_found(
 
 
 def test_a_document_is_found_in_lanes_that_run_far_ahead(tmp_path: Path) -> None:
-    """Four large documents slow down the lanes that a quick search reads."""
+    """Four large documents slow down the lanes that a quick search reads, so it misses occurrences
+    in the lanes that run ahead."""
     texts = ["x" * 3_000] * 4 + ["a"] * 796
     delivery: dict[str, Any] = {"local": tmp_path / "cache", "num_workers": 0}
     with CloudLoader(
@@ -366,7 +368,7 @@ def test_where_finds_no_step_and_says_so_by_the_exit_status(
         _, state = consume(loader)
     (tmp_path / "state").write_text(json.dumps(state))
     local = ["--local", str(loader.plan().cache_root), "--workers", "0"]
-    # the state was saved after step 7, so no step is searched
+    # the state was saved after step 7, so only step 8 is searched
     search = ["where", str(tmp_path / "state"), "--sample", "1:4", "--until", "8"]
     assert main([*search, *options, *local]) == 1
     printed = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The file of rejects has the same bytes on every engine and after any interruption."""
+"""The rejects file has the same bytes on every engine and after any interruption."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def write_lines(folder: Path, names: str) -> Path:
-    """Files with some bad lines, except `c.jsonl`, which has none."""
+    """Write files of 100 lines. Six lines are bad in each file except `c.jsonl`."""
     folder.mkdir()
     for name in names:
         lines = [json.dumps({"text": f"{name} {number} " * 9}) for number in range(100)]
@@ -44,7 +44,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(
     corpus: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> tuple[dict[str, Any], bytes, dict[str, str]]:
-    """The options, rejects, and objects of a conversion in one process."""
+    """Convert in one process. Returns the options, the rejects, and the hash of each object."""
     folder, options = tmp_path_factory.mktemp("whole"), OPTIONS | {"segment_bytes": request.param}
     report = convert_to_mds(corpus, folder / "out", rejects=folder / "rejects", **options)
     assert report.segments == (SEGMENTS if request.param == 4_000 else 1)

@@ -1,4 +1,4 @@
-"""A state resumes where it was saved: after any batch, on any world, and after an interruption."""
+"""A state resumes where it was saved, after any batch, on any world, and after an interruption."""
 
 from __future__ import annotations
 

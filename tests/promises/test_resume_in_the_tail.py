@@ -1,4 +1,4 @@
-"""A state saved near the end of a finite run, or in its tail, resumes to the same end."""
+"""A run that resumes near the end of its data, or in its tail, ends with the same rows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_run_stopped_after_every_batch_on_another_world_is_the_run_that_never_
 def test_a_run_that_has_ended_has_nothing_more(write: Write, packing: Packing, tail: str) -> None:
     corpus = write(uneven(10, 20), **packing)
     _, states = corpus.run(Leg(3, batch_size=2, batches=None), tail=tail)
-    # with tail="drop", smaller batches may still deliver dropped rows
+    # with tail="drop", legs with smaller batches could still deliver rows that were dropped
     for leg in [
         *(TO_THE_END if tail == "pad" else []),
         Leg(2, 1, 3, batches=None),

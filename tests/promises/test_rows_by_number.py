@@ -1,4 +1,4 @@
-"""`Rows` has the rows of a loader with the same arguments, in any order of access."""
+"""`Rows` returns the rows of a loader with the same arguments, in any order of access."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": EOS, "num_lane
 
 
 def rows_of(loader: Any, number: int) -> list[dict[str, list[int]]]:
-    """The first rows of a loader, as plain lists."""
+    """Return the first `number` rows of a loader, as plain lists."""
     rows: list[dict[str, list[int]]] = []
     with loader:
         for batch in loader:
@@ -48,7 +48,7 @@ def plain(item: dict[str, torch.Tensor]) -> dict[str, list[int]]:
 
 
 def limit(access: Any, end: int) -> Any:
-    """The requested rows that are before row `end`."""
+    """Keep only the requested rows that are before row `end`."""
     if isinstance(access, range):
         return range(access.start, min(access.stop, end), access.step)
     return [row for row in access if row < end]
@@ -91,7 +91,7 @@ def test_any_access_gives_the_rows_that_a_loader_hands_out(
         expected = rows_of(make_loader(data, batch_size=case["num_lanes"], **options), 300)
     except DatasetError as error:
         if "no tokens" in str(error):
-            return  # in a whole epoch of a lane
+            return  # a lane has no tokens in a whole epoch
         raise
     rows = Rows(data, **{**SETTINGS, **options})
     if options["epochs"] is not None:
@@ -99,7 +99,7 @@ def test_any_access_gives_the_rows_that_a_loader_hands_out(
         accesses = [limit(access, len(rows)) for access in accesses]
     for access in accesses:
         if isinstance(access, range):
-            found = [rows[row] for row in access]  # in regular steps, which are read ahead
+            found = [rows[row] for row in access]  # regular steps trigger read-ahead
         else:
             found = rows.__getitems__(access)
         assert [plain(item) for item in found] == [expected[row] for row in access]
@@ -119,7 +119,7 @@ def test_a_row_that_is_only_read_ahead_raises_no_error(
         deque(map(found.append, rows))
     shards = json.loads((broken / "index.json").read_text())["shards"]
     before = sum(shard["samples"] for shard in shards[:3])
-    assert before - 5 <= len(found) <= before  # documents without tokens have no row
+    assert before - 5 <= len(found) <= before  # empty documents have no row
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_workers_of_a_data_loader_read_the_same_rows(
     folder: str, shuffle: bool, context: str
 ) -> None:
     rows = Rows(folder, seq_len=16, num_rows=90, **SETTINGS)
-    first = rows[0]  # a reader of this process, which a forked worker must not use
+    first = rows[0]  # opens a reader, which a forked worker must not use
     expected = rows_of(make_loader(folder), 90)
     assert plain(first) == expected[0]
     generator = torch.Generator().manual_seed(3)
@@ -149,7 +149,7 @@ def test_workers_of_a_data_loader_read_the_same_rows(
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The samples whose texts are read in this process, in order."""
+    """Record the samples whose texts this process reads, in order."""
     samples_read: list[int] = []
     original = DocumentReader.read_texts
 
@@ -253,7 +253,7 @@ def test_rows_from_a_state_are_those_of_its_run_and_a_loader_continues_from_them
     seq_lens: tuple[int, int],
     moves: tuple[int, int],
 ) -> None:
-    """Loader, state, rows of another `seq_len` and other weights, state, loader."""
+    """A run changes from a loader to `Rows` with another `seq_len` and weights, and back again."""
     options = {
         **case,
         "epochs": None if shares[-1] is not None else case["epochs"],
@@ -272,7 +272,7 @@ def test_rows_from_a_state_are_those_of_its_run_and_a_loader_continues_from_them
         rows = Rows(data, **{**SETTINGS, **options, "seq_len": seq_lens[1]}, state=state)
     except CloudloadError as error:
         if "no tokens" in str(error) or "tail" in str(error):
-            return  # a lane without tokens; a tail at another seq_len
+            return  # a lane has no tokens, or seq_len changed in a tail
         raise
     assert rows.first_row == state["rows"]
     numbers = range(rows.first_row, rows.first_row + len(expected))

@@ -18,7 +18,8 @@ from tests.support.loaders import make_loader
 
 @pytest.fixture(scope="module")
 def zipped(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A dataset with lengths whose shards must be decompressed into a cache."""
+    """A dataset with token lengths and compressed shards, which a run must decompress into a
+    cache."""
     folder = tmp_path_factory.mktemp("zipped") / "mds"
     documents = random_documents(5, 400, max_words=60)
     write_mds(folder, documents, shard_bytes=3_000, compression="zstd")
@@ -27,8 +28,8 @@ def zipped(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def peak_of_reading(loader: CloudLoader, lanes: list[int], epochs: int) -> tuple[int, int]:
-    """Peak bytes of shards in use at a row of the lanes, from the spans of all rows, and that
-    row."""
+    """Measure, from the spans of all rows, the peak number of bytes of shards that the lanes use
+    at one row. Returns the peak and the first row that has it."""
     corpus, uses = loader.recipe.corpus, dict[int, dict[int, list[int]]]()
     for batch in loader.take(loader.count_batches(epochs + 2)):
         for place, _, epoch, sample, *_ in batch.spans.tolist():

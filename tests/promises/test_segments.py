@@ -1,4 +1,4 @@
-"""Packed documents do not affect each other: a model gives each the logits that it has alone."""
+"""Packed documents do not affect each other. Each has the same logits as if it were alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH: Packing = [[7, 1, 5], [16], [1, 1, 9, 2], [4, 12]], 16
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
 def model(request: pytest.FixtureRequest) -> Any:
-    """A small model of random weights in float64: rotary positions, then absolute ones."""
+    """A small float64 model with random weights and either rotary or absolute positions."""
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(5)
@@ -59,20 +59,20 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module")
 def input_ids() -> torch.Tensor:
-    """Rows of random tokens, as `BATCH` packs them; padding is token 0."""
+    """Random token IDs in rows packed as in `BATCH`; padding is token 0."""
     ids = segment_ids(*spans(BATCH))
     return torch.from_numpy(np.random.default_rng(3).integers(1, VOCABULARY, ids.shape) * (ids > 0))
 
 
 def kept_apart(packing: Packing = BATCH) -> dict[str, Any]:
-    """The mask and position IDs that a model gets besides the tokens."""
+    """The attention mask and position IDs that keep packed documents apart."""
     arguments = spans(packing)
     mask = document_attention_mask(torch.from_numpy(segment_ids(*arguments)))
     return {"attention_mask": mask, "position_ids": torch.from_numpy(position_ids(*arguments))}
 
 
 def documents(packing: Packing) -> Iterator[tuple[int, slice]]:
-    """The row and the columns of every document."""
+    """Yield the row and the columns of each document."""
     for row, lengths in enumerate(packing[0]):
         ends = np.cumsum(lengths).tolist()
         yield from (
@@ -124,8 +124,8 @@ def test_the_mask_is_needed_and_absolute_positions_too(model: Any, input_ids: to
 def test_transformers_recognises_packed_positions_only_without_a_cache(
     model: Any, input_ids: torch.Tensor, num_rows: int
 ) -> None:
-    """In transformers 4.57, with `use_cache` (the default), position IDs alone let documents see
-    each other."""
+    """In transformers 4.57, with `use_cache` (the default), position IDs alone do not stop packed
+    documents from attending to each other."""
     packing = BATCH[0][:num_rows], BATCH[1]
     positions = kept_apart(packing)["position_ids"]
     rows = input_ids[:num_rows]

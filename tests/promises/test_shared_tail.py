@@ -1,4 +1,4 @@
-"""Nodes share the documents of a tail: each is read once, and the rows are the same."""
+"""Nodes share the documents of a tail. Each document is read once, and the rows are the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EVERY_LENGTHS = pytest.mark.parametrize("lengths", ["off", "require"])
 
 
 def write(folder: Path, packing: Packing, lengths: str, **settings: Any) -> Corpus:
-    """A corpus with token lengths."""
+    """Write a corpus and its token lengths."""
     options = {"min_tokens": 2, "lengths": lengths, **packing, **settings}
     corpus = write_corpus(folder, uneven(23, 40), **options)
     count_tokens(
@@ -50,7 +50,7 @@ def write(folder: Path, packing: Packing, lengths: str, **settings: Any) -> Corp
 
 
 def note_readers(monkeypatch: pytest.MonkeyPatch) -> defaultdict[int, set[int]]:
-    """The readers of each sample that is read from now on."""
+    """Record which readers read each sample from now on."""
     readers: defaultdict[int, set[int]] = defaultdict(set)
     original = DocumentReader.read_texts
 
@@ -85,7 +85,8 @@ def test_each_document_is_read_by_one_worker_of_all_nodes(
 def test_a_tail_too_large_to_share_has_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packing: Packing, lengths: str
 ) -> None:
-    """Some documents are exchanged, in many rounds, and others are read where they are needed."""
+    """With low limits, some documents are exchanged in many rounds, and others are read by each
+    rank that needs them."""
     corpus = write(tmp_path, packing, lengths, transform=leave_out)
     whole, states = corpus.run(Leg(batches=None))
     monkeypatch.setattr(tail_sharing, "_MOST_EXCHANGED_TOKENS", 60)
@@ -120,7 +121,7 @@ def test_rows_that_are_dropped_share_no_documents(
 def test_a_long_document_is_not_padded_for_all_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The messages of all ranks are as long as the longest, so each rank has a share of the cap."""
+    """Messages are padded to the longest one, so each rank gets only a share of the limit."""
     corpus = write_corpus(tmp_path, [*uneven(23, 40), "b" * 299, *uneven(5, 40)])
     whole, _ = corpus.run(Leg(batches=None))
     most_words: list[int] = []

@@ -1,4 +1,4 @@
-"""Names of special tokens become these tokens only in texts that a transform marks."""
+"""The name of a special token is encoded as that token only in texts that a transform marks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = [f"one{EOS}two", "three", f"{EOS}four", f"five{EOS}", EOS, "six"]
 
 
 def mark_some(sample: dict[str, Any]) -> str:
-    """Marks texts that begin with `o`."""
+    """A transform that marks texts that begin with `o`."""
     text = str(sample["text"])
     return Text(text, special_tokens=text.startswith("o"))
 
@@ -36,7 +36,7 @@ def mark_all(sample: dict[str, Any]) -> str:
 
 
 def count_special(folder: str, transform: Any, num_workers: int = 0) -> int:
-    """The number of `<eos>` tokens in an epoch's documents, besides the final ones."""
+    """Count the `<eos>` tokens in the texts of one epoch. The loader appends none."""
     options = {"transform": transform, "epochs": 1, "eos": None, "num_workers": num_workers}
     with make_loader(folder, **options) as loader:
         return sum(

@@ -34,7 +34,7 @@ SEGMENTS = 6
 
 
 def write_lines(folder: Path, names: str, *, with_ids: bool = True) -> Path:
-    """Files of 150 documents, each with a unique text and ID."""
+    """Write files of 150 documents, each with a unique text and ID."""
     folder.mkdir(exist_ok=True)
     for name in names:
         draw = random.Random(name)
@@ -48,7 +48,7 @@ def write_lines(folder: Path, names: str, *, with_ids: bool = True) -> Path:
 
 
 def split_of(out: Path, scratch: Path) -> dict[str, str]:
-    """The split of each document, by its text."""
+    """Map the text of each document to its split."""
     return {
         sample["text"]: name for name in NAMES for sample in read_dataset(f"{out}/{name}", scratch)
     }
@@ -63,7 +63,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(
     corpus: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> tuple[dict[str, Any], Any, dict[str, str]]:
-    """The options, report and objects of a conversion in one process."""
+    """Convert in one process. Returns the options, the report, and the hash of each object."""
     out, options = tmp_path_factory.mktemp("whole"), OPTIONS | {"segment_bytes": request.param}
     report = convert_to_mds(corpus, out / "out", **options)
     assert report.segments == (SEGMENTS if request.param == 10_000 else 1)
@@ -72,8 +72,8 @@ def whole(
 
 
 def objects_of(out: str) -> dict[str, str]:
-    """The hash of each object except the reports, which contain times. No other object may be
-    left."""
+    """Hash each object of the splits, and check that nothing else is left. Reports are skipped,
+    because they contain times."""
     found = dataset_bytes(out)
     assert {name.split("/")[1] for name in found} == {*NAMES}
     assert not any(".convert" in name for name in found)

@@ -1,4 +1,4 @@
-"""A state is small, has plain JSON types, is the same on all ranks, and is a copy."""
+"""A state is small, consists of plain JSON types, is the same on all ranks, and is a copy."""
 
 from __future__ import annotations
 

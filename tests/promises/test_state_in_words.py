@@ -37,7 +37,7 @@ RUNS: list[dict[str, Any]] = [
 
 
 def save_run(streams: list[str], run: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """A state of a run, and the loader's own statistics there."""
+    """Run a loader, and return its last state and its statistics at that state."""
     options = dict(run)
     batches = options.pop("batches", 17)
     data: Any = [Stream(url) for url in streams]

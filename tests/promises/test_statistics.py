@@ -1,4 +1,4 @@
-"""The streams' shares of the tokens."""
+"""Statistics report each stream's share of the tokens."""
 
 from __future__ import annotations
 

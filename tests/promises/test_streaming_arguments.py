@@ -1,5 +1,5 @@
-"""A loader reads a StreamingDataset, or its Streams: the same samples, equally often, in the same
-order."""
+"""A loader that gets a StreamingDataset or its Streams reads the same samples, equally often and in
+the same order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def folders(tmp_path: Path) -> list[str]:
 
 
 def read(loader: CloudLoader) -> collections.Counter[int]:
-    """The documents of the run."""
+    """Count how often the run reads each document, by its number."""
     with loader:
         rows = [row for batch in loader for row in batch["input_ids"].tolist()]
     decode = byte_tokenizer().decode

@@ -1,4 +1,4 @@
-"""The canonical order is that of StreamingDataset, without the samples that it repeats."""
+"""The canonical order is StreamingDataset's order without the samples that it repeats."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STREAMS = [[7, 30, 1, 12], [1], [25, 9, 18], [4, 4, 3]]
 def read_by_streaming(
     num_epochs: int, streams: list[tuple[str, Weight]], algorithm: str | None, num_nodes: int
 ) -> tuple[list[list[int]], int]:
-    """The samples that a StreamingDataset reads in each epoch, and its epoch size."""
+    """Return the samples that a StreamingDataset reads in each epoch, and its epoch size."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import streaming
@@ -56,7 +56,7 @@ def test_a_real_streaming_dataset_yields_our_order(
     config = OrderConfig(algorithm is not None, algorithm or "py1e", 20, num_nodes, 23)
     for epoch, theirs in enumerate(epochs):
         ours = canonical_order(np.array(SHARDS), config, epoch).tolist()
-        # every sample that Streaming repeats was read before
+        # Streaming repeats only samples that it has already read, so keep each one's first read
         without_repeats = list(dict.fromkeys(theirs))
         assert ours == without_repeats
         assert sorted(ours) == list(range(sum(SHARDS)))
@@ -78,8 +78,8 @@ def test_interleaving_is_what_streamings_partition_gives_to_one_worker(
 
 
 def without_padding(ids: list[int], num_positions: int, num_nodes: int) -> list[int]:
-    """The samples of one worker, without the places where Streaming's partition repeats an earlier
-    one."""
+    """Return the samples of one worker, without those that Streaming's partition repeats as
+    padding."""
     from streaming.base.partition import get_partitions
 
     with warnings.catch_warnings():
@@ -188,7 +188,7 @@ def test_any_repeat_and_choose_is_what_streaming_makes_of_it(
     ours = canonical_order(shards, config, epoch, sampling).tolist()
     assert ours == without_padding(work, epoch_size, num_nodes)
 
-    # each stream contributes its share; the counts of its samples differ by at most one
+    # each stream has its share of the reads, and the counts of its samples differ by at most 1
     reads = np.bincount(ours, minlength=sum(samples))
     for stream, start, choose in zip(
         samples, np.cumsum(samples) - samples, sampling.choose, strict=True

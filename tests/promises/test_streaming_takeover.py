@@ -1,8 +1,8 @@
 """A loader starts where a StreamingDataset stopped. Together, they read each sample of the epoch
 once.
 
-Streaming's `generate_work` gives the samples that Streaming read. The loader's samples are decoded
-from its rows.
+Streaming's `generate_work` returns the samples that Streaming read. The loader's samples are
+decoded from its rows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STATE = {
 
 @dataclass(frozen=True)
 class Takeover:
-    """A run on Streaming, and how the loader continues it."""
+    """A run of a StreamingDataset that a loader continues."""
 
     streams: tuple[tuple[int, ...], ...]
     weights: tuple[Weight, ...]
@@ -55,7 +55,7 @@ class Takeover:
     partition: str
     num_nodes: int
     legs: tuple[tuple[Physical, int], ...]
-    """The machines of each part of the run, and its steps."""
+    """For each part of the run: its machines and its number of steps."""
     epoch: int
     lanes_of_node: int
 
@@ -83,7 +83,7 @@ def takeovers(draw: st.DrawFn) -> Takeover:
     ranks, workers = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     first = Physical(draw(st.sampled_from(nodes)), ranks, workers, draw(st.integers(1, 4)))
     num_steps = sum(map(sum, streams)) // first.global_batch
-    # Streaming repeats samples at the end of an epoch
+    # often draw a stop near the end of an epoch, where Streaming repeats samples
     legs = [(first, draw(st.integers(0, 12) | st.integers(max(0, num_steps - 2), num_steps + 2)))]
     if draw(st.booleans()):
         # Streaming resumes on other nodes if the global batch size stays the same
@@ -125,7 +125,7 @@ def test_what_streaming_and_then_the_loader_read_is_the_epoch(takeover: Takeover
     }
     read: collections.Counter[int] = collections.Counter()
     for physical, steps in takeover.legs:
-        # otherwise Streaming reads the remainder again
+        # otherwise, Streaming would read the remainder again
         assume(state["sample_in_epoch"] % physical.nodes == 0)
         try:
             of_leg, state = read_steps(dataset, physical, state, steps)
@@ -159,7 +159,7 @@ def test_what_streaming_and_then_the_loader_read_is_the_epoch(takeover: Takeover
 
 @pytest.fixture
 def make_loader(tmp_path: Path) -> Callable[..., CloudLoader]:
-    """Loaders of 41 numbered documents that continue a StreamingDataset."""
+    """A function that makes loaders of 41 numbered documents to continue a StreamingDataset."""
     data = write_mds(tmp_path / "data", map(str, range(SAMPLES)), shard_samples=[9, 20, 12])
 
     def make_loader(**options: Any) -> CloudLoader:
@@ -208,7 +208,7 @@ def test_passes_count_the_epoch_that_streaming_began(
     ("timestamp", "origin"),
     [
         ({"epoch": 0, "sample_in_epoch": 8, "batch": 2}, "0:8"),
-        # at the end of an epoch, the dataset still has the previous epoch
+        # at the end of an epoch, the dataset still reports that epoch
         ({"epoch": 1, "sample_in_epoch": 0, "batch": 11}, "1:0"),
     ],
 )
@@ -286,11 +286,11 @@ NUMBERS: dict[str, Any] = {
     "num_workers": 0,
     "packing": "one_per_row",
 }
-"""Options for rows of one document each. The text of each document is a number."""
+"""Options for rows of one document each. The text of a document is its number."""
 
 
 def write_streams(folder: Path, takeover: Takeover) -> list[Stream]:
-    """Datasets whose documents are the numbers of their samples."""
+    """Write datasets in which the text of each document is its sample's index in the corpus."""
     first, streams = 0, []
     for place, (shards, weight) in enumerate(zip(takeover.streams, takeover.weights, strict=True)):
         texts = map(str, range(first, first + sum(shards)))
@@ -301,7 +301,7 @@ def write_streams(folder: Path, takeover: Takeover) -> list[Stream]:
 
 
 def numbers_in(loader: CloudLoader) -> list[int]:
-    """The documents of the batches that remain."""
+    """The numbers of the documents in the remaining batches."""
     return [number for batch in loader for number in documents_of(batch)]
 
 

@@ -1,4 +1,4 @@
-"""The backend of the tokenizer is named, and changes no row."""
+"""A loader reports its tokenizer backend, and the backend does not change the rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a run whose options changed at resumes are traced from states before and after."""
+"""The steps of a run are traced from several states, even if options changed between them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mix(folder: Path, **shares: float) -> list[Stream]:
 
 
 class ChangingRun:
-    """A run that is saved every four steps, and gets different options at each resume."""
+    """A run that is saved every four steps and resumed with different options."""
 
     def __init__(self, folder: Path, tokenizer: Path) -> None:
         self._options: dict[str, Any] = {
@@ -95,7 +95,7 @@ def test_every_step_is_traced_with_the_options_that_it_had(
     last = len(run.spans)
     runs = open_runs(list(reversed(run.states)))
     assert trace(runs, range(5, last + 1), run.local) == run.spans[4:]
-    # the states before each change, and one after the last
+    # the states before each change, and one state after the last change
     few = [state for state in run.states if state["batches"] % 8 == 0] + run.states[-2:-1]
     assert trace(open_runs(few), range(9, last + 1), run.local) == run.spans[8:]
     of_row = trace(open_runs(few), range(14, 20), run.local, row=2)

@@ -1,4 +1,4 @@
-"""A loader with the options from an llm-foundry training YAML gives the same rows as with the
+"""A loader with options from an llm-foundry training YAML has the same rows as a loader with the
 StreamingDataset that llm-foundry creates from the YAML."""
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ device_train_microbatch_size: auto
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with datasets of two sources."""
+    """A folder with three datasets from two sources."""
     folder = tmp_path_factory.mktemp("corpora")
     for seed, name in enumerate(["web/train", "books/train_small", "books/val"]):
         documents = random_documents(seed, 40 + 7 * seed, max_words=9)
@@ -104,7 +104,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def training(corpora: Path, tokenizer_folder: Path, tmp_path: Path) -> Path:
-    """The path of the YAML."""
+    """Write the training YAML for this test, and return its path."""
     local = tmp_path / "local"
     text = TRAINING.format(local=local, remote=corpora, tokenizer=tokenizer_folder)
     (tmp_path / "train.yaml").write_text(text)

@@ -30,7 +30,7 @@ LEGS = st.builds(
     ranks_per_node=st.sampled_from([None, 1, 3, 8]),
     exchange_every=st.integers(1, 2),
 ).map(lambda leg: replace(leg, batches=leg.exchange_every * (leg.batches or 1)))
-"""Legs that end at an exchange, where `seq_len` may change."""
+"""Legs that end at an exchange, because `seq_len` may change only there."""
 
 
 @given(
@@ -67,12 +67,12 @@ def test_a_chain_of_any_worlds_reads_the_rows_of_one_rank(
             expected, expected_states = run_leg(lambda **rank: make("off", **rank), alone, state)
         except CloudloadError as error:
             if "no tokens" in str(error) or "tail" in str(error):
-                return  # a lane without tokens; a tail at another seq_len
+                return  # a lane has no tokens, or seq_len changed in a tail
             raise
         try:
             rows, states = run_leg(lambda **rank: make("require", **rank), leg, state)
         except DatasetError:
-            # ranks read ahead, so they may fail earlier
+            # several ranks read further ahead than one, so they may fail earlier
             further = replace(alone, batches=64 + (leg.batches or 0))
             with pytest.raises(DatasetError, match="no tokens"):
                 run_leg(lambda **rank: make("off", **rank), further, state)
@@ -83,7 +83,8 @@ def test_a_chain_of_any_worlds_reads_the_rows_of_one_rank(
 
 
 def compare_states(states: list[Any], expected: list[Any], exchange_every: int) -> None:
-    """All states are equal. Between exchanges, compare them at the last exchange."""
+    """Check that the states are equal. If not every batch has an exchange, compare only the states
+    at exchanges."""
     if exchange_every > 1:
         states, expected = states[::exchange_every], expected[::exchange_every]
     for state, other in zip(states, expected, strict=True):
@@ -166,7 +167,7 @@ def test_without_lengths_the_refusal_says_what_would_work(folder: str) -> None:
 
 
 def test_few_documents_are_tokenized_twice(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 60 lanes and 7 ranks, only documents of rows that move to other ranks are read twice."""
+    """With 60 lanes and 7 ranks, rows move between ranks. Only their documents are read twice."""
     tokens: list[int] = []
     original = DocumentReader.read_texts
 

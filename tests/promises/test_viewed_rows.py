@@ -1,4 +1,4 @@
-"""The rows on the page are the rows that the model got."""
+"""The rows on the page are the rows that the model was trained on."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_the_command_says_where_the_data_ends(
 
 
 def values_of(page: str) -> dict[str, Any]:
-    """The values that the page's script reads."""
+    """Return the values that the page's script reads."""
     [text] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     assert text.isascii()
     assert not set("<>&") & set(text)
@@ -285,7 +285,7 @@ def test_the_page_holds_the_values_of_the_rows(
 ) -> None:
     with make_loader(**settings) as loader:
         batches, state = consume(loader)
-    steps = range(max(SAVED + 1, len(batches) - 2), len(batches) + 1)  # padding is at the end
+    steps = range(max(SAVED + 1, len(batches) - 2), len(batches) + 1)  # the last step has padding
     options: dict[str, Any] = {"local": folder / "cache", "num_workers": 0, "mask_edges": True}
     viewed = list(view_rows(open_run(state), steps, **options))
     values = values_of(render_rows(viewed, "title"))

@@ -1,5 +1,5 @@
-"""With token lengths, a document's rows are found without reading, and match the rows found by
-reading."""
+"""Token lengths suffice to find a document's rows, which match the rows found by reading the
+data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAST_STEP = 40
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Two datasets with lengths; one document is empty, and one fills many rows."""
+    """Two datasets with lengths. In each, one document is empty, and one fills many rows."""
     root, found = tmp_path_factory.mktemp("where"), []
     for number, size in enumerate(SIZES):
         documents = random_documents(number, size)

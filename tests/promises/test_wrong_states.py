@@ -1,4 +1,4 @@
-"""The error for a value that is not a state of this run names it, and says what to do."""
+"""If a value is not a state of this run, the error names the problem and says what to do."""
 
 from __future__ import annotations
 

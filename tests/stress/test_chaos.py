@@ -1,5 +1,5 @@
-"""A short run of `stress.chaos`: ranks that are killed repeatedly on a failing store read the same
-rows as an undisturbed run."""
+"""In a short run of `stress.chaos`, ranks that are killed repeatedly on a failing store read the
+same rows as an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A short run of `stress.conversions`: killed conversions end with the same objects."""
+"""In a short run of `stress.conversions`, conversions that are killed and restarted write the same
+objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fault table, with one or two rows per section: what a user sees of a fault."""
+"""The fault table reports what a user sees of a fault. One or two faults per section are tested."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import ROOT
 from tests.support.warm_start import stand_in
 
 SWEPT = r"^0 / 0 / (0|\d+ \(0 after the next start\))$"
-# some faults of each section, and their rows: a pattern for each cell after the fault's name
+# for one or two faults per section, the rows: a pattern for each cell after the fault's name
 Rows = list[tuple[str, ...]]
 SECTIONS: dict[str, dict[str, Rows]] = {
     "store": {

@@ -1,4 +1,5 @@
-"""Hostile input: each target of `stress.fuzz` runs briefly, and so does its engine."""
+"""The targets of `stress.fuzz` survive a short run on hostile input, and its engine reports
+findings."""
 
 from __future__ import annotations
 

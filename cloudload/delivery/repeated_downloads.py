@@ -1,0 +1,56 @@
+"""Warn of shards that several machines download, because they read the same canonical node.
+
+    1,250 machines, 3,840 lanes on 64 canonical nodes     20 machines download each shard
+    1,250 machines, 20,000 lanes on 1,250                  1 machine does
+
+A shard at the border of two canonical nodes is not counted, although both of them read it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cloudload.arrays import Ints
+from cloudload.mds.dataset import are_in_place
+from cloudload.run.components import Component
+from cloudload.workers.plan import Plan
+
+# less costs a few dollars at most, even from another region
+_NOTABLE_BYTES = 1e11
+
+
+def explain_repeated_downloads(plan: Plan) -> str | None:
+    """Return a warning if repeated downloads of an epoch exceed 100 GB, otherwise None."""
+    num_machines = len(set(plan.hosts))
+    if num_machines == 1:
+        return None
+    lane_hosts, once, all_bytes = plan.lane_hosts(), 0.0, 0.0
+    for component in plan.recipe.components:
+        stored = _count_stored_bytes(plan, component)
+        once += stored
+        all_bytes += stored * count_machines(component, lane_hosts)
+    if all_bytes - once < _NOTABLE_BYTES:
+        return None
+    advice = f"set num_canonical_nodes={num_machines}"
+    if plan.num_lanes % num_machines:
+        advice += " and num_lanes to a multiple of it"
+    return (
+        f"{num_machines:,} machines share too few canonical nodes, so each shard is downloaded by "
+        f"{all_bytes / once:,.1f} machines on average: {all_bytes / 1e9:,.0f} GB per epoch for "
+        f"{once / 1e9:,.0f} GB of shards. In a new run, {advice}"
+    )
+
+
+def count_machines(component: Component, lane_hosts: Ints) -> float:
+    """The mean number of machines that read a canonical node of a component.
+
+    `lane_hosts` is the machine of each lane: int64 [lanes].
+    """
+    pairs = np.unique(np.stack([component.lanes.nodes, lane_hosts]), axis=1)
+    return float(pairs.shape[1] / component.lanes.num_nodes)
+
+
+def _count_stored_bytes(plan: Plan, component: Component) -> int:
+    streams = component.streams
+    datasets = plan.recipe.corpus.datasets[streams.start : streams.stop]
+    return sum(int(each.table.stored_bytes[~are_in_place(each)].sum()) for each in datasets)

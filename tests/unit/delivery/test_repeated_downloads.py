@@ -1,0 +1,75 @@
+"""A warning reports machines that download the same shards."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from cloudload.delivery import repeated_downloads
+from tests.support.corpora import random_documents, write_mds
+from tests.support.loaders import make_loader
+
+
+@pytest.fixture
+def compressed(tmp_path: Path) -> str:
+    """A local dataset whose shards must be fetched, because they are compressed."""
+    texts = random_documents(7, 60)
+    return write_mds(tmp_path / "zstd", texts, shard_bytes=2_000, compression="zstd")
+
+
+def find_warning(
+    data: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    machines: int,
+    num_canonical_nodes: int,
+) -> str | None:
+    """The warning of a loader of 12 lanes on the first of `machines` that have one rank each."""
+    for name, value in {"RANK": 0, "WORLD_SIZE": machines, "LOCAL_WORLD_SIZE": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    caplog.set_level(logging.WARNING, "cloudload.delivery.start_log")
+    make_loader(data, num_lanes=12, num_canonical_nodes=num_canonical_nodes).plan()
+    found = [text for text in caplog.messages if "canonical nodes" in text]
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize(
+    "run",  # machines, canonical nodes, and machines that download each shard
+    [
+        (4, 1, "4.0"),  # all machines read the one canonical node
+        (4, 2, "2.0"),
+        (3, 4, "3.0"),  # each canonical node has 3 lanes, one on each machine
+        (4, 4, None),
+        (2, 4, None),
+        (1, 1, None),
+    ],
+)
+def test_the_warning_says_how_many_machines_download_each_shard(
+    compressed: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    run: tuple[int, int, str | None],
+) -> None:
+    machines, nodes, times = run
+    monkeypatch.setattr(repeated_downloads, "_NOTABLE_BYTES", 1)
+    warning = find_warning(
+        compressed, caplog, monkeypatch, machines=machines, num_canonical_nodes=nodes
+    )
+    if times is None:
+        assert warning is None
+    else:
+        assert warning is not None
+        assert f"{machines} machines share too few canonical nodes" in warning
+        assert f"downloaded by {times} machines on average" in warning
+        assert warning.endswith(f"set num_canonical_nodes={machines}")
+
+
+def test_small_datasets_and_local_shards_cause_no_warning(
+    compressed: str, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not find_warning(compressed, caplog, monkeypatch, machines=4, num_canonical_nodes=1)
+    monkeypatch.setattr(repeated_downloads, "_NOTABLE_BYTES", 1)
+    assert not find_warning(folder, caplog, monkeypatch, machines=4, num_canonical_nodes=1)
