@@ -3,7 +3,7 @@
     1,250 machines, 3,840 lanes on 64 canonical nodes     20 machines download each shard
     1,250 machines, 20,000 lanes on 1,250                  1 machine does
 
-A shard at the border of two canonical nodes is not counted, although both of them read it.
+Two canonical nodes both read a shard at their border, but it counts as if only one of them did.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from cloudload.mds.dataset import are_in_place
 from cloudload.run.components import Component
 from cloudload.workers.plan import Plan
 
-# less costs a few dollars at most, even from another region
+# smaller repeated downloads cost a few dollars at most, even from another region
 _NOTABLE_BYTES = 1e11
 
 
 def explain_repeated_downloads(plan: Plan) -> str | None:
-    """Return a warning if repeated downloads of an epoch exceed 100 GB, otherwise None."""
+    """Return a warning if the repeated downloads of one epoch exceed 100 GB, otherwise None."""
     num_machines = len(set(plan.hosts))
     if num_machines == 1:
         return None
@@ -42,9 +42,9 @@ def explain_repeated_downloads(plan: Plan) -> str | None:
 
 
 def count_machines(component: Component, lane_hosts: Ints) -> float:
-    """The mean number of machines that read a canonical node of a component.
+    """Return the mean number of machines that read each canonical node of a component.
 
-    `lane_hosts` is the machine of each lane: int64 [lanes].
+    `lane_hosts` has the machine of each lane: int64 [lanes].
     """
     pairs = np.unique(np.stack([component.lanes.nodes, lane_hosts]), axis=1)
     return float(pairs.shape[1] / component.lanes.num_nodes)

@@ -61,7 +61,10 @@ class StartLog:
         self._began = self._began or time.monotonic()
 
     def log_order(self, plan: Plan, seconds: float) -> None:
-        """Log the orders of the current epochs, which took `seconds` to build or load."""
+        """Log the orders of the current epochs, which took `seconds` to build or load.
+
+        Also warns if several machines will download the same shards.
+        """
         if not self._waits_for_order:
             return
         self._waits_for_order = False
