@@ -46,7 +46,7 @@ def _describe(raw: bytes) -> dict[str, Any]:
 
 
 def _note_size(size: int, unit: str) -> dict[str, int]:
-    """Return the full size of a record if it is cut off, as a field named by the unit."""
+    """Return a field with the full size of a record that is cut off. The unit is its name."""
     return {unit: size} if size > MOST_CHARACTERS else {}
 
 
