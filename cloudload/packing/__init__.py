@@ -13,6 +13,7 @@
     concat_lanes    vectorized `concat`           tail           the end of a finite run
     best_fit_lanes  vectorized `best_fit`
 
-The reference is the specification. Tests compare the twins' rows, cursors, residues and counts with
-it. `packing` imports only `cloudload.arrays` from outside.
+The reference packers are the specification. Tests compare the rows, cursors, residues and counts of
+the vectorized twins with theirs. From outside, `packing` imports only `cloudload.arrays` and
+`cloudload.stats`.
 """

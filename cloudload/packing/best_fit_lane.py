@@ -1,7 +1,7 @@
 """The open and complete rows of one `best_fit` lane: the sequential part of `BestFitLanes`.
 
 A piece is encoded as bytes, which `BestFitLane` only concatenates. `BestFitLanes` encodes an index
-into its table; code that plays a lane on token lengths encodes the span.
+into its table. Code that plays a lane from token lengths encodes the span instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ tuple, because the GC stops tracking tuples of ints and bytes when it first sees
 
 
 class BestFitLane:
-    """A lane's open rows, and its complete rows that were not taken yet.
+    """The open rows of a lane, and the complete rows that the caller has not taken yet.
 
     Open rows are sorted by ascending free space, then by the time of their last change.
     """
@@ -51,8 +51,8 @@ class BestFitLane:
     def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
         """Put the next piece into the fullest open row that has space for it, or into a new row.
 
-        `encode_spans` encodes the piece's `span`. `size` is its number of tokens, and
-        (ordinal, offset) the cursor after it. An empty piece is in no row.
+        `size` is the piece's number of tokens, `span` is its span, encoded by `encode_spans`, and
+        (ordinal, offset) is the cursor after it. An empty piece is put into no row.
         """
         if not offset:
             self._passed += piece
@@ -108,7 +108,10 @@ def restore_lane(
 
 
 def split_documents(table: Ints, seq_len: int) -> Ints:
-    """Split documents into pieces: a document table with a row per piece, and its `START`."""
+    """Split documents into pieces of at most `seq_len` tokens.
+
+    Returns a document table with a row for each piece, whose `START` is the start of the piece.
+    """
     lefts = table[:, SIZE] - table[:, START]
     if lefts.max(initial=0) <= seq_len:
         return table
@@ -128,7 +131,8 @@ def list_packed(
 ) -> tuple[list[bytes], list[int], list[int], list[int], list[int]]:
     """List the arguments of `pack` for each piece of `split_documents`.
 
-    Returns lists of their spans, flat lanes and sizes, and of the ordinal and offset after each.
+    Returns lists of the pieces' spans, flat lanes and sizes, and of the ordinal and the offset of
+    the cursor after each piece.
     """
     stops = find_stops(table, seq_len)
     is_last = stops == table[:, SIZE]

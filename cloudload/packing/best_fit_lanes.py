@@ -1,4 +1,4 @@
-"""The rows of many `best_fit` lanes: the vectorized twin of `BestFitPacker`.
+"""Pack many `best_fit` lanes at once: the vectorized twin of `BestFitPacker`.
 
     documents ─► pieces, in arrays ─► open rows of each lane ─► complete rows, taken in arrays
 
@@ -100,7 +100,7 @@ class BestFitLanes:
         self._pack(split_documents(table, self._packing.seq_len), buffer)
 
     def _pack(self, table: Ints, buffer: memoryview) -> None:
-        """Pack pieces. `table` is the result of `split_documents`."""
+        """Pack the pieces in `table`, which `split_documents` returned."""
         pieces = self._new_pieces(len(table))
         self._hold(pieces, table, buffer)
         lanes, packed = self._lanes, list_packed(table, self._packing.seq_len)
@@ -122,7 +122,7 @@ class BestFitLanes:
         return pieces
 
     def _hold(self, pieces: Ints, table: Ints, buffer: memoryview) -> None:
-        """Store pieces and a copy of their IDs. A view would keep the whole buffer alive."""
+        """Store pieces and copies of their IDs, because views would keep all of `buffer` alive."""
         froms = np.maximum(0, table[:, BASE] + table[:, START])
         stops = np.maximum(froms, table[:, BASE] + find_stops(table, self._packing.seq_len))
         self._table[pieces] = table

@@ -1,4 +1,4 @@
-"""The rows of many `concat` lanes: the vectorized twin of `_ConcatPacker`.
+"""Pack many `concat` lanes at once: the vectorized twin of `_ConcatPacker`.
 
     lane 0   aaaabbbbbbbcc        all tokens of a lane, document after document
              ├────┼────┼──        cut every seq_len = 5 tokens; one `b` and `cc` wait
@@ -75,9 +75,9 @@ class ConcatLanes:
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
         """See `LaneRows`.
 
-        Example: seq_len 5, one lane with documents of 4, 7 and 2 tokens. They start at tokens 0, 4
-        and 11 of the lane. Two rows take 4, 6 and 0 of their tokens. The cursor is then (1, 6), and
-        document 0 is counted with row 0.
+        Example: seq_len is 5, and one lane has documents of 4, 7 and 2 tokens, which start at
+        tokens 0, 4 and 11 of the lane. Two rows take 4, 6 and 0 tokens of the three documents. The
+        cursor is then (1, 6), and document 0 is counted with row 0.
         """
         table, buffers = self._gather(flat_lanes)
         lanes = np.searchsorted(flat_lanes, table[:, FLAT_LANE])
@@ -85,7 +85,7 @@ class ConcatLanes:
         ends = np.concatenate([[0], np.cumsum(left)])
         bases = ends[np.searchsorted(lanes, np.arange(len(flat_lanes) + 1))]
         num_rows: Ints = np.minimum(wanted, np.diff(bases) // self._seq_len)
-        # a document is tokens [starts, starts + left) of its lane. Rows take those before `taken`
+        # a document is tokens [starts, starts + left) of its lane; rows take those before `taken`
         starts = ends[:-1] - bases[lanes]
         most = (num_rows * self._seq_len)[lanes]
         taken = np.clip(starts + left, starts, np.maximum(starts, most))
@@ -132,7 +132,7 @@ class ConcatLanes:
         return joined, buffers
 
     def _keep(self, flat_lanes: Ints, rest: Ints, lanes: Ints, buffers: list[memoryview]) -> None:
-        """Keep the documents that each lane has left, with their tokens in one buffer per lane."""
+        """Keep the remaining documents of each lane, with their tokens in one buffer per lane."""
         bounds = np.searchsorted(lanes, np.arange(len(flat_lanes) + 1)).tolist()
         froms = np.maximum(0, rest[:, BASE] + rest[:, START])
         stops = np.maximum(froms, rest[:, BASE] + rest[:, SIZE])
@@ -159,7 +159,7 @@ class ConcatLanes:
 
 
 def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_len: int) -> Ints:
-    """Split the tokens that rows take from each document at the boundaries of the rows.
+    """Cut documents at row boundaries into the pieces that rows take.
 
     Offsets count the waiting tokens of a lane, and a row ends at each multiple of `seq_len`. A
     document begins at its offset `starts`, and rows take its tokens up to the offset `taken`. The

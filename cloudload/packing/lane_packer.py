@@ -1,4 +1,4 @@
-"""The packers of a worker's lanes: documents in, pieces of rows out.
+"""Pack the lanes of a worker: documents in, pieces of rows out.
 
     lane 0   ···| a a a b b c c c c c     two rows wanted of seq_len 5   ─►  a a a b b | c c c c c
     lane 1        d d d d d d d e         one row wanted                 ─►  d d d d d    d d e wait
@@ -61,16 +61,16 @@ class LaneRows(Protocol):
     def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
         """Estimate how many more tokens each lane needs for the wanted rows: int64 [lanes].
 
-        0 if and only if the lane already has the rows.
+        The estimate is 0 if and only if the lane already has the rows.
         """
         ...
 
     def add(self, documents: Documents, has_begun: Flags) -> None:
-        """Add the next documents of lanes, or documents of `unread`.
+        """Add the next documents of lanes, or documents that `unread` lists.
 
         `has_begun` is bool [documents]: True if the document is in the lane's residue, or if the
-        lane's starting cursor is inside it. Raises `ValueError`, which names the lane, if a
-        document does not match the cursor or the residue.
+        lane's starting cursor is inside the document. Raises a `ValueError` that names the lane if
+        a document does not match the cursor or the residue.
         """
         ...
 
@@ -80,7 +80,7 @@ class LaneRows(Protocol):
 
 
 def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
-    """Copy int32 tokens [start, stop), because a view would keep the whole buffer alive."""
+    """Copy tokens [start, stop) of an int32 buffer. A view would keep the whole buffer alive."""
     return memoryview(buffer[start:stop].tobytes()).cast("i")
 
 
@@ -101,8 +101,8 @@ class _PackerLane:
 class PackerLanes:
     """Lanes that each have a reference packer; see `LaneRows`.
 
-    A run uses it only for `one_per_row`. For the other packings, it is the specification of the
-    vectorized twins, `ConcatLanes` and `BestFitLanes`. `cursors` is int64 [flat_lanes, 2].
+    A run uses this class only for `one_per_row`. For the other packings, it specifies the results
+    of the vectorized twins, `ConcatLanes` and `BestFitLanes`. `cursors` is int64 [flat_lanes, 2].
     """
 
     def __init__(

@@ -81,7 +81,7 @@ class Packer(ABC):
 
 @dataclass(frozen=True)
 class Packing:
-    """How documents become rows."""
+    """The settings that determine how documents become rows."""
 
     name: str
     """`concat`, `best_fit` or `one_per_row`."""
@@ -93,7 +93,8 @@ class Packing:
 
     @property
     def row_units(self) -> int:
-        """Units per row, by which lengths locate it: its tokens with `concat`, otherwise 1."""
+        """The size of a row in the unit in which lengths count positions: `seq_len` tokens for
+        `concat`, otherwise 1 row."""
         return self.seq_len if self.name == "concat" else 1
 
     @property
@@ -184,8 +185,7 @@ class BestFitPacker(Packer):
     """The reference packer for `BestFitLanes`.
 
     Open rows are sorted by ascending free space, then by the time of their last change. A residue
-    lists them in this order, so a packer with the same settings that starts from the residue has
-    the same open rows.
+    lists them in this order, so it restores the open rows of a packer with the same settings.
     """
 
     def __init__(self, seq_len: int, open_rows: int, cursor: Cursor, residue: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A residue as bytes: the spans that a `best_fit` lane has read but not yet emitted.
+"""Encode and decode residues: the spans that a `best_fit` lane has read but not yet emitted.
 
     waiting spans     count, spans       left over from a different `seq_len`, still to be packed
     each open row     count, spans       by ascending free space
@@ -31,7 +31,7 @@ def _group_format(num_spans: int) -> struct.Struct:
 
 
 def encode_group(spans: Collection[Span]) -> bytes:
-    """Encode a group of a residue: the number of spans, then the spans."""
+    """Encode a group, the waiting spans or one open row: the number of spans, then the spans."""
     return _group_format(len(spans)).pack(len(spans), *itertools.chain.from_iterable(spans))
 
 
@@ -39,12 +39,12 @@ EMPTY_GROUP = encode_group(())
 
 
 def extend_group(group: bytes, span: bytes) -> bytes:
-    """Return an encoded group with `span`, as encoded by `encode_spans`, appended."""
+    """Append a span, encoded by `encode_spans`, to an encoded group, and return the result."""
     return (len(group) // _SPAN_BYTES + 1).to_bytes(4, "little") + group[4:] + span
 
 
 def encode_spans(spans: Ints) -> list[bytes]:
-    """Encode each span of int64 [spans, 3] as in a group."""
+    """Encode each of `spans` (int64 [spans, 3]) as a group contains it: in 12 bytes."""
     joined = spans.astype("<i4").tobytes()
     return [joined[start : start + _SPAN_BYTES] for start in range(0, len(joined), _SPAN_BYTES)]
 
@@ -114,7 +114,7 @@ def split_residues(joined: bytes, sizes: Sequence[int]) -> list[bytes]:
 
 
 def residue_spans(residue: bytes, ordinal: int) -> list[Span]:
-    """All spans of a residue: waiting ones, then those of open rows.
+    """All spans of a residue: the waiting spans, then those of the open rows.
 
     Raises `ValueError` as `decode_residue` does.
     """

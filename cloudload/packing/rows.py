@@ -37,7 +37,8 @@ from cloudload.packing.tables import (
 
 @dataclass(frozen=True)
 class Framing:
-    """The IDs before and after the documents of each stream: int64 [streams]; -1 for no ID."""
+    """The bos and eos IDs of each stream: int64 [streams] each; -1 if the stream has no such
+    token."""
 
     bos: Ints
     eos: Ints

@@ -42,16 +42,17 @@ SPAN_ROW, SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE, SPAN_START, SPAN_STOP = range(le
 """Columns of spans, int64 [spans, 6]: tokens [start, stop) of a sample of a stream."""
 
 SIZE_FAILED, SIZE_ABSENT, SIZE_FILTERED = -3, -2, -1
-"""Special values in a column of sizes: a document that on_error="skip" leaves out, no document here
-(or one that was counted before, in remnants), and a document that is filtered out."""
+"""Special values in a column of sizes. `SIZE_FAILED`: on_error="skip" left out the document.
+`SIZE_ABSENT`: there is no document or, in a remnant, the document was counted before.
+`SIZE_FILTERED`: the document was filtered out."""
 
 NUM_REMNANT_COLUMNS = 5
 REMNANT_LANE, REMNANT_ORDINAL, REMNANT_START, REMNANT_STOP, REMNANT_SIZE = range(
     NUM_REMNANT_COLUMNS
 )
-"""Columns of remnants, int64 [remnants, 5]: tokens [start, stop) of a document that a lane has left
-when the tail or a stage of it begins. `REMNANT_SIZE` is the document's size, `SIZE_FILTERED`, or
-`SIZE_FAILED`. It is `SIZE_ABSENT` if the document was counted before."""
+"""Columns of remnants, int64 [remnants, 5]: tokens [start, stop) of a document that remain in a
+lane when the tail, or a stage of the tail, begins. `REMNANT_SIZE` is the document's size,
+`SIZE_FILTERED`, or `SIZE_FAILED`. It is `SIZE_ABSENT` if the document was counted before."""
 
 TAIL_REMNANT, TAIL_START, TAIL_STOP = range(3)
 """Columns of the pieces of the tail's rows, int64 [pieces, 3]: the index of a remnant, and tokens

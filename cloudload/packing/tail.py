@@ -95,9 +95,9 @@ class Tail:
 
 
 def take_rows(tail: Tail, rows: Ints) -> Tail:
-    """Return a tail with only these rows of the run (int64 [rows]). They keep their indices.
+    """Return a tail with only the rows `rows` of the run (int64 [rows]), which keep their indices.
 
-    All other rows are empty, and may count any of the remnants.
+    All other rows of the result are empty, and the remnants that they count are unspecified.
     """
     is_taken = np.zeros(tail.num_rows, np.bool_)
     places = rows - tail.first_row
@@ -130,11 +130,12 @@ def pack_tail(
 ) -> Tail:
     """Pack the tail that begins at row `start_row` of the run.
 
-    At that row, the lanes are at `cursors` (int64 [lanes, 2]) with `residues` ([lanes]). `sizes`
-    holds, for each lane, the sizes of its documents from the cursor's document on: int64
-    [documents]. A size may be `SIZE_ABSENT` or `SIZE_FILTERED`. `stages` lists the stages before
-    the run was resumed. Returns only the current stage, whose rows have the `seq_len` of `packing`.
-    Raises `ValueError` for an invalid residue, and for a cursor past the end of its document.
+    At that row, the lanes are at `cursors` (int64 [lanes, 2]) with `residues` ([lanes]). For each
+    lane, `sizes` has the sizes of its documents, int64 [documents], beginning with the document
+    that the cursor is in. A size may be `SIZE_ABSENT`, `SIZE_FILTERED` or `SIZE_FAILED`. `stages`
+    lists the stages before the run was resumed. Returns only the current stage, whose rows have the
+    `seq_len` of `packing`. Raises `ValueError` for an invalid residue, and for a cursor past the
+    end of its document.
     """
     remnants = _list_remnants(cursors, residues, sizes)
     over = stages[:-1] if stages and stages[-1][0] == packing.seq_len else stages
@@ -148,7 +149,7 @@ def pack_tail(
 
 
 def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stages:
-    """The stages of a tail once `rows` rows of the run were delivered.
+    """The stages of a tail after the run has delivered `rows` rows.
 
     The tail begins at row `start_row`. Rows after the earlier `stages` have `seq_len` tokens.
     """
@@ -202,7 +203,8 @@ def _add(packer: Packer, remnant: int, remnants: Ints) -> None:
 
 
 def _skip_rows(packer: Packer, remnants: Ints, rows: int) -> Ints:
-    """Pack and skip `rows` rows, and return the remnants that are left after them.
+    """Pack `rows` rows, discard them, and return the remnants that are left.
+
 
     Remnants in the packer's residue are first. Example: remnants of 4, 7 and 2 tokens, concat,
     seq_len 5, and 1 row. The row takes remnant 0 and one token of remnant 1. Tokens [1, 7) of

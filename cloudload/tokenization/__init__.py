@@ -5,7 +5,7 @@
     training process     choose_backend ◄──────────┤            hf, or fastokens if it passes
                            probes, code points     │            every check
                                                    ▼
-    each worker          DocumentTokenizer ─► encoders ─► IDs   some are compared with hf IDs
+    each worker          DocumentTokenizer ─► encoders ─► IDs   a sample is compared with hf
 
     tokenizer   `load_tokenizer`, `DocumentTokenizer`   backend      choose hf or fastokens
     hub         tokenizers by name                      features     what fastokens may get wrong
@@ -14,6 +14,6 @@
     kept_files  results saved in the cache              token_texts  the text of single tokens
     encoders    texts to IDs, in either backend
 
-Both backends give the same IDs, so a state may be resumed with either one. Pre-tokenized data needs
-no backend, and its `TokenizerSpec` may be without a tokenizer.
+Both backends produce the same IDs, so a run can resume with either one. Pre-tokenized data needs no
+backend, so its `TokenizerSpec` may have no tokenizer.
 """

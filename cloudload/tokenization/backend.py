@@ -6,9 +6,10 @@
 
     version ─► features of the tokenizer.json ─► loads ─► same IDs for probes ─► for code points
 
-For some tokenizers, fastokens silently gives different IDs. The feature check recognizes the known
-cases. The later checks are for unknown cases. A loader chooses when it is created, and passes the
-choice to its workers. Only importing fastokens is checked for the tokenizers in `known`.
+For some tokenizers, fastokens silently produces different IDs. The feature check recognizes the
+known cases, and the later checks look for unknown ones. A tokenizer in `known` skips them all: only
+the version is checked, and that fastokens can be imported. A loader chooses the backend when it is
+created, and passes the choice to its workers.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ from cloudload.tokenization.probes import assigned_code_points, probes
 
 logger = logging.getLogger(__name__)
 MEASURED_VERSIONS = ("0.3.5",)
-"""Versions of fastokens that were verified to give the same IDs as `tokenizers` for tokenizers that
-pass the checks below."""
-# tokens per second of the loader, benchmarks/RESULTS.md, 2026-11-22: 50 with GPT-2, 47 with Llama 3
+"""Versions of fastokens that were verified to produce the same IDs as `tokenizers` for tokenizers
+that pass the checks below."""
+# how much slower a loader is with hf, in tokens per second: 50 times with GPT-2, 47 with Llama 3
+# (benchmarks/RESULTS.md, 2026-11-22)
 _TIMES_SLOWER = 50
 _INSTALL = f"Run: pip install fastokens=={MEASURED_VERSIONS[-1]}"
-# part of the cache key, to be incremented when a check changes
+# cache-key version: increment it when a check changes
 _CHECKS = 2
 _CODE_POINTS_AT_ONCE = 64
 _PASSED = "it passed every check"
@@ -54,11 +56,11 @@ class Choice:
     name: str
     """`hf` or `fastokens`; `none` if no text is tokenized."""
     versions: str
-    """The names and versions of its libraries, such as `fastokens 0.3.5, tokenizers 0.22.2`."""
+    """Names and versions of the backend's libraries: `fastokens 0.3.5, tokenizers 0.22.2`."""
     why: str
     """Why this backend was chosen, as text that follows "because"."""
     is_fallback: bool = False
-    """Whether this is `hf` because fastokens cannot be used."""
+    """Whether `hf` was chosen only because fastokens cannot be used."""
 
     @property
     def reason(self) -> str | None:
@@ -74,9 +76,8 @@ def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
     """Choose the backend for the tokenizer.json `text`, which is empty if no text is
     tokenized.
 
-    `asked` is "auto", "hf" or "fastokens". The result of comparing all assigned code points is
-    cached in a file under `cache_root`. Raises `TokenizerError` if `asked` is "fastokens" and a
-    check fails.
+    `asked` is "auto", "hf" or "fastokens". The result of the checks is cached in a file under
+    `cache_root`. Raises `TokenizerError` if `asked` is "fastokens" and a check fails.
     """
     if not text:
         return Choice(NO_BACKEND, NO_BACKEND, "there is no text to tokenize")
@@ -102,7 +103,7 @@ _warnings: set[str] = set()
 def log_choice(choice: Choice) -> None:
     """Log which backend was chosen, and why.
 
-    If fastokens was declined, it is a warning, once per process and reason.
+    If fastokens was declined, logs a warning instead, once per process for each reason.
     """
     if not choice.is_fallback or choice.why in _warnings:
         logger.info("tokenizer backend: %s", choice)
@@ -163,7 +164,7 @@ def _find_import_error() -> str | None:
 
 
 def _result_path(text: str, cache_root: Path) -> Path:
-    """The file for the result of checking this tokenizer with the installed versions."""
+    """The file that saves the check result for this tokenizer and the installed versions."""
     return kept_path(cache_root, [text], [*list_checked(), unicodedata.unidata_version])
 
 
@@ -175,7 +176,7 @@ def list_checked() -> list[str]:
 def _check_once(text: str, cache_root: Path) -> str | None:
     """Check fastokens for this tokenizer, and return the problem or None.
 
-    A node checks each tokenizer that is not known once, and again only after fastokens failed.
+    A node checks each unknown tokenizer once, and checks it again only if fastokens failed to run.
     Every start tests that fastokens can be imported, because different kinds of machines may share
     the cache folder.
     """
@@ -202,7 +203,7 @@ def _check_once(text: str, cache_root: Path) -> str | None:
 
 
 class _FailedError(Exception):
-    """A check could not run. The next start tries again."""
+    """Raised if fastokens cannot load a tokenizer. This is not saved, so the next start retries."""
 
 
 def _check(text: str) -> str | None:
@@ -220,10 +221,11 @@ def _check(text: str) -> str | None:
 def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
     """Load both backends, compare their IDs for the probes, and return the problem or None.
 
-    `content` is the parsed tokenizer.json `text`. Compares twice: with the names of special tokens
-    encoded as special tokens, and as text. Raises `_FailedError` if fastokens fails.
+    `content` is the parsed tokenizer.json `text`. Compares the IDs twice: with the names of special
+    tokens encoded as special tokens, and as text. Raises `_FailedError` if fastokens cannot load
+    the tokenizer.
     """
-    with ThreadPoolExecutor(1) as thread:  # in parallel: loading a large vocabulary takes seconds
+    with ThreadPoolExecutor(1) as thread:  # load both at once: a large vocabulary takes seconds
         loading = thread.submit(load_fastokens, text)
         strings, hf = probes(content), make_hf(text)
     try:
@@ -243,7 +245,8 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
 def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[str]:
     """The strings that the two backends encode to different IDs.
 
-    `tokenizers` encodes them one at a time, because after a batch, it would warn at every fork.
+    `tokenizers` encodes the strings one at a time, because it warns at every fork after it has
+    encoded a batch.
     """
     ids, offsets = encode_flat(fast, strings, is_text)
     bounds = offsets.tolist()
@@ -257,8 +260,9 @@ def _different(hf: Any, fast: Any, strings: list[str], is_text: bool) -> list[st
 def sweep_code_points(text: str, points: Sequence[int]) -> list[int]:
     """Find the code points that fastokens encodes to different IDs than `tokenizers`.
 
-    Each one is tried next to letters, a space, a digit and a newline. Code points are compared in
-    groups. If a group differs but none of its code points does alone, the whole group is returned.
+    Each code point is tried next to letters, a space, a digit and a newline. Code points are
+    compared in groups of 64. If the IDs of a group differ, but those of each of its code points
+    alone do not, the whole group is returned.
     """
     hf, fast = load_hf(text), load_fastokens(text)
     chunks = [

@@ -5,9 +5,9 @@
 
     documents   "ab" "" "c"    IDs 12 7 9    offsets 0 2 2 3    document i: offsets[i] to [i + 1]
 
-With fastokens, there are two safeguards. If it fails on a document, hf encodes the document. A
+There are two safeguards for fastokens. If it fails on a document, hf encodes the document. A
 background thread also encodes a sample of the documents with hf, and compares the IDs. Only one
-worker of each node does this, because hf needs hundreds of MB of memory.
+worker of each node runs this comparison, because hf needs hundreds of MB of memory.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from cloudload.tokenization.loading import has_hf, load_fastokens, load_hf, load
 logger = logging.getLogger(__name__)
 # compare a process's first 64 documents, then 1 in 10,000, because hf is 10 to 130 times slower
 COMPARED_FIRST, COMPARED_EVERY = 64, 10_000
-# hf needs about 60 bytes per character, so a book of 100 MB would need 6 GB
+# skip longer documents: hf needs about 60 bytes per character, so a 100 MB book would need 6 GB
 _MOST_COMPARED_CHARACTERS = 1 << 22
 _SHOWN_CHARACTERS = 80
-# loading hf stops the other threads of a process, so deliver the first batches before
+# load hf only after the first batches, because loading it blocks the process's other threads
 _LOADING_DELAY_S = 1.0
 
 
 class Encoder(Protocol):
-    """A tokenizer backend."""
+    """The interface of a tokenizer backend: text to token IDs."""
 
     def encode(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
         """Encode documents to IDs, int32 [tokens], and offsets, int64 [documents + 1].
 
-        Document i has the IDs `ids[offsets[i] : offsets[i + 1]]`. Adds no special tokens. The
+        The IDs of document i are `ids[offsets[i] : offsets[i + 1]]`. Adds no special tokens. The
         arrays may be read-only. Raises `TokenizerError` for a document that is not valid text, or
         that `tokenizers` cannot encode.
         """
@@ -57,8 +57,9 @@ def open_encoder(
 ) -> Encoder:
     """Open an encoder for the tokenizer.json `text`. `backend` is `hf` or `fastokens`.
 
-    With `special_tokens`, the encoder encodes the names of special tokens as these tokens, not as
-    text. If `compares` is False, it does not compare the IDs of fastokens with those of hf.
+    If `special_tokens` is True, the encoder encodes the names of special tokens as these tokens,
+    not as text. If `compares` is True, a fastokens encoder compares a sample of its IDs with those
+    of hf.
     """
     if backend == FASTOKENS:
         return FastokensEncoder(text, special_tokens, compares=compares)
@@ -188,7 +189,7 @@ def _comparison(text: str, special_tokens: bool) -> _Comparison:
     return _Comparison(text, special_tokens)
 
 
-# a forked child needs a new one, because threads do not survive a fork
+# a forked child needs a new `_Comparison`, because threads do not survive a fork
 os.register_at_fork(after_in_child=_comparison.cache_clear)
 
 

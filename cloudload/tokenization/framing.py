@@ -1,6 +1,6 @@
-"""The framing of documents: their bos and eos tokens, and where each one comes from.
+"""Choose the tokens that frame each document: its bos and eos.
 
-    asked       "<s>", 1 or None              used as it is
+    requested   "<s>", 1 or None              used as it is
                 "auto", bos                   add_bos_token of the files, else the template
                 "auto", eos                   eos_token of the files, else the template
 
@@ -38,13 +38,12 @@ _END_TOKENS = (
 
 @dataclass(frozen=True)
 class NamedTokens:
-    """The special tokens that a tokenizer's files or attributes name, and the places that name
-    them."""
+    """The bos and eos that a tokenizer's files or attributes name, and the place of each name."""
 
     bos: str | None = None
     eos: str | None = None
     adds_bos: bool | None = None
-    """Whether bos is added to each text; None if the files do not say."""
+    """The value of `add_bos_token`; None if it is not set."""
     bos_place: str = ""
     eos_place: str = ""
 
@@ -59,7 +58,7 @@ class FramingToken:
 
 
 def read_named_tokens(folder: Path) -> NamedTokens:
-    """Read the bos and eos that the files of a tokenizer's folder name.
+    """Read the bos and eos that the config files in a tokenizer's folder name.
 
     Raises `TokenizerError` if a file is damaged.
     """
@@ -99,9 +98,9 @@ def _add(named: NamedTokens, content: Any, place: str) -> NamedTokens:
 
 
 def choose_bos(backend: Tokenizer, asked: TokenName, named: NamedTokens) -> FramingToken:
-    """Choose the token before each document.
+    """Choose the bos, the token before each document. `asked` is the user's choice.
 
-    Raises `TokenizerError` if it is not a token of the tokenizer.
+    Raises `TokenizerError` if the bos is not a token of the tokenizer.
     """
     if asked != AUTO:
         return _take(backend, asked, "bos", _GIVEN)
@@ -119,9 +118,10 @@ def choose_bos(backend: Tokenizer, asked: TokenName, named: NamedTokens) -> Fram
 def choose_eos(
     backend: Tokenizer, asked: TokenName, named: NamedTokens, source: str
 ) -> FramingToken:
-    """Choose the token after each document. `source` names the tokenizer in an error.
+    """Choose the eos, the token after each document. `asked` is the user's choice.
 
-    Raises `TokenizerError` if it is not a token of the tokenizer, or if "auto" finds none.
+    `source` names the tokenizer in an error. Raises `TokenizerError` if the eos is not a token of
+    the tokenizer, or if `asked` is "auto" and the tokenizer defines no eos.
     """
     if asked != AUTO:
         return _take(backend, asked, "eos", _GIVEN)
@@ -156,7 +156,7 @@ def _take(backend: Tokenizer, token: TokenName, field: str, place: str) -> Frami
 
 
 def _doubt(backend: Tokenizer, token: str, place: str) -> str | None:
-    """Warn about an eos that ends a chat turn, as in the tokenizers of chat models."""
+    """Return a warning if the eos `token` looks like the end of a chat turn, else None."""
     if not _CHAT_TOKEN.search(token):
         return None
     others = [each for each in _END_TOKENS if backend.token_to_id(each) is not None]

@@ -1,4 +1,4 @@
-"""Tokenizers by name on the Hugging Face Hub, or in its cache if the Hub cannot be reached."""
+"""Load tokenizers by name from the Hugging Face Hub, or from its cache if it is unreachable."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _CACHES_OF_TRANSFORMERS = (
 
 
 def load_by_name(name: str) -> tuple[Any, Path | None]:
-    """Load the tokenizer `name`, and find the folder of its files, if it has a tokenizer.json.
+    """Load a tokenizer with transformers.
 
-    `name` may also be a folder without a tokenizer.json. Returns a transformers tokenizer. Raises
-    `TokenizerError` if it cannot be loaded.
+    `name` is a name on the Hub, or a folder without a tokenizer.json. Returns the transformers
+    tokenizer, and the folder of its tokenizer.json, or None if it has none. Raises `TokenizerError`
+    if the tokenizer cannot be loaded.
     """
     obstacle = None if Path(name).exists() else find_obstacle()
     if obstacle and _is_absent_from_cache(name):
@@ -41,14 +42,14 @@ def load_by_name(name: str) -> tuple[Any, Path | None]:
         raise TokenizerError(explained) from None
     if obstacle:
         logger.warning("%s, so the tokenizer %r is loaded from the local cache", obstacle, name)
-    with contextlib.suppress(OSError):  # not all tokenizers have the file
+    with contextlib.suppress(OSError):  # some tokenizers have no tokenizer.json
         return tokenizer, Path(cached_file(name, "tokenizer.json", **options)).parent
     return tokenizer, None
 
 
 def _is_absent_from_cache(name: str) -> bool:
-    """Whether the Hub's cache has no folder for `name`; False if transformers uses its own
-    cache."""
+    """Whether the Hub's cache has no folder for `name`; False if an environment variable makes
+    transformers use a separate cache."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 

@@ -1,4 +1,4 @@
-"""Loaded tokenizers and the results of their checks, saved as files in a node's cache.
+"""Save loaded tokenizers, and the results of their checks, as files in a node's cache.
 
     root/tokenizers/<digest>-<names and versions>     SHA-256 of the content, a newline, the content
 
@@ -28,7 +28,7 @@ def kept_path(cache_root: Path, inputs: Iterable[str], names: Iterable[str]) -> 
 
 
 def digest_of(inputs: Iterable[str]) -> str:
-    """The first 32 hex digits of a SHA-256 of `inputs`. Names of kept files begin with them."""
+    """The first 32 hex digits of a SHA-256 of `inputs`. The name of a kept file begins with it."""
     digest = hashlib.sha256()
     for text in inputs:
         digest.update(hashlib.sha256(text.encode(errors="surrogatepass")).digest())
@@ -51,9 +51,9 @@ def read_kept(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def learning(path: Path) -> Iterator[None]:
-    """Let one process of the node produce the contents of `path`, while others wait to read it.
+    """Let one process of the node compute the contents of the file `path` while the others wait.
 
-    If the folder is not writable, each process produces them separately.
+    If the folder is not writable, each process computes the contents separately.
     """
     lock = lock_path(path.with_name(f"learning-{path.name}"))
     with contextlib.ExitStack() as stack:
@@ -64,7 +64,7 @@ def learning(path: Path) -> Iterator[None]:
 
 
 def keep(path: Path, content: str) -> None:
-    """Write `content` to a file atomically. Does nothing if its folder is not writable."""
+    """Write `content` to the file `path` atomically. Does nothing if its folder is read-only."""
     remove_orphans(path.parent, _OWN_NAMES)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,10 +2,10 @@
 
     load_hf           `tokenizers.Tokenizer`
     load_fastokens    `fastokens.Tokenizer`
-    start_loading     the same in a thread, before it is needed
+    start_loading     `load_fastokens` in a thread, before the tokenizer is needed
 
-A large vocabulary takes up to a second. The last tokenizer loaded is cached, and forked workers
-share it.
+A large vocabulary takes up to a second to load. The last tokenizer that a process loaded is cached,
+and forked workers share it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _kept: dict[str, Any] = {}
 def shorten_merges(text: str, content: Mapping[str, Any]) -> str:
     """Write each merge of the tokenizer.json `text` as "a b", not ["a", "b"].
 
-    `content` is the parsed `text`, as `tokenizers` writes it. fastokens then loads a
-    large vocabulary a sixth faster. Returns `text` unchanged if it has no merges, or if this form
-    cannot express a merge, because `tokenizers` splits merges at their only space, and skips any
-    that begin with "#version".
+    This makes fastokens load a large vocabulary a sixth faster. `text` must be as `tokenizers`
+    writes it, and `content` is the parsed `text`. Returns `text` unchanged if it has no merges, or
+    if one of them cannot be written as "a b": `tokenizers` splits this form at its only space, and
+    ignores a merge that begins with "#version".
     """
-    # tokens contain only escaped quotes, so this finds the field, which `tokenizers` writes last
+    # this cannot match inside a token, where quotes are escaped; `tokenizers` writes merges last
     before, field, after = text.partition('"merges":[[')
     if not field or not after.endswith('"]]}}'):
         return text
@@ -68,7 +68,8 @@ def load_special_hf(text: str) -> Any:
 
 
 def make_hf(text: str) -> Any:
-    """Create a `tokenizers.Tokenizer` like `load_hf`, but one that the caller may modify."""
+    """Create the tokenizer that `load_hf` returns, but without caching it, so that the caller may
+    modify it."""
     tokenizer = parse_hf(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -92,14 +93,14 @@ def has_hf(text: str) -> bool:
 
 
 def keep_hf(text: str, tokenizer: Any) -> None:
-    """Make `load_hf` return this tokenizer for `text`. It replaces the cached one."""
+    """Cache `tokenizer`, so that `load_hf` returns it for `text`. Drops the one cached before."""
     _kept.clear()
     _kept[text] = tokenizer
 
 
 @dataclass(frozen=True)
 class _Loading:
-    """A `fastokens.Tokenizer` that a thread loads or has loaded."""
+    """A `fastokens.Tokenizer` that a thread is loading or has loaded."""
 
     owner: int
     """The ID of the process that owns the thread. A child forked during loading has no thread."""
@@ -110,7 +111,7 @@ _loadings: dict[str, _Loading] = {}
 
 
 def start_loading(text: str) -> Future[Any]:
-    """Start loading the result of `load_fastokens` in a thread, unless this process already has."""
+    """Start loading the tokenizer for `load_fastokens` in a thread, unless this was done before."""
     loading = _loadings.get(text)
     if loading is None or not (loading.tokenizer.done() or loading.owner == os.getpid()):
         thread = ThreadPoolExecutor(1, "cloudload-load")
@@ -135,7 +136,7 @@ def load_fastokens(text: str) -> Any:
 
 
 def _make_fastokens(text: str) -> Any:
-    # fastokens reads this on first use: one thread, because we parallelize across processes
+    # use one thread, because we parallelize across processes; fastokens reads this on first use
     os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
     from fastokens import Tokenizer
 

@@ -17,10 +17,10 @@ _SURROGATES = range(0xD800, 0xE000)
 
 
 def probes(content: Mapping[str, Any]) -> list[str]:
-    """The probes for a parsed tokenizer.json (`content`), the same whenever `content` is the same.
+    """List the probes for the parsed tokenizer.json `content`. The list is deterministic.
 
-    They are strings on which tokenizers often differ, a sample of the tokenizer's added tokens and
-    vocabulary, and random mixtures of these.
+    The probes are strings on which tokenizers often differ, a sample of the tokenizer's added
+    tokens and vocabulary, and random mixtures of all these.
     """
     added = [token["content"] for token in content.get("added_tokens") or []]
     added = added[:24] + added[-8:]
@@ -38,7 +38,7 @@ def probes(content: Mapping[str, Any]) -> list[str]:
     return [*_PIECES, *_LONG, *special, *words, " ".join(words), "".join(words), "", *fuzzed]
 
 
-# states contain a hash of their IDs, so if they change, rename the hash
+# `token_ids` in a state is a hash of these texts' IDs: if you change a text, rename that field
 FIXED_TEXTS = (
     *("The quick brown fox jumps over the lazy dog.", "I'll don't WE'D've it\u2019s 'S", "aAbBcC"),
     *("0 12 345 6789 1234567890 3.14e-10 1,000 0x1F", "\u0661\u0662 \u00b2\u00bd \u2167"),
@@ -91,9 +91,9 @@ _LONG = [
 
 
 def assigned_code_points() -> list[int]:
-    """The code points that Unicode assigns, in this Python's version of it.
+    """The code points assigned by the version of Unicode in this Python.
 
-    Surrogates and private use are left out.
+    Leaves out surrogates and private-use code points.
     """
     return [
         point for point in all_code_points() if unicodedata.category(chr(point)) not in ("Cn", "Co")
@@ -101,5 +101,5 @@ def assigned_code_points() -> list[int]:
 
 
 def all_code_points() -> list[int]:
-    """Every code point that a text can contain: 1,112,064, without the surrogates."""
+    """The 1,112,064 code points that a text can contain: all except the surrogates."""
     return [point for point in range(0x110000) if point not in _SURROGATES]

@@ -1,11 +1,11 @@
-"""The text of single tokens, which together are the text of a row.
+"""Find the text of single tokens. Joined, the texts of a row's tokens are the text of the row.
 
     byte-level BPE     "Ġthe"     " the"       "âĸ"      bytes E2 96, part of a character
     byte fallback      "▁the"     " the"       "<0xE2>"  byte E2
 
-A byte that is only a part of a character is the surrogate U+DC00 plus the byte, as in Python's
-`surrogateescape`. If you join the texts of a row's tokens and encode them this way, you get the
-row's bytes.
+A byte that is only a part of a character is written as the surrogate U+DC00 plus the byte, as in
+Python's `surrogateescape`. To get the bytes of a row, join the texts of its tokens, and encode the
+result with `surrogateescape`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TokenTexts:
         return [self._found.get(id) or self._find(id) for id in ids]
 
     def is_special(self, id: int) -> bool:
-        """Whether a token is a special token, such as bos and eos."""
+        """Whether a token is a special token, such as bos or eos."""
         return bool(self._added.get(id, {}).get("special"))
 
     def _find(self, id: int) -> str:

@@ -1,12 +1,12 @@
-"""Load tokenizers as plain data with a fingerprint, and encode documents.
+"""Turn a tokenizer into plain data that workers can load, and encode documents with it.
 
     "gpt2"                                                        {"model": …}, no truncation
     "folder/" or "tokenizer.json"         ─► TokenizerSpec   json ┤
     PreTrainedTokenizerFast, Tokenizer                            frames (bos, eos) by stream
 
 A document becomes `[bos] + ids of the text + [eos]`, where bos and eos are optional. The names of
-special tokens, such as `<|endoftext|>`, are encoded as text inside a document, unless it is a
-`Text` with `special_tokens`.
+special tokens, such as `<|endoftext|>`, are encoded as text inside a document, unless the document
+is a `Text` with `special_tokens=True`.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-# part of the cache key, to be incremented when a spec changes
+# cache-key version: increment it when `TokenizerSpec`, or how its values are computed, changes
 _SPECS = 2
 
 WITHOUT_TOKENIZER = "none"
-"""The fingerprint if there is no tokenizer."""
+"""The fingerprint of a `TokenizerSpec` that has no tokenizer."""
 
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """A tokenizer and the bos and eos of each stream, as plain data for workers."""
+    """A tokenizer and each stream's bos and eos, as plain data that is sent to workers."""
 
     json: str
-    """The text of the tokenizer.json, without truncation, padding and dropout. Empty if there is no
-    tokenizer, because all data is pre-tokenized."""
+    """The text of the tokenizer.json, with truncation, padding and dropout turned off. Empty if all
+    data is pre-tokenized and there is no tokenizer."""
     frames: tuple[Frame, ...]
     """The (bos, eos) IDs of each stream's documents; None for no token."""
     vocab_size: int
-    """The largest ID, plus 1. Without a tokenizer, 2^31."""
+    """The largest token ID plus 1, or 2^31 if there is no tokenizer."""
     token_ids: str
-    """A hash of the IDs of `probes.FIXED_TEXTS`: 16 hex digits. It differs if a version of
-    `tokenizers` gives different IDs. Empty without a tokenizer."""
+    """A hash, in 16 hex digits, of the IDs of `probes.FIXED_TEXTS`. It detects a version of
+    `tokenizers` that produces different IDs. Empty if there is no tokenizer."""
     fingerprint: str
-    """A hash of the tokenizer.json without its post-processor and decoder: 32 hex digits.
+    """A hash, in 32 hex digits, of the tokenizer.json without its post-processor and decoder.
 
-    Tokenizers with equal fingerprints give the same IDs. `frames` are not included. Without a
-    tokenizer, it is `none`."""
+    Tokenizers with equal fingerprints produce the same IDs. The hash does not cover `frames`. It is
+    "none" if there is no tokenizer."""
     framing: str = field(default="", compare=False)
-    """The tokens in `frames` and their origin, for a log."""
+    """For the log: the bos and eos tokens, and the setting or file that each one comes from."""
     framing_warning: str | None = field(default=None, compare=False)
-    """A warning about an eos, if any."""
+    """A warning if an eos looks like the end of a chat turn, else None."""
 
     def __repr__(self) -> str:
         return (
@@ -93,16 +93,18 @@ def load_tokenizer(
     """Load a tokenizer as plain data.
 
     `source` is a name on the Hugging Face Hub, a folder, a tokenizer.json, a
-    `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`. `frames` is a (bos, eos) pair for each
-    stream: each is a token, its ID, None, or "auto". For bos, "auto" is the bos that the tokenizer
-    names if its `add_bos_token` is true, and None if it is false. Otherwise it is the special token
-    with which the tokenizer's template begins (None if there is none, or if the tokenizer names a
-    different bos). For eos, it is the eos that the tokenizer names, or else the special token with
-    which its template ends.
+    `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`. `frames` has a (bos, eos) pair for each
+    stream. The bos and the eos are each a token, its ID, None, or "auto".
 
-    With `cache_root`, the result is saved there, because a large tokenizer takes seconds to load.
-    Raises `TokenizerError` if `source` is not a tokenizer, cannot be loaded, or has no fast
-    version, if "auto" finds no eos, or if a bos or eos is not one of its tokens.
+    If `add_bos_token` is true, a bos of "auto" means the bos that the tokenizer names. If it is
+    false, "auto" means None. If it is not set, "auto" means the special token with which the
+    tokenizer's template begins, or None if the template begins with none or if the tokenizer names
+    a different bos. An eos of "auto" means the eos that the tokenizer names, or else the special
+    token with which its template ends.
+
+    The result is saved in the folder `cache_root`, if there is one, because a large tokenizer takes
+    seconds to load. Raises `TokenizerError` if `source` is not a tokenizer, cannot be loaded, or
+    has no fast version, if "auto" finds no eos, or if the tokenizer lacks a given bos or eos.
     """
     text, named, file = _find(source)
     where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
@@ -127,7 +129,10 @@ def _describe(
     file: Path | None,
     where: str,
 ) -> TokenizerSpec:
-    """Parse the tokenizer.json `text` of `file`, and choose the tokens that frame documents."""
+    """Parse the tokenizer.json `text`, and choose the tokens that frame documents.
+
+    `file` is the path of the tokenizer.json, if known. `where` names the tokenizer in errors.
+    """
     backend = _parse(text, file)
     backend.no_truncation()
     backend.no_padding()
@@ -140,7 +145,7 @@ def _describe(
     warnings = [eos.warning for _, eos in tokens if eos.warning]
     content = json.loads(plain := backend.to_str())
     text = shorten_merges(plain, content)
-    keep_hf(text, backend)  # workers may need it, and parsing a large one again takes a second
+    keep_hf(text, backend)  # forked workers may need it, and parsing a large one takes a second
     return TokenizerSpec(
         json=text,
         frames=tuple((bos.id, eos.id) for bos, eos in tokens),
@@ -153,9 +158,9 @@ def _describe(
 
 
 def _fingerprint(content: dict[str, Any]) -> str:
-    # templates do not affect documents, and transformers 5 adds one that has no effect
+    # drop templates: they do not affect documents, and transformers 5 adds one without effect
     content = content | {"post_processor": None, "decoder": None}
-    # keep the vocabulary in ID order, because encoding with a sorted one is 20% slower
+    # sort only for the hash, because encoding with a sorted vocabulary is 20% slower
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
@@ -179,16 +184,17 @@ def _hash_ids(backend: Tokenizer) -> str:
     for text in FIXED_TEXTS:
         try:
             ids = backend.encode(text, add_special_tokens=False).ids
-        except Exception:  # a word-level vocabulary may have no unknown token
+        except Exception:  # a word-level tokenizer without an unknown token cannot encode all texts
             ids = [-1]
         digest.update(np.array([len(ids), *ids], "<i8").tobytes())
     return digest.hexdigest()[:16]
 
 
 def frame_without_tokenizer(frames: Sequence[tuple[TokenName, TokenName]]) -> TokenizerSpec:
-    """Describe pre-tokenized data without a tokenizer; `frames` are as for `load_tokenizer`.
+    """Create the `TokenizerSpec` of a run that has only pre-tokenized data and no tokenizer.
 
-    Raises `TokenizerError` unless each bos and eos is None or an ID below 2^31.
+    `frames` are as for `load_tokenizer`. Raises `TokenizerError` unless each bos and eos is None or
+    an ID below 2^31.
     """
     for token in itertools.chain.from_iterable(frames):
         if isinstance(token, str) or not 0 <= (token or 0) < MOST_IDS:
@@ -213,7 +219,11 @@ def _describe_id(token: TokenName, kind: str) -> str:
 
 
 def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
-    """Find the text of a tokenizer.json, the bos and eos that it names, and its file, if any."""
+    """Find a tokenizer for `load_tokenizer`.
+
+    Returns the text of its tokenizer.json, the bos and eos that it names, and the path of the
+    tokenizer.json, or None if the text does not come from a file.
+    """
     from tokenizers import Tokenizer
 
     if isinstance(source, Tokenizer):
@@ -281,7 +291,7 @@ def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
 
 
 class DocumentTokenizer:
-    """Encodes and decodes documents. The options are passed to `open_encoder`."""
+    """Encodes documents, and decodes their IDs. `options` are passed to `open_encoder`."""
 
     def __init__(self, spec: TokenizerSpec, backend: str = HF, **options: Any) -> None:
         self._json, self._open = spec.json, partial(open_encoder, spec.json, backend, **options)
@@ -292,16 +302,17 @@ class DocumentTokenizer:
     def encode_flat(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
         """Encode documents to IDs, int32 [tokens], and offsets, int64 [documents + 1].
 
-        Adds no bos or eos. The names of special tokens stay text, except in a `Text` with
-        `special_tokens`. The arrays may be read-only. Raises `TokenizerError` for a document that
-        cannot be encoded, or if an earlier comparison of fastokens with hf found different IDs.
+        Adds no bos or eos. The names of special tokens are encoded as text, except in a `Text` with
+        `special_tokens=True`. The arrays may be read-only. Raises `TokenizerError` for a document
+        that cannot be encoded, or if an earlier comparison of fastokens with hf found different
+        IDs.
         """
         if Text not in set(map(type, documents)):
             return self._encoder.encode(documents)
         return self._encode_mixed(documents)
 
     def _encode_mixed(self, documents: Sequence[str]) -> tuple[Tokens, Ints]:
-        """Encode documents, some of which may have special tokens."""
+        """Encode documents in two calls: those with `has_special_tokens`, and the others."""
         parts: dict[int, Tokens] = {}
         for is_special in (False, True):
             places = [
@@ -323,7 +334,7 @@ class DocumentTokenizer:
         return self._open(special_tokens=True)
 
     def explain_failure(self, document: str) -> TokenizerError | None:
-        """Encode one document with hf, and return the error that this raises, or None."""
+        """Encode one document with hf, and return the error if this fails, else None."""
         try:
             HFEncoder(self._json, has_special_tokens(document)).encode([document])
         except TokenizerError as error:
@@ -346,5 +357,6 @@ def decode_ids(text: str, tokens: Tokens) -> str:
 
 
 def has_special_tokens(document: str) -> bool:
-    """Whether the names of special tokens in a document become these tokens."""
+    """Whether the names of special tokens in a document are encoded as these tokens, not as
+    text."""
     return isinstance(document, Text) and document.special_tokens
