@@ -8,7 +8,8 @@
 A **length** is the number of tokens of a sample's text, without bos and eos. Lengths depend on the
 data, the tokenizer, the text column and the transform, which make up their key. They do not depend
 on `seq_len`, the packing, bos, eos, `min_tokens`, the mixture or the world size, so one file serves
-every run. Lengths never change a row, a batch, a state or a statistic. They only save work.
+every run. Lengths never change a row, a batch, a state or a statistic. They save work, and are
+required only for what must know rows in advance, such as a mixture whose streams end.
 
     index         groups, and their index       ending           the end of a finite run
     group_file    the file of a group           mixture_search   the rows at which streams end

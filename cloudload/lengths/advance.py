@@ -3,9 +3,9 @@
     lane        ····aaaaaaaa|bbbb|cccccccc|dd       cursor (a, 4), 2 rows of 6 units further
                     └──────┴──────┘                 cursor (c, 2): tokens 4 to 8 of a, b, 2 of c
 
-Positions are found per component, for all of its lanes at once. Nearby documents are measured one
-by one. For farther ones, tables are used: the totals give the table, bisection the block, and a
-scan the document. Reading the documents would give the same result.
+Positions are found for all lanes of a component at once. Nearby documents are measured one by one.
+A distant document is found in three steps: its table by the tables' totals, its block by bisection,
+and the document by a scan of the block. Reading the documents would produce the same result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from cloudload.stats import COUNTS, DOCUMENTS, FAILED, FILTERED, PADDING, TOKENS
 _SIZE_OF_KIND = {ABSENT: SIZE_ABSENT, FILTERED: SIZE_FILTERED, FAILED: SIZE_FAILED}
 
 
-# measuring this many documents takes about as long as one lookup in a table, or building one
+# measuring this many documents takes about as long as looking up a table that exists, or as
+# building one that does not
 _SCANNED_WITH_TABLE, _SCANNED_WITHOUT = 1 << 16, 1 << 22
 _SCANNED_AT_ONCE, _LEAST_OF_LANE = 1 << 20, 8
 
@@ -48,7 +49,7 @@ class Advanced:
     cursors: Ints
     """int64 [lanes, 3], with columns `packing.tables.CURSOR_ORDINAL` and so on."""
     counts: Ints
-    """int64 [streams of the component, counts]: the statistics of the rows in between."""
+    """int64 [streams of the component, counts]: the statistics of these rows."""
     is_dry: Flags
     """bool [lanes]: whether the lane ends before its rows, or has no tokens at all. If any lane is
     dry, `cursors` is invalid, and other lanes may be dry, too."""
@@ -58,7 +59,7 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Located:
-    """Cursors that were found by units."""
+    """The result of `Walker.locate`: the cursors at the requested units."""
 
     cursors: Ints
     """int64 [places, 3], with columns `packing.tables.CURSOR_ORDINAL` and so on; the size is not
@@ -68,7 +69,7 @@ class Located:
 
 
 class Walker:
-    """Advances the lanes of one component."""
+    """Computes the cursors and statistics of one component's lanes at later rows."""
 
     def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
         self._tables, self._sizes, self._packing = tables, sizes, packing
@@ -101,7 +102,8 @@ class Walker:
         return Advanced(after, counts, is_dry)
 
     def _set_sizes(self, cursors: Ints, moved: Flags) -> None:
-        """Set the sizes of the documents that cursors are inside, in lanes that moved."""
+        """Set `CURSOR_SIZE` of the lanes that moved: the size of the document that the cursor is
+        inside, or 0."""
         cursors[moved, CURSOR_SIZE] = 0
         inside = np.flatnonzero(moved & (cursors[:, CURSOR_OFFSET] > 0))
         if len(inside):
@@ -129,7 +131,7 @@ class Walker:
         return units
 
     def count_units_before(self, cursors: Ints, lanes: Ints, ordinals: Ints) -> Ints:
-        """The units from lanes' cursors to the starts of documents at or after them.
+        """The number of units from a lane's cursor to the start of a document at or after it.
 
         `cursors` is int64 [lanes, 3]; `lanes`, `ordinals` and the result are int64 [documents].
         """
@@ -149,9 +151,10 @@ class Walker:
         return units
 
     def count_documents(self, lanes: Ints, heads: Ints, stops: Ints) -> Ints:
-        """The statistics of the lanes' documents from `heads` to `stops`, each read to its end.
+        """The statistics of the lanes' documents with ordinals in [`heads`, `stops`).
 
-        The arguments are int64 [lanes]. Returns int64 [streams of the component, counts].
+        Each document counts as read to its end. The arguments are int64 [lanes]. Returns int64
+        [streams of the component, counts].
         """
         numbers = stops - heads
         first = int(heads.min(initial=0 if not len(heads) else NEVER)) // self._tables.num_ordinals
@@ -204,7 +207,8 @@ class Walker:
     def _measure_begun(self, lanes: Ints, cursors: Ints) -> DocumentSizes:
         """Measure the documents that the cursors of these lanes are inside.
 
-        Raises `StreamChangedError` if the length of one changed since the lane began to read it.
+        Raises `StreamChangedError` if a document's length has changed since its lane began to read
+        it.
         """
         ordinals, offsets, sizes = cursors[lanes].T
         found = self._sizes.measure(lanes, ordinals)
@@ -220,9 +224,10 @@ class Walker:
         return found
 
     def _finish_begun(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> None:
-        """Consume the documents that cursors are inside, which `min_tokens` can no longer filter.
+        """Advance lanes within the documents that their cursors are inside.
 
-        Changes `cursors`, `needed` and `counts`.
+        `min_tokens` does not exclude such a document, because it was accepted before. Changes
+        `cursors`, `needed` and `counts`.
         """
         found, offsets = self._measure_begun(lanes, cursors), cursors[lanes, CURSOR_OFFSET]
         left = found.whole - offsets
@@ -240,10 +245,10 @@ class Walker:
         np.add.at(counts, (own[is_past], np.full(is_past.sum(), DOCUMENTS)), 1)
 
     def _scan(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> tuple[Ints, Ints]:
-        """Advance lanes that are between documents, and measure a limited number of documents.
+        """Advance lanes that are between documents by measuring a limited number of documents.
 
         Changes `cursors`, `needed`, and `counts`. Returns the lanes that need to advance further,
-        and dry lanes: endless lanes whose documents have no token in a whole epoch.
+        and the dry lanes, which are endless lanes without tokens in a whole epoch.
         """
         epoch = int(cursors[lanes, CURSOR_ORDINAL].min()) // self._tables.num_ordinals
         budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT
@@ -275,7 +280,7 @@ class Walker:
     def _set_cursors(
         self, lanes: Ints, ordinals: Ints, into: Ints, cursors: Ints, counts: Ints
     ) -> None:
-        """Set the cursors of lanes that are `into` units inside a document, and count its tokens.
+        """Set cursors to `into` units inside a document, and count its tokens before the cursor.
 
         Changes `cursors` and `counts`.
         """
@@ -286,7 +291,7 @@ class Walker:
             np.add.at(counts, (own, np.full_like(own, TOKENS)), offsets[begun])
 
     def _walk(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> Flags:
-        """Advance lanes that are between documents, with tables. Changes `cursors` and `counts`.
+        """Advance lanes that are between documents by using tables. Changes `cursors` and `counts`.
 
         Returns which lanes are dry: bool [lanes].
         """
@@ -302,9 +307,9 @@ class Walker:
         return is_dry
 
     def locate(self, starts: Ints, lanes: Ints, units: Ints) -> Located:
-        """Find the cursor `units` after the start of its lane, for each place.
+        """Find, for each place, the cursor that is `units` after the start of a lane.
 
-        `starts` is int64 [all lanes, 3]; `lanes` and `units` are int64 [places], where a lane may
+        `starts` is int64 [all lanes, 3]. `lanes` and `units` are int64 [places], where a lane may
         be repeated. Raises `CacheError` if a table cannot be built, and `StreamChangedError` if a
         start does not match the length of its document.
         """

@@ -67,7 +67,7 @@ class BestFitRows:
 
     def _list_pieces(self, runs: Runs, first_rows: Ints) -> Ints:
         """List the pieces of runs, by ascending row: int64 [pieces, 5]."""
-        turns = number_in_group(runs.lanes)  # a lane takes its runs one after the other
+        turns = number_in_group(runs.lanes)  # play the runs of a lane one after the other
         taken: list[list[bytes]] = [[] for _ in first_rows]
         for turn in range(int(turns.max(initial=-1)) + 1):
             own = np.flatnonzero(turns == turn)

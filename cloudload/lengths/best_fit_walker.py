@@ -1,7 +1,7 @@
-"""Find the cursors, residues and statistics of `best_fit` lanes at a later row, by playing them.
+"""Find the cursors, residues and statistics of `best_fit` lanes at a later row, by playing lanes.
 
 state, rows ─► `PlayedLanes` ─► state
-statistics     documents between the two cursors, minus the residue after, plus that before
+statistics     documents between the cursors, minus the later residue, plus the earlier residue
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
 
 
 class BestFitWalker(Walker):
-    """Advances the `best_fit` lanes of one component."""
+    """Computes the state of one component's `best_fit` lanes at later rows, by playing them."""
 
     def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
         super().__init__(tables, sizes, packing)
@@ -51,7 +51,7 @@ class BestFitWalker(Walker):
         return Advanced(after, counts, is_dry, left)
 
     def move(self, cursors: Ints, rows: Ints, residues: Residues) -> tuple[Ints, Residues, Flags]:
-        """Like `advance`, but return only the cursors, the residues, and which lanes end."""
+        """Like `advance`, but returns only the cursors, the residues, and which lanes are dry."""
         moving = np.flatnonzero(rows > 0)
         is_dry = np.zeros(len(cursors), np.bool_)
         is_dry[moving] = self.play(moving, rows[moving], cursors, residues)
@@ -63,18 +63,19 @@ class BestFitWalker(Walker):
         return after, left, is_dry
 
     def play(self, lanes: Ints, rows: Ints, cursors: Ints, residues: Residues) -> Flags:
-        """Play `lanes` for `rows` rows. The cursors and residues are those of all lanes.
+        """Play `lanes` for `rows` rows. `cursors` and `residues` are those of all lanes.
 
-        Returns which lanes end before that: bool [lanes]. Raises the errors of `advance`.
+        Returns which lanes end before their row: bool [lanes]. Raises the errors of `advance`.
         """
         self.start(lanes, cursors, residues)
         with _naming_residues():
             return self.lanes.play(lanes, rows)
 
     def start(self, lanes: Ints, cursors: Ints, residues: Residues) -> None:
-        """Start to count rows at lanes' cursors and residues. Raises the errors of `advance`.
+        """Make `cursors` and `residues` the states from which the lanes' rows are counted.
 
-        For a new state, checks the lengths of the documents that it contains in part.
+        If a state is new, checks the lengths of the documents that it contains in part. Raises the
+        errors of `advance`.
         """
         states = (
             LaneState(ordinal, offset, residues[lane])
@@ -90,7 +91,7 @@ class BestFitWalker(Walker):
             self._check(lanes[is_new], cursors, residues)
 
     def count_rows(self, cursors: Ints, residues: Residues) -> Ints:
-        """The rows from the state of each lane to its end, in a finite run: int64 [lanes].
+        """The number of rows from each lane's state to its end, in a finite run: int64 [lanes].
 
         The arguments are those of `advance`. Raises the errors of `advance`.
         """
@@ -120,7 +121,7 @@ class BestFitWalker(Walker):
     def _count_passed(self, lanes: Ints, cursors: Ints, after: Ints) -> Ints:
         """The statistics of the documents that the lanes' cursors pass, as if all were in rows.
 
-        A document that was started counts, even if `min_tokens` has changed since.
+        A partly read document counts, even if `min_tokens` now excludes it.
         """
         is_begun = cursors[lanes, CURSOR_OFFSET] > 0
         heads, stops = cursors[lanes, CURSOR_ORDINAL] + is_begun, after[lanes, CURSOR_ORDINAL]
@@ -134,8 +135,8 @@ class BestFitWalker(Walker):
         return counts
 
     def _count_taken(self, lanes: Ints, cursors: Ints, residues: Residues) -> Ints:
-        """The number of tokens in rows from documents at the cursors, minus the number of tokens
-        before the cursors that are not in rows yet: int64 [streams]."""
+        """The tokens before the cursors in partly read documents, minus the tokens in residues:
+        int64 [streams]."""
         begun = lanes[cursors[lanes, CURSOR_OFFSET] > 0]
         owners, ordinals, starts, stops = _list_open(lanes, residues).T
         tokens = np.concatenate([cursors[begun, CURSOR_OFFSET], starts - stops])
@@ -152,7 +153,7 @@ class BestFitWalker(Walker):
 
 @contextlib.contextmanager
 def _naming_residues() -> Iterator[None]:
-    """Raise `StreamChangedError` for an invalid residue."""
+    """Convert the `ValueError` of an invalid residue to a `StreamChangedError`."""
     try:
         yield
     except ValueError as error:

@@ -29,13 +29,14 @@ class Ending:
     """The end of a finite run."""
 
     start: int
-    """The first row that its lane cannot fill, with which the tail begins."""
+    """The first row that its lane cannot fill. The tail begins with this row."""
     end: int
     """The number of rows in the run."""
     lanes: LaneArrays
     """The lanes at row `start`, with the statistics as of row `counted`."""
     counted: int
-    """The row up to which `lanes` count: `start`, or where a run resumed in its tail."""
+    """The row up to which the statistics in `lanes` count: `start`, or the row at which a run
+    resumed in its tail."""
     stages: Stages
     """The stages of the tail when the run resumed; empty if it was not in its tail."""
 
@@ -53,9 +54,10 @@ def first_dry_row(num_rows: Ints, row: int) -> int:
 
 
 class TailCounts:
-    """The statistics of a tail's rows. `streams` is the stream of each remnant: int64.
+    """The statistics of a tail's rows.
 
-    The rows' padding is counted in `padding_stream`.
+    `streams` (int64 [remnants]) is the stream of each remnant. The statistics of `padding_stream`
+    include the padding of all rows.
     """
 
     def __init__(self, recipe: Recipe, tail: Tail, streams: Ints, padding_stream: int = 0) -> None:
@@ -63,7 +65,7 @@ class TailCounts:
         self._padding_stream = padding_stream
 
     def before(self, row: int) -> Ints:
-        """The statistics of the rows from the stage's first one to `row`: [streams, counts].
+        """The statistics of the rows from the stage's first row to `row`: int64 [streams, counts].
 
         Rows after the end of the tail are padding.
         """

@@ -1,4 +1,4 @@
-"""The lengths of a corpus: read, verified, and shared by the processes of a node.
+"""Read and verify the lengths of a corpus, and share them among the processes of a node.
 
     index, groups at the place ─► verified ─► one file in the cache folder ─► mapped
                                               uint16 [samples], list of long samples
@@ -37,15 +37,15 @@ _MOST_INDEX_BYTES = 1 << 28
 
 
 def place_of(dataset: Dataset, place: str | None) -> str:
-    """The location of a dataset's lengths: `place`, or by default a folder of the dataset."""
+    """The location of a dataset's lengths: `place`, or the folder `lengths` of the dataset."""
     return place or join_url(dataset.url, PLACE)
 
 
 def find_index(place: str, key: LengthsKey, data: str, retry: Retry) -> LengthsIndex | None:
-    """Read the index of the data with the fingerprint `data`; None if there is none.
+    """Read the index of the lengths that belong to `key` and to the data with fingerprint `data`.
 
-    Raises `StoreError` if the store cannot be read, and `DatasetError` if the index is damaged or
-    belongs to other lengths.
+    Returns None if there is no such index. Raises `StoreError` if the store cannot be read, and
+    `DatasetError` if the index is damaged or belongs to other lengths.
     """
     url = join_url(place, f"{key.digest}/{index_name(data)}")
     try:
@@ -88,11 +88,11 @@ class DatasetLengths:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._path is not None:
-            return _map_file, (self._path,)  # a worker maps the file, instead of receiving it
+            return _map_file, (self._path,)  # a worker maps the file instead of receiving its data
         return DatasetLengths, (self._short, self._places, self._values)
 
     def of(self, samples: Ints) -> Ints:
-        """The lengths of samples of the dataset, with `FILTERED`: int64 [samples]."""
+        """The length of each sample of the dataset, or `FILTERED` or `FAILED`: int64 [samples]."""
         lengths = self._short[samples].astype(np.int64)
         is_listed = lengths == LISTED
         if is_listed.any():
@@ -117,7 +117,10 @@ class CorpusLengths:
         return np.searchsorted(self.stream_starts, samples, side="right") - 1
 
     def of(self, samples: Ints) -> Ints:
-        """The lengths of samples of the corpus, with `FILTERED`: int64, shaped as `samples`."""
+        """The length of each sample of the corpus, or `FILTERED` or `FAILED`.
+
+        Returns int64 with the shape of `samples`.
+        """
         if len(self.datasets) == 1:
             return self.datasets[0].of(samples)
         streams = self.streams_of(samples)
@@ -129,7 +132,9 @@ class CorpusLengths:
 
 
 def open_dataset_lengths(counted: CountedDataset, root: Path, retry: Retry) -> DatasetLengths:
-    """Map the lengths of a dataset from the cache folder `root`, and read them first if needed.
+    """Map the lengths of a dataset from a file in the cache folder `root`.
+
+    If the file is missing, first reads the lengths from the store and writes the file.
 
     Raises `DatasetError` for a damaged or missing group, `StoreError` if a group cannot be read,
     and `CacheError` if the cache folder cannot be used.
@@ -187,7 +192,7 @@ def _map_file(path: Path) -> DatasetLengths:
 
 
 def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths]:
-    """Read and verify the groups, several at a time, in order."""
+    """Read and verify the groups, up to 8 at a time, and yield them in order."""
     expected = list(cut_groups(counted.dataset.table, counted.key))
     groups = counted.index.groups
     folder = join_url(counted.place, counted.key.digest)

@@ -5,9 +5,9 @@
              …  uint16 [samples]: the length, or 65,535 for a sample in the list below
              …  uint32 [long], uint32 [long]: sample and length of the others
 
-All integers are little-endian. A filtered sample has the length 2³² - 1, a bad document that is
-left out 2³² - 2, and an empty one 0. The bytes depend only on the lengths and the header, so
-that any machine writes the same file.
+All integers are little-endian. The stored length of a filtered sample is 2³² - 1, that of a bad
+document that is left out is 2³² - 2, and that of an empty document is 0. The bytes depend only on
+the lengths and the header, so any machine writes the same file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILTERED = -1
 FAILED = -2
 """The length of a bad document that on_error="skip" leaves out."""
 LISTED = (1 << 16) - 1
-"""The stored value of a sample whose length is in the list."""
+"""The value in `short` of a sample whose length is in the list of long samples."""
 _STORED_SIGN = 1 << 32
 _MOST_TOKENS = (1 << 32) - 3
 _MAGIC, _VERSION = b"CLLENGTH", 1
@@ -43,12 +43,12 @@ class GroupLengths:
     short: Ids
     """uint16 [samples]: each length, or `LISTED`."""
     places: Ids
-    """uint32 [long]: the samples with `LISTED`, ascending."""
+    """uint32 [long]: the indices of the samples whose `short` is `LISTED`, ascending."""
     values: Ids
-    """uint32 [long]: their lengths."""
+    """uint32 [long]: the lengths of these samples."""
 
     def widen(self) -> Ints:
-        """The length of each sample, `FILTERED` or `FAILED`: int64 [samples]."""
+        """The length of each sample, or `FILTERED` or `FAILED`: int64 [samples]."""
         lengths = self.short.astype(np.int64)
         lengths[self.places] = widen(self.values)
         return lengths
@@ -70,7 +70,7 @@ def narrow(lengths: Ints) -> tuple[Ids, Ids, Ids]:
 
 
 def widen(values: Ids) -> Ints:
-    """Convert `values` of `GroupLengths` to lengths: int64 [long]."""
+    """Convert `values` of `GroupLengths` to lengths, or `FILTERED` or `FAILED`: int64 [long]."""
     wide = values.astype(np.int64)
     return np.where(wide > _MOST_TOKENS, wide - _STORED_SIGN, wide)
 

@@ -1,12 +1,12 @@
-"""The groups of a dataset's lengths: how shards are grouped, and the index that lists the groups.
+"""Group the shards of a dataset to count their lengths, and list the groups in an index.
 
     <place>/<key>/00000-<digest>.lengths     shards 0 to 15      named by shards and key
     <place>/<key>/00001-<digest>.lengths     shards 16 to 31
     <place>/<key>/index-<data>.json          all groups of one version of the data; written last
 
-The place is the folder `lengths` of the dataset, or any other location. A dataset that grows keeps
-its groups, except the last one. A file is complete as soon as it exists, because stores write
-objects whole, so counting resumes after the files that exist.
+The place is the folder `lengths` of the dataset, or any other location. If a dataset grows, all of
+its groups except the last one stay the same. Stores write whole objects, so a file that exists is
+complete, and an interrupted count continues after the existing files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class LengthsKey:
-    """The inputs of lengths, besides the data. Each field is a plain string."""
+    """The inputs, besides the data, that determine lengths. Each field is a plain string."""
 
     tokenizer: str
     """The fingerprint of the tokenizer."""
@@ -40,22 +40,22 @@ class LengthsKey:
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits, the name of the folder of these lengths."""
+        """16 hex digits that name the folder with the lengths of this key."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class ShardRange:
-    """The shards of a group, before it is counted."""
+    """The shards of a group whose lengths are not counted yet."""
 
     number: int
     """Index of the group."""
     first: int
-    """Index of its first shard in the dataset."""
+    """Index in the dataset of the group's first shard."""
     stop: int
-    """Index after the last shard."""
+    """Index after that of the group's last shard."""
     samples: int
-    """Number of samples in its shards."""
+    """Number of samples in the group's shards."""
     digest: str
     """16 hex digits that identify the group's shards and the key."""
 
@@ -67,18 +67,18 @@ class ShardRange:
 
 @dataclass(frozen=True)
 class Group:
-    """A counted group."""
+    """A group whose lengths are counted, as it is listed in the index."""
 
     name: str
     """The name of the group's file."""
     hash: str
     """SHA-256 of the file, in hex digits."""
     bytes: int
-    """Size of the file."""
+    """Size of the file, in bytes."""
     samples: int
-    """Number of samples in its shards."""
+    """Number of samples in the group's shards."""
     tokens: int
-    """Sum of their lengths, without bos and eos."""
+    """Sum of the samples' lengths, in tokens, without bos and eos."""
     empty: int
     """Number of samples without tokens."""
     filtered: int
@@ -86,12 +86,12 @@ class Group:
     failed: int
     """Number of bad documents that were left out."""
     text_bytes: int
-    """Bytes of UTF-8 text that were tokenized; of token IDs, if the data is pre-tokenized."""
+    """Size in bytes of the UTF-8 text that was tokenized, or of the IDs of pre-tokenized data."""
 
 
 @dataclass(frozen=True)
 class LengthsIndex:
-    """All groups of a dataset, in the order of its shards."""
+    """The list of all groups of a dataset, in the order of its shards."""
 
     key: Mapping[str, str]
     """The fields of the `LengthsKey`."""

@@ -1,4 +1,4 @@
-"""The key of lengths, which matches them with the recipes that may use them."""
+"""Compute the key of lengths, by which a run finds the lengths that match its recipe."""
 
 from __future__ import annotations
 

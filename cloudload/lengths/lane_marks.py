@@ -1,11 +1,11 @@
-"""Marks of `best_fit` lanes: saved packer states, close enough to reach any row soon.
+"""Marks of `best_fit` lanes: packer states, saved often enough to reach any row quickly.
 
     lane     ·············|·············|·········     a mark per 1,024 documents
     leap     state at a mark ─► rows and state at the next one
 
-A lane's state determines all of its later rows. So a leap is valid for every run with the same
-lengths and packing that reaches its first state, regardless of where that run began. Each lane has
-a file of leaps, which the processes of a node share, and to which they only append.
+A lane's state determines all of its later rows. A leap is therefore valid for every run that has
+the same lengths and packing and reaches the leap's first state, wherever that run began. The leaps
+of a lane are in one file, which the processes of a node share. They only append to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cloudload.system.temp_files import lock_path, make_folder
 
 logger = logging.getLogger(__name__)
 DOCUMENTS_OF_MARK = 1_024
-"""A lane has a mark after each row in which its cursor passes a multiple of this ordinal."""
+"""A lane has a mark after each row in which its cursor's ordinal passes a multiple of this."""
 _KEY_BYTES = 16
 _RECORD = struct.Struct(f"<{_KEY_BYTES}sqqqi")
 _CHECK = struct.Struct("<I")
@@ -70,7 +70,7 @@ class LaneMarks:
         self._read_bytes: dict[int, int] = {}
 
     def after(self, lane: int, state: LaneState) -> Leap | None:
-        """The leap from a lane's state, or None."""
+        """The leap from a lane's state; None if it is not known."""
         key = state.key
         return self._new.get(lane, {}).get(key) or self._load(lane).get(key)
 
@@ -101,7 +101,7 @@ class LaneMarks:
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """After the first `OSError`, keep leaps only in memory, because they only save work."""
+        """After the first `OSError`, keep leaps only in memory, because files only save work."""
         try:
             yield
         except OSError as error:
@@ -142,7 +142,7 @@ class LaneMarks:
         self._read_bytes[lane] += place
 
     def _append(self, lane: int, leaps: Mapping[bytes, Leap]) -> bool:
-        """Append leaps to a lane's file. Returns whether that was possible."""
+        """Append leaps to a lane's file. Returns False if files cannot be written."""
         with self._forgiving():
             path = self._path(lane)
             make_folder(path.parent)

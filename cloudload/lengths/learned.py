@@ -1,11 +1,12 @@
-"""Lengths that a run learns as it reads: a file per dataset, shared by the processes of a node.
+"""Record the lengths that a run learns as it reads, in a file per dataset, shared by a node.
 
     document tokenized in any worker ──► its fact in the file       uint64 [samples]
                                          0 until then               bytes of text << 32 | length + 3
 
-A fact depends only on the sample, so it does not matter which process writes it, how often, or in
-which order. A run that restarts, on any world, continues with the file. Each node reads only some
-of the samples, so `count.learn` joins the facts of all nodes.
+A **fact** is the length of a sample and the size of its text. It depends only on the sample, so it
+does not matter which process writes it, how often, or in which order. A run that restarts, on any
+world, continues with the same file. Each node reads only a part of the samples, so `count.learn`
+joins the facts of all nodes.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from cloudload.mds.dataset import Corpus
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, make_folder, partial_file
 
-_FIRST_CODE = 1 - FAILED  # makes the code of every length positive
+_FIRST_CODE = 1 - FAILED  # added to lengths to make them positive, because 0 means unknown
 _MOST = (1 << 32) - 1
 _BYTES_SHIFT = 32
 _NODE = re.compile("[0-9a-f]{12}")
 
 
 def encode_facts(lengths: Ints, text_bytes: Ints) -> Words:
-    """Encode the facts of samples: uint64 [samples]; 0 if a value is too large.
+    """Encode the facts of samples: uint64 [samples]; 0 if a length or a text is too large.
 
     `lengths` (a length, `FILTERED` or `FAILED`) and `text_bytes` are int64 [samples].
     """
@@ -45,18 +46,19 @@ def encode_facts(lengths: Ints, text_bytes: Ints) -> Words:
 
 
 def decode_facts(facts: Words) -> tuple[Ints, int]:
-    """Decode facts above 0 to lengths (int64 [samples]) and the sum of the bytes of text."""
+    """Decode facts above 0 to lengths, int64 [samples], and the total bytes of text."""
     lengths = (facts & np.uint64(_MOST)).astype(np.int64) - _FIRST_CODE
     return lengths, int((facts >> np.uint64(_BYTES_SHIFT)).sum())
 
 
 @dataclass(frozen=True)
 class LearnedDataset:
-    """The file of a dataset. It can be pickled; each process maps the file."""
+    """The file of a dataset's learned lengths. Can be pickled, because each process maps the
+    file."""
 
     path: Path
     first: int
-    """The index in the corpus of the dataset's first sample."""
+    """The index of the dataset's first sample in the corpus."""
     samples: int
 
     @cached_property
@@ -72,12 +74,12 @@ class LearnedDataset:
 
 @dataclass(frozen=True)
 class LearnedLengths:
-    """The files of a corpus."""
+    """The files of a corpus's learned lengths, one for each dataset."""
 
     datasets: tuple[LearnedDataset, ...]
 
     def record(self, samples: Ints, lengths: Ints, text_bytes: Ints) -> None:
-        """Write the facts of samples of the corpus. The arguments are int64 [samples]."""
+        """Write the facts of samples of the corpus. Each argument is int64 [samples]."""
         facts = encode_facts(lengths, text_bytes)
         for dataset in self.datasets:
             within = samples - dataset.first
@@ -89,12 +91,13 @@ class LearnedLengths:
 def open_learned(
     root: Path, key: LengthsKey, corpus: Corpus, stream: int, *, creates: bool = True
 ) -> LearnedDataset:
-    """Open the file of a corpus's dataset in the cache folder `root`: 8 bytes per sample.
+    """Open the file of a stream's learned lengths in the cache folder `root`: 8 bytes per sample.
 
-    Creates a missing file if `creates`. Raises `CacheError` if the disk has no space for it.
+    Creates a missing file if `creates` is True. Raises `CacheError` if the file cannot be created,
+    for example because the disk is full.
     """
     dataset, data = corpus.datasets[stream], corpus.fingerprint(range(stream, stream + 1))
-    # data without hashes has a cache folder for each of its versions
+    # name the version, because data without hashes has a separate cache folder for each version
     version = dataset_folder(root, dataset).name[-16:]
     path = root / LENGTHS_FOLDER / f"{key.digest}-{data[:16]}-{version}.learned"
     first, stop = corpus.stream_starts[stream : stream + 2].tolist()

@@ -1,4 +1,4 @@
-"""Where a mixture's streams end, the rows of their tails, and the lanes at any row.
+"""Compute the rows of the tails of a mixture's streams, and the lanes at any row.
 
     rows of stream b     b b b b b b b b b │ b b b b │        then its weight is 0
     made from            its lanes         │ its tail │
@@ -32,16 +32,16 @@ _LISTED = 1 << 16
 
 @dataclass(frozen=True)
 class MixtureEnding:
-    """The ends of a mixture's streams, found at a position. It can be pickled."""
+    """The ends of a mixture's streams, computed from a position. It can be pickled."""
 
     mixture: Mixture
-    """The mixture. After its end, a stream has weight 0."""
+    """The mixture, in which each stream has weight 0 after its end."""
     start: int
     """The row of the position."""
     end: int
     """The number of rows in the run; `NEVER` if it is endless."""
     stream_ends: tuple[int, ...]
-    """The row at which each stream has ended; `NEVER` if it does not end."""
+    """The row after the last row of each stream; `NEVER` if the stream does not end."""
     lane_ends: tuple[int, ...]
     """The first row of each stream, from `start` on, that is in its tail."""
     cursors: Ints
@@ -53,7 +53,7 @@ class MixtureEnding:
     """The stages of each stream's tail at the position; empty before its tail."""
     ended: tuple[LaneArrays | None, ...] = ()
     """Each stream's lanes at the row where its tail starts, as arrays with a single component. None
-    if not computed yet."""
+    for a stream whose lanes at that row are not computed yet."""
 
     def stages_of(self, component: int) -> Stages:
         """The stages of a stream's tail at the position; empty before its tail."""
@@ -63,7 +63,7 @@ class MixtureEnding:
 class MixtureTails:
     """The tails of a mixture's streams, each packed when it is first needed.
 
-    The recipe's mixture is that of the ending. A tail's rows are indexed from 0.
+    `recipe` must have the mixture of `ending`. A tail's rows are indexed from 0.
     """
 
     def __init__(self, recipe: Recipe, walkers: Sequence[Walker], ending: MixtureEnding) -> None:
@@ -169,10 +169,10 @@ def pack_stream_tail(recipe: Recipe, walker: Walker, ended: LaneArrays, stages: 
 def advance_mixture(
     recipe: Recipe, walkers: Sequence[Walker], tails: MixtureTails, position: Position, row: int
 ) -> LaneArrays | None:
-    """The lanes at a row up to the end, or None if a lane of an endless stream has no tokens.
+    """Compute the lanes at `row`, which must not be after the end of the run.
 
-    Raises `CacheError` if an order or a table cannot be built, and `StreamChangedError` if a cursor
-    does not match the lengths.
+    Returns None if a lane of an endless stream has no tokens. Raises `CacheError` if an order or a
+    table cannot be built, and `StreamChangedError` if a cursor does not match the lengths.
     """
     cursors, counts = position.cursors.copy(), position.counts.copy()
     residues = None if position.residues is None else position.residues.copy()
@@ -203,9 +203,9 @@ def _enter_tail(
     move: tuple[Position, int],
     counts: Ints,
 ) -> Stages:
-    """The stages of a stream's tail after a move from a position to a row.
+    """The stages of a stream's tail after `move`, from a position to a row.
 
-    Adds the statistics of the tail's rows in between to `counts`.
+    Adds to `counts` the statistics of the tail's rows between the two.
     """
     (position, row), ending = move, tails.ending
     before = position.stages_of(component)

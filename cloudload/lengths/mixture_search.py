@@ -65,7 +65,8 @@ class _Search:
         self._recipe, self._walkers, self._unknown = recipe, walkers, unknown
         self._tails = MixtureTails(recipe, walkers, unknown)
         self._lane_rows: list[Ints | None] = []
-        """For each stream, the rows that each lane can fill, int64 [lanes]; None if endless."""
+        """For each stream, the number of rows that each lane can fill, int64 [lanes]; None if the
+        stream is endless."""
         self._left: list[int | None] = []
         """The number of rows that remain in each stream; None if unknown, or if it is endless."""
         for stream, component in enumerate(recipe.components):
@@ -129,7 +130,7 @@ class _Search:
 class _PlayedSearch(_Search):
     """Finds the ends of streams that `best_fit` packs.
 
-    Until its number of rows is known, a stream counts as endless.
+    A stream is treated as endless until its number of rows is known.
     """
 
     def __init__(self, recipe: Recipe, walkers: Sequence[Walker], unknown: MixtureEnding) -> None:

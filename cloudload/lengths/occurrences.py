@@ -1,9 +1,9 @@
-"""The rows that contain a document, found from lengths.
+"""Find the rows that contain a document, from token lengths.
 
     sample ─► its lane and ordinal in each epoch ─► units before it in the lane ─► rows
                                                 └─► pieces of the tail
 
-The result has the same rows, in the same order, as reading them would find.
+Reading all rows would find the same rows, in the same order.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class FoundSpan(NamedTuple):
 
     row: int
     place: int
-    """The start within its lane or tail, by which the spans of a row are sorted."""
+    """The span's place in its row, by which the spans of a row are sorted."""
     epoch: int
     start: int
     stop: int
 
 
 class _Reading(NamedTuple):
-    """One reading of the document by a lane in an epoch."""
+    """One occurrence of the document in a lane: in an epoch, the lane reads it at `ordinal`."""
 
     epoch: int
     lane: int
@@ -129,7 +129,7 @@ def _find_in_mixture(
 def _list_readings(
     lengths: RunLengths, position: Position, component: int, sample: int, last_epoch: int
 ) -> Iterator[_Reading]:
-    """Yield each time that a lane reads a sample after the position, up to an epoch."""
+    """Yield each occurrence of a sample in a lane after the position, up to `last_epoch`."""
     orders, lanes = lengths.walkers[component].orders, lengths.recipe.components[component].lanes
     lane_at = np.argsort(lanes.first_positions)
     heads, waiting = (
@@ -150,7 +150,7 @@ def _list_readings(
 
 
 def _list_waiting(position: Position, component: int) -> dict[tuple[int, int], int]:
-    """The documents in residues, by lane and ordinal, with their tokens there."""
+    """The number of tokens of each document in the residues, by (lane, ordinal)."""
     heads = position.cursors[component, :, CURSOR_ORDINAL].tolist()
     return {
         (lane, document): stop - start
@@ -216,7 +216,8 @@ def _measure(walker: Walker, cursors: Ints, lanes: Ints, ordinals: Ints) -> tupl
 
 
 def _list_rows(lengths: RunLengths, component: int, lane: int, start: int, stop: int) -> Ints:
-    """The rows from `start` to `stop` that a lane makes of a component: int64, ascending."""
+    """The rows of the run in [start, stop) that a component's lane makes: int64 [rows]."""
+
     recipe = lengths.recipe
     first, found = start + (lane - start) % recipe.num_lanes, []
     for begin in range(first, stop, _ROWS_AT_ONCE * recipe.num_lanes):

@@ -1,11 +1,12 @@
 """Find the lengths that a run may use.
 
-lengths="auto"      those beside the datasets, if all streams have them
-lengths="require"   the same, or an error with the command that counts them
-lengths="learn"     like "auto"; if there are none, the run writes them (`count.learn`).
-                    A mixture whose streams end needs them from its start, so it is like "require".
-lengths="off"       none
-lengths=URL         those at another location, for data in a read-only bucket
+lengths="auto"      the lengths beside the datasets, if all streams have lengths
+lengths="require"   the same, or else an error with the command that counts lengths
+lengths="learn"     like "auto", but if there are no lengths, the run writes them (`count.learn`).
+                    For a mixture whose streams end, which needs lengths from the start, like
+                    "require".
+lengths="off"       no lengths
+lengths=URL         the lengths at another location, for data in a read-only bucket
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ _AT_ONCE = 16
 def open_lengths(
     found: Sequence[CountedDataset], corpus: Corpus, root: Path, retry: Retry
 ) -> CorpusLengths:
-    """Map the lengths of a corpus, and read them first unless the cache folder `root` has them.
+    """Map the lengths of a corpus from files in the cache folder `root`.
 
-    Raises `StoreError`, `DatasetError` and `CacheError` as `open_dataset_lengths` does.
+    Reads lengths that are not in the cache from their store. Raises `StoreError`, `DatasetError`
+    and `CacheError` as `open_dataset_lengths` does.
     """
     datasets = tuple(open_dataset_lengths(counted, root, retry) for counted in found)
     digest = hashlib.sha256(b"".join(counted.index.encode() for counted in found))
@@ -49,11 +51,12 @@ def open_lengths(
 
 
 def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset] | None:
-    """Find the lengths of all streams, or return None if they are off, or optional and not found.
+    """Find the lengths of all streams. Makes one request per stream.
 
-    Makes one request per stream. Raises `DatasetError` for damaged lengths, and for missing lengths
-    that the user requested or that a mixture whose streams end needs; `StoreError` if a requested
-    store cannot be read; and `ValueError` if lengths are needed but off.
+    Returns None if lengths are off, or if they are optional and a stream has none. Raises
+    `DatasetError` if lengths are damaged, or if required lengths are missing. Lengths are required
+    if the user requests them, or if streams of a mixture end. Raises `StoreError` if a requested
+    store cannot be read, and `ValueError` if lengths are required but off.
     """
     if recipe.has_stream_ends:
         asked = _ask_for_needed(asked)
@@ -85,8 +88,8 @@ def find_lengths_of_beginning(
 ) -> list[CountedDataset] | None:
     """Find the lengths of a recipe that reads only the first shards of its streams.
 
-    `whole` are the lengths of all shards, or None; they begin with the same samples. Returns None
-    if a stream has neither.
+    For a stream without such lengths, uses the stream's lengths in `whole`, which cover all shards
+    and so begin with the same samples. Returns None if a stream has no lengths of either kind.
     """
     found = None if asked == OFF else _search(recipe, asked, retry)
     if found is None:
@@ -113,7 +116,7 @@ def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | N
     """Look for the lengths of each stream.
 
     If a store cannot be read, returns None if `asked` is "auto" or "learn", and otherwise raises
-    its `StoreError`.
+    the `StoreError`.
     """
     datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
     keys = [make_key(recipe, stream) for stream in range(len(datasets))]

@@ -3,7 +3,7 @@
     lane, row ─► nearest mark before it ─► sizes of the documents after it ─────► packer ─► row
                                                             marks on the way are kept ◄──┘
 
-A played lane keeps its place, so playing it further costs only the new documents.
+A played lane keeps its place, so playing it further packs only the new documents.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 _PLAYING = "packing documents by their token lengths, to find rows of best_fit"
 _LEAST_OF_LANE, _DOCUMENTS_AT_ONCE = 8, 1 << 17
 _LANES_AT_ONCE = 64
-_NEAR_ROWS = 256  # playing this many is about as fast as to leap to a mark and play from there
+_NEAR_ROWS = 256  # playing this many rows is about as fast as leaping to a mark and playing from it
 _LEARNED = 0.25
 _COUNT_BYTES = len(EMPTY_GROUP)
 
 
 def _report_wait(waited_s: float, what: str) -> None:
-    """Log a slow step."""
+    """Log that playing lanes takes long."""
     logger.info("%s has taken %.0f s. This happens only once for these rows", what, waited_s)
 
 
@@ -79,14 +79,14 @@ def _next_mark(ordinal: int) -> int:
 
 @dataclass
 class _Trail:
-    """The marks of a lane from a start, and the index of the row after each."""
+    """The marks that a lane passes from its start on, and the index of the row after each mark."""
 
     states: list[LaneState]
     rows: list[int] = field(default_factory=lambda: [0])
 
 
 class PlayedLanes:
-    """Plays the lanes of one component. `ends` is int64 [lanes]: the ordinal where each ends."""
+    """Plays the lanes of one component. `ends` (int64 [lanes]) are the ordinals where lanes end."""
 
     def __init__(self, sizes: LaneSizes, packing: Packing, marks: LaneMarks, ends: Ints) -> None:
         self._sizes, self._packing, self._marks, self._ends = sizes, packing, marks, ends
@@ -96,7 +96,7 @@ class PlayedLanes:
         self._wait = Wait(_report_wait, _PLAYING)
 
     def start(self, lane: int, state: LaneState) -> bool:
-        """Count a lane's rows from a state. Returns whether the state is new to this object."""
+        """Make `state` the one from which a lane's rows are counted. Returns whether it is new."""
         trail = self._trails.get(lane)
         if trail is not None and trail.states[0] == state:
             return False
@@ -120,10 +120,10 @@ class PlayedLanes:
     def play(self, lanes: Ints, rows: Ints) -> Flags:
         """Play each lane (int64 [lanes], distinct) up to its row in `rows` (int64 [lanes]).
 
-        Returns which lanes end before their row, bool [lanes], and leaves them at their end. An
-        endless lane ends if more than an epoch of its documents has no tokens. Other lanes may then
-        not reach their rows. Raises `CacheError` if an order cannot be built, and `ValueError` for
-        an invalid residue.
+        Returns which lanes end before their row: bool [lanes]. These lanes are then at their end.
+        An endless lane counts as ended after more than an epoch of documents without tokens. In
+        this case, other lanes may not reach their rows. Raises `CacheError` if an order cannot be
+        built, and `ValueError` for an invalid residue.
         """
         is_dry = np.zeros(len(lanes), np.bool_)
         with self._wait, doing(_PLAYING):
@@ -136,9 +136,10 @@ class PlayedLanes:
         return is_dry
 
     def _share(self, lanes: Ints) -> list[Ints]:
-        """Groups of lanes to play together, as indices. Each process starts with a different group.
+        """Divide lanes, as indices, into groups that are played one after another.
 
-        So processes that play the same new lanes find each other's marks in the files.
+        Each process starts with a different group, so processes that play the same lanes find each
+        other's marks in the files.
         """
         places = np.arange(len(lanes))
         if all(lane in self._players for lane in lanes.tolist()):
@@ -251,13 +252,16 @@ class PlayedLanes:
     def _list_pieces(
         self, lanes: Ints, players: list[_Player], number: int
     ) -> Iterator[tuple[_Player, bytes, int, int, int]]:
-        """List the pieces of the next `number` documents of each lane, in its packer's format."""
+        """List the pieces of the next `number` documents of each lane.
+
+        Yields the player of the lane, and the arguments of `BestFitLane.pack`, for each piece.
+        """
         heads = np.array([player.next_ordinal for player in players])
         ordinals = heads[:, None] + np.arange(number)
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
         sizes, offsets = found.sizes.copy(), np.zeros_like(found.sizes)
         offsets[:, 0] = [player.offset for player in players]
-        # a document that was started had been accepted, even if `min_tokens` has changed since
+        # a partly read document was accepted before, even if `min_tokens` now excludes it
         sizes[:, 0] = np.where(offsets[:, 0] > 0, found.whole[:, 0], sizes[:, 0])
         self._follow(players, sizes)
         owners, places = np.nonzero(sizes > offsets)
@@ -269,7 +273,10 @@ class PlayedLanes:
         return zip((players[place] for place in of), spans, *columns, strict=True)
 
     def _follow(self, players: list[_Player], sizes: Ints) -> None:
-        """Record that documents were packed. `sizes` is int64 [lanes, documents]."""
+        """Update the players and the mean size after documents were packed.
+
+        `sizes` is int64 [lanes, documents].
+        """
         number = sizes.shape[1]
         trailing = np.argmax(sizes[:, ::-1] > 0, axis=1).tolist()
         has_tokens = (sizes > 0).any(axis=1).tolist()

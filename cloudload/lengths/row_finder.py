@@ -1,4 +1,4 @@
-"""Find the documents in any row after a position, from token lengths, without reading.
+"""Find the documents in any row after a position from token lengths, without reading documents.
 
 rows ─► component, lane, index in the lane ─► pieces of documents      rows before the tail
     └─► the tail, which is packed once ─────► pieces of documents      rows of the tail
@@ -37,11 +37,11 @@ class RowFinder:
         return RowPieces(walker, lengths.sizes[component], lengths.recipe.packing, cursors)
 
     def find(self, rows: Ints) -> Ints:
-        """Find the documents of rows: int64 [rows], in any order, at or after the position.
+        """Find the documents of `rows` (int64 [rows], in any order), at or after the position.
 
-        Returns int64 [pieces, 5] with columns `row_pieces.PIECE_COLUMNS`, by ascending row. A row
-        is an index into `rows`, and a lane is a flat lane. Rows past the end of a finite run have
-        no pieces. Raises the errors of `RowPieces.find` and of `pack_run_tail`.
+        Returns int64 [pieces, 5] with columns `row_pieces.PIECE_COLUMNS`, by ascending row. In the
+        result, a row is an index into `rows`, and a lane is a flat lane. Rows past the end of a
+        finite run have no pieces. Raises the errors of `RowPieces.find` and of `pack_run_tail`.
         """
         if self._recipe.has_stream_ends:
             return self._find_in_mixture(rows)
@@ -72,7 +72,8 @@ class RowFinder:
     def find_in_lanes(self, rows: Ints, places: Ints) -> Ints:
         """Like `find`, for rows that are known to be before the tail.
 
-        The column of rows has `places` (int64 [rows]) instead of indices into `rows`.
+        In the result, the column of rows has `places` (int64 [rows]) instead of indices into
+        `rows`.
         """
         num_lanes = self._recipe.num_lanes
         components, numbers = number_rows(
@@ -88,13 +89,13 @@ class RowFinder:
         return _in_order(parts)
 
     def _find_in_tail(self, rows: Ints, places: Ints) -> Ints:
-        """The pieces of rows of the tail. `places` replace their indices."""
+        """The pieces of rows of the tail. The result has `places` in the column of rows."""
         tail = self._lengths.pack_tail(self._lengths.find_ending(self._position))
         return _list_pieces(tail, rows, places)
 
 
 def _list_pieces(tail: Tail, rows: Ints, places: Ints) -> Ints:
-    """The pieces of rows of a tail. `places` replaces the rows' indices."""
+    """The pieces of rows of a tail. The result has `places` in the column of rows."""
     of_rows = [tail.row_pieces(row) for row in rows.tolist()]
     pieces = np.concatenate(of_rows)
     remnants = tail.remnants[pieces[:, TAIL_REMNANT]]

@@ -1,10 +1,10 @@
-"""The documents in any row of a run, from token lengths, without reading.
+"""Find the documents in any row of a run from token lengths, without reading documents.
 
     row 17, 5 lanes ─► lane 2, its row 3 ─► cursor (c, 2) ─► pieces (c, 2, 9) (d, 0, 1)
 
-The lane's earlier rows are not visited: sums give the cursor before a row, and the sizes of the
-next documents give its pieces. Consecutive rows of a lane are found together, and the cursor after
-them is kept for the rows that follow.
+The lane's earlier rows are not visited, because sums determine the cursor before a row, and the
+sizes of the next documents determine the row's pieces. Consecutive rows of a lane are found
+together, and the cursor after them is kept for the rows that follow.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class RowPieces:
     def __init__(self, walker: Walker, sizes: LaneSizes, packing: Packing, starts: Ints) -> None:
         self._walker, self._sizes, self._packing, self._starts = walker, sizes, packing, starts
         self._row_units = packing.row_units
-        """Number of units of a row; see `tables`."""
+        """Number of units per row; `tables` defines the unit."""
         self._next_numbers = np.zeros(len(starts), np.int64)
         self._next_cursors = starts.copy()
         """The cursor of each lane before its row `_next_numbers`: int64 [lanes, 3]."""
 
     def find(self, lanes: Ints, numbers: Ints) -> Ints:
-        """Find the pieces of rows: for each, its lane and its index there, from 0: int64 [rows].
+        """Find the pieces of rows. Row `i` is row `numbers[i]`, from 0, of lane `lanes[i]`.
 
-        Returns int64 [pieces, 5] with columns `PIECE_COLUMNS`, by ascending row. A row is an index
-        into `lanes`. Rows may be in any order, and repeat. Raises `DatasetError` for a lane without
-        tokens, and the errors of `Walker.locate`.
+        Both arguments are int64 [rows]. Rows may be in any order and may be repeated. Returns int64
+        [pieces, 5] with columns `PIECE_COLUMNS`, by ascending row `i`. Raises `DatasetError` for a
+        lane without tokens, and the errors of `Walker.locate`.
         """
         return find_by_runs(
             lanes, numbers, lambda runs, firsts: self._list_pieces(runs, firsts, self._start(runs))
@@ -95,14 +95,14 @@ class RowPieces:
         return in_order
 
     def _cut(self, lanes: Ints, counts: Ints, cursors: Ints, documents: int) -> tuple[Flags, Ints]:
-        """Cut the rows of those runs that their next documents fill.
+        """Cut the rows of each run that its lane's next `documents` documents can fill completely.
 
-        Returns which runs these are, bool [runs], and int64 [pieces, 6]: the columns
-        `PIECE_COLUMNS`, with rows from 0 in each run, and the run.
+        Returns which runs these are, bool [runs], and their pieces, int64 [pieces, 6]: the columns
+        `PIECE_COLUMNS`, with rows from 0 in each run, and the index of the run.
         """
         seq_len, ordinals = self._packing.seq_len, cursors[:, :1] + np.arange(documents)
         found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
-        # a partly read document was accepted, even if `min_tokens` has changed since
+        # a partly read document was accepted before, even if `min_tokens` now excludes it
         is_begun = cursors[:, CURSOR_OFFSET] > 0
         sizes = found.sizes.copy()
         sizes[is_begun, 0] = found.whole[is_begun, 0]
@@ -131,7 +131,7 @@ class RowPieces:
         return is_full, np.column_stack(columns)
 
     def _keep_ends(self, runs: Runs, first_rows: Ints, pieces: Ints) -> None:
-        """Keep the cursor after each run."""
+        """Keep the cursor after each run, from which the lane's next rows are found."""
         last = pieces[np.searchsorted(pieces[:, ROW], first_rows + runs.counts) - 1]
         found = self._sizes.measure(runs.lanes, last[:, ORDINAL])
         is_past = (last[:, STOP] == found.whole) | self._packing.cuts
@@ -159,7 +159,7 @@ def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[Runs, Ints],
 
 
 def check_has_rows(lanes: Ints, is_dry: Flags) -> None:
-    """Raise `DatasetError` if a lane of an endless run has no row. Both are [lanes]."""
+    """Raise `DatasetError` if a lane of an endless run is dry. Both arguments are [lanes]."""
     if is_dry.any():
         raise DatasetError(
             f"lane {lanes[np.argmax(is_dry)]} has no tokens in a whole epoch. Use fewer lanes "

@@ -31,20 +31,23 @@ from cloudload.run.recipe import Recipe, mixture_of
 from cloudload.run.run_tail import check_has_tokens, pack_run_tail
 from cloudload.stats import PADDING
 
-# the lengths of this many documents are summed in about two seconds
+# summing the lengths of this many documents takes about two seconds
 _MOST_FORESEEN = 1 << 24
-# the same for documents that must be played
+# playing this many documents takes about as long
 _MOST_PLAYED = 1 << 20
 
 
 class RunLengths:
-    """Positions of a run, from its lengths. `root` is the cache folder, for orders and tables."""
+    """Computes positions of a run from its lengths.
+
+    `root` is the cache folder, which stores orders and tables.
+    """
 
     def __init__(self, recipe: Recipe, root: Path, lengths: CorpusLengths) -> None:
         self.recipe, self._root, self._lengths = recipe, root, lengths
         self._ending: Ending | None = None
         self._played_rows: dict[Origin, int] = {}
-        """The number of rows of `best_fit` runs, by their start."""
+        """The number of rows in the whole run, with `best_fit`, by the run's starting point."""
         self._packed: tuple[Ending, Tail, TailCounts] | None = None
         self._mixture_tails: MixtureTails | None = None
 
@@ -60,7 +63,7 @@ class RunLengths:
 
     @cached_property
     def walkers(self) -> list[Walker]:
-        """Walks the lanes of each component."""
+        """The walker of each component, which computes cursors of its lanes at later rows."""
         open_walker = BestFitWalker if self.recipe.packing.has_residue else Walker
         return [
             open_walker(tables, sizes, self.recipe.packing)
@@ -74,17 +77,17 @@ class RunLengths:
 
     @property
     def units_of_row(self) -> int:
-        """The number of units of a row."""
+        """The number of units per row."""
         return self.recipe.packing.row_units
 
     def cut_spans(self, units: int, size: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (row, start, stop) for the tokens [start, stop) in each row of a document.
+        """Yield (row, start, stop) for each row that contains tokens [start, stop) of a document.
 
-        `units` of its lane are before the document, of which `size` tokens are left. Rows are
-        indices within the rows of the lane.
+        `units` is the number of units before the document in its lane, and `size` is the number of
+        its tokens that are left. Rows are indices within the rows of the lane.
 
-        Example: concat, seq_len 5, 4 units before it, and 7 tokens. Row 0 has its token 0, row 1
-        its tokens 1 to 5, and row 2 its token 6.
+        Example: with concat, seq_len 5, 4 units before the document, and 7 tokens, row 0 contains
+        token 0, row 1 contains tokens 1 to 5, and row 2 contains token 6.
         """
         packing = self.recipe.packing
         into = units % packing.seq_len if packing.name == "concat" else 0
@@ -108,12 +111,13 @@ class RunLengths:
         )
 
     def advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:
-        """The position at a later row, equal to the position after reading up to it.
+        """The position at a later row. Reading all rows before it would reach the same position.
 
-        None if lengths alone do not determine it: if a lane of an endless run has no tokens, and
-        beyond the end of a finite run, unless `pads` adds rows of padding there. Raises
-        `CacheError` if an order or a table cannot be built, `StreamChangedError` if a cursor or a
-        residue does not match the lengths, and `DatasetError` if a finite run has no tokens.
+        Returns None if lengths alone do not determine the position: if a lane of an endless run has
+        no tokens, or if the row is beyond the end of a finite run. With `pads`, rows of padding
+        follow the end, so the position after it is known. Raises `CacheError` if an order or a
+        table cannot be built, `StreamChangedError` if a cursor or a residue does not match the
+        lengths, and `DatasetError` if a finite run has no tokens.
         """
         if self.recipe.has_stream_ends:
             return self._advance_mixture(position, row, pads=pads)
@@ -147,7 +151,8 @@ class RunLengths:
         return replace(position, rows=row, table_rows=row, lanes=lanes)
 
     def settle(self, position: Position) -> Recipe:
-        """The recipe, with the ends of the mixture's streams as found at a position.
+        """Return the recipe. If streams of the mixture end, it includes their ends, which are found
+        from `position`.
 
         Raises the errors of `find_mixture_ending`.
         """
@@ -156,9 +161,10 @@ class RunLengths:
         return self.recipe
 
     def find_tails(self, position: Position) -> MixtureTails:
-        """The tails of the mixture of a position, found at the first position.
+        """The tails of the mixture's streams.
 
-        Raises the errors of `find_mixture_ending`.
+        They are found once, from the position of the first call. Raises the errors of
+        `find_mixture_ending`.
         """
         if self._mixture_tails is None:
             self.use_ending(find_mixture_ending(self.recipe, self.walkers, position))
@@ -200,10 +206,9 @@ class RunLengths:
     def count_rows(self, position: Position) -> int | None:
         """The number of rows from a position to the end of a finite run, including its tail.
 
-        With `best_fit`, the position is the start of the run.
-
-        None if lengths alone do not determine it, as in the tail. Raises `CacheError` if an order
-        or a table cannot be built.
+        With `best_fit`, the position must be the start of the run. Returns None if lengths alone do
+        not determine the number, as in the tail. Raises `CacheError` if an order or a table cannot
+        be built.
         """
         packing = self.recipe.packing
         if self.recipe.has_stream_ends:
@@ -235,9 +240,10 @@ class RunLengths:
         return run.count_rows(Position.start(finite))
 
     def can_foresee(self, position: Position, *, is_needed: bool) -> bool:
-        """Whether the end of a finite run can be computed from lengths in seconds, or `is_needed`.
+        """Whether to compute the end of a finite run from lengths in advance.
 
-        All ranks at a position get the same answer.
+        True if this takes only seconds, if it `is_needed`, or in the tail. All ranks at a position
+        get the same answer.
         """
         if position.tail is not None or is_needed:
             return True
@@ -290,9 +296,10 @@ class RunLengths:
         return Ending(start, tail.end, arrays, position.rows, position.tail)
 
     def pack_rest(self, start: int, ended: LaneArrays, stages: Stages) -> Tail:
-        """Pack the tail of a run whose lanes ended at row `start`, as `ended`.
+        """Pack the tail of a run whose lanes ended at row `start`.
 
-        `stages` are the tail's stages so far. Raises the errors of `pack_run_tail`.
+        `ended` has the lanes' cursors and residues at that row, and `stages` are the tail's stages
+        so far. Raises the errors of `pack_run_tail`.
         """
         sizes = self.walkers[0].measure_rest(ended.cursors[0])
         return pack_run_tail(self.recipe, start=start, stages=stages, ended=ended, sizes=sizes)

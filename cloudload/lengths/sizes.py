@@ -1,9 +1,9 @@
-"""The sizes of the documents of lanes, from lengths and orders.
+"""Compute the sizes of the documents in lanes, from lengths and orders.
 
     lane, ordinal ─► epoch, position ─► sample ─► length ─► + bos, eos ─► 0 if below min_tokens
 
-`workers.documents` finds the same sizes by reading and tokenizing. Here, two array lookups find
-them.
+`workers.documents` finds the same sizes by reading and tokenizing the documents. This module needs
+only two array lookups for each document.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ ABSENT = -1
 
 @dataclass(frozen=True)
 class DocumentSizes:
-    """The sizes of documents. All arrays are int64, of the shape that was asked for."""
+    """The sizes of documents. All arrays are int64, in the shape of the arguments of `measure`."""
 
     streams: Ints
     """Index of each document's stream."""
     samples: Ints
-    """Index of its sample in the corpus; meaningless for a hole."""
+    """Index of each document's sample in the corpus; meaningless for a hole."""
     sizes: Ints
     """Number of tokens to pack, framing included; 0 if there is nothing to pack."""
     whole: Ints
@@ -66,7 +66,7 @@ class LaneSizes:
     min_tokens: int
 
     def measure(self, lanes: Ints, ordinals: Ints) -> DocumentSizes:
-        """Measure documents, given by lane and ordinal: int64 of one shape.
+        """Measure documents, given by lane and ordinal: int64 arrays of the same shape.
 
         Raises `CacheError` if the order of an epoch cannot be built.
         """

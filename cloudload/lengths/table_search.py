@@ -1,4 +1,4 @@
-"""Find units and sums of lanes in the tables of their lengths.
+"""Search the tables of lanes for the document that contains a unit, and for sums of documents.
 
 table ─► totals: passed whole ─► bisection: the block ─► scan: the document with the unit
 """
@@ -16,7 +16,8 @@ from cloudload.packing.packers import Packing
 class TableSearch:
     """Searches the tables of one component's lanes.
 
-    `numbers` are tables, and `within` are documents within their tables, of each lane.
+    In all methods, `numbers[i]` is the index of a table for lane `lanes[i]`, and `within[i]` is the
+    index of a document of that lane within the table.
     """
 
     def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
@@ -37,10 +38,11 @@ class TableSearch:
         return self._look_up(lanes, numbers, blocks) + self.sum_first(found, places)
 
     def pass_tables(self, lanes: Ints, numbers: Ints, targets: Ints, sums: Ints) -> Flags:
-        """Pass the tables before each target.
+        """Advance each lane past the tables that end before its target unit.
 
-        Changes `numbers`; `targets`, which become relative to their tables; and `sums`, to which it
-        adds the totals of the tables. Returns which lanes are dry: bool [lanes].
+        Changes `numbers` to the tables that contain the targets, makes `targets` relative to these
+        tables, and adds the totals of the passed tables to `sums`. Returns which lanes are dry:
+        bool [lanes].
         """
         is_dry, barren = np.zeros(len(lanes), np.bool_), np.zeros(len(lanes), np.int64)
         while (short := self._find_short(lanes, numbers, targets, is_dry)).size:
@@ -55,7 +57,7 @@ class TableSearch:
         return is_dry
 
     def _find_short(self, lanes: Ints, numbers: Ints, targets: Ints, is_dry: Flags) -> Ints:
-        """The lanes whose target is beyond their table."""
+        """The lanes, as indices, whose target is beyond their current table."""
         totals = self._totals(lanes, np.where(is_dry, 0, numbers))[:, UNITS]
         return np.flatnonzero((targets > totals) & ~is_dry)
 
@@ -75,10 +77,10 @@ class TableSearch:
         return sums
 
     def find(self, lanes: Ints, numbers: Ints, targets: Ints) -> tuple[Ints, Ints, Ints]:
-        """Find the document that has each lane's target unit of a table.
+        """Find each lane's cursor after the target unit, which is in the lane's table.
 
-        Returns the ordinal of the cursor after that unit, and the units of its document before it
-        (int64 [lanes] both), with the sums of the table before that document: [lanes, columns].
+        Returns the cursors' ordinals, int64 [lanes]; the units of each cursor's document before the
+        cursor, int64 [lanes]; and the sums of the table before that document, [lanes, columns].
         """
         blocks = np.empty(len(lanes), np.int64)
         for number in np.unique(numbers).tolist():
@@ -91,11 +93,12 @@ class TableSearch:
         return ordinals, into, sums + self.sum_first(found, places)
 
     def find_within(self, found: DocumentSizes, targets: Ints) -> tuple[Ints, Ints, Ints]:
-        """Find the target unit of each lane among measured documents, [lanes, documents].
+        """Find each lane's cursor after the target unit, among measured documents.
 
-        Returns the number of documents before the cursor after that unit, the units of the next
-        document before it, and the units before the cursor: int64 [lanes] each. If the target is
-        farther, all documents are before the cursor.
+        `found` has the shape [lanes, documents]. Returns, as int64 [lanes] each, the number of
+        documents that end before the cursor, the number of units between the start of the next
+        document and the cursor, and the number of all units before the cursor. If the target is
+        beyond the documents, the cursor is after all of them.
         """
         units = units_of(self._packing, found.sizes)
         ends = np.cumsum(units, axis=1)
@@ -111,7 +114,7 @@ class TableSearch:
     def _measure_block(self, lanes: Ints, numbers: Ints, blocks: Ints) -> DocumentSizes:
         """Measure the documents of a block of a table, for each lane: [lanes, block]."""
         within = blocks[:, None] * self._tables.block + np.arange(self._tables.block)
-        within = np.minimum(within, self._tables.num_ordinals - 1)  # never beyond the target
+        within = np.minimum(within, self._tables.num_ordinals - 1)  # targets are before the repeats
         ordinals = numbers[:, None] * self._tables.num_ordinals + within
         return self._sizes.measure(np.broadcast_to(lanes[:, None], within.shape), ordinals)
 
@@ -122,7 +125,7 @@ class TableSearch:
 
 
 def _bisect(table: Ints, lanes: Ints, targets: Ints) -> Ints:
-    """The last block of each lane with fewer units before it than the target: int64 [lanes]."""
+    """The last block of each lane that has fewer units before it than the target: int64 [lanes]."""
     low, high = np.zeros(len(lanes), np.int64), np.full(len(lanes), len(table) - 1)
     while (high - low > 1).any():
         middle = (low + high) // 2

@@ -1,11 +1,11 @@
-"""Sums over the documents of lanes, which locate any row in its lane.
+"""Tables of sums over the documents of lanes, with which any row of a lane can be located.
 
     lane 3      documents 0 … 255   256 … 511   512 … 767      sizes, from lengths and the order
     table       0                   t(256)      t(512) …       units and statistics before a block
 
-A **unit** is a row with `one_per_row`, otherwise a token. A table covers the
-same ordinals in all lanes: one epoch, or several small epochs. The processes of a node share the
-tables as files, so the totals of past epochs are available without their orders.
+A **unit** is a row with `one_per_row`, otherwise a token. A table covers the same ordinals in all
+lanes: one epoch, or several small epochs. The processes of a node share the tables as files, so the
+totals of past epochs are available without the orders of these epochs.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from cloudload.system.verified_files import is_unmodified, mark_verified
 logger = logging.getLogger(__name__)
 _MOST_BLOCK = 256
 UNITS = 0
-"""The column of units. The statistics of the component's streams follow, one stream after
-another."""
+"""The column of units. The columns after it are the statistics of the component's streams, one
+stream after another."""
 _ENOUGH_ORDINALS, _MOST_EPOCHS = 1024, 16
 _KEPT_FROM_POSITIONS = 1 << 16  # below this, building a table is as fast as reading its file
 # below this, building a table is faster than starting a process
@@ -106,9 +106,10 @@ class LaneTables:
 
     @property
     def most_barren(self) -> int:
-        """The number of tables after which a lane without tokens is dry.
+        """The number of consecutive tables without tokens after which a lane counts as dry.
 
-        Reading more documents than an epoch has, all without tokens, raises an error.
+        A reader raises an error for such a lane, after more than an epoch of documents without
+        tokens.
         """
         return -(-2 * self._division.num_positions // self.num_ordinals)
 
@@ -136,9 +137,10 @@ class LaneTables:
     def build_in_background(self, epoch: int) -> bool:
         """Start a process that builds the table with an epoch's start, and return immediately.
 
-        It also builds the order of the epoch, or waits for it. Returns whether a process was
-        started. Does nothing if the table exists, is being built, or is cheap to build, and after
-        the end of a finite run. If the process fails or cannot start, `[number]` builds the table.
+        The process also builds the order of the epoch, or waits for it. Returns whether a process
+        was started. Does nothing if the table exists, is being built, is cheap to build, or is
+        after the end of a finite run. If the process fails or cannot start, `[number]` builds the
+        table.
         """
         number = epoch * self._division.stride // self.num_lanes // self.num_ordinals
         is_cheap = self._division.num_positions < _BACKGROUND_FROM_POSITIONS
@@ -156,7 +158,8 @@ class LaneTables:
             return False
 
     def build(self, number: int) -> None:
-        """Write a table to its file, unless the file is complete. The caller must hold its lock.
+        """Write a table to its file, unless the file is complete. The caller must hold the file's
+        lock.
 
         Raises `OSError` if the file cannot be written, and `CacheError` if an order cannot be
         built.
@@ -209,7 +212,10 @@ class LaneTables:
         )
 
     def sum_columns(self, found: DocumentSizes, reduce: Callable[[Ints], Ints]) -> Ints:
-        """Reduce the amounts of documents by column: int64 [.., columns], shaped by `reduce`."""
+        """Compute the columns of a table from documents: int64 [.., columns].
+
+        `reduce` sums the amounts of one column over the documents, and determines the shape.
+        """
         sums = [reduce(units_of(self._packing, found.sizes))]
         counts = list_counts(self._packing, found)
         for stream in self.streams:
@@ -219,8 +225,8 @@ class LaneTables:
 
 
 def build_as_asked(request: bytes) -> None:
-    """Build the table of a request, as the main function of a background process."""
-    tables, number = pickle.loads(request)  # from the process that started this one
+    """Build the table that `request` names. A background process runs this function."""
+    tables, number = pickle.loads(request)  # trusted: the process that started this one sent it
     tables.build(number)
 
 

@@ -1,9 +1,10 @@
-"""The working set of lanes over a run, computed from lengths: peak shard bytes in use at a time.
+"""Compute the working set of a run's lanes from lengths: the peak of shard bytes in use.
 
     documents of a lane ─► tokens before each ─► the rows of the lane that read its shard
 
-Every lane emits rows at the same rate, so lanes with short documents read ahead of the others. The
-longer the run, the longer the lanes that share a shard use it. This module computes how long.
+Every lane emits rows at the same rate, so lanes with short documents read ahead of other lanes. The
+distance grows during a run, so a shard that several lanes share stays in use for more and more
+rows. This module computes for how many.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class RunWorkingSet:
     """The working set of some lanes over the rest of a run."""
 
     bytes: int
-    """Peak shard bytes in use at a time, without downloads; with several components, the sum of
-    their peaks."""
+    """The peak of shard bytes in use, without downloads; with several components, the sum of their
+    peaks."""
     row: int | None
     """The row of this peak in the run; None with several components."""
     last_epoch: int
@@ -64,8 +65,8 @@ def _find_uses(
 ) -> Iterator[tuple[Ints, Ints, Ints]]:
     """Yield the (epoch, shard) of each document, and its first and last row in its lane.
 
-    `cursors` is int64 [lanes, 3]. Yields int64 [documents, 2] and int64 [documents] twice. Rows
-    count from the cursors.
+    `cursors` is int64 [lanes, 3]. Yields one int64 [documents, 2] and two int64 [documents]. Rows
+    are counted from the cursors.
     """
     packing = recipe.packing
     of_row = packing.seq_len if packing.name != "one_per_row" else 1
@@ -92,14 +93,20 @@ def _find_uses(
 
 
 class _ShardUses:
-    """The first and last lane rows that use each shard, by epoch. `sizes` is int64 [shards]."""
+    """The first and last lane rows that use each shard, by epoch.
+
+    `sizes` (int64 [shards]) are the shards' sizes in bytes.
+    """
 
     def __init__(self, sizes: Ints) -> None:
         self._sizes = sizes
         self._of_epoch: dict[int, tuple[Ints, Ints]] = {}
 
     def add(self, places: Ints, first: Ints, last: Ints) -> None:
-        """Add documents: their epoch and shard, int64 [documents, 2], first and last rows."""
+        """Add documents. `places` (int64 [documents, 2]) has their epochs and shards.
+
+        `first` and `last` (int64 [documents]) are the documents' first and last lane rows.
+        """
         for epoch in np.unique(places[:, 0]).tolist():
             if epoch not in self._of_epoch:
                 shape = len(self._sizes)
@@ -110,7 +117,7 @@ class _ShardUses:
             np.maximum.at(lasts, places[own, 1], last[own])
 
     def find_peak(self) -> tuple[int, int]:
-        """Peak bytes in use at a row, and that row."""
+        """The peak of shard bytes in use, and the lane row at which it occurs."""
         if not self._of_epoch:
             return 0, 0
         firsts, lasts = (

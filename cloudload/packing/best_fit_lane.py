@@ -92,7 +92,8 @@ def restore_lane(
 ) -> BestFitLane:
     """Restore a lane from its residue, which the reference packer decodes.
 
-    `hold` encodes the piece (ordinal, start, stop). Raises `ValueError` for an invalid residue.
+    `hold` returns the encoding of a piece (ordinal, start, stop). Raises `ValueError` for an
+    invalid residue.
     """
     lane = BestFitLane(packing)
     if not residue:

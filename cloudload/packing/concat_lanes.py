@@ -51,7 +51,8 @@ class ConcatLanes:
         self._tables: list[Ints | None] = [None] * len(cursors)
         self._tokens: list[memoryview] = [memoryview(b"")] * len(cursors)
         self._added: list[Documents] = []
-        """Documents added since the last cut. One call of `add` has one buffer for many lanes."""
+        """Documents added since the last cut. Each call of `add` adds one item, whose buffer
+        contains tokens of many lanes."""
 
     def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
         return flat_lanes[:0], flat_lanes[:0]
@@ -166,7 +167,7 @@ def _cut_pieces(table: Ints, starts: Ints, taken: Ints, first_rows: Ints, seq_le
     first row of the document's lane is `first_rows`. All three are int64 [documents], in the order
     of the document table `table`. Returns int64 [pieces, 4].
 
-    Example: seq_len 5, starts 0 4 and taken 4 10 give the pieces (row, document, start, stop)
+    Example: for seq_len 5, starts 0 4, and taken 4 10, the pieces (row, document, start, stop) are
     0 0 0 4 · 0 1 0 1 · 1 1 1 6.
     """
     cut = np.flatnonzero(taken > starts)

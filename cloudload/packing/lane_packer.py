@@ -28,7 +28,8 @@ class CutRows:
     """Rows cut from lanes, as pieces of documents: lane by lane, in order within each lane."""
 
     num_rows: Ints
-    """int64 [lanes]: the number of rows from each lane; fewer than wanted if it has no more."""
+    """int64 [lanes]: the number of rows from each lane; fewer than wanted if the lane has no
+    more."""
     table: Ints
     """int64 [documents, 10]: the document table of the pieces."""
     buffers: Sequence[memoryview]
@@ -75,7 +76,7 @@ class LaneRows(Protocol):
         ...
 
     def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
-        """Take the next rows of lanes, at most `wanted` of each, from the documents added."""
+        """Take the next rows of lanes, at most `wanted` from each, out of the documents added."""
         ...
 
 

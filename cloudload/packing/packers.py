@@ -56,10 +56,10 @@ class Packer(ABC):
 
     @abstractmethod
     def add(self, ordinal: int, size: int) -> None:
-        """Pack the lane's next document, which has `size` tokens; 0 if it is empty or left out.
+        """Pack the lane's next document, of `size` tokens; 0 if it is empty or left out.
 
-        Raises `ValueError` if the starting cursor is inside a document, and the first document
-        added does not match it.
+        Raises `ValueError` if the starting cursor is inside a document, but the first document
+        added does not match the cursor.
         """
 
     @abstractmethod
@@ -93,8 +93,7 @@ class Packing:
 
     @property
     def row_units(self) -> int:
-        """The size of a row in the unit in which lengths count positions: `seq_len` tokens for
-        `concat`, otherwise 1 row."""
+        """The size of a row in units of `lengths`: `seq_len` tokens for `concat`, else 1 row."""
         return self.seq_len if self.name == "concat" else 1
 
     @property
@@ -108,7 +107,7 @@ class Packing:
         return (self.name, self.overflow) == ("one_per_row", "cut")
 
     def packer(self, cursor: Cursor = (0, 0), residue: bytes = b"") -> Packer:
-        """Create a packer that starts at a cursor, with a residue if it is `best_fit`.
+        """Create a packer that starts at a cursor and, for `best_fit`, with a residue.
 
         Raises `ValueError` for an invalid residue.
         """

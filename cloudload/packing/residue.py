@@ -31,7 +31,7 @@ def _group_format(num_spans: int) -> struct.Struct:
 
 
 def encode_group(spans: Collection[Span]) -> bytes:
-    """Encode a group, the waiting spans or one open row: the number of spans, then the spans."""
+    """Encode a group of spans (the waiting spans, or an open row): their number, then the spans."""
     return _group_format(len(spans)).pack(len(spans), *itertools.chain.from_iterable(spans))
 
 
@@ -44,7 +44,7 @@ def extend_group(group: bytes, span: bytes) -> bytes:
 
 
 def encode_spans(spans: Ints) -> list[bytes]:
-    """Encode each of `spans` (int64 [spans, 3]) as a group contains it: in 12 bytes."""
+    """Encode each of `spans` (int64 [spans, 3]) as 12 bytes, the form that groups contain."""
     joined = spans.astype("<i4").tobytes()
     return [joined[start : start + _SPAN_BYTES] for start in range(0, len(joined), _SPAN_BYTES)]
 

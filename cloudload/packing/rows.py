@@ -117,4 +117,4 @@ def list_spans(table: Ints, pieces: Ints) -> Ints:
     return spans
 
 
-assert (EPOCH, SAMPLE) == (STREAM + 1, STREAM + 2)  # copied as one slice by `list_spans`
+assert (EPOCH, SAMPLE) == (STREAM + 1, STREAM + 2)  # `list_spans` copies these as one slice

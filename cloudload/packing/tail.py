@@ -158,7 +158,7 @@ def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stag
 
 
 def counts_of_sizes(sizes: Ints) -> Ints:
-    """The statistic that documents count toward, given their sizes in remnants: int64 [documents].
+    """The statistic that each document counts toward, given `REMNANT_SIZE`: int64 [documents].
 
     The values are indices into `stats.COUNTS`.
     """
@@ -206,9 +206,10 @@ def _skip_rows(packer: Packer, remnants: Ints, rows: int) -> Ints:
     """Pack `rows` rows, discard them, and return the remnants that are left.
 
 
-    Remnants in the packer's residue are first. Example: remnants of 4, 7 and 2 tokens, concat,
-    seq_len 5, and 1 row. The row takes remnant 0 and one token of remnant 1. Tokens [1, 7) of
-    remnant 1 and all of remnant 2 are left.
+    The result begins with the remnants in the packer's residue.
+
+    Example: concat packs remnants of 4, 7 and 2 tokens, and skips 1 row of 5 tokens. The row takes
+    remnant 0 and one token of remnant 1. Tokens [1, 7) of remnant 1 and all of remnant 2 are left.
     """
     if not rows:
         return remnants

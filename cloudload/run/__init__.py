@@ -5,7 +5,7 @@
                                   Position         rows delivered, a cursor for every lane
                                      │
              build_state ◄───────────┴───────────► read_state, resume_position
-             one flat dict of JSON types           checks every field, then moves the position
+             one flat dict of JSON types           check every field, return where to continue
 
     recipe           all that determines the rows    local_states     merge the states of ranks
     components       streams that share an order     not_a_state      explain a wrong value

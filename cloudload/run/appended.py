@@ -1,4 +1,4 @@
-"""Find a run's original data if shards were appended to its datasets since it began.
+"""Find a run's original data if shards were appended to its datasets after the run began.
 
 index now        shard 0 … shard 119 │ shard 120 … shard 159
 state            data: fingerprint of shards 0 to 119
@@ -27,7 +27,7 @@ def keep_beginning(saved: Saved, recipe: Recipe) -> Recipe:
     """Return a copy of a recipe that reads only the shards of a saved run.
 
     Returns the recipe itself if no shards were appended, or if its data does not begin with the
-    saved data, which is then refused.
+    saved data. In the second case, `resume_position` refuses the data.
     """
     shards = [len(dataset.shards) for dataset in recipe.corpus.datasets]
     pairs = zip(_list_fingerprints(saved.fields), _list_fingerprints(recipe.fields), strict=False)
@@ -68,7 +68,11 @@ def _are_same(one: tuple[str, str], other: tuple[str, str]) -> bool:
 def _find_shards(
     saved: Saved, corpus: Corpus, component: Component, wanted: tuple[str, str]
 ) -> list[int] | None:
-    """The number of shards of each stream of a component that a saved run reads."""
+    """The number of shards that a saved run reads of each stream of a component.
+
+    None if the component's data does not begin with the saved data, whose fingerprints are
+    `wanted`.
+    """
     streams = component.streams
     if len(streams) == 1:
         found = corpus.find_beginning(streams.start, *wanted)
@@ -87,9 +91,10 @@ def _find_shards(
 def _list_candidates(
     saved: Saved, corpus: Corpus, component: Component, shards: Sequence[int]
 ) -> Iterator[Sequence[int]]:
-    """Yield possible numbers of shards of each stream, according to the state.
+    """Yield the possible numbers of shards of the streams when the run began.
 
-    An older state lacks these numbers, so this assumes that only one stream has grown.
+    A state records these numbers. An older state does not, so it is assumed that only one stream
+    has grown.
     """
     if saved.stream_shards:
         yield saved.stream_shards

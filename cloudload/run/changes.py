@@ -40,17 +40,17 @@ _GROWING_FIELDS = (
     *("data", "shards", "bos_eos", "tokens_key", "choose", MAX_EPOCHS_FIELD),
     *("num_canonical_nodes", "shuffle_block_size"),
 )
-# cursors stay valid if these change, unless they are past the end of fewer epochs
+# cursors stay valid if these fields change, unless fewer epochs end before a cursor
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs", MAX_EPOCHS_FIELD, "on_error")
 CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "transform"),
     "overflow",
 )
-"""Only cursors between documents stay valid if these change."""
+"""The fields whose change invalidates cursors within documents. Other cursors stay valid."""
 ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *CONTENT_FIELDS)
 """The fields whose change the user may accept with `on_change`."""
 _ACCEPT, SAME = "accept", "same"
-"""Values of `on_change`. "same" is only for data: the user says that the samples are the same, so
+"""Values of `on_change`. "same" is only for data: it asserts that the samples are the same, so
 cursors within documents stay valid."""
 
 
@@ -82,16 +82,19 @@ def find_changes(saved: Saved, recipe: Recipe) -> Changes:
     if "data" in changes and has_same_samples(saved.fields, found):
         logger.info("data: the shards differ, but each has the same samples as the saved one")
         del changes["data"]
-    if "tokenizer" in changes or not recipe.has_text:  # different IDs are expected, or none
+    if "tokenizer" in changes or not recipe.has_text:  # IDs must differ, or no text is encoded
         changes.pop("token_ids", None)
     if found["on_error"] == SKIP or not saved.position.counts[:, FAILED].any():
-        # "raise" ends the run at a bad document, so both values have given the same rows so far
+        # "raise" ends the run at a bad document, so "skip" would have produced the same rows so far
         changes.pop("on_error", None)
     return changes
 
 
 def _locate(saved: Saved, recipe: Recipe) -> Changes:
-    """The saved and found locations of the data or tokenizer that differs. Empty if damaged."""
+    """The (saved, found) locations of the data and tokenizer, by field, for an error.
+
+    Empty if the saved locations are damaged.
+    """
     try:
         before = read_sources(saved.sources)
     except StreamChangedError:
@@ -108,7 +111,7 @@ def _locate(saved: Saved, recipe: Recipe) -> Changes:
 def refuse_changes(
     changes: Changes, on_change: Mapping[str, str], saved: Saved, recipe: Recipe
 ) -> None:
-    """Raise `StreamChangedError`, which lists them, for changes that are not accepted."""
+    """Raise a `StreamChangedError` that lists the changes that were not accepted, if any."""
     refused = {name: values for name, values in changes.items() if on_change.get(name) != _ACCEPT}
     if not refused:
         return
@@ -132,7 +135,7 @@ def _show_at(value: Any, name: str, side: int, places: Changes) -> str:
 
 
 def check_moment(saved: Saved, changes: Changes) -> None:
-    """Raise `StreamChangedError` if something changed, and cannot at the saved position."""
+    """Raise `StreamChangedError` if there are changes that the saved position does not allow."""
     position, names = saved.position, ", ".join(changes)
     if changes and position.tail is not None:
         raise StreamChangedError(
@@ -157,7 +160,8 @@ def check_moment(saved: Saved, changes: Changes) -> None:
 
 
 def explain_replay(saved: Saved) -> str:
-    """Explain why a state's cursors are those of an earlier row, and how to save current ones."""
+    """Explain why a state's cursors are from an earlier row, and how to save a state without this
+    gap."""
     position = saved.position
     return (
         f"It is at row {position.rows:,}, but its cursors are those of row "

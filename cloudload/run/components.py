@@ -30,19 +30,19 @@ class ComponentSpec:
     """The part of a component that depends only on config and data, not on the layout."""
 
     streams: range
-    """Indices of its streams in the corpus."""
+    """Indices of the component's streams in the corpus."""
     first_sample: int
-    """Index in the corpus of its first sample."""
+    """Index of the component's first sample in the corpus."""
     shard_sizes: Ints
     """Number of samples in each shard: int64 [shards]."""
     raw_bytes: int
-    """Total uncompressed size of its shards, in bytes."""
+    """Total uncompressed size of the component's shards, in bytes."""
     sampling: Sampling | None
     """Number of samples of each stream in an epoch; None if an epoch reads every sample once."""
 
     @property
     def num_samples(self) -> int:
-        """Number of samples in its streams."""
+        """Number of samples in the component's streams."""
         return int(self.shard_sizes.sum())
 
     @property
@@ -59,7 +59,7 @@ class Component(ComponentSpec):
     lanes: Lanes
 
     def orders(self, cache_root: Path) -> EpochOrders:
-        """The order of each epoch, in files under `cache_root` if it needs files.
+        """The order of each epoch. Orders that are kept on disk are in files under `cache_root`.
 
         Sample IDs are indices within the component.
         """
@@ -80,7 +80,10 @@ def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec
 def build_components(
     config: RowsConfig, specs: Sequence[ComponentSpec], layout: Layout
 ) -> tuple[Component, ...]:
-    """Add an order and lanes to each spec. A `Component` among the specs gets new ones."""
+    """Build a component from each spec, with the order and the lanes that `layout` specifies.
+
+    A spec may be a `Component` already. Its order and lanes are then replaced.
+    """
     return tuple(
         Component(
             **{each.name: getattr(spec, each.name) for each in fields(ComponentSpec)},

@@ -1,4 +1,4 @@
-"""Keep the bos and eos of a saved run whose tokenizer's files or rules for "auto" changed."""
+"""Keep a saved run's bos and eos if the tokenizer's files, or the rules for "auto", changed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 def keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
-    """Return a recipe with the saved bos and eos if the run and the loader asked for "auto".
+    """Return a recipe with the saved bos and eos if the run and the loader both use "auto".
 
-    Otherwise a state would be refused after a change of the tokenizer's config file, or of the
-    rules for "auto".
+    Without this, the state would be refused if the tokenizer's config file changed, or if a new
+    version of cloudload changed the rules for "auto".
     """
     texts = str(saved.fields["bos_eos"]).split(",")
     if texts == recipe.fields["bos_eos"].split(",")[: len(texts)]:

@@ -4,10 +4,10 @@
     before    AAc…     BwA…       CQA…
     now       AAc…     CAA…       CQA…           only lanes of the second chunk moved
 
-A batch moves few lanes, so a state that is saved after every batch encodes few chunks, and joins
-them with the unchanged ones. A chunk of cursors or sizes ends between two base64 groups, so the
-joined text is the base64 of all lanes. Residues are compressed by chunk, and `CHUNK_END` separates
-the chunks.
+A batch moves only a few lanes. Saving a state after every batch therefore encodes only a few
+chunks, and joins them with the unchanged ones. A chunk of cursors or sizes is a whole number of
+3-byte base64 groups, so the joined text is the base64 of all lanes. Each chunk of residues is
+compressed separately, and `CHUNK_END` separates the chunks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LaneTexts:
     """Encodes lanes as text, and reuses the text of lanes that have not changed."""
 
     def __init__(self) -> None:
-        # replaced, not modified, so that threads can encode at the same time
+        # replace these values, never modify them, so that threads can encode at the same time
         self._cursors: _Cursors | None = None
         self._residues: tuple[list[bytes], list[str]] = [], []
 
@@ -87,13 +87,13 @@ class _Cursors:
     most: Ints
     """The largest ordinal, offset, and size in each chunk: int64 [chunks, 3]."""
     widths: tuple[str, str]
-    """The dtype of ordinals and offsets, and the dtype of sizes; the latter is "" without sizes."""
+    """(dtype of ordinals and offsets, dtype of sizes). The second is "" if all sizes are 0."""
     texts: list[str]
     size_texts: list[str]
 
     @staticmethod
     def encode(rows: Ints, before: _Cursors | None) -> _Cursors:
-        """Encode the chunks that changed since the last call."""
+        """Encode the cursors `rows`, reusing the chunks of `before` that have not changed."""
         num_chunks = -(-len(rows) // _LANES_PER_CHUNK)
         changed: Iterable[int] = range(num_chunks)
         if before is not None and before.rows.shape == rows.shape:

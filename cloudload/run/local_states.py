@@ -1,4 +1,4 @@
-"""Local states: parts of a state, from ranks that cannot communicate.
+"""Merge local states: the parts of a state that ranks save if they cannot communicate.
 
 rank 0: cursors 0 _ 2 _ ─┐
 rank 1: cursors _ 1 _ 3 ─┴─► merge_state_dicts ─► 0 1 2 3, and the sum of the counts

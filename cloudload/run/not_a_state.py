@@ -22,7 +22,7 @@ _MOST_LEVELS = 5
 
 
 def explain_not_a_state(value: Any) -> str:
-    """Describe a value without a version, and what to pass to `load_state_dict` instead."""
+    """Describe a value that is not a state, and say what to pass to `load_state_dict` instead."""
     if isinstance(value, str | os.PathLike):
         return _explain_text(os.fspath(value))
     if isinstance(value, bytes | bytearray):
@@ -75,7 +75,7 @@ def _is_local(values: Sequence[Any]) -> bool:
 def find_nested(value: Any, is_wanted: Any, levels: int = _MOST_LEVELS) -> str | None:
     """Find the path to a matching value in nested mappings and lists, such as `['loader']`.
 
-    Returns "" if it is `value` itself, and None if there is none within `levels`.
+    Returns "" if `value` itself matches, and None if nothing matches within `levels` levels.
     """
     if is_wanted(value):
         return ""

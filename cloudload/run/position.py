@@ -42,8 +42,8 @@ class LaneArrays:
     counts: Ints
     """int64 [streams, counts], with columns `stats.COUNTS`."""
     tails: tuple[Stages, ...] = ()
-    """In a mixture whose streams end, the stages of each component's tail so far; empty for a
-    component that is not in its tail, and empty as a whole if no component is."""
+    """In a mixture whose streams end, the stages of each component's tail so far. The stages are
+    empty for a component that is not in its tail, and `tails` is empty if no component is."""
 
     @staticmethod
     def blank(
@@ -127,7 +127,7 @@ class LaneLog:
 
 
 class Origin(NamedTuple):
-    """Where a run started: after `num_read` documents of `epoch`, and after all earlier epochs."""
+    """The point in the data where a run started: after `num_read` documents of `epoch`."""
 
     epoch: int = 0
     num_read: int = 0
@@ -160,11 +160,11 @@ class Position:
     global_batch: int = 0
     """Number of rows in the last global batch."""
     origin: Origin = DATA_START
-    """Where in the data the run started."""
+    """The point in the data where the run started."""
 
     @staticmethod
     def start(recipe: Recipe, origin: Origin = DATA_START) -> Position:
-        """The position before the first row."""
+        """The position before the first row of a run that starts at `origin`."""
         arrays = LaneArrays.blank(
             (len(recipe.components), recipe.num_lanes),
             len(recipe.labels),
@@ -195,7 +195,10 @@ class Position:
         return tails[component] if tails else ()
 
     def steps_of(self, rows: Ints) -> Ints:
-        """The steps, from 1, of earlier rows, counted back from the last batch: int64 [rows]."""
+        """The step, from 1, that read each of these earlier rows: int64 [rows].
+
+        Assumes that all batches since then had the size of the last one.
+        """
         steps: Ints = self.batches - (self.rows - 1 - rows) // max(1, self.global_batch)
         return steps
 
@@ -211,7 +214,7 @@ class Position:
 def join_ranges(
     ranges: tuple[tuple[int, int], ...], new: tuple[int, int]
 ) -> tuple[tuple[int, int], ...]:
-    """Append a range of rows, and merge it with the last one if they adjoin."""
+    """Append the range of rows `new`, or merge it with the last range if they are adjacent."""
     if ranges and ranges[-1][1] == new[0]:
         return (*ranges[:-1], (ranges[-1][0], new[1]))
     return (*ranges, new)

@@ -1,4 +1,4 @@
-"""Check that a position is possible in its run. Only a damaged state has one that is not."""
+"""Check that the position in a state is possible in the run that resumes from the state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cloudload.run.recipe import Recipe
 
 
 def check_cursors(position: Position, components: Sequence[Component]) -> None:
-    """Raise `StreamChangedError` for a cursor, a residue, or a tail that is not possible."""
+    """Raise `StreamChangedError` for an impossible cursor, residue, or tail."""
     for component, cursors in zip(components, position.cursors, strict=True):
         _check_lanes(component.lanes, cursors)
     if position.tail is not None:
@@ -57,7 +57,7 @@ def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
 
 
 def check_stream_tails(position: Position, recipe: Recipe) -> None:
-    """Raise `StreamChangedError` for a tail of a mixture's stream that is not possible."""
+    """Raise `StreamChangedError` if a stream of the mixture has an impossible tail."""
     if recipe.has_stream_ends and (position.rows != position.table_rows or position.tail):
         raise StreamChangedError(
             f"table_rows: a mixture whose streams end is at row {position.rows:,}, but its cursors "

@@ -81,14 +81,14 @@ class Recipe:
     layout: Layout
     components: tuple[Component, ...]
     mixture: Mixture
-    """The assignment of rows to components. Once the ends of the streams are known, each has weight
-    0 from its end on."""
+    """The assignment of rows to components. Once the ends of the streams are known, each stream has
+    weight 0 from its end on."""
     index_s: float = field(default=0.0, compare=False)
-    """Seconds that reading the streams' indexes took, for a log."""
+    """Time spent on reading the streams' indexes, in seconds, for the log."""
 
     @cached_property
     def packing(self) -> Packing:
-        """How documents become rows."""
+        """The settings that determine how documents become rows."""
         config = self.config
         return Packing(config.packing, config.seq_len, config.open_rows, config.overflow)
 
@@ -99,7 +99,7 @@ class Recipe:
 
     @property
     def has_stream_ends(self) -> bool:
-        """Whether streams of a mixture end, which needs token lengths."""
+        """Whether streams of a mixture end. This requires token lengths."""
         return self.config.has_stream_ends
 
     @property
@@ -135,9 +135,10 @@ class Recipe:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """The values, by name, that a state stores and that a resume compares with the loader's.
+        """The values, by name, that a state saves, and that are compared with a state on resume.
 
-        They are plain JSON types. Values by stream or component are joined by commas.
+        They are plain JSON types. A field with a value per stream or component joins the values by
+        commas.
         """
         chosen = [
             each.sampling.choose if each.sampling else (each.num_positions,)
@@ -166,7 +167,10 @@ class Recipe:
 
     @cached_property
     def saved_fields(self) -> dict[str, Any]:
-        """The `fields` that a state stores, without those that it omits; see `OPTIONAL_FIELDS`."""
+        """The `fields` that a state stores.
+
+        A field in `OPTIONAL_FIELDS` is left out if it is empty or has its default value.
+        """
         return {
             name: value
             for name, value in self.fields.items()
@@ -179,21 +183,21 @@ class Recipe:
         return ",".join(str(len(dataset.shards)) for dataset in self.corpus.datasets)
 
     def take(self, shards: Sequence[int]) -> Recipe:
-        """A copy that reads only the first `n` shards of each stream, given each `n`."""
+        """Return a copy that reads only the first `shards[i]` shards of each stream i."""
         corpus = self.corpus.take(shards)
         layout, components = _settle(self.config, specify_components(self.config, corpus), None)
         return replace(self, corpus=corpus, layout=layout, components=components)
 
     def reconfigure(self, **options: Any) -> Recipe:
-        """A copy of the recipe with changed config options. The layout is resolved again."""
+        """Return a copy with changed config options, for which the layout is resolved again."""
         config = replace(self.config, **options)
         layout, components = _settle(config, self.components, None)
         return replace(self, config=config, layout=layout, components=components)
 
     def settle(self, saved: Layout | None) -> Recipe:
-        """Return a copy that uses the `saved` layout where the config sets none.
+        """Return a copy with the layout of the config, and values of `saved` where it sets none.
 
-        If `saved` is None, the defaults are chosen from the data.
+        If `saved` is None, values that the config does not set are chosen from the data.
         """
         layout, components = _settle(self.config, self.components, saved)
         return replace(self, layout=layout, components=components)
@@ -208,10 +212,10 @@ def open_recipe(
 ) -> Recipe:
     """Load the tokenizer, read each stream's index, and choose the values that the config omits.
 
-    `spec` is the tokenizer if it is loaded already. With a cache folder `cache_root`, the processes
-    of a node share large indexes there. Raises `TokenizerError`, `StoreError`, and `DatasetError`
-    if the tokenizer or the data cannot be used, and `ValueError` for a config that does not fit the
-    data.
+    Pass `spec` if the tokenizer is already loaded. If there is a cache folder `cache_root`, the
+    processes of a node share large indexes in it. Raises `TokenizerError`, `StoreError`, or
+    `DatasetError` if the tokenizer or the data cannot be used, and `ValueError` for a config that
+    does not fit the data.
     """
     spec = spec or open_tokenizer(config, tokenizer)
     began = time.monotonic()
@@ -232,9 +236,10 @@ def open_recipe(
 
 
 def open_recipe_without_data(config: RowsConfig, tokenizer: Any) -> Recipe:
-    """A recipe with a corpus of no shards, for data that is not written yet.
+    """Open a recipe whose corpus has no shards, for data that is not written yet.
 
-    Raises `TokenizerError` for a tokenizer that cannot be used, and `ValueError` without one.
+    Raises `TokenizerError` for a tokenizer that cannot be used, and `ValueError` if the documents
+    are text and there is no tokenizer.
     """
     return Recipe(
         config=config,
@@ -252,8 +257,8 @@ def open_tokenizer(
 ) -> TokenizerSpec:
     """Load the tokenizer, and find the bos and eos of each stream.
 
-    With `cache_root`, the result is saved there. Raises `TokenizerError` if the tokenizer cannot be
-    used, and `ValueError` if the data is text and there is no tokenizer.
+    The result is saved in the folder `cache_root`, if there is one. Raises `TokenizerError` if the
+    tokenizer cannot be used, and `ValueError` if the data is text and there is no tokenizer.
     """
     frames = [frame_of(config, stream) for stream in config.streams]
     if tokenizer is not None:
@@ -267,7 +272,8 @@ def open_tokenizer(
 
 
 def frame_of(config: RowsConfig, stream: Stream) -> tuple[TokenName, TokenName]:
-    """The bos and eos of a stream. For token IDs, `auto` adds none: the data has its own."""
+    """The bos and eos of a stream. For a stream of token IDs, "auto" adds no tokens, because the
+    data already contains them."""
     has_own_column = stream.tokens_key not in (SAME, None)
     is_text = config.token_column(stream) is None
     bos, eos = (

@@ -7,7 +7,7 @@ from the next row on     shares of streams, streams added    the mixture keeps e
                          stopping
 different rows           seq_len                             cursors count tokens; residues are
                                                              packed again
-from a bad document on    on_error="skip" after "raise"       no document has failed so far
+after a bad document     on_error="skip" after "raise"       no document has failed so far
 refused                  other fields of the recipe, listed with both values; the user may accept
                          a change of some of them with `on_change`
 """
@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 def resume_mixture(saved: Saved, recipe: Recipe) -> Mixture:
     """Combine the saved mixture, for the rows delivered, with the recipe's, for later rows.
 
-    A stream is known by its place in the list, because its default name may have changed. Raises
-    `StreamChangedError` if the saved names are at other places, or if streams are missing.
+    Streams whose names have changed, as default names may, are matched by their place in the list.
+    Raises `StreamChangedError` if the saved names are at other places, or if streams are missing.
     """
     before, now = saved.mixture, recipe.mixture
     if not {*before.names} <= {*now.names}:
@@ -58,9 +58,9 @@ def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) 
     """Compute the position at which a run with this recipe continues.
 
     The recipe must be settled with the saved layout (`Recipe.settle`). Raises `StreamChangedError`
-    if fields differ and the change is not accepted (the error lists them all) or not possible at
-    the saved position, if saved streams are missing, or if a value in the state is out of range.
-    Raises `ValueError` for an invalid `on_change`.
+    if changes are not accepted (the error lists all of them) or not possible at the saved position,
+    if saved streams are missing, or if a value in the state is out of range. Raises `ValueError`
+    for an invalid `on_change`.
     """
     check_on_change(on_change)
     _check_components(saved, recipe)
@@ -105,7 +105,7 @@ def _check_counts(saved: Saved, recipe: Recipe) -> None:
 
 
 def _add_components(position: Position, recipe: Recipe) -> Position:
-    """Add cursors and counts of 0 for added streams."""
+    """Add cursors and counts, all 0, for the streams that the recipe adds."""
     saved = position.lanes.arrays
     arrays = LaneArrays.blank(
         (len(recipe.components), recipe.num_lanes),
@@ -136,7 +136,7 @@ def _skip_open_documents(position: Position, changes: Changes) -> Position:
 def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
     """Turn the open rows in residues, which fit only the saved `seq_len`, into waiting spans.
 
-    A position in the tail is returned unchanged, because resuming packs the tail again.
+    Returns a position in the tail unchanged, because resuming packs the tail again.
     """
     if position.tail is not None:
         return position

@@ -15,11 +15,12 @@ from cloudload.run.recipe import Recipe
 def pack_run_tail(
     recipe: Recipe, *, start: int, stages: Stages, ended: LaneArrays, sizes: Sequence[Ints]
 ) -> Tail:
-    """Pack the tail of a run whose lanes ended at row `start`, as `ended`.
+    """Pack the tail of a run whose lanes ended at row `start`.
 
-    `stages` are the tail's stages so far; empty if the run did not resume in its tail. `sizes` are
-    as for `packing.tail.pack_tail`. Raises `StreamChangedError` if the lanes do not match the
-    documents, and `DatasetError` if the whole run has no tokens.
+    `ended` has the cursors and residues of the lanes at that row. `stages` are the tail's stages so
+    far; empty if the run did not resume in its tail. `sizes` are as for `packing.tail.pack_tail`.
+    Raises `StreamChangedError` if the lanes do not match the documents, and `DatasetError` if the
+    whole run has no tokens.
     """
     tail = pack_component_tail(recipe, start=start, stages=stages, ended=ended, sizes=sizes)
     check_has_tokens(recipe, tail.end)
@@ -35,7 +36,7 @@ def pack_component_tail(
     sizes: Sequence[Ints],
     component: int = 0,
 ) -> Tail:
-    """Pack the tail of one component; see `pack_run_tail`. It may have no rows.
+    """Pack the tail of one component; see `pack_run_tail`. The tail may have no rows.
 
     Raises `StreamChangedError` if the lanes do not match the documents.
     """

@@ -1,11 +1,11 @@
-"""Compare the data of a state with a loader's, which may have been written again.
+"""Check whether a loader reads the same samples as a state, even if the shards were rewritten.
 
     shards     sample counts of the shards         the order depends on them
-    data       sizes, hashes and columns           a shard's header, which names its compression, is
-                                                   part of it
-    samples    hashes of the samples, columns      the header is not; "" if an index has no hashes
+    data       sizes, hashes and columns           includes each shard's header, which names its
+                                                   compression
+    samples    hashes of the samples, columns      excludes the headers; "" without hashes
 
-Two streams or corpora have the same samples if their `data` is equal, or their `samples`.
+Two streams or corpora have the same samples if their `data` is equal, or their `samples` are.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ DATA_FIELD, SHARDS_FIELD, CHOOSE_FIELD = "data", "shards", "choose"
 
 
 def has_same_samples(saved: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Whether all saved data is known to have the same samples, given the fields of both.
+    """Whether a state's data and a loader's data are known to have the same samples.
 
-    Ignores the values of added streams.
+    `saved` and `found` are the fields of the state and the loader. Added streams are ignored.
     """
     return all(before and before == now for before, now in _list_differing(saved, found))
 
 
 def explain_data(names: set[str], saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Sentences for an error about data that may be the same documents, written again.
+    """Explain, in sentences for an error, how the loader's data differs from the saved data.
 
-    `names` are the fields that differ.
+    `names` are the fields that differ. The data may be the same documents, written again.
     """
     if SHARDS_FIELD in names and CHOOSE_FIELD in names:
         return [_describe_other_data(saved, found)]
@@ -64,7 +64,8 @@ def _describe_other_data(saved: Mapping[str, Any], found: Mapping[str, Any]) -> 
 
 
 def _list_differing(saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The `samples`, saved and found, of each stream or corpus whose `data` differs."""
+    """The (saved, found) `samples` fingerprints of each stream or corpus whose `data` differs."""
+
     columns = [
         str(fields.get(name, "")).split(",")
         for fields in (saved, found)

@@ -1,6 +1,7 @@
 """The locations of a run's data and tokenizer, which a state records as JSON without secrets.
 
-`cloudload.provenance` reopens a run from them, and a refused state names them.
+`cloudload.provenance` uses these locations to reopen a run. If a state is refused on load, the
+error names them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Sources:
 
     streams: list[Stream]
     tokenizer: str | None
-    """None if it was passed as an object without a name."""
+    """The tokenizer's name or path; None if it was passed as an object without a name."""
     bos: TokenName
     eos: TokenName
     is_mixed: bool
@@ -45,14 +46,14 @@ class Sources:
 
     @property
     def has_automatic_framing(self) -> bool:
-        """Whether bos and eos of every stream were "auto"."""
+        """Whether the bos and the eos of every stream were "auto"."""
         asked = {self.bos if each.bos == SAME else each.bos for each in self.streams}
         asked |= {self.eos if each.eos == SAME else each.eos for each in self.streams}
         return asked == {AUTO}
 
 
 def describe_sources(config: RowsConfig, tokenizer: Any) -> str:
-    """The locations as JSON, for a state."""
+    """Encode the locations of the data and the tokenizer as JSON, for a state."""
     name = (
         os.fspath(tokenizer)
         if isinstance(tokenizer, str | os.PathLike)
@@ -75,7 +76,7 @@ def read_sources(text: str) -> Sources:
         saved = json.loads(text)
         streams = [Stream(**stream) for stream in saved["streams"]]
         others = {name: saved[name] for name in ("tokenizer", "bos", "eos", "is_mixed")}
-        # states of earlier versions have none of these
+        # older states lack these options
         others |= {name: saved.get(name) for name in ("tokens_key", "tokens_dtype")}
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise StreamChangedError(

@@ -10,9 +10,9 @@
                             each cursor is in, or 0, so a resume detects changed text;
                             little-endian uint16, or wider if one of them needs it; "" if no cursor
                             is in a document; older states have no such key
-    residues                base64 of the compressed residues (`packing.residue`) of 16 lanes,
-                            joined by "."; in older states, of all lanes; "" if the packing has no
-                            residue
+    residues                base64 of the compressed residues (`packing.residue`), in chunks of 16
+                            lanes that are joined by "."; older states have a single chunk; "" if
+                            the packing has no residue
     tail                    "" before the tail of a finite run, which begins at row table_rows; then
                             `packing.tail.Stages` (seq_len:rows), as "512:100,1024:3"
     part                    "" for a whole state, else the virtual index of the rank whose lanes it
@@ -23,8 +23,8 @@
     stream_tails            the tails of streams that ended in a mixture, by stream, as
                             "512:100,1024:3;;512:0"; "512:0" for a stream whose last row was not in
                             a tail. There is no such key before the first stream has a tail
-    max_epochs, stopping    the options that end the streams of a mixture, and the mixture; left out
-                            if they have their default values
+    max_epochs, stopping    the options that determine where the streams of a mixture, and the
+                            mixture itself, end; left out if they have their default values
     origin                  "epoch:num_read" if the run continues a StreamingDataset's: it started
                             after `num_read` documents of `epoch`; otherwise there is no such key
     token_ids               hash of the IDs of fixed texts, so a resume detects a version of
@@ -154,7 +154,7 @@ def build_state(
 
 
 def encode_lanes(arrays: LaneArrays, texts: LaneTexts) -> dict[str, str]:
-    """The fields of a state that lanes fill."""
+    """Encode the cursors, residues and statistics of lanes as fields of a state."""
     return {
         "counts": encode_counts(arrays.counts),
         **texts.encode(arrays.cursors, arrays.residues),
@@ -167,7 +167,7 @@ def encode_lanes(arrays: LaneArrays, texts: LaneTexts) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Saved:
-    """The parsed content of a whole state, not yet compared with a loader."""
+    """The parsed content of a whole state, before it is compared with a loader's recipe."""
 
     position: Position
     layout: Layout

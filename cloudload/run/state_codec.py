@@ -33,7 +33,8 @@ from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, FAILED
 
 _MOST_COUNTED = 1 << 62
-# best_fit stores ordinals as int32 in residues, and concat packs a lane and an ordinal into int64
+# ordinals must fit where they are packed: int32 in the residues of best_fit; with concat, int64
+# together with a lane
 _MOST_ORDINAL = {"best_fit": 1 << 30}
 _MOST_ORDINAL_ELSE, _MOST_OFFSET = 1 << 38, 1 << 40
 _MOST_RESIDUE_BYTES, _BYTES_PER_SPAN = 1 << 30, 12
@@ -68,9 +69,10 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
 
 
 def read_sizes(state: Mapping[str, Any], shape: tuple[int, ...]) -> Ints:
-    """Decode the sizes of the documents that cursors are in: int64 `shape`; 0 if not known.
+    """Decode the size, in tokens, of the document that each cursor is in; 0 if it is not known.
 
-    `shape` is (components, lanes). Raises `StreamChangedError` if they are damaged.
+    Returns int64 `shape`, which is (components, lanes). Raises `StreamChangedError` if the sizes
+    are damaged.
     """
     if not state.get("document_sizes"):
         return np.zeros(shape, np.int64)
@@ -199,7 +201,7 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
 
 
 def _decode_chunk(text: Any, ordinals: Ints) -> list[bytes]:
-    """Decode a chunk of residues. `ordinals` (int64 [lanes]) come from the cursors of its lanes."""
+    """Decode a chunk of residues. `ordinals` (int64 [lanes]) are those of its lanes' cursors."""
     num_lanes = len(ordinals)
     try:
         planes = _unpack(_decode("residues", text), _most_residue_bytes(ordinals))
@@ -218,10 +220,10 @@ def _decode_chunk(text: Any, ordinals: Ints) -> list[bytes]:
 
 
 def _most_residue_bytes(ordinals: Ints) -> int:
-    """The most bytes that the residues of all lanes and their sizes may unpack to.
+    """The most bytes that a chunk of residues and their sizes may unpack to.
 
-    This is enough for one span of each document before a cursor, each in a separate open row, but
-    it is at most `_MOST_RESIDUE_BYTES`.
+    A larger chunk is damaged or malicious. The limit allows one span for each document before a
+    cursor, each span in a separate open row, but at most `_MOST_RESIDUE_BYTES`.
     """
     num_lanes, spans = ordinals.size, int(np.maximum(ordinals, 0).sum())
     return min(_MOST_RESIDUE_BYTES, 8 * num_lanes + spans * (4 + _BYTES_PER_SPAN))

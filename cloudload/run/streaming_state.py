@@ -5,8 +5,8 @@
     our canonical order                0 2 5 8 · 1 3 6 9 ·   4 7 10
     10 samples read                    the first 9 of our order, because Streaming repeated sample 1
 
-At the end of a step, StreamingDataset has read a prefix of its order on any number of physical
-nodes, with the partition algorithms `orig` and `relaxed`.
+With the partition algorithms `orig` and `relaxed`, StreamingDataset has read a prefix of this order
+at the end of each step, on any number of physical nodes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StreamingState:
     epoch: int
     """The epoch, from 0."""
     sample_in_epoch: int
-    """Number of samples of the epoch that all ranks have read, including repeated ones."""
+    """Number of samples of the epoch that all ranks together have read, including repeats."""
     num_canonical_nodes: int
     shuffle_seed: int
 
@@ -38,9 +38,9 @@ class StreamingState:
 def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Recipe, Position]:
     """Compute the recipe and the position of a run that continues where a StreamingDataset stopped.
 
-    The recipe gets the state's canonical nodes. It gets StreamingDataset's default shuffle block
-    size unless the loader was given one. Raises `StreamChangedError` if the state cannot be
-    continued by this recipe.
+    The new recipe has the state's canonical nodes. Unless the config sets a shuffle block size, it
+    has StreamingDataset's default. Raises `StreamChangedError` if this recipe cannot continue from
+    the state.
     """
     saved = read_streaming_state(state)
     config = recipe.config
@@ -82,8 +82,8 @@ def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Reci
 def count_read(sample_in_epoch: int, num_samples: int, num_nodes: int) -> int:
     """The number of different positions among the first `sample_in_epoch` of an epoch.
 
-    Nodes have `num_samples // num_nodes` samples, and some have one more. StreamingDataset repeats
-    a sample at the end of the others, which are the only repeats before the epoch is over.
+    Each node has `num_samples // num_nodes` samples or one more. At the end of a node that does not
+    have one more, StreamingDataset repeats a sample. An epoch has no other repeats.
     """
     whole = num_samples // num_nodes
     in_last_column = min(max(0, sample_in_epoch - whole * num_nodes), num_nodes)
@@ -94,9 +94,10 @@ def count_read(sample_in_epoch: int, num_samples: int, num_nodes: int) -> int:
 def read_streaming_state(state: Mapping[str, Any]) -> StreamingState:
     """Parse a StreamingDataset's `state_dict()`, or find it in a Composer checkpoint.
 
-    In a checkpoint, Composer's timestamp has the progress of training. At the end of an epoch, the
-    dataset's own epoch is one behind, and Streaming would read that epoch again. Raises
+    In a checkpoint, the epoch and the sample are taken from Composer's timestamp. At the end of an
+    epoch, the dataset's own epoch is one behind, so Streaming would read that epoch again. Raises
     `StreamChangedError` if there is no such state, or if it is damaged.
+
     """
     composer = state.get("state", state) if isinstance(state, Mapping) else state
     if isinstance(composer, Mapping) and "dataset_state" in composer:

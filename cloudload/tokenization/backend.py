@@ -56,7 +56,7 @@ class Choice:
     name: str
     """`hf` or `fastokens`; `none` if no text is tokenized."""
     versions: str
-    """Names and versions of the backend's libraries: `fastokens 0.3.5, tokenizers 0.22.2`."""
+    """Names and versions of the backend's libraries, such as `tokenizers 0.22.2`."""
     why: str
     """Why this backend was chosen, as text that follows "because"."""
     is_fallback: bool = False
@@ -203,7 +203,8 @@ def _check_once(text: str, cache_root: Path) -> str | None:
 
 
 class _FailedError(Exception):
-    """Raised if fastokens cannot load a tokenizer. This is not saved, so the next start retries."""
+    """Raised if fastokens cannot load a tokenizer. The result is not saved, so that the next start
+    checks again."""
 
 
 def _check(text: str) -> str | None:

@@ -67,7 +67,7 @@ def open_encoder(
 
 
 class HFEncoder:
-    """Encodes with `tokenizers`."""
+    """Encodes documents with `tokenizers`, the reference backend."""
 
     def __init__(self, text: str, special_tokens: bool = False) -> None:
         self._tokenizer = load_special_hf(text) if special_tokens else load_hf(text)
@@ -89,7 +89,7 @@ class HFEncoder:
 
 
 class FastokensEncoder:
-    """Encodes with `fastokens`, and with `tokenizers` if fastokens fails on a document."""
+    """Encodes documents with `fastokens`, or with `tokenizers` if fastokens fails on a document."""
 
     def __init__(self, text: str, special_tokens: bool = False, *, compares: bool = True) -> None:
         self._text, self._special_tokens = text, special_tokens

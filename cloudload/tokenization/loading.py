@@ -78,11 +78,11 @@ def make_hf(text: str) -> Any:
 
 
 def parse_hf(text: str) -> Any:
-    """Parse the tokenizer.json `text` as a `tokenizers.Tokenizer`. Raises its errors."""
+    """Parse the tokenizer.json `text` with `tokenizers`. Raises any error of `tokenizers`."""
     from tokenizers import Tokenizer
 
-    # parse in a thread, which has a separate heap: parsing fragments the heap, and encoding with a
-    # fragmented heap is up to a third slower
+    # parse in a thread with a separate heap, because parsing fragments the heap, and encoding with
+    # a fragmented heap is up to a third slower
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(Tokenizer.from_str, text).result()
 

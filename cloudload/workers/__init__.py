@@ -19,13 +19,13 @@ The types that carry rows, from documents to a batch:
 The modules:
 
     plan             a rank's work, and its phases   document_reader  texts or IDs of samples
-    processes        start and end processes         kept_documents   a tail's documents, in memory
+    processes        start and stop processes        kept_documents   a tail's documents, in memory
     worker_main      what a process runs             bad_documents    errors to skip
-    worker           make blocks                     prefetch         shards needed next
+    worker           make blocks                     prefetch         fetch shards ahead of use
     lane_reader      documents to fill rows          block            rows of several batches
     row_reader       documents of any rows           transport        blocks in shared memory
-    dealt_rows       rows of an uneven world         trace            rows to their documents
+    dealt_rows       rows of an uneven world         trace            find the documents of rows
     tail_reader      the end of a finite run         length_check     check lengths first
     documents        find, fetch, tokenize           text_check       warn if it is not text
-    found_documents  which samples lanes read        work_pickles     work without fork
+    found_documents  which samples lanes read        work_pickles     send work without fork
 """

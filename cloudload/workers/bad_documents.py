@@ -1,7 +1,7 @@
 """Decide which errors make a document bad, and log the documents that are left out.
 
-    bad document        text that is not UTF-8, a transform that raises or returns no text
-    never a document's  an error of the machine, of a store, of the shard, or of the tokenizer
+    bad document        text that is not UTF-8, a transform that raises or does not return text
+    not the document    an error of the machine, of a store, of the shard, or of the tokenizer
 
 A document is skipped only if every worker, on every machine and after every resume, would skip it.
 """
@@ -17,12 +17,12 @@ from cloudload.mds.shard import BadDocumentError
 
 logger = logging.getLogger(__name__)
 
-# these depend on the memory, the stack, files, the network, installed packages or warning filters
+# errors that may depend on memory, the stack, files, the network, packages or warning filters
 _FOREIGN = (MemoryError, RecursionError, OSError, ImportError, Warning, CloudloadError)
 
 
 def find_foreign_cause(error: BaseException) -> BaseException | None:
-    """Return the error, or its cause, that may not be the document's fault, or None.
+    """Return `error` or the cause of it that may not be the document's fault; None if none is.
 
     Follows the causes and contexts that a traceback would show, and the errors of a group.
     """
@@ -57,7 +57,8 @@ class SkipLog:
         self._num_skipped: Counter[str] = Counter()
 
     def count_read(self, streams: Iterable[str]) -> None:
-        """Count documents that were read, given the name of each one's stream."""
+        """Count documents that were read. `streams` has the name of each document's stream."""
+
         self._num_read.update(streams)
 
     def record(self, stream: str, error: BadDocumentError) -> None:

@@ -67,7 +67,7 @@ class Block:
     """The first of the worker's rows, as an index in the run, that its lane could not fill; `NEVER`
     if there is none so far. This row and all later ones are invalid."""
     doubts: Mapping[int, str] = field(default_factory=dict)
-    """Warnings about streams whose documents do not look like text."""
+    """Warnings about streams whose documents do not look like text, by stream index."""
 
     @property
     def num_batches(self) -> int:
@@ -105,7 +105,7 @@ class Block:
 
 
 def add_reports(block: Block, dropped: Sequence[Block]) -> Block:
-    """Add the traffic and the doubts of dropped earlier blocks to a block."""
+    """Add the traffic and the doubts of dropped blocks to a later block, so that none are lost."""
     if not dropped:
         return block
     traffic, doubts = block.traffic, dict(block.doubts)
@@ -117,8 +117,8 @@ def add_reports(block: Block, dropped: Sequence[Block]) -> Block:
 class Pieces(NamedTuple):
     """Pieces of documents, sorted by block row.
 
-    `table` is int64 [documents, 10]. `buffers` hold its int32 token IDs. `pieces` is int64
-    [pieces, 4]. `packing.tables` names the columns.
+    `table` is int64 [documents, 10]. `buffers` contain the documents' int32 token IDs. `pieces` is
+    int64 [pieces, 4]. `packing.tables` names the columns.
     """
 
     table: Ints
@@ -216,7 +216,8 @@ class BlockBuilder:
     def build(
         self, tokens: Tokens, first_dry: int, traffic: TrafficCounter, doubts: Mapping[int, str]
     ) -> Block:
-        """Build the block. `tokens` is int32 [rows, seq_len]. Takes the counts of `traffic`."""
+        """Build the block. `tokens` is int32 [rows, seq_len]. Takes and resets the counts of
+        `traffic`."""
         return Block(
             bounds=self._bounds,
             tokens=tokens,

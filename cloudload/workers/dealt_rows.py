@@ -3,8 +3,8 @@
     rows of own lanes ────┐
     rows of other lanes ──┴─► pieces, from token lengths ─► documents ─► Pieces
 
-Most rows are of the worker's own lanes, whose documents it reads once. A document that is also in a
-row of another worker is read there, too.
+Most rows belong to the worker's own lanes, whose documents it reads only once. If a row of another
+worker contains a part of such a document, that worker also reads the document.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cloudload.workers.row_reader import RowReader
 
 
 class DealtRows:
-    """Reads rows before the tail. The plan must have token lengths."""
+    """Reads a worker's dealt rows, before the tail. The plan must have token lengths."""
 
     def __init__(self, plan: Plan, worker: int, documents: LaneDocuments) -> None:
         assert plan.lengths is not None
@@ -46,7 +46,7 @@ class DealtRows:
         self._is_awaited = True
 
     def read(self, rows: Ints, *, is_awaited: bool) -> Pieces:
-        """Read the documents of rows: int64 [rows]. `is_awaited` is as for `Prefetcher.fetch`.
+        """Read the documents of `rows` (int64 [rows]). `is_awaited` is as for `Prefetcher.fetch`.
 
         Raises the errors of `RowFinder.find` and `RowReader.read`.
         """

@@ -32,20 +32,21 @@ out."""
 
 
 class IdsOfDocuments(NamedTuple):
-    """The IDs of some of the documents of a call."""
+    """The token IDs of some of the documents that were read together."""
 
     places: Ints
-    """The documents' indices in the call, ascending: int64 [documents]."""
+    """The documents' indices among those read together, ascending: int64 [documents]."""
     ids: Tokens
-    """Their IDs, concatenated: int32 [tokens]."""
+    """The documents' IDs, concatenated: int32 [tokens]."""
     sizes: Ints
     """The number of IDs of each document: int64 [documents]."""
 
 
 def merge_ids(parts: Sequence[IdsOfDocuments]) -> tuple[Tokens, Ints]:
-    """Put the IDs of all documents of a call in order, without copying if there is one part.
+    """Merge the IDs of documents that were read together, in the documents' order.
 
-    Returns the IDs, int32 [tokens], and offsets, int64 [documents + 1].
+    Returns the IDs, int32 [tokens], and offsets, int64 [documents + 1]. A single part is not
+    copied.
 
     Example: places 0 2 with IDs 7 7 9 of sizes 2 1, and place 1 with ID 8, give the IDs 7 7 8 9.
     """
@@ -113,7 +114,8 @@ class DocumentReader:
         return texts
 
     def take_doubts(self) -> dict[int, str]:
-        """New warnings that a stream's documents do not look like text, one for each stream."""
+        """Return and clear the warnings that a stream's documents do not look like text, by stream
+        index."""
         doubts, self._doubts = self._doubts, {}
         return doubts
 
@@ -156,13 +158,14 @@ class DocumentReader:
         except BadDocumentError as error:
             if not self._skips:
                 raise
-            return BadDocumentError(error.summary)  # without the frames, which refer to the sample
+            return BadDocumentError(error.summary)  # drop the frames, which keep the sample alive
 
     def read_tokens(self, samples: Ints) -> list[IdsOfDocuments]:
-        """Read the IDs of pre-tokenized `samples` (int64 [samples]), one item for each dtype.
+        """Read the IDs of pre-tokenized `samples` (int64 [samples]).
 
-        Opens each shard once. Raises `DatasetError` if a sample is damaged, or has an ID that is
-        negative or not in the vocabulary, and the errors of `ShardCache.shard`.
+        Returns one item for each dtype in which IDs are stored. Opens each shard once. Raises
+        `DatasetError` if a sample is damaged, or has an ID that is negative or not in the
+        vocabulary, and the errors of `ShardCache.shard`.
         """
         values: list[memoryview] = [memoryview(b"")] * len(samples)
         places_of: defaultdict[np.dtype[Any], list[Ints]] = defaultdict(list)
@@ -188,11 +191,11 @@ class DocumentReader:
     def _join(
         self, places: Ints, values: Sequence[memoryview], dtype: np.dtype[Any], samples: Ints
     ) -> IdsOfDocuments:
-        """Join the IDs at `places` of `values`, and check them. Reads every ID once."""
+        """Join the IDs in `values` at `places`, and check that they are in the vocabulary."""
         chosen = [values[place] for place in places.tolist()]
         sizes = np.fromiter(map(len, chosen), np.int64, len(chosen)) // dtype.itemsize
         stored = np.frombuffer(b"".join(chosen), dtype)
-        # a negative ID, as an unsigned number, is above every vocabulary
+        # viewed as unsigned, a negative ID is larger than any vocabulary
         unsigned = stored.view(f"<u{dtype.itemsize}")
         if unsigned.max(initial=0) >= self._vocab_size:
             place = int(np.argmax(unsigned >= self._vocab_size))
@@ -211,7 +214,8 @@ class DocumentReader:
     def _by_shard(self, samples: Ints) -> Iterator[tuple[int, Ints, Ints]]:
         """Group samples by shard.
 
-        Yields each shard's index, the samples' places in `samples`, and their indices in the shard.
+        Yields, for each shard, its index, the samples' places in `samples`, and the samples'
+        indices in the shard.
         """
         if not len(samples):
             return
@@ -269,7 +273,7 @@ class DocumentReader:
             text = self._transform(values)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # sys.exit() would look like a dead worker
+        except BaseException as error:  # otherwise, sys.exit() would look like a dead worker
             raise self._explain_failure(error, shard.where(sample)) from error
         if text is not None and (fault := _find_fault(text)):
             what = f"the transform {show_function(self._transform)} returned {fault}"
@@ -299,7 +303,7 @@ class DocumentReader:
 
 
 def count_text_bytes(texts: Sequence[TextOrError]) -> list[int]:
-    """The size of each text in UTF-8 bytes; 0 if it is left out."""
+    """The size of each text in UTF-8 bytes; 0 for a document that is left out."""
     return [
         0 if not isinstance(text, str) else len(text) if text.isascii() else len(text.encode())
         for text in texts
@@ -307,7 +311,7 @@ def count_text_bytes(texts: Sequence[TextOrError]) -> list[int]:
 
 
 def _find_fault(text: Any) -> str | None:
-    """Why the result of a transform is not text, or None."""
+    """Describe what is wrong with the result of a transform; None if it is valid text."""
     if not isinstance(text, str):
         return type(text).__name__
     try:

@@ -122,10 +122,10 @@ class LaneDocuments:
     def read(self, found: FoundDocuments, begun_sizes: Ints | None = None) -> Documents:
         """Read and tokenize documents, in their order. Columns `BUFFER` and `START` are 0.
 
-        `begun_sizes` (int64 [documents]) is not negative for documents that are exempt from
-        filtering, because they were accepted before: the one that a cursor is inside, those in a
-        residue or in rows of the tail, and those that are traced. It is the size that such a
-        document had, or 0 if that is not known.
+        A document that was accepted before is exempt from filtering: a cursor is inside it, a
+        residue or a row of the tail contains it, or it is being traced. For such documents,
+        `begun_sizes` (int64 [documents]) is the size that they had, or 0 if that is not known. For
+        all others, it is negative.
 
         Raises `TokenizerError` if a text cannot be encoded, `StreamChangedError` if a document that
         was accepted now has a different size or is bad, and the errors of `DocumentReader`.
@@ -179,7 +179,7 @@ class LaneDocuments:
         return table
 
     def compare(self, samples: Ints, reader: DocumentReader) -> None:
-        """Read samples of the corpus (int64 [samples]), and compare them with their lengths.
+        """Read `samples` of the corpus (int64 [samples]), and compare each with its counted length.
 
         Raises the errors of `read`, and `DatasetError` for a sample with a different length.
         """
@@ -188,7 +188,7 @@ class LaneDocuments:
         other.read(FoundDocuments(nowhere, nowhere, nowhere, samples))
 
     def _check_sizes(self, found: FoundDocuments, sizes: Ints, begun_sizes: Ints) -> None:
-        """Raise `StreamChangedError` if a document no longer has its size."""
+        """Raise `StreamChangedError` if a document's size differs from the one in `begun_sizes`."""
         changed = np.flatnonzero((begun_sizes > 0) & (sizes != begun_sizes))
         if len(changed):
             place = int(changed[0])
@@ -201,9 +201,10 @@ class LaneDocuments:
     def _find_left_out(
         self, texts: Sequence[TextOrError], streams: Ints, places: Ints, has_begun: Flags | None
     ) -> Ints:
-        """Find the texts that are left out: `FILTERED`, `FAILED`, or 0: int64 [texts].
+        """Find the texts that are left out. Returns `FILTERED`, `FAILED`, or 0 for each.
 
-        Logs the bad ones. Raises `StreamChangedError` for a bad one that the run has begun to read.
+        The result is int64 [texts]. Logs bad documents. Raises `StreamChangedError` for a bad
+        document that the run has begun to read.
         """
         left_out = np.zeros(len(texts), np.int64)
         if self._skips:
@@ -255,13 +256,13 @@ class LaneDocuments:
             raise
 
     def has_order(self, component: int, epoch: int) -> bool:
-        """Whether the order of an epoch is available at almost no cost."""
+        """Whether the order of an epoch is in memory, is on disk, or is cheap to build."""
         return self._orders[component].is_ready(epoch)
 
     def build_order(self, component: int, epoch: int) -> None:
-        """Build the order of an epoch in a background process, unless it is cheap or available.
+        """Start building the order of an epoch in a background process, and return immediately.
 
-        Returns immediately.
+        Does nothing if the order exists or is cheap to build.
         """
         self._orders[component].build_in_background(epoch)
 
@@ -273,7 +274,8 @@ class LaneDocuments:
         return decode_ids(self._text, tokens)
 
     def take_doubts(self) -> dict[int, str]:
-        """New warnings that a stream's documents do not look like text, one for each stream."""
+        """Return and clear the warnings that a stream's documents do not look like text, by stream
+        index."""
         return self._reader.take_doubts()
 
     def prefetch(self, samples: Ints) -> None:
@@ -284,7 +286,7 @@ class LaneDocuments:
 def _find_lengths(offsets: Ints, left_out: Ints) -> Ints:
     """The lengths of documents, as `cloudload count` stores them: int64 [documents].
 
-    `left_out` is int64 [documents], before `min_tokens`.
+    `left_out` is int64 [documents], and does not include what `min_tokens` filters out.
     """
     lengths: Ints = np.diff(offsets)
     lengths[left_out == FILTERED], lengths[left_out == FAILED] = FILTERED_LENGTH, FAILED_LENGTH
@@ -313,7 +315,7 @@ def open_documents(plan: Plan, cache: ShardCache, *, compares: bool = True) -> L
 
 
 def open_cache(plan: Plan, retries: Ints | None = None) -> ShardCache:
-    """Open the cache for the shards of a plan's corpus. It counts its retries in `retries`."""
+    """Open the cache for the shards of a plan's corpus. The cache counts retries in `retries`."""
     delivery = plan.delivery
     return ShardCache(
         plan.recipe.corpus,

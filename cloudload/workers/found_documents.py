@@ -1,4 +1,4 @@
-"""The places of documents that lanes read: which samples they are, and which have begun."""
+"""The documents that lanes read: their samples, and which were partly read before the start."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class FoundDocuments:
     def begun_sizes(self, starts: Ints, residues: Sequence[bytes] | None = None) -> Ints:
         """The size of each document that its lane had partly read at the start: int64 [documents].
 
-        `starts` is int64 [flat_lanes, 3], the starting cursors. `residues` ([flat_lanes]) has the
-        lanes' residues at the start, whose documents were partly read, too; None if the packing has
-        no residue. The size is -1 for other documents, and 0 if it is unknown.
+        The size is -1 for other documents, and 0 if it is unknown. `starts` is int64
+        [flat_lanes, 3], the starting cursors. `residues` ([flat_lanes]) are the lanes' residues at
+        the start, whose documents also count as partly read; None if the packing has no residue.
         """
         start = starts[self.flat_lanes]
         is_begun = (start[:, CURSOR_ORDINAL] == self.ordinals) & (start[:, CURSOR_OFFSET] > 0)

@@ -1,4 +1,4 @@
-"""Documents of a tail that a worker keeps in memory, so that they are not read again.
+"""Keep documents of a tail in a worker's memory, so that they are not read again.
 
 measured by this worker ─┐
 read by other workers ───┴─► KeptDocuments ─► rows of the tail, documents for others
@@ -15,7 +15,7 @@ from cloudload.workers.documents import LaneDocuments
 from cloudload.workers.plan import SharedDocuments
 
 _MOST_KEPT_BYTES = 1 << 26
-# per document: its row of the document table, and Python objects
+# memory per document, besides its tokens: a row of the document table, and Python objects
 _BYTES_OF_DOCUMENT = 400
 
 Key = tuple[int, int]

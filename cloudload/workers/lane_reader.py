@@ -45,7 +45,7 @@ _MOST_DOCUMENTS_OF_LANE = 64
 # documents that wait in the packers would then use more than about `_WAITING_BYTES`
 MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
 _MOST_EAGERNESS_OF_FILL = 2.0**40
-# with token IDs, this many documents amortize a call's overhead; more would only add copying
+# for pre-tokenized data, this many documents amortize a call's overhead; more only add copying
 _ENOUGH_DOCUMENTS = 2_048
 
 
@@ -64,7 +64,10 @@ def open_lane_rows(
 
 
 class LaneReader:
-    """Reads the documents of one worker's lanes, and cuts rows from them. Lanes are flat lanes."""
+    """Reads the documents of one worker's lanes, and cuts rows from them.
+
+    All lanes are given as flat lanes.
+    """
 
     def __init__(self, plan: Plan, worker: int, documents: LaneDocuments) -> None:
         self._components, self._num_lanes = plan.recipe.components, plan.num_lanes
@@ -77,7 +80,7 @@ class LaneReader:
         self._residues = residues
         packing = plan.recipe.packing
         self._packer = open_lane_rows(packing, plan.num_lanes, cursors, residues)
-        # in one_per_row, a document fills at least one row, and with overflow="cut" exactly one
+        # with one_per_row, a document fills at least one row; with overflow="cut", exactly one
         self._least_filled = packing.seq_len if packing.name == "one_per_row" else 1
         self._most_filled = packing.seq_len if packing.cuts else math.inf
         self.next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
@@ -87,7 +90,8 @@ class LaneReader:
         self._barren = np.zeros(len(cursors), np.int64)
         """Number of documents that each lane has read since its last document with tokens."""
         self._barren_of_component = [0] * len(self._components)
-        """The same count for each component, over all lanes of this worker."""
+        """Number of documents of each component that this worker has read since its last document
+        with tokens."""
         self._mean_tokens = np.array(
             [
                 max(1.0, each.raw_bytes / max(1, each.num_samples) / _GUESSED_BYTES_PER_TOKEN)
@@ -101,13 +105,13 @@ class LaneReader:
         self._prefetch = Prefetcher(plan, worker, documents, self.next_ordinals, self.ends)
 
     def cut(self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool) -> CutRows:
-        """Cut the next `wanted` rows of each lane (int64 [lanes] both), or fewer at its end.
+        """Cut the next `wanted` rows of each lane, or fewer if the lane ends.
 
-        Reads further ahead for a block of more batches (`num_batches`). While the training loop
-        waits for its first batch (`is_awaited`), fetches no shards beyond those of the documents
-        read. Raises `ValueError` if a cursor or residue does not match the documents,
-        `DatasetError` if an endless lane finds no tokens, and the errors of `LaneDocuments.find`
-        and `read`.
+        `lanes` and `wanted` are int64 [lanes]. Reads further ahead if the block has more batches
+        (`num_batches`). While the training loop waits for its first batch (`is_awaited`), fetches
+        only the shards of the documents that are read. Raises `ValueError` if a cursor or residue
+        does not match the documents, `DatasetError` if an endless lane has no tokens, and the
+        errors of `LaneDocuments.find` and `read`.
         """
         self._fill(lanes, wanted, min(float(num_batches), self._most_eagerness), is_awaited)
         self._prefetch.build_orders(lanes)
@@ -116,7 +120,7 @@ class LaneReader:
     def _with_sizes(self, cut: CutRows, lanes: Ints) -> CutRows:
         """Add the column `CURSOR_SIZE` to the cursors of rows that were cut from lanes.
 
-        A cursor is inside the document of its row's last piece, or where the lane started.
+        A cursor is inside the document of its row's last piece, or is still the starting cursor.
         """
         last = np.searchsorted(cut.pieces[:, PIECE_ROW], np.arange(len(cut.cursors)), side="right")
         documents = cut.table[cut.pieces[last - 1, PIECE_DOCUMENT]]
@@ -130,7 +134,7 @@ class LaneReader:
     def begun_sizes(self, found: FoundDocuments) -> Ints:
         """The size of each document that its lane had partly read at the start: int64 [documents].
 
-        It is -1 for other documents, and 0 if it is unknown.
+        The size is -1 for other documents, and 0 if it is unknown.
         """
         return found.begun_sizes(self._start, self._residues)
 
@@ -160,7 +164,7 @@ class LaneReader:
             eagerness = min(2 * eagerness, _MOST_EAGERNESS_OF_FILL)
 
     def _add(self, found: FoundDocuments, is_awaited: bool, *, again: bool = False) -> None:
-        """Read and pack documents. `again` means that a saved residue contains them."""
+        """Read and pack documents. `again` means that a saved residue contains the documents."""
         if not len(found):
             return
         self._prefetch.fetch(found, is_awaited=is_awaited)

@@ -1,10 +1,10 @@
-"""Check the token lengths of some documents before a run relies on lengths that it never reads.
+"""Check a sample of the token lengths before a run relies on the lengths of unread documents.
 
     groups of shards ─► up to 16 ─► a shard of each ─► its first samples ─► lengths compared
 
-A seek jumps over documents, so a wrong length among them would move every later row. Documents that
-are read are always compared. The sample depends only on the data. Only the bytes of a shard's first
-samples are read.
+A seek jumps over documents, so a wrong length among them would move every later row. A document
+that is read is always compared with its length. Which documents are checked here depends only on
+the data. Only the bytes of a shard's first 4 samples are read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _MOST_SHARDS, _SAMPLES_OF_SHARD = 16, 4
 def check_some_lengths(plan: Plan, documents: LaneDocuments) -> None:
     """Compare the lengths of some documents of a plan's corpus with their texts.
 
-    Raises `DatasetError` if one differs or cannot be read. If a store cannot be reached, it logs
-    that and checks no more.
+    Raises `DatasetError` if a length differs or a document cannot be read. If a store cannot be
+    reached, logs this and skips the remaining checks.
     """
     corpus, retry = plan.recipe.corpus, plan.delivery.retry
     try:
@@ -46,7 +46,7 @@ def check_some_lengths(plan: Plan, documents: LaneDocuments) -> None:
 
 
 def choose_samples(corpus: Corpus) -> Iterator[tuple[int, Ints]]:
-    """Yield the shards to look at, and the samples of each: int64 [samples]."""
+    """Yield up to 16 shards to check, and the samples to check in each: int64 [samples]."""
     groups = [
         (stream, group)
         for stream, dataset in enumerate(corpus.datasets)
@@ -65,7 +65,7 @@ def choose_samples(corpus: Corpus) -> Iterator[tuple[int, Ints]]:
 
 
 class _ShardStart:
-    """The start of one shard, as a `DocumentReader` reads it."""
+    """A shard source for a `DocumentReader` that has only the start of one shard."""
 
     def __init__(self, number: int, shard: Shard) -> None:
         self._number, self._shard = number, shard

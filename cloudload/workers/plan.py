@@ -38,8 +38,8 @@ from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.tokenization.backend import Choice
 
-# most rows of a block, for up to `_TOKENS_OF_ROW` tokens per row: enough to amortize fixed costs,
-# but few enough to keep latency low
+# maximum rows per block if a row has up to `_TOKENS_OF_ROW` tokens: large enough to amortize fixed
+# costs, small enough to keep latency low
 _ROWS_AT_ONCE = {HF: 128, FASTOKENS: 1024, NO_BACKEND: 1024}
 _TOKENS_OF_ROW = 2_048
 _REPLAYED_ROWS_AT_ONCE = 2_048
@@ -64,7 +64,8 @@ class Measuring:
 class Sharing:
     """The tail is packed, and workers read the documents of their lanes that other workers need.
 
-    Only the owner of a document's lane reads it, because that machine has the document's shard.
+    Only the owner of a document's lane reads the document, because the owner's machine has the
+    document's shard.
     """
 
     start: int
@@ -103,7 +104,7 @@ class Mixed:
 
     ending: MixtureEnding
     start: int = NEVER
-    """No row is in a tail of all lanes."""
+    """`NEVER`, because no row is in a tail of all lanes."""
 
 
 Phase = Steady | Measuring | Sharing | InTail | Foreseen | Mixed
@@ -156,9 +157,9 @@ class Plan:
     lengths: CorpusLengths | None = None
     """The lengths of the samples. Each document that is read is compared with its length."""
     learned: LearnedLengths | None = None
-    """The files for lengths of documents read, if the run learns lengths."""
+    """The files that record the lengths of documents read, if the run learns lengths."""
     has_jumped: bool = False
-    """Whether the position was computed from lengths, and this rank checks some of them first."""
+    """Whether the position was computed from lengths, of which this rank first checks a sample."""
 
     def enter(self, change: NextPhase) -> Plan:
         """Return the plan in its next phase."""
@@ -185,20 +186,20 @@ class Plan:
         return order.index(self.world_index)
 
     def compares(self, worker: int) -> bool:
-        """Whether a worker compares IDs with hf's. Only the first worker of each machine does."""
+        """Whether a worker compares its IDs with those of hf: the first worker of each machine."""
         return worker == 0 and self.hosts.index(self.hosts[self.world_index]) == self.world_index
 
     @property
     def is_even(self) -> bool:
-        """Whether the world size divides the number of lanes, so that ranks own the rows of lanes.
+        """Whether the world size divides the number of lanes, so that a rank owns whole lanes.
 
-        Otherwise, rows are dealt, and found by index from token lengths.
+        Otherwise, rows are dealt to ranks, which find the documents of a row from token lengths.
         """
         return self._dealing is None
 
     @cached_property
     def _dealing(self) -> Dealing | None:
-        """How rows are dealt; None if the world is even."""
+        """The assignment of rows to ranks in an uneven world; None if the world is even."""
         lanes = [component.lanes for component in self.recipe.components]
         return deal_lanes(lanes, np.array(self.hosts))
 
@@ -226,14 +227,15 @@ class Plan:
     def pause(self) -> int:
         """The first row of the batch in which the tail begins, if the workers pause there.
 
-        `NEVER` if they do not.
+        `NEVER` if the workers do not pause.
         """
         if not (isinstance(self.phase, Foreseen) and self.phase.pauses):
             return NEVER
         return self.end_whole_batches(self.phase.start)
 
     def end_whole_batches(self, row: int) -> int:
-        """The end of the last whole global batch after the position that ends by `row`."""
+        """The row at which the last whole global batch before `row` ends, counting batches from the
+        position."""
         left = max(0, row - self.position.rows)
         return self.position.rows + left // self.global_batch * self.global_batch
 
@@ -303,7 +305,7 @@ class Plan:
     def rows_by_worker(self, rows: range | Ints) -> list[slice | Ints]:
         """The indices of each worker's rows within the rank's `rows`.
 
-        int64 [rows] for each worker; a slice if there is only one.
+        int64 [rows] for each worker, or a slice if there is only one worker.
         """
         if self.num_workers == 1:
             return [slice(None)]

@@ -19,7 +19,7 @@ from cloudload.workers.plan import Plan
 
 
 def count_documents_ahead(plan: Plan, component: int, num_own: int) -> int:
-    """The number of documents that a worker with `num_own` lanes looks ahead in each lane."""
+    """The number of documents to look ahead in each lane, for a worker with `num_own` lanes."""
     of = plan.recipe.components[component]
     if plan.delivery.predownload is not None:
         own = num_own * len(plan.recipe.components)
@@ -42,7 +42,7 @@ class Prefetcher:
         self._components = plan.recipe.components
         self._next_ordinals, self._ends = next_ordinals, ends
         self._looked_ahead = next_ordinals.copy()
-        """The ordinal before which each lane's shards were requested: int64 [flat_lanes]."""
+        """The ordinal up to which each lane's shards were requested: int64 [flat_lanes]."""
         self._ahead = np.array(
             [
                 count_documents_ahead(plan, component, len(plan.own_lanes(worker)))
@@ -54,11 +54,11 @@ class Prefetcher:
         """The last epoch of each component whose order was requested."""
 
     def fetch(self, needed: FoundDocuments, *, is_awaited: bool) -> None:
-        """Start fetching the shards of `needed`, then those of its lanes' next documents.
+        """Start fetching the shards of `needed`, then those of the lanes' next documents.
 
-        To limit overhead, does nothing until a lane has used half of its look-ahead, because the
-        shards of `needed` were usually requested before. While the training loop waits for its
-        first batch (`is_awaited`), fetches only the shards of `needed`.
+        To limit overhead, does nothing until a lane has used half of its look-ahead. The shards of
+        `needed` were usually requested earlier. While the training loop waits for its first batch
+        (`is_awaited`), fetches only the shards of `needed`.
         """
         if is_awaited:
             self._documents.prefetch(needed.samples)
@@ -87,8 +87,9 @@ class Prefetcher:
     def _epoch_ends(self, flat_lanes: Ints) -> Ints:
         """The ordinal before which each lane may look ahead: int64 [lanes].
 
-        It is the end of the lane's epoch. For a lane in the latest epoch, it is the end of the next
-        one if that order is available, so that looking ahead does not wait until it is built.
+        This is the end of the lane's epoch. For a lane in the latest epoch, it is the end of the
+        next epoch if that epoch's order is available, because looking ahead must not wait until an
+        order is built.
         """
         ends = np.empty_like(flat_lanes)
         components = flat_lanes // self._plan.num_lanes
@@ -109,8 +110,8 @@ class Prefetcher:
     def build_orders(self, flat_lanes: Ints) -> None:
         """Start building the next epoch's order once a lane is halfway through its epoch.
 
-        With token lengths and several ranks, also starts building the epoch's table, with which a
-        rank computes the cursors of other ranks' lanes.
+        If there are token lengths and several ranks, also starts building the epoch's table, from
+        which a rank computes the cursors of other ranks' lanes.
         """
         for component in np.unique(flat_lanes // self._plan.num_lanes).tolist():
             lanes = self._components[component].lanes

@@ -1,4 +1,4 @@
-"""Worker processes: start them, receive their blocks, and end them.
+"""Start worker processes, receive their blocks, and stop them.
 
     trainer ◄── started, the slot of each block, halted, an error ── worker
             ─────── the plan, a slot is free again, halt ──────────►
@@ -41,7 +41,7 @@ from cloudload.workers.worker import Worker
 from cloudload.workers.worker_main import FREE, HALT, HALTED, Failed, Memory, work
 
 logger = logging.getLogger(__name__)
-# a new interpreter that imports torch takes several seconds
+# starting an interpreter and importing torch takes several seconds
 _START_GRACE_S = 25.0
 _STARTS, _START_S, _END_S, _LOOK_EVERY_S, _SWEEP_S = 3, 60.0, 8.0, 1.0, 1.0
 
@@ -78,7 +78,7 @@ class WorkerProcess:
         return f"worker {self._number} (process {pid}) is {now}{self._describe_other(now)}"
 
     def _describe_other(self, now: str) -> str:
-        """If this worker waits for another process, describe a worker that downloads, if any."""
+        """If this worker waits for another process, describe a downloading worker, if any."""
         if not now.startswith("waiting for another process") or "downloading" in now:
             return ""
         for number in range(self._activities.num_slots):
@@ -99,11 +99,11 @@ class WorkerProcess:
             self._process.start()
         except OSError as error:
             raise WorkerError(f"cannot start a worker process: {error}. {GUARD_ADVICE}") from error
-        # only the worker has the other end now, so its death ends the stream
+        # after this, only the worker has the other end, so its death closes the connection
         theirs.close()
 
     def await_start(self) -> None:
-        """Send the plan, unless the process is forked, and wait until it reports its start.
+        """Send the plan, unless the process is forked, and wait until it reports that it started.
 
         A forked child has one thread, but copies of the locks of all threads. If a lock was held
         during the fork, the child may wait for it forever (python/cpython#84559). A forked child
@@ -164,7 +164,7 @@ class WorkerProcess:
     def enter(self, change: NextPhase) -> None:
         """Send a halted worker its part of the next phase, with which it continues.
 
-        Raises the errors of `send_work`. If the worker dies, only `receive` raises an error.
+        Raises the errors of `send_work`. If the worker dies, the next `receive` raises the error.
         """
         with doing(self.describe):
             self._send_work(change)
@@ -181,7 +181,7 @@ class WorkerProcess:
             except BaseException as error:
                 errors.append(error)
 
-        # in a thread: a child of a dead worker may keep the socket open without reading from it
+        # send in a thread, because a dead worker's child may keep the socket open without reading
         thread = threading.Thread(target=send, name="cloudload-send", daemon=True)
         thread.start()
         while thread.is_alive() and self._process.is_alive():
@@ -190,7 +190,7 @@ class WorkerProcess:
             raise errors[0]
 
     def _send_bytes(self, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # the worker has ended, and `_receive` reports why
+        with contextlib.suppress(OSError):  # the worker has exited, and `_receive` reports why
             self._connection.send_bytes(message)
 
     def _receive_block(self) -> PackedBlock | None:
@@ -218,13 +218,13 @@ class WorkerProcess:
         raise WorkerError(f"a worker process failed: process {self._process.pid} {end}. {advice}")
 
     def ask_to_end(self) -> None:
-        """Ask the worker to end, and return immediately."""
+        """Ask the worker to exit, and return immediately."""
         self._process.terminate()
 
     def end(self, deadline: float) -> bool:
-        """Wait for the worker until `deadline` (in `time.monotonic` seconds), and then kill it.
+        """Wait until `deadline` (`time.monotonic` seconds) for the worker to exit, then kill it.
 
-        Returns True if a signal killed it. Its temporary files then remain.
+        Returns True if a signal killed the worker. Its temporary files then remain.
         """
         self._process.join(max(0.0, deadline - time.monotonic()))
         if self._process.is_alive():
@@ -235,10 +235,10 @@ class WorkerProcess:
 
 
 def end_workers(workers: Sequence[WorkerProcess], cache_root: Path) -> None:
-    """End workers in parallel, even blocked ones, within a few seconds.
+    """Stop workers in parallel. Workers that are still alive after 8 seconds are killed.
 
-    Removes the temporary files of killed workers from the cache, in a thread if that takes more
-    than a second. Ignores workers that a parent of this process started.
+    Removes the temporary files of killed workers from the cache. If that takes more than a second,
+    a thread continues it. Ignores workers that a parent of this process started.
     """
     workers = [worker for worker in workers if worker.is_own]
     for worker in workers:
@@ -292,9 +292,9 @@ def _describe_end(code: int | None) -> str:
 
 
 Blocks = Generator[list[Block], NextPhase | None, None]
-"""Yields one block of each worker, repeatedly.
+"""A generator that repeatedly yields one block from each worker.
 
-Sending a `NextPhase` ends the current phase and drops its remaining blocks. The generator then
+Sending it a `NextPhase` ends the current phase and drops its remaining blocks. The generator then
 yields the first blocks of the next phase."""
 
 
@@ -345,8 +345,8 @@ def process_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
                 for number, worker in enumerate(workers):
                     worker.enter(plan.part_of(change, number))
     finally:
-        # end the workers here, not when they are garbage collected: the next iteration must not
-        # fork while they run
+        # stop the workers now, not when they are garbage collected, because the next iteration
+        # must not fork while they run
         end_workers(workers, plan.cache_root)
 
 

@@ -5,7 +5,7 @@
                 held: documents of each lane  ◄─────┘
                 with tokens that are in later rows
 
-So reading a lane's rows in order tokenizes each document once.
+Reading a lane's rows in order therefore tokenizes each document only once.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _ORDINAL_BITS = 40
 
 @dataclass(frozen=True)
 class _Held:
-    """A document with tokens that no row has taken."""
+    """A document with tokens that no row has taken yet."""
 
     document: Ints
-    """Its row of the document table: int64 [10]."""
+    """The document's row of the document table: int64 [10]."""
     tokens: memoryview
 
 
@@ -52,8 +52,9 @@ class RowReader:
     """Reads the documents of rows, starting at `position`.
 
     `prefetch` is called with the documents to read next; by default, it fetches their shards.
-    `own_lanes` (bool [flat_lanes]) are the lanes whose later rows are also read here; by default,
-    all. `cuts` is `Packing.cuts`; if it is true, the rest of a document is in no later row.
+    `own_lanes` (bool [flat_lanes]) are the lanes whose later rows this reader also reads; by
+    default, all lanes. `cuts` is `Packing.cuts`: if true, the rest of a document is in no later
+    row.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class RowReader:
         self._residues = None if residues is None else residues.ravel().tolist()
         self._most_of_lane = 1 if residues is None else _MOST_OF_LANE
         self._held: dict[int, dict[int, _Held]] = {}
-        """The documents of each flat lane that continue after the lane's last row, by ordinal."""
+        """For each flat lane, the documents that continue after the last row read, by ordinal."""
         self._held_bytes = 0
 
     def read(self, pieces: Ints) -> Pieces:
@@ -117,7 +118,7 @@ class RowReader:
         furthest = np.zeros(len(table), np.int64)
         np.maximum.at(furthest, pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP])
         is_left = (furthest < table[:, SIZE]).tolist()
-        # ordinals ascend in each lane, so its last documents replace the others
+        # ordinals ascend within a lane, so later documents replace earlier ones
         for number, lane in enumerate(lanes.tolist()):
             held = self._held.setdefault(lane, {})
             self._release(held, int(table[number, ORDINAL]))
@@ -142,7 +143,7 @@ class RowReader:
             self._held_bytes -= document.tokens.nbytes
 
     def prefetch(self, pieces: Ints) -> None:
-        """Start fetching the shards of rows that are read later."""
+        """Start fetching the shards of rows that will be read later, given the rows' pieces."""
         self._documents.prefetch(
             self._documents.find(pieces[:, row_pieces.LANE], pieces[:, row_pieces.ORDINAL]).samples
         )

@@ -1,7 +1,7 @@
 """Measure the documents that remain at the end of a finite run, and cut a worker's tail rows.
 
     Measuring    lanes ─► remaining documents of each ─► their sizes, to exchange
-    Sharing      documents of own lanes that other workers' rows need ─► their tokens
+    Sharing      documents of own lanes, needed in other workers' rows ─► their tokens
     InTail       tail ─► pieces of this worker's rows ─► documents of any lane
 
 A row of the tail may contain documents of any lane. If this worker has not measured a document, and
@@ -56,7 +56,7 @@ class RowOfTail(NamedTuple):
 
 
 class TailReader:
-    """Reads the tail for one worker. Holds `kept`, and the documents of the latest block."""
+    """Reads the tail for one worker. Keeps `kept` and the latest block's documents in memory."""
 
     def __init__(self, recipe: Recipe, documents: LaneDocuments) -> None:
         self._recipe, self._documents = recipe, documents
@@ -66,12 +66,13 @@ class TailReader:
     def measure(
         self, own: Ints, heads: Ints, ends: Ints, begun_sizes: Callable[[FoundDocuments], Ints]
     ) -> Ints:
-        """Measure the remaining documents of lanes. Return their sizes in tokens, by lane.
+        """Measure the remaining documents of lanes, and return their sizes in tokens, by lane.
 
-        Keeps the first documents in memory. `own`, `heads`, and `ends` are int64 [lanes]. The
-        remaining ordinals of lane `own[i]` are `heads[i]` to `ends[i] - 1`. `begun_sizes` is
-        `LaneReader.begun_sizes`. The result is int64 [documents]. A size is `SIZE_ABSENT` for a
-        hole at the end of an epoch, and `SIZE_FILTERED` or `SIZE_FAILED` for an excluded document.
+        `own`, `heads`, and `ends` are int64 [lanes]. The remaining ordinals of lane `own[i]` are
+        `heads[i]` to `ends[i] - 1`. `begun_sizes` is `LaneReader.begun_sizes`. The result is int64
+        [documents]. A size is `SIZE_ABSENT` for a hole at the end of an epoch, and `SIZE_FILTERED`
+        or `SIZE_FAILED` for a document that is left out. Keeps the first documents in memory for
+        the rows of the tail.
 
         For example, own 0 1, heads 3 5, and ends 5 6 return the sizes of documents 3 and 4 of lane
         0, and of document 5 of lane 1.
@@ -143,9 +144,9 @@ class TailReader:
         return Pieces(table, [self._held[key][1] for key in numbers], pieces)
 
     def _read(self, sizes: Mapping[Key, int]) -> None:
-        """Read the documents of `sizes` that are not in memory, and release those not in `sizes`.
+        """Read the documents in `sizes` that are not in memory, and release all other documents.
 
-        A key is (lane, ordinal). A value is the document's size when it was measured.
+        A key of `sizes` is (lane, ordinal). A value is the document's size when it was measured.
         """
         at_hand = ((key, self._held.get(key) or self.kept.get(key)) for key in sizes)
         held = {key: found for key, found in at_hand if found is not None}

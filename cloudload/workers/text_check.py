@@ -34,9 +34,9 @@ class Doubt(NamedTuple):
     sample: int
     """The document's index in the corpus."""
     reason: str
-    """The reason, as text that follows `it`."""
+    """The reason, as text that follows "it"."""
     excerpt: str
-    """Its first characters, escaped."""
+    """The document's first 40 characters, escaped."""
 
 
 class TextCheck:
@@ -55,8 +55,8 @@ class TextCheck:
         """Check documents of a stream, and return a doubt if most of its first documents are
         doubtful.
 
-        `samples` (int64 [documents]) are their indices in the corpus. A stream is checked once,
-        after its first documents were read.
+        `samples` (int64 [documents]) are the documents' indices in the corpus. A stream is checked
+        once, after its first 4 documents were read.
         """
         for sample, text in zip(samples.tolist(), texts, strict=True):
             if stream not in self._left:
@@ -74,7 +74,7 @@ class TextCheck:
 
 
 def reason_to_doubt(text: str) -> str | None:
-    """Say why a document does not look like text, or return None. Only its start is checked."""
+    """Say why a document does not look like text, or return None. Checks only its start."""
     head = text[:_MOST_CHARACTERS]
     if len(head) < _LEAST_CHARACTERS:
         return None
@@ -90,7 +90,7 @@ def reason_to_doubt(text: str) -> str | None:
 
 
 def _is_base64(head: str) -> bool:
-    """Whether most of a text is long runs of letters of both cases and digits.
+    """Whether most of a text is long runs that mix upper case, lower case, and digits.
 
     Names, DNA and hexadecimal digits lack one of these three. Paths have more slashes.
     """

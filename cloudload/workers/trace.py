@@ -1,4 +1,4 @@
-"""Trace rows to their documents, by reading the documents of their spans again.
+"""Trace rows to their documents, by reading the documents of the rows' spans again.
 
 span (row, stream, epoch, sample, start, stop) ─► the sample's ID, its shard, the tokens' text
 """
@@ -36,7 +36,7 @@ class TracedSpan:
     sample: int
     """The index of the sample within its stream, from 0."""
     id: Any
-    """The sample's value in the column `id`. None if it has no such column."""
+    """The sample's value in the column `id`. None if the sample has no such column."""
     shard: str
     """The file name of the sample's uncompressed shard within its dataset."""
     start: int
@@ -88,7 +88,7 @@ class Tracer:
         return self._trace(spans, rows, self._read_tokens(self._locate(spans)))
 
     def trace_whole(self, spans: Ints, rows: Ints) -> list[tuple[TracedSpan, WholeDocument]]:
-        """Like `trace`, but also return the whole document of each span."""
+        """Like `trace`, but also returns the whole document of each span."""
         samples = self._locate(spans)
         tokens = self._read_tokens(samples)
         documents = {
@@ -151,7 +151,7 @@ class Tracer:
         return dict(zip(samples, np.split(joined[0], np.cumsum(sizes))[:-1], strict=True))
 
     def explain_absence(self, stream: int, sample: int) -> str | None:
-        """Say why a sample of a stream is in no row, or return None if nothing leaves it out.
+        """Say why a sample of a stream is in no row, or return None if it is not left out.
 
         `stream` and `sample` are indices. Raises the errors of `LaneDocuments.read`.
         """

@@ -21,28 +21,31 @@ from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 
-# bytes in a slot for the spans, cursor and residue of one row
+# bytes that a slot reserves for the spans, cursor and residue of each row
 _EXTRA_BYTES_PER_ROW = 1024
 
 
 @dataclass(frozen=True)
 class PackedBlock:
-    """A block in shared memory: its slot holds its tokens, then the rest of it, if they fit."""
+    """The message that describes a block in shared memory.
+
+    The slot contains the block's tokens and, after them, the rest of the block, if they fit.
+    """
 
     slot: int
     """The index of the slot."""
     shape: tuple[int, int]
     """The shape of the tokens: [rows, seq_len]."""
     size: int
-    """The size of the rest, in bytes."""
+    """The size of the rest of the block, in bytes."""
     tokens: bytes | None = None
     """The tokens as int32 bytes, if they did not fit in the slot."""
     first_fetch: FirstFetch | None = None
     """See `Block`."""
     rest: bytes | None = None
-    """The rest, if it or the tokens did not fit in the slot."""
+    """The rest of the block, if it or the tokens did not fit in the slot."""
     doubts: Mapping[int, str] = field(default_factory=dict)
-    """The block's doubts."""
+    """See `Block`."""
 
 
 def slot_bytes(plan: Plan) -> int:
@@ -55,7 +58,7 @@ def slot_bytes(plan: Plan) -> int:
 class Slots:
     """The `count` slots of one worker, from slot `first` on, used in turn.
 
-    Once all are used, `await_free` is called to wait until the oldest one is free.
+    Once all slots are in use, `await_free` is called to wait until the oldest one is free.
     """
 
     def __init__(
@@ -110,7 +113,7 @@ _HEADER = _NUM_ARRAYS + 1 + len(Traffic._fields)
 
 
 def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
-    """Unpack a block. Tokens in a slot stay there, valid until the next block is requested."""
+    """Unpack a block. Tokens in a slot are not copied, and are valid until the next request."""
     rows, seq_len = packed.shape
     rest = packed.rest
     if rest is None:

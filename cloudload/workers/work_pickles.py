@@ -18,11 +18,11 @@ _ADVICE = (
 
 
 def send_work(connection: Connection, work: Any) -> None:
-    """Send work. Raises `WorkerError` if it cannot be pickled, and any `CloudloadError` of a part
-    that pickling computes, such as the position of lanes."""
+    """Send work. Raises `WorkerError` if the work cannot be pickled, and any `CloudloadError` from
+    values that are computed during pickling, such as the position of lanes."""
     try:
         connection.send(work)
-    except (OSError, CloudloadError):  # not an error of pickling
+    except (OSError, CloudloadError):  # these are not pickling errors
         raise
     except Exception as error:
         raise WorkerError(f"cannot send work to a worker: {error}. {_ADVICE}") from error

@@ -53,12 +53,12 @@ class Worker:
     def read_blocks(self, plan: Plan) -> Iterator[Block]:
         """Yield this worker's blocks. The k-th blocks of all workers cover the same batches.
 
-        `plan` is the worker's own plan, or a later phase of it. Blocks of replayed rows come first.
-        They have cursors but no tokens. The next block has one batch, so that training starts
-        early. Each later block has twice as many batches as the previous one, up to
-        `Plan.batches_at_once`. Blocks never end, except at a pause, and in two phases: `Measuring`
-        has one block, with the sizes of documents, and `Sharing` has blocks of one row each, with
-        the tokens of documents.
+        `plan` is the worker's own plan, or a later phase of it. The first blocks are those of
+        replayed rows, which have cursors but no tokens. The next block has one batch, so that
+        training starts early. Each later block has twice as many batches as the previous one, up to
+        `Plan.batches_at_once`. The blocks end only at a pause and in two phases: `Measuring` has
+        one block, with the sizes of documents, and `Sharing` has blocks of one row each, with the
+        tokens of documents.
 
         Raises `StreamChangedError` if the plan's position does not match the documents,
         `DatasetError` if an endless lane has no tokens, and the errors of `LaneDocuments.find` and
@@ -145,7 +145,7 @@ class _Rows:
     def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
         """Make this worker's part of consecutive batches.
 
-        The first one begins at row `start`. Each ends before one of the rows `stops`.
+        The first batch begins at row `start`, and batch `i` ends before row `stops[i]`.
         """
         plan = self._plan
         rows = plan.worker_rows(self._worker, start, stops[-1])
@@ -168,7 +168,7 @@ class _Rows:
     def _padding_streams(self, rows: Ints) -> Ints:
         """The stream whose statistics count each row's padding: int64 [rows].
 
-        It is the first stream of the row's component.
+        This is the first stream of the row's component.
         """
         recipe = self._plan.recipe
         firsts = np.array([component.streams.start for component in recipe.components])
@@ -212,7 +212,7 @@ class _Rows:
         return pieces._replace(pieces=pieces.pieces[in_order])
 
     def _cut_lanes(self, block: BlockBuilder, places: Ints, num_batches: int) -> Pieces:
-        """Cut rows from their lanes. `places` are their indices in the block, int64 [rows]."""
+        """Cut rows from their lanes. `places` (int64 [rows]) are the rows' indices in the block."""
         if self._dealt is None:
             return self._cut_own_lanes(block, places, num_batches)
         pieces = self._dealt.read(block.rows[places], is_awaited=self._is_awaited)

@@ -1,4 +1,4 @@
-"""The main function of a worker process, which makes the blocks of one phase after another.
+"""Run a worker process: make the blocks of one phase after another.
 
     trainer    plan          free  free  halt                next phase        free …
     worker        block  block  block  block     halted                   block  block …
@@ -80,7 +80,7 @@ def work(number: int, memory: Memory, connection: Connection, plan: Plan | None)
 
     exit_with_parent()
     gc.freeze()  # collections would scan, and so copy, the memory that a forked worker shares
-    # one thread per worker: work is parallel across workers
+    # use one thread, because work is parallelized across workers
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     raise_open_file_limit()  # lanes keep many shards mapped at once
@@ -93,7 +93,7 @@ def work(number: int, memory: Memory, connection: Connection, plan: Plan | None)
         ):
             _make_phases(number, memory, connection, plan)
     except (EOFError, ConnectionError):
-        pass  # the training process has ended
+        pass  # the training process has exited
     except CloudloadError as error:
         # pickling drops the traceback, because its frames exist only in this worker
         connection.send(error)
@@ -102,7 +102,7 @@ def work(number: int, memory: Memory, connection: Connection, plan: Plan | None)
 
 
 def _make_phases(number: int, memory: Memory, connection: Connection, plan: Plan) -> None:
-    """Make the blocks of a plan and of all its later phases, until the trainer ends."""
+    """Make the blocks of a plan and of all its later phases, until the connection closes."""
     inbox, counts = _Inbox(connection), memory.counts
     slots = memory.slots(number, inbox.await_free)
     worker = Worker(plan, number, counts.of(number), slots.new_tokens)
@@ -124,7 +124,7 @@ def _make_phases(number: int, memory: Memory, connection: Connection, plan: Plan
 
 
 class _HaltedError(Exception):
-    """The trainer has asked the worker to halt."""
+    """Raised in a worker when the trainer has asked it to halt."""
 
 
 class _Inbox:
