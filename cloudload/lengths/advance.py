@@ -36,8 +36,8 @@ from cloudload.stats import COUNTS, DOCUMENTS, FAILED, FILTERED, PADDING, TOKENS
 _SIZE_OF_KIND = {ABSENT: SIZE_ABSENT, FILTERED: SIZE_FILTERED, FAILED: SIZE_FAILED}
 
 
-# measuring this many documents takes about as long as looking up a table that exists, or as
-# building one that does not
+# numbers of documents that take about as long to measure as a table takes to look up, if it exists,
+# or else to build
 _SCANNED_WITH_TABLE, _SCANNED_WITHOUT = 1 << 16, 1 << 22
 _SCANNED_AT_ONCE, _LEAST_OF_LANE = 1 << 20, 8
 
@@ -131,7 +131,7 @@ class Walker:
         return units
 
     def count_units_before(self, cursors: Ints, lanes: Ints, ordinals: Ints) -> Ints:
-        """The number of units from a lane's cursor to the start of a document at or after it.
+        """The number of units from a lane's cursor to the start of a later document of the lane.
 
         `cursors` is int64 [lanes, 3]; `lanes`, `ordinals` and the result are int64 [documents].
         """
@@ -146,7 +146,7 @@ class Walker:
         return units[lanes] + self._units_since(first, lanes, ordinals)
 
     def _units_since(self, first: int, lanes: Ints, ordinals: Ints) -> Ints:
-        """The units of each lane from the start of table `first` to a document."""
+        """The number of units in each lane from the start of table `first` to a document."""
         units: Ints = self._search.sums_since(first, lanes, ordinals)[:, UNITS]
         return units
 
@@ -253,7 +253,7 @@ class Walker:
         epoch = int(cursors[lanes, CURSOR_ORDINAL].min()) // self._tables.num_ordinals
         budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT
         each, barren = _LEAST_OF_LANE, np.zeros(len(lanes), np.int64)
-        # at most half of the ordinals are holes, so more ordinals than this cover an epoch
+        # at most half of the ordinals are holes, so this many ordinals cover an epoch
         most_barren = 2 * self._sizes.component.lanes.num_positions
         while len(lanes) and (budget := budget - each * len(lanes)) >= 0:
             targets, starts = needed[lanes], cursors[lanes, CURSOR_ORDINAL]
@@ -280,7 +280,7 @@ class Walker:
     def _set_cursors(
         self, lanes: Ints, ordinals: Ints, into: Ints, cursors: Ints, counts: Ints
     ) -> None:
-        """Set cursors to `into` units inside a document, and count its tokens before the cursor.
+        """Set each lane's cursor to `into` units inside a document, and count the tokens before it.
 
         Changes `cursors` and `counts`.
         """

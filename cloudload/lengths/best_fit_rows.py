@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 64
 
 
 class RowOfDocument(NamedTuple):
-    """Tokens [start, stop) of a document, which are piece `place` of a row of its lane."""
+    """A row that contains tokens [start, stop) of a document, as its piece with index `place`."""
 
     row: int
     place: int
@@ -47,9 +47,10 @@ class BestFitRows:
     def find_document(
         self, lane: int, ordinal: int, tokens: int, most: int
     ) -> Iterator[RowOfDocument]:
-        """Yield the rows, from the state on, that contain the last `tokens` tokens of a document.
+        """Yield the rows that contain the last `tokens` tokens of a document.
 
-        Rows are indices within the lane, less than `most`. Raises the errors of `play`.
+        Rows are indices within the lane, counted from the state, and less than `most`. Raises the
+        errors of `play`.
         """
         chosen, lanes = np.array([lane]), self._walker.lanes
         self._walker.start(chosen, self._cursors, self._residues)

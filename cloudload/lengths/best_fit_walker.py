@@ -26,7 +26,7 @@ from cloudload.stats import COUNTS, DOCUMENTS, PADDING, TOKENS
 
 
 class BestFitWalker(Walker):
-    """Computes the state of one component's `best_fit` lanes at later rows, by playing them."""
+    """Computes the states of one component's `best_fit` lanes at later rows, by playing lanes."""
 
     def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
         super().__init__(tables, sizes, packing)

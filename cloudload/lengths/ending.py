@@ -38,7 +38,7 @@ class Ending:
     """The row up to which the statistics in `lanes` count: `start`, or the row at which a run
     resumed in its tail."""
     stages: Stages
-    """The stages of the tail when the run resumed; empty if it was not in its tail."""
+    """The stages of the tail when the run resumed; empty if it did not resume in its tail."""
 
 
 def first_dry_row(num_rows: Ints, row: int) -> int:

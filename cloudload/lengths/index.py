@@ -22,7 +22,7 @@ from cloudload.mds.index import ShardInfo
 from cloudload.mds.shard_table import ShardTable
 
 PLACE = "lengths"
-"""The folder of a dataset that holds its lengths by default."""
+"""The name of the folder, in a dataset's folder, that contains its lengths by default."""
 _GROUP_SAMPLES, _GROUP_BYTES = 1 << 20, 1 << 30
 _VERSION = 1
 
@@ -36,7 +36,7 @@ class LengthsKey:
     token_ids: str
     """A hash of the tokenizer's IDs of fixed texts."""
     documents: str
-    """The column that holds the documents, and how the loader turns it into text."""
+    """The column that contains the documents, and the settings that turn it into text."""
 
     @cached_property
     def digest(self) -> str:
@@ -53,7 +53,7 @@ class ShardRange:
     first: int
     """Index in the dataset of the group's first shard."""
     stop: int
-    """Index after that of the group's last shard."""
+    """Index in the dataset after the group's last shard."""
     samples: int
     """Number of samples in the group's shards."""
     digest: str
@@ -135,7 +135,7 @@ def _read_group(values: Mapping[str, Any]) -> Group:
 
 
 def index_name(data: str) -> str:
-    """The name of the index of the data with this fingerprint."""
+    """The file name of the index for the data with the fingerprint `data`."""
     return f"index-{data[:16]}.json"
 
 

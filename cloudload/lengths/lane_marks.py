@@ -25,7 +25,8 @@ from cloudload.system.temp_files import lock_path, make_folder
 
 logger = logging.getLogger(__name__)
 DOCUMENTS_OF_MARK = 1_024
-"""A lane has a mark after each row in which its cursor's ordinal passes a multiple of this."""
+"""The spacing of marks: a lane has one after each row in which its cursor passes a multiple of
+this ordinal."""
 _KEY_BYTES = 16
 _RECORD = struct.Struct(f"<{_KEY_BYTES}sqqqi")
 _CHECK = struct.Struct("<I")
@@ -126,7 +127,8 @@ class LaneMarks:
             self._parse(lane, file.read())
 
     def _parse(self, lane: int, content: bytes) -> None:
-        """Parse the complete records of `content`. A killed process may have left a partial one."""
+        """Parse the complete records of `content`. The last record is partial if its writer was
+        killed."""
         place, keys, leaps = 0, self._keys[lane], self._leaps.get(lane, {})
         while place + _RECORD.size <= len(content):
             key, rows, ordinal, offset, size = _RECORD.unpack_from(content, place)

@@ -43,7 +43,7 @@ class MixtureEnding:
     stream_ends: tuple[int, ...]
     """The row after the last row of each stream; `NEVER` if the stream does not end."""
     lane_ends: tuple[int, ...]
-    """The first row of each stream, from `start` on, that is in its tail."""
+    """The first row of each stream, from `start` on, that is in the stream's tail."""
     cursors: Ints
     """int64 [streams, lanes, 3]: the cursors at the position."""
     residues: Residues | None

@@ -216,7 +216,7 @@ def _measure(walker: Walker, cursors: Ints, lanes: Ints, ordinals: Ints) -> tupl
 
 
 def _list_rows(lengths: RunLengths, component: int, lane: int, start: int, stop: int) -> Ints:
-    """The rows of the run in [start, stop) that a component's lane makes: int64 [rows]."""
+    """The rows of the run, in [start, stop), that belong to a component's lane: int64 [rows]."""
 
     recipe = lengths.recipe
     first, found = start + (lane - start) % recipe.num_lanes, []

@@ -41,8 +41,8 @@ def open_lengths(
 ) -> CorpusLengths:
     """Map the lengths of a corpus from files in the cache folder `root`.
 
-    Reads lengths that are not in the cache from their store. Raises `StoreError`, `DatasetError`
-    and `CacheError` as `open_dataset_lengths` does.
+    Downloads lengths that are not in the cache. Raises `StoreError`, `DatasetError` and
+    `CacheError` as `open_dataset_lengths` does.
     """
     datasets = tuple(open_dataset_lengths(counted, root, retry) for counted in found)
     digest = hashlib.sha256(b"".join(counted.index.encode() for counted in found))

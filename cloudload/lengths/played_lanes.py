@@ -57,7 +57,7 @@ class _Player:
     def take(self, stop: int, marks: LaneMarks, number: int) -> Iterator[bytes]:
         """Yield the pieces of complete rows before row `stop`, encoded as spans.
 
-        Adds a leap to `marks`, as lane `number`, at each mark that the lane passes.
+        For each mark that the lane passes, adds a leap to `marks`, under lane `number`.
         """
         ready, next_mark = self.lane.rows, _next_mark(self.state.ordinal)
         row = None
@@ -96,7 +96,7 @@ class PlayedLanes:
         self._wait = Wait(_report_wait, _PLAYING)
 
     def start(self, lane: int, state: LaneState) -> bool:
-        """Make `state` the one from which a lane's rows are counted. Returns whether it is new."""
+        """Count a lane's rows from `state`. Returns False if the lane is known to reach `state`."""
         trail = self._trails.get(lane)
         if trail is not None and trail.states[0] == state:
             return False
@@ -188,7 +188,7 @@ class PlayedLanes:
             self._open(lane, place)
 
     def _open(self, lane: int, place: int) -> None:
-        """Move a lane to a mark of its trail."""
+        """Create the player of a lane at mark `place` of the lane's trail."""
         trail = self._trails[lane]
         try:
             player = _Player(self._packing, trail.states[place], trail.rows[place])

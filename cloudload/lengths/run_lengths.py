@@ -33,7 +33,7 @@ from cloudload.stats import PADDING
 
 # summing the lengths of this many documents takes about two seconds
 _MOST_FORESEEN = 1 << 24
-# playing this many documents takes about as long
+# playing this many documents, with best_fit, also takes about two seconds
 _MOST_PLAYED = 1 << 20
 
 
@@ -71,7 +71,10 @@ class RunLengths:
         ]
 
     def build_table(self, component: int, epoch: int) -> None:
-        """Start building the table of an epoch in the background, unless it is cheap or exists."""
+        """Start building an epoch's table in the background.
+
+        Does nothing if the table exists or is cheap to build.
+        """
         if not self.recipe.packing.has_residue:
             self._tables[component].build_in_background(epoch)
 
@@ -172,7 +175,7 @@ class RunLengths:
         return self._mixture_tails
 
     def use_ending(self, ending: MixtureEnding) -> MixtureTails:
-        """Use an ending that was found before, and return its tails."""
+        """Use an ending that is already known, and return its tails."""
         self.recipe = replace(self.recipe, mixture=ending.mixture)
         self._mixture_tails = MixtureTails(self.recipe, self.walkers, ending)
         return self._mixture_tails
@@ -289,7 +292,7 @@ class RunLengths:
         return Ending(start, tail.end, ended.lanes.arrays, start, ())
 
     def _find_ending_in_tail(self, position: Position) -> Ending:
-        """The end of a run whose position is in its tail."""
+        """Find the end of a run from a position in its tail."""
         assert position.tail is not None
         start, arrays = position.table_rows, position.lanes.arrays
         tail = self.pack_rest(start, arrays, position.tail)

@@ -114,7 +114,7 @@ class TableSearch:
     def _measure_block(self, lanes: Ints, numbers: Ints, blocks: Ints) -> DocumentSizes:
         """Measure the documents of a block of a table, for each lane: [lanes, block]."""
         within = blocks[:, None] * self._tables.block + np.arange(self._tables.block)
-        within = np.minimum(within, self._tables.num_ordinals - 1)  # targets are before the repeats
+        within = np.minimum(within, self._tables.num_ordinals - 1)  # fill with the last ordinal
         ordinals = numbers[:, None] * self._tables.num_ordinals + within
         return self._sizes.measure(np.broadcast_to(lanes[:, None], within.shape), ordinals)
 

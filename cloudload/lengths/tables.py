@@ -76,7 +76,7 @@ class LaneTables:
             asdict(component.sampling) if component.sampling else None,
             hashlib.sha256(np.ascontiguousarray(component.shard_sizes).tobytes()).hexdigest(),
             *(component.first_sample, self._sizes.num_framing.tolist(), self._sizes.min_tokens),
-            # best_fit and concat have the same sums over tokens
+            # best_fit and concat share tables, because their sums over tokens are the same
             *(packing.name if is_of_rows else "concat", rows),
         ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
@@ -188,7 +188,7 @@ class LaneTables:
 
     @property
     def num_columns(self) -> int:
-        """Number of columns of a table."""
+        """Number of columns of a table: the units, and the statistics of each stream."""
         return 1 + len(self.streams) * len(COUNTS)
 
     def _build(self, number: int) -> Ints:

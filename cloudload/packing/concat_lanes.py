@@ -214,9 +214,10 @@ def _cursors_after(table: Ints, pieces: Ints, num_rows: int) -> Ints:
 
 
 def _first_rows_past(table: Ints, lanes: Ints, cursors: Ints, row_lanes: Ints) -> Ints:
-    """The first row after which the cursor of a document's lane is past it: int64 [documents].
+    """For each document, the first row after which its lane's cursor is past the document.
 
-    The value is the number of rows if the cursor never passes the document.
+    Returns int64 [documents]. The value is the number of rows if no row's cursor is past the
+    document.
     """
     rows = np.searchsorted(
         row_lanes << _KEY_BITS | cursors[:, CURSOR_ORDINAL],

@@ -70,7 +70,7 @@ class Tail:
 
     @property
     def end(self) -> int:
-        """The number of rows in the whole run."""
+        """The number of rows in the whole run, which ends with the tail."""
         return self.first_row + self.num_rows
 
     def row_pieces(self, row: int) -> Ints:

@@ -53,7 +53,7 @@ class ComponentSpec:
 
 @dataclass(frozen=True)
 class Component(ComponentSpec):
-    """Streams that share one order, and the division of its positions among lanes."""
+    """Streams that share one order, and the lanes that divide its positions."""
 
     order: OrderConfig
     lanes: Lanes

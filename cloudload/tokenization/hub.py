@@ -29,7 +29,7 @@ def load_by_name(name: str) -> tuple[Any, Path | None]:
     obstacle = None if Path(name).exists() else find_obstacle()
     if obstacle and _is_absent_from_cache(name):
         raise TokenizerError(_explain_offline(name, obstacle))
-    from transformers import AutoTokenizer  # takes seconds
+    from transformers import AutoTokenizer  # this import takes seconds
     from transformers.utils import cached_file
 
     options = {"local_files_only": True} if obstacle else {}

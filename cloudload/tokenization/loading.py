@@ -103,7 +103,7 @@ class _Loading:
     """A `fastokens.Tokenizer` that a thread is loading or has loaded."""
 
     owner: int
-    """The ID of the process that owns the thread. A child forked during loading has no thread."""
+    """The ID of the process that owns the thread, because a forked child has no copy of it."""
     tokenizer: Future[Any]
 
 

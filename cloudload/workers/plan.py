@@ -186,7 +186,10 @@ class Plan:
         return order.index(self.world_index)
 
     def compares(self, worker: int) -> bool:
-        """Whether a worker compares its IDs with those of hf: the first worker of each machine."""
+        """Whether a worker compares its IDs with those of hf.
+
+        Only the first worker of each machine does.
+        """
         return worker == 0 and self.hosts.index(self.hosts[self.world_index]) == self.world_index
 
     @property

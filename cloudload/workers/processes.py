@@ -162,7 +162,7 @@ class WorkerProcess:
         return dropped
 
     def enter(self, change: NextPhase) -> None:
-        """Send a halted worker its part of the next phase, with which it continues.
+        """Send a halted worker its part of the next phase, so that it continues.
 
         Raises the errors of `send_work`. If the worker dies, the next `receive` raises the error.
         """
