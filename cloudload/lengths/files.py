@@ -3,7 +3,7 @@
     index, groups at the place ─► verified ─► one file in the cache folder ─► mapped
                                               uint16 [samples], list of long samples
 
-The file in the cache is written once per node, under a lock, and holds 2 bytes a sample.
+The file in the cache is written once per node, under a lock, and has 2 bytes per sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record the lengths that a run learns as it reads, in a file per dataset, shared by a node.
+"""Record the lengths that a run learns as it reads, in one file per dataset on each node.
 
     document tokenized in any worker ──► its fact in the file       uint64 [samples]
                                          0 until then               bytes of text << 32 | length + 3

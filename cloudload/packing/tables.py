@@ -61,7 +61,7 @@ TAIL_REMNANT, TAIL_START, TAIL_STOP = range(3)
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents and the IDs of their texts."""
+    """A table of documents, and the token IDs of their texts."""
 
     table: Ints
     """int64 [documents, 10], with columns `FLAT_LANE` and so on."""

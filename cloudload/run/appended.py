@@ -4,8 +4,8 @@ index now        shard 0 … shard 119 │ shard 120 … shard 159
 state            data: fingerprint of shards 0 to 119
 the run reads    shard 0 … shard 119
 
-The order of documents depends on all of a run's data, so a run keeps its shards until it ends. A
-new run reads all of them.
+The order of documents depends on all of a run's data, so a run reads the same shards until it ends.
+Only a new run reads the appended shards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recipe of a run: everything that determines its rows, with files read and defaults chosen.
+"""The recipe of a run: everything that determines its rows, including resolved defaults.
 
 RowsConfig ─► tokenizer, indexes of the streams ─► component specs ─► layout ─► components
                                                                       mixture

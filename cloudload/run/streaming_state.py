@@ -1,4 +1,4 @@
-"""Start a run from a StreamingDataset's state, after exactly the samples that it has read.
+"""Start a run from a StreamingDataset's state, right after the samples that the dataset has read.
 
     11 samples in 4 canonical nodes    node 0: 0 1 · node 1: 2 3 4 · node 2: 5 6 7 · node 3: 8 9 10
     Streaming reads column by column   0 2 5 8 · 1 3 6 9 · 1 4 7 10

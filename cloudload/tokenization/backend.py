@@ -7,8 +7,8 @@
     version ─► features of the tokenizer.json ─► loads ─► same IDs for probes ─► for code points
 
 For some tokenizers, fastokens silently produces different IDs. The feature check recognizes the
-known cases, and the later checks look for unknown ones. A tokenizer in `known` skips them all: only
-the version is checked, and that fastokens can be imported. A loader chooses the backend when it is
+known cases, and the later checks look for unknown ones. For a tokenizer in `known`, the only checks
+are the version, and whether fastokens can be imported. A loader chooses the backend when it is
 created, and passes the choice to its workers.
 """
 

@@ -1,4 +1,4 @@
-"""Load tokenizers by name from the Hugging Face Hub, or from its cache if it is unreachable."""
+"""Load tokenizers from the Hugging Face Hub, or from the local cache if the Hub is unreachable."""
 
 from __future__ import annotations
 

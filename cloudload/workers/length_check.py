@@ -3,8 +3,8 @@
     groups of shards ─► up to 16 ─► a shard of each ─► its first samples ─► lengths compared
 
 A seek jumps over documents, so a wrong length among them would move every later row. A document
-that is read is always compared with its length. Which documents are checked here depends only on
-the data. Only the bytes of a shard's first 4 samples are read.
+that is read is always compared with its length. The choice of the sample depends only on the data.
+Only the bytes of a shard's first 4 documents are read.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ A run is always in one of these phases. An endless run in which no stream ends i
              └── several machines ──► Sharing ── documents exchanged ──► Foreseen ─────────► end
     Mixed ── token lengths determine the ends and tails of a mixture's streams ────────────► end
 
-Workers live through all phases. At the start of each phase, they receive a `NextPhase`.
+Workers keep running through all phases. At the start of each phase, they receive a `NextPhase`.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class RowReader:
         return Pieces(table, buffers, of_rows)
 
     def _hold(self, pieces: Ints, lanes: Ints, table: Ints, buffers: list[memoryview]) -> None:
-        """Keep the last documents of each lane if they have tokens left, and release the others."""
+        """Keep each lane's last documents if later rows need them, and release the others."""
         furthest = np.zeros(len(table), np.int64)
         np.maximum.at(furthest, pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP])
         is_left = (furthest < table[:, SIZE]).tolist()

@@ -4,8 +4,8 @@
     not text    token IDs or UTF-16 read as UTF-8, gzip read as Latin-1, U+FFFD, base64,
                 lists of integers
 
-A doubt is only a warning, and does not change the rows. The check costs nothing after a stream's
-first documents.
+A doubt is only a warning, and does not change the rows. Only the first 4 documents of a stream are
+checked, so the check costs nothing later.
 """
 
 from __future__ import annotations

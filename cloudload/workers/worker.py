@@ -189,7 +189,8 @@ class _Rows:
         return pieces
 
     def _cut_mixture(self, block: BlockBuilder, tails: MixtureTails, num_batches: int) -> Pieces:
-        """Cut the block's rows, up to the end of the run: each from a lane or its stream's tail."""
+        """Cut each of the block's rows before the end of the run from a lane, or from the tail of
+        the row's stream."""
         num_rows = int(np.searchsorted(block.rows, tails.ending.end))
         rows = block.rows[:num_rows]
         components = self._plan.recipe.components_of(rows)

@@ -95,7 +95,7 @@ def work(number: int, memory: Memory, connection: Connection, plan: Plan | None)
     except (EOFError, ConnectionError):
         pass  # the training process has exited
     except CloudloadError as error:
-        # pickling drops the traceback, because its frames exist only in this worker
+        # the traceback is lost in pickling, which cannot send the frames of this process
         connection.send(error)
     except Exception:
         connection.send(Failed(traceback.format_exc()))
