@@ -1,9 +1,9 @@
-"""The file of a group: the lengths of the samples of consecutive shards.
+"""The file format of a group: the lengths of the samples of consecutive shards.
 
     bytes    0  magic "CLLENGTH", version 1 as uint32, size of the header as uint32
             16  header: JSON with sorted keys, padded with spaces to a multiple of 8 bytes
              …  uint16 [samples]: the length, or 65,535 for a sample in the list below
-             …  uint32 [long], uint32 [long]: sample and length of the others
+             …  uint32 [long], uint32 [long]: the listed samples, and their lengths
 
 All integers are little-endian. The stored length of a filtered sample is 2³² - 1, that of a bad
 document that is left out is 2³² - 2, and that of an empty document is 0. The bytes depend only on
@@ -85,7 +85,8 @@ def encode_group(header: Mapping[str, Any], lengths: Ints) -> bytes:
 
 
 def decode_group(data: bytes) -> GroupLengths:
-    """Decode the file of a group. Raises `ValueError` with the problem if it is damaged."""
+    """Decode the file of a group. Raises a `ValueError` that says what is wrong if the file is
+    damaged."""
     if len(data) < _START.size:
         raise ValueError(f"it has {len(data):,} bytes, which is too short")
     magic, version, size = _START.unpack_from(data)

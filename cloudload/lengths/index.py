@@ -110,7 +110,8 @@ class LengthsIndex:
 
     @staticmethod
     def decode(data: bytes) -> LengthsIndex:
-        """Decode the file of an index. Raises `ValueError` with the problem if it is damaged."""
+        """Decode the file of an index. Raises a `ValueError` that says what is wrong if the file is
+        damaged."""
         try:
             values = json.loads(data)
             if values["version"] != _VERSION:

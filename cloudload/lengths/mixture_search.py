@@ -1,6 +1,6 @@
 """Find the rows at which a mixture's streams end, from token lengths.
 
-    concat, one_per_row remaining units in the lanes ─► remaining rows ─► ends of the streams
+    concat, one_per_row    remaining units in the lanes ─► remaining rows ─► ends of the streams
     best_fit               lanes played to their ends ─► the first tail of a stream, packed
                            ─► remaining rows of that stream ─► its end ─► the next tail, …
 

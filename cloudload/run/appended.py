@@ -56,7 +56,7 @@ def describe_left_out(recipe: Recipe) -> Iterator[str]:
 
 
 def _list_fingerprints(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The fingerprints of each component's data and of its samples; "" if it has none."""
+    """The (data, samples) fingerprints of each component; "" for a missing fingerprint."""
     data, samples = (str(fields.get(name, "")).split(",") for name in (DATA_FIELD, SAMPLES_FIELD))
     return list(itertools.zip_longest(data, samples[: len(data)], fillvalue=""))
 

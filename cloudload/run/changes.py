@@ -40,7 +40,7 @@ _GROWING_FIELDS = (
     *("data", "shards", "bos_eos", "tokens_key", "choose", MAX_EPOCHS_FIELD),
     *("num_canonical_nodes", "shuffle_block_size"),
 )
-# cursors stay valid if these fields change, unless fewer epochs end before a cursor
+# cursors stay valid if these fields change, unless a smaller number of epochs ends before them
 _HARMLESS_FIELDS = ("open_rows", "min_tokens", "epochs", MAX_EPOCHS_FIELD, "on_error")
 CONTENT_FIELDS = (
     *("data", "tokenizer", "token_ids", "bos_eos", "text_key", "tokens_key", "transform"),

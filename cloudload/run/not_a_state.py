@@ -60,7 +60,7 @@ def explain_not_a_state(value: Any) -> str:
 
 
 def is_state(value: Any) -> bool:
-    """Whether a value is a state, by its keys."""
+    """Whether a value is a state, judging by its keys."""
     return isinstance(value, Mapping) and value.keys() >= STATE_KEYS
 
 

@@ -195,9 +195,10 @@ class Position:
         return tails[component] if tails else ()
 
     def steps_of(self, rows: Ints) -> Ints:
-        """The step, from 1, that read each of these earlier rows: int64 [rows].
+        """The step, counted from 1, that delivered each of `rows`: int64 [rows].
 
-        Assumes that all batches since then had the size of the last one.
+        The rows must be before this position. All batches since then are assumed to have had the
+        size of the last one.
         """
         steps: Ints = self.batches - (self.rows - 1 - rows) // max(1, self.global_batch)
         return steps

@@ -47,7 +47,7 @@ _REPLAYED_ROWS_AT_ONCE = 2_048
 
 @dataclass(frozen=True)
 class Steady:
-    """All rows are cut from the lanes."""
+    """The phase in which all rows are cut from the lanes."""
 
     start: int = NEVER
     """The row at which the lanes end, which is not known in this phase."""
@@ -55,14 +55,14 @@ class Steady:
 
 @dataclass(frozen=True)
 class Measuring:
-    """The lanes ended at row `start`, and workers report the sizes of the remaining documents."""
+    """The phase in which workers report the sizes of the documents left in lanes at row `start`."""
 
     start: int
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """The tail is packed, and workers read the documents of their lanes that other workers need.
+    """The phase in which workers read documents of their lanes for the tail rows of other workers.
 
     Only the owner of a document's lane reads the document, because the owner's machine has the
     document's shard.
@@ -78,7 +78,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class InTail:
-    """The lanes ended at row `start`. That row and all later ones are in the tail."""
+    """The phase of the tail, which consists of row `start` and all later rows."""
 
     start: int
     tail: Tail
@@ -86,7 +86,7 @@ class InTail:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """According to the token lengths, the lanes end at row `start`, and the run at row `end`."""
+    """The phase of a run whose end is computed in advance, from token lengths."""
 
     ending: Ending
     pauses: bool = False
@@ -100,7 +100,7 @@ class Foreseen:
 
 @dataclass(frozen=True)
 class Mixed:
-    """Streams of a mixture end at rows determined by the token lengths. Each has its own tail."""
+    """The phase of a mixture whose streams end. Token lengths determine each stream's own tail."""
 
     ending: MixtureEnding
     start: int = NEVER
@@ -132,7 +132,7 @@ class NextPhase:
     """The position to continue from."""
     phase: Phase
     documents: tuple[SharedDocuments, ...] = ()
-    """For each worker, documents of the tail that others have read. May be empty."""
+    """For each worker, the documents of the tail that other workers have read for it; or ()."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class Plan:
 
     @cached_property
     def tail(self) -> Tail | None:
-        """The tail, or None before it is packed. In the phase `Foreseen`, the first use packs
-        it."""
+        """The tail, or None before it is packed. In the phase `Foreseen`, it is packed on first
+        use."""
         if isinstance(self.phase, Foreseen):
             assert self.lengths is not None
             lengths = RunLengths(self.recipe, self.cache_root, self.lengths)
@@ -252,7 +252,7 @@ class Plan:
 
     @property
     def blocks_ahead(self) -> int:
-        """Number of finished blocks that each worker can have ahead of the training loop."""
+        """Maximum number of finished blocks by which a worker may be ahead of the training loop."""
         return max(2, -(-self.delivery.prefetch_batches // self.batches_at_once))
 
     @cached_property

@@ -74,8 +74,8 @@ class TailReader:
         or `SIZE_FAILED` for a document that is left out. Keeps the first documents in memory for
         the rows of the tail.
 
-        For example, own 0 1, heads 3 5, and ends 5 6 return the sizes of documents 3 and 4 of lane
-        0, and of document 5 of lane 1.
+        For example, for own 0 1, heads 3 5, and ends 5 6, the result has the sizes of documents 3
+        and 4 of lane 0, and of document 5 of lane 1.
         """
         numbers, documents = ends - heads, self._documents
         lanes = np.repeat(own, numbers)

@@ -68,7 +68,7 @@ class WholeDocument:
 
 
 class Tracer:
-    """Reads the documents of spans, in this process."""
+    """Reads the documents of spans in this process, without workers."""
 
     def __init__(self, plan: Plan) -> None:
         self._cache = open_cache(plan)

@@ -113,7 +113,8 @@ _HEADER = _NUM_ARRAYS + 1 + len(Traffic._fields)
 
 
 def unpack_block(packed: PackedBlock, ring: SharedMemoryRing) -> Block:
-    """Unpack a block. Tokens in a slot are not copied, and are valid until the next request."""
+    """Unpack a block. Tokens in a slot are not copied: they are valid until the next block is
+    requested."""
     rows, seq_len = packed.shape
     rest = packed.rest
     if rest is None:
