@@ -34,7 +34,7 @@ class LengthsKey:
     tokenizer: str
     """The fingerprint of the tokenizer."""
     token_ids: str
-    """A hash of the tokenizer's IDs of fixed texts."""
+    """A hash of the IDs to which the tokenizer encodes fixed texts."""
     documents: str
     """The column that contains the documents, and the settings that turn it into text."""
 
@@ -46,7 +46,7 @@ class LengthsKey:
 
 @dataclass(frozen=True)
 class ShardRange:
-    """The shards of a group whose lengths are not counted yet."""
+    """The consecutive shards that form a group, and the name of the group's file."""
 
     number: int
     """Index of the group."""

@@ -109,7 +109,7 @@ class MixtureTails:
         return Walk(self.ending.mixture, self._recipe.num_lanes, component)
 
     def ended(self, component: int) -> LaneArrays:
-        """Return a stream's lanes where its tail starts; see `arrays_of_stream`."""
+        """Return a stream's lanes at the row where its tail starts; see `arrays_of_stream`."""
         if component not in self._ended:
             known = self.ending.ended[component] if self.ending.ended else None
             self._ended[component] = known or self._advance_to_end(component)

@@ -308,7 +308,8 @@ class RunLengths:
         return pack_run_tail(self.recipe, start=start, stages=stages, ended=ended, sizes=sizes)
 
     def pack_tail(self, ending: Ending) -> Tail:
-        """Pack the tail of an ending once, and return it. Raises the errors of `pack_run_tail`."""
+        """Return the tail of an ending, which the first call packs. Raises the errors of
+        `pack_run_tail`."""
         return self._tail_counts(ending)[0]
 
     def _tail_counts(self, ending: Ending) -> tuple[Tail, TailCounts]:

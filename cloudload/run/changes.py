@@ -68,7 +68,7 @@ def check_on_change(on_change: Mapping[str, str]) -> None:
 
 
 def find_changes(saved: Saved, recipe: Recipe) -> Changes:
-    """Find the fields that differ, ignoring the values of added streams."""
+    """Find the fields in which a state and a recipe differ. Added streams are ignored."""
     found, grows = recipe.fields, len(recipe.components) > len(saved.position.cursors)
     changes = {}
     for name, value in saved.fields.items():

@@ -47,7 +47,7 @@
     sources                 locations of data and tokenizer, for `cloudload.provenance`; may differ
                             on resume, because copies of the data may be elsewhere
     tokenizer_backend       the versions of the backend's libraries; may differ on resume, because
-                            all backends give the same token IDs
+                            all backends produce the same token IDs
 
 A state has a fixed set of keys, and its values are plain JSON types. `json`, `torch.load` with
 `weights_only=True`, and DCP all preserve it. Loading a state executes and unpickles nothing.

@@ -25,7 +25,7 @@ from cloudload.workers.row_reader import RowReader
 
 
 class DealtRows:
-    """Reads a worker's dealt rows, before the tail. The plan must have token lengths."""
+    """Reads the rows before the tail that are dealt to a worker. The plan must have lengths."""
 
     def __init__(self, plan: Plan, worker: int, documents: LaneDocuments) -> None:
         assert plan.lengths is not None

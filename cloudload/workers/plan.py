@@ -162,7 +162,7 @@ class Plan:
     """Whether the position was computed from lengths, of which this rank first checks a sample."""
 
     def enter(self, change: NextPhase) -> Plan:
-        """Return the plan in its next phase."""
+        """Return a copy of the plan for its next phase, at the position where that phase begins."""
         return replace(self, position=change.position, phase=change.phase, has_jumped=False)
 
     def part_of(self, change: NextPhase, worker: int) -> NextPhase:

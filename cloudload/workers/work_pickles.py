@@ -33,7 +33,7 @@ def receive_work(connection: Connection) -> Any:
     cannot import a name."""
     try:
         return connection.recv()
-    except (EOFError, OSError):  # the connection failed, so this is no unpickling error
+    except (EOFError, OSError):  # these are errors of the connection, not of unpickling
         raise
     except Exception as error:
         raise WorkerError(f"a worker cannot load its work: {error}. {_ADVICE}") from error

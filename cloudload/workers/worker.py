@@ -90,7 +90,7 @@ def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
 
 
 class _Rows:
-    """The rows of one worker in one phase."""
+    """Makes the blocks of one worker in one phase."""
 
     def __init__(self, worker: Worker, plan: Plan) -> None:
         self._plan, self._worker, self._documents = plan, worker.number, worker.documents

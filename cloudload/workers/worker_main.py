@@ -95,7 +95,7 @@ def work(number: int, memory: Memory, connection: Connection, plan: Plan | None)
     except (EOFError, ConnectionError):
         pass  # the training process has exited
     except CloudloadError as error:
-        # the traceback is lost in pickling, which cannot send the frames of this process
+        # pickling drops the traceback, because frames cannot be sent to another process
         connection.send(error)
     except Exception:
         connection.send(Failed(traceback.format_exc()))
