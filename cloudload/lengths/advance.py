@@ -36,8 +36,8 @@ from cloudload.stats import COUNTS, DOCUMENTS, FAILED, FILTERED, PADDING, TOKENS
 _SIZE_OF_KIND = {ABSENT: SIZE_ABSENT, FILTERED: SIZE_FILTERED, FAILED: SIZE_FAILED}
 
 
-# numbers of documents that take about as long to measure as a table takes to look up, if it exists,
-# or else to build
+# measuring up to this many documents is faster than a lookup in a table, if the table exists, or
+# else than building the table
 _SCANNED_WITH_TABLE, _SCANNED_WITHOUT = 1 << 16, 1 << 22
 _SCANNED_AT_ONCE, _LEAST_OF_LANE = 1 << 20, 8
 
@@ -97,7 +97,7 @@ class Walker:
         if len(moving) and not is_dry.any():
             is_dry[moving] = self._walk(moving, after, needed[moving], counts)
         self._set_sizes(after, rows > 0)
-        # the first stream counts all padding, as when rows are read
+        # count all padding in the first stream, as reading the rows would
         counts[0, PADDING], counts[1:, PADDING] = counts[:, PADDING].sum(), 0
         return Advanced(after, counts, is_dry)
 

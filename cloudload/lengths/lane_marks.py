@@ -67,7 +67,7 @@ class LaneMarks:
         self._keys: dict[int, set[bytes]] = {}
         """The keys of all leaps that were ever in memory, by lane."""
         self._new: dict[int, dict[bytes, Leap]] = {}
-        """Leaps that may be missing from the files."""
+        """New leaps, which `save` appends to the files that lack them, by lane."""
         self._read_bytes: dict[int, int] = {}
 
     def after(self, lane: int, state: LaneState) -> Leap | None:
@@ -102,7 +102,7 @@ class LaneMarks:
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """After the first `OSError`, keep leaps only in memory, because files only save work."""
+        """On an `OSError`, log a warning and keep leaps only in memory: files only save work."""
         try:
             yield
         except OSError as error:

@@ -73,7 +73,7 @@ class MixtureTails:
         self._ended: dict[int, LaneArrays] = {}
 
     def is_in_tail(self, components: Ints, rows: Ints) -> Flags:
-        """Whether rows, given with their streams, are in their streams' tails: bool [rows]."""
+        """Whether each row is in its stream's tail: bool [rows]. `components` are their streams."""
         is_later: Flags = np.array(self.ending.lane_ends)[components] <= rows
         return is_later
 
@@ -85,7 +85,10 @@ class MixtureTails:
         return before + (self._walk(component).count(first, row) if row > first else 0)
 
     def number_rows(self, components: Ints, rows: Ints) -> Ints:
-        """The index of each row, given with its stream, within the stream's tail: int64 [rows]."""
+        """The index of each row within its stream's tail: int64 [rows].
+
+        `components` (int64 [rows]) are the streams of the rows.
+        """
         low, high = int(rows.min(initial=NEVER)), int(rows.max(initial=0))
         if high - low > _LISTED:
             pairs = zip(components.tolist(), rows.tolist(), strict=True)
@@ -101,7 +104,7 @@ class MixtureTails:
         return numbers
 
     def row_of(self, component: int, number: int) -> int:
-        """Return the index within the run of row `number` of a stream's tail."""
+        """Return the index in the run of the row with index `number` in a stream's tail."""
         before = sum(rows for _, rows in self.ending.stages_of(component))
         return self._walk(component).find(self.ending.lane_ends[component], number - before)
 

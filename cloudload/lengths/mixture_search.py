@@ -68,7 +68,7 @@ class _Search:
         """For each stream, the number of rows that each lane can fill, int64 [lanes]; None if the
         stream is endless."""
         self._left: list[int | None] = []
-        """The number of rows that remain in each stream; None if unknown, or if it is endless."""
+        """The number of rows that remain in each stream; None if it is unknown or infinite."""
         for stream, component in enumerate(recipe.components):
             lane_rows, left = None, None
             if unknown.stages_of(stream):

@@ -114,7 +114,7 @@ class PlayedLanes:
         return self._players[lane].state
 
     def row(self, lane: int) -> int:
-        """The row of a lane after `play`."""
+        """The index of a lane's next row after `play`."""
         return self._players[lane].row
 
     def play(self, lanes: Ints, rows: Ints) -> Flags:
@@ -242,7 +242,7 @@ class PlayedLanes:
         number = int(wanted * self._packing.seq_len / self._mean_tokens) + _LEAST_OF_LANE
         most = _DOCUMENTS_AT_ONCE // len(lanes)
         if not self._has_packed or any(player.barren for player in players):
-            # the documents of one epoch are enough to see whether a lane has any tokens
+            # pack at most about an epoch at first, which shows whether a lane has any tokens
             most = min(most, 2 * self._sizes.component.lanes.num_positions)
         number = max(_LEAST_OF_LANE, min(number, most))
         self._has_packed = True

@@ -89,13 +89,13 @@ class RowFinder:
         return _in_order(parts)
 
     def _find_in_tail(self, rows: Ints, places: Ints) -> Ints:
-        """The pieces of rows of the tail. The result has `places` in the column of rows."""
+        """The pieces of rows of the tail. In the result, `places` identify the rows."""
         tail = self._lengths.pack_tail(self._lengths.find_ending(self._position))
         return _list_pieces(tail, rows, places)
 
 
 def _list_pieces(tail: Tail, rows: Ints, places: Ints) -> Ints:
-    """The pieces of rows of a tail. The result has `places` in the column of rows."""
+    """The pieces of rows of a tail. In the result, `places` identify the rows."""
     of_rows = [tail.row_pieces(row) for row in rows.tolist()]
     pieces = np.concatenate(of_rows)
     remnants = tail.remnants[pieces[:, TAIL_REMNANT]]

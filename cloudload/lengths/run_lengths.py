@@ -232,7 +232,8 @@ class RunLengths:
     def count_rows_of_epochs(self, epochs: int) -> int | None:
         """Return the number of rows in a run of `epochs` epochs, with the recipe's `seq_len`.
 
-        Returns None if lengths alone do not determine it. Raises the errors of `count_rows`.
+        Returns None if lengths alone do not determine the number. Raises the errors of
+        `count_rows`.
         """
         recipe = self.recipe
         config = replace(recipe.config, epochs=epochs)

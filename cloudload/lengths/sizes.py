@@ -53,14 +53,14 @@ class DocumentSizes:
 
 @dataclass(frozen=True)
 class LaneSizes:
-    """Measures the documents of a component's lanes."""
+    """Computes the sizes of the documents in a component's lanes."""
 
     component: Component
     orders: EpochOrders
     lengths_of: Callable[[Ints], Ints]
-    """The lengths of samples of the corpus."""
+    """Returns the lengths of samples, given by their indices in the corpus."""
     streams_of: Callable[[Ints], Ints]
-    """The streams of samples of the corpus."""
+    """Returns the stream indices of samples, given by their indices in the corpus."""
     num_framing: Ints
     """int64 [streams]: the number of bos and eos tokens around a document."""
     min_tokens: int

@@ -47,7 +47,7 @@ _DOCUMENTS_AT_ONCE = 1 << 20
 
 
 class LaneTables:
-    """The tables of a component's lanes. `digest` identifies the lengths of its streams."""
+    """The tables of a component's lanes. `digest` identifies the lengths of all samples."""
 
     def __init__(self, folder: Path, sizes: LaneSizes, packing: Packing, digest: str) -> None:
         self._arguments = folder, sizes, packing, digest
@@ -60,7 +60,7 @@ class LaneTables:
         self.num_ordinals = max(of_epoch, min(epochs, -(-_ENOUGH_ORDINALS // of_epoch) * of_epoch))
         """Number of ordinals that a table covers."""
         self.block = min(_MOST_BLOCK, self.num_ordinals)
-        """Number of documents of a lane between two sums."""
+        """Number of documents of a lane between two consecutive sums."""
         self._tables: dict[int, Ints] = {}
         self._totals: dict[int, Ints] = {}
 

@@ -34,7 +34,7 @@ class RunWorkingSet:
     """The peak of shard bytes in use, without downloads; with several components, the sum of their
     peaks."""
     row: int | None
-    """The row of this peak in the run; None with several components."""
+    """The row of the run at which the peak occurs; None with several components."""
     last_epoch: int
     """The last epoch that was measured."""
 

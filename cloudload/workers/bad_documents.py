@@ -22,7 +22,7 @@ _FOREIGN = (MemoryError, RecursionError, OSError, ImportError, Warning, Cloudloa
 
 
 def find_foreign_cause(error: BaseException) -> BaseException | None:
-    """Return `error` or the cause of it that may not be the document's fault; None if none is.
+    """Return `error`, or a cause of it, if the document may not be at fault; otherwise None.
 
     Follows the causes and contexts that a traceback would show, and the errors of a group.
     """

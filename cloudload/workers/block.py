@@ -58,7 +58,7 @@ class Block:
     spans: Ints
     """int64 [spans, 6], with columns `tables.SPAN_COLUMNS`; rows are indices within the block."""
     counts: Ints
-    """int64 [batches, streams, counts]: the statistics of each batch, to add to the run's."""
+    """int64 [batches, streams, counts]: each batch's statistics, to add to those of the run."""
     traffic: Traffic
     """The traffic of the worker's shard cache since its last block."""
     first_fetch: FirstFetch | None
@@ -80,11 +80,11 @@ class Block:
         return int(self.counts[..., TOKENS].sum())
 
     def rows_of(self, batch: int) -> slice:
-        """The block's rows in its batch with index `batch`, as a slice."""
+        """The rows of the batch with index `batch`, as a slice of the block's rows."""
         return slice(*self._row_bounds[batch : batch + 2])
 
     def spans_of(self, batch: int) -> slice:
-        """The block's spans in its batch with index `batch`, as a slice."""
+        """The spans of the batch with index `batch`, as a slice of the block's spans."""
         return slice(*self._span_bounds[batch : batch + 2])
 
     # one list of ints: the GC does not track ints, but would track a slice per batch

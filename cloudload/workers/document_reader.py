@@ -78,7 +78,7 @@ class ShardSource(Protocol):
         ...
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Start fetching shards in this order. If that fails for one, `shard` raises the error."""
+        """Start fetching shards, in this order. If a fetch fails, `shard` raises the error."""
         ...
 
 

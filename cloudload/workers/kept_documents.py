@@ -36,7 +36,7 @@ class KeptDocuments:
         return self._kept.get(key)
 
     def keep(self, documents: Documents) -> None:
-        """Keep documents that were measured, unless they would use too much memory."""
+        """Keep documents that were measured, up to a total of 64 MiB."""
         needed = documents.ids.nbytes + _BYTES_OF_DOCUMENT * len(documents.table)
         if needed > self._free_bytes:
             self._free_bytes = 0  # keep only the first documents, because the next rows need them
