@@ -36,8 +36,8 @@ from cloudload.stats import COUNTS, DOCUMENTS, FAILED, FILTERED, PADDING, TOKENS
 _SIZE_OF_KIND = {ABSENT: SIZE_ABSENT, FILTERED: SIZE_FILTERED, FAILED: SIZE_FAILED}
 
 
-# measuring up to this many documents is faster than a lookup in a table, if the table exists, or
-# else than building the table
+# above this number of documents, a table is faster than measuring the documents one by one: a table
+# that exists, or one that must be built first
 _SCANNED_WITH_TABLE, _SCANNED_WITHOUT = 1 << 16, 1 << 22
 _SCANNED_AT_ONCE, _LEAST_OF_LANE = 1 << 20, 8
 
