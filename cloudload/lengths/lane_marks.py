@@ -102,7 +102,7 @@ class LaneMarks:
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
-        """On an `OSError`, log a warning and keep leaps only in memory: files only save work."""
+        """On an `OSError`, log a warning and stop using files, which only save work."""
         try:
             yield
         except OSError as error:

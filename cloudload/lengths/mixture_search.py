@@ -146,7 +146,7 @@ class _PlayedSearch(_Search):
         while (first := self._find_first_tail(ends)) is not None:
             self._pack(first, ends.mixture)
             ends = self._end_streams()
-            # keep rows before this stream's end, because the mixture changes only after the end
+            # the new end changes the mixture only after it, so earlier rows in `_begins` stay valid
             self._begins = {
                 stream: row
                 for stream, row in self._begins.items()

@@ -60,7 +60,7 @@ class LaneArrays:
         )
 
     def copy(self) -> LaneArrays:
-        """A deep copy."""
+        """Return a deep copy."""
         residues = None if self.residues is None else self.residues.copy()
         return LaneArrays(self.cursors.copy(), residues, self.counts.copy(), self.tails)
 

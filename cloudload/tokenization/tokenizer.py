@@ -171,7 +171,7 @@ def _encode(spec: TokenizerSpec) -> str:
 
 
 def _decode(kept: str) -> TokenizerSpec:
-    """Decode the result of `_encode`."""
+    """Decode a spec that `_encode` encoded."""
     line, _, text = kept.partition("\n")
     fields = json.loads(line)
     frames = tuple((bos, eos) for bos, eos in fields["frames"])
