@@ -1,7 +1,7 @@
 """Compute the cursors and statistics of lanes at a later row, without reading documents.
 
-    lane        ····aaaaaaaa|bbbb|cccccccc|dd       cursor (a, 4), 2 rows of 6 units further
-                    └──────┴──────┘                 cursor (c, 2): tokens 4 to 8 of a, b, 2 of c
+    lane        ····aaaa|bbbb|cccccccc|dd     cursor (a, 4), and 2 rows of 5 units further
+                    └─────┴─────┘             cursor (c, 2): tokens [4, 8) of a, b, 2 tokens of c
 
 Positions are found for all lanes of a component at once. Nearby documents are measured one by one.
 A distant document is found in three steps: its table by the tables' totals, its block by bisection,

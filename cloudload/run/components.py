@@ -69,7 +69,7 @@ class Component(ComponentSpec):
 def specify_components(config: RowsConfig, corpus: Corpus) -> list[ComponentSpec]:
     """Specify the components of a run, in the order of its streams.
 
-    Raises `ValueError` for an invalid `repeat` or `choose`, and for one that selects no samples.
+    Raises `ValueError` if a `repeat` or `choose` is invalid or selects no samples.
     """
     number = len(config.streams)
     if config.is_mixed:
