@@ -79,7 +79,7 @@ def work(number: int, memory: Memory, connection: Connection, plan: Plan | None)
     import torch
 
     exit_with_parent()
-    gc.freeze()  # collections would scan, and so copy, the memory that a forked worker shares
+    gc.freeze()  # a collection would write to, and so copy, memory that a forked worker shares
     # use one thread, because work is parallelized across workers
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
