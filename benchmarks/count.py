@@ -36,7 +36,7 @@ from cloudload.count.group import BYTES_AT_ONCE, count_group, list_groups, open_
 from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.storage.base import Retry
 from cloudload.tokenization.backend import choose_backend
-from cloudload.tokenization.tokenizer import DocumentTokenizer
+from cloudload.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.workers.document_reader import DocumentReader
 
 _WARM_UP = ["A text that any tokenizer can encode."] * 64

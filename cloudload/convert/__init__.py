@@ -8,13 +8,14 @@
 
     convert         `convert_to_mds`                   run              run one or all segments
     config          options a rerun must keep          segment          units to stored shards
-    columns         columns and their encodings        shards           encode blocks, cut shards
-    inputs          list the units of all inputs       stored_shards    store and list a shard
-    input_files     read and decompress files          split_by_hash    documents to splits
-    chunk_reader    bytes as a file                    rejects          bad records left out
-    listing         inputs by format, as a table       journal          finished shards, to resume
-    mds_datasets    inputs that are MDS                work             the part already finished
-    saved_datasets  inputs of `datasets`               joined_shards    all shards, in few bytes
+    columns         columns and their encodings        samples          records to MDS samples
+    inputs          list the units of all inputs       shards           samples to shards
+    input_files     read and decompress files          stored_shards    store and list a shard
+    chunk_reader    bytes as a file                    split_by_hash    documents to splits
+    listing         inputs by format, as a table       rejects          bad records left out
+    mds_datasets    inputs that are MDS                journal          finished shards, to resume
+    saved_datasets  inputs of `datasets`               work             the part already finished
+    joined_shards   all shards, in few bytes
     changed_files   changes since an earlier run       finish           segments to index and report
     records         units, blocks, records             append           plan an append
     readers         a reader per kind of input         lengths          write token lengths

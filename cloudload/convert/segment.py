@@ -31,14 +31,9 @@ from cloudload.convert.plan import check_versions
 from cloudload.convert.records import BlockStart, InputBlock, InputUnit
 from cloudload.convert.rejects import rejects_name, store_rejects
 from cloudload.convert.report import Counts
+from cloudload.convert.samples import BadRecord, EncodedBlock, ShardContext, encode_block
 from cloudload.convert.segments import Segment, count_bytes
-from cloudload.convert.shards import (
-    BadRecord,
-    EncodedBlock,
-    ShardContext,
-    ShardCutter,
-    encode_block,
-)
+from cloudload.convert.shards import ShardCutter
 from cloudload.convert.stored_shards import store_shard
 from cloudload.convert.work import Entries, FinishedWork, InputPosition
 from cloudload.count.group import CountWork

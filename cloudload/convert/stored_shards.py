@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from cloudload.convert.journal import record_shard
-from cloudload.convert.shards import ShardContext, ShardJob
+from cloudload.convert.samples import ShardContext
+from cloudload.convert.shards import ShardJob
 from cloudload.count.new_shards import measure_shard
 from cloudload.mds.index_parser import parse_index
 from cloudload.mds.writer import PackedShard, ShardBuffer, encode_index, pack_shard

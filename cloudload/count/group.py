@@ -29,7 +29,8 @@ from cloudload.storage.base import Retry
 from cloudload.storage.objects import list_objects, read_object, write_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
-from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
+from cloudload.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.tokenization.tokenizer import TokenizerSpec
 from cloudload.workers.document_reader import DocumentReader, ShardSource
 
 BYTES_AT_ONCE = 1 << 19

@@ -15,8 +15,8 @@ from cloudload.cache.counters import WorkerCounts
 from cloudload.delivery.run_log import RunLog
 from cloudload.delivery.start_log import StartLog
 from cloudload.workers.block import Block
+from cloudload.workers.block_sources import Blocks
 from cloudload.workers.plan import NextPhase, Plan, SharedDocuments
-from cloudload.workers.processes import Blocks
 
 OpenBlocks = Callable[[Plan, WorkerCounts], Blocks]
 """Starts the workers of a plan, and repeatedly yields one block of each worker."""

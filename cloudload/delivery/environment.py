@@ -16,8 +16,8 @@ from cloudload.cache.counters import WorkerCounts
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.exchange import DistributedExchange, Exchange
 from cloudload.delivery.world import World, find_world, is_first_process
+from cloudload.workers.block_sources import Blocks, inline_blocks, process_blocks
 from cloudload.workers.plan import Plan
-from cloudload.workers.processes import Blocks, inline_blocks, process_blocks
 
 
 class Environment:

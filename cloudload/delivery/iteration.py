@@ -17,18 +17,15 @@
 
 With token lengths, a run may use these phases:
 
-    Foreseen     replaces all four phases. The row at which the lanes end is known from the start,
-                 and the workers pack the tail when they reach that row. If the ranks are on
-                 several machines, the workers pause there for the phase Sharing.
-    Measuring    is used only if the end of the run is too costly to compute. Workers need not
-                 measure documents, because their sizes are known.
-    Mixed        is for mixtures with streams that end. The rows at which they end are known from
-                 the start, and the workers pack the tail of each stream when they reach it.
+    Foreseen     replaces all four phases. The end of the lanes is known from the start, and workers
+                 pack the tail there, after a phase Sharing if the ranks are on several machines.
+    Measuring    is used only if the end of the run is too costly to compute. Workers report the
+                 known sizes, without measuring.
+    Mixed        is for mixtures with streams that end, at rows known from the start. Workers pack
+                 the tail of each stream when they reach it.
 
-In several phases, token lengths also replace the exchange of cursors (`known_lanes`): each rank
-computes the cursors of all lanes, so ranks exchange only their current row. A mixture with streams
-that end always does this. With `best_fit`, ranks that own lanes exchange cursors nevertheless,
-because computing them takes time, and the workers know those of their own lanes.
+Token lengths may also replace the exchange of cursors (`known_lanes`): each rank then computes the
+cursors of all lanes, and ranks exchange only their current row.
 """
 
 from __future__ import annotations
@@ -251,8 +248,7 @@ class Iteration(Iterator[Batch]):
         window = Window(self._window_start, stop, plan.world_size, plan.recipe)
         self._window_start = stop
         if self._known is not None:
-            check = start_check(self._exchange, stop)
-            return window, check
+            return window, start_check(self._exchange, stop)
         report = merge_reports(self._reports)
         self._reports = []
         return window, window.exchange(self._exchange, report)

@@ -16,8 +16,8 @@ from cloudload.delivery.environment import Environment
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
+from cloudload.workers.block_sources import Blocks, inline_blocks
 from cloudload.workers.plan import Plan
-from cloudload.workers.processes import Blocks, inline_blocks
 
 
 class StoppedError(RanksDisagreeError):

@@ -7,8 +7,9 @@
                                                    ▼
     each worker          DocumentTokenizer ─► encoders ─► IDs   a sample is compared with hf
 
-    tokenizer   `load_tokenizer`, `DocumentTokenizer`   backend      choose hf or fastokens
-    hub         tokenizers by name                      features     what fastokens may get wrong
+    tokenizer   `load_tokenizer`                        backend      choose hf or fastokens
+    document_tokenizer   `DocumentTokenizer`            features     what fastokens may get wrong
+    hub         tokenizers by name
     loading     parse a tokenizer.json, once            probes       strings to compare both on
     framing     bos and eos                             known        tokenizers known to pass
     kept_files  results saved in the cache              token_texts  the text of single tokens

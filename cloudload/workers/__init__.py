@@ -19,7 +19,8 @@ The types that carry rows, from documents to a batch:
 The modules:
 
     plan             a rank's work, and its phases   document_reader  texts or IDs of samples
-    processes        start and stop processes        kept_documents   a tail's documents, in memory
+    block_sources    blocks of all workers           kept_documents   a tail's documents, in memory
+    processes        start and stop processes
     worker_main      what a process runs             bad_documents    errors to skip
     worker           make blocks                     prefetch         fetch shards ahead of use
     lane_reader      documents to fill rows          block            rows of several batches

@@ -41,7 +41,7 @@ from cloudload.run.recipe import Recipe
 from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED, TOKENIZE
 from cloudload.system.activity import doing
 from cloudload.system.stage_times import stage
-from cloudload.tokenization.tokenizer import DocumentTokenizer, decode_ids
+from cloudload.tokenization.document_tokenizer import DocumentTokenizer, decode_ids
 from cloudload.workers.bad_documents import SkipLog
 from cloudload.workers.document_reader import (
     DocumentReader,

@@ -19,25 +19,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloudload.cache.counters import WorkerCounts
 from cloudload.cache.folder import sweep
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.stats import PACK
 from cloudload.system.activity import doing
 from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
 from cloudload.system.parent_watch import SIGTERM_STATUS
-from cloudload.system.stage_times import stopwatch
 from cloudload.system.temp_files import ProcessEndsError
 from cloudload.tokenization.loading import preload
-from cloudload.workers.block import Block, add_reports
 from cloudload.workers.plan import NextPhase, Plan
-from cloudload.workers.transport import PackedBlock, unpack_block
+from cloudload.workers.transport import PackedBlock
 from cloudload.workers.work_pickles import send_work
-from cloudload.workers.worker import Worker
 from cloudload.workers.worker_main import FREE, HALT, HALTED, Failed, Memory, work
 
 logger = logging.getLogger(__name__)
@@ -234,6 +229,23 @@ class WorkerProcess:
         return (self._process.exitcode or 0) < 0
 
 
+@contextlib.contextmanager
+def running_workers(plan: Plan, memory: Memory) -> Iterator[Sequence[WorkerProcess]]:
+    """Start the workers of a plan, and stop them after the block."""
+    workers: list[WorkerProcess] = []
+    try:
+        with doing("starting worker processes", grace_s=_START_GRACE_S):
+            for number in range(plan.num_workers):
+                workers.append(WorkerProcess(plan, number, memory))
+        for worker in workers:
+            worker.await_start()
+        yield workers
+    finally:
+        # stop the workers now, not when they are garbage collected, because the next iteration
+        # must not fork while they run
+        end_workers(workers, plan.cache_root)
+
+
 def end_workers(workers: Sequence[WorkerProcess], cache_root: Path) -> None:
     """Stop workers in parallel. Workers that are still alive after 8 seconds are killed.
 
@@ -289,71 +301,3 @@ def _describe_end(code: int | None) -> str:
             "fewer workers)"
         )
     return what
-
-
-Blocks = Generator[list[Block], NextPhase | None, None]
-"""A generator that repeatedly yields one block from each worker.
-
-Sending it a `NextPhase` ends the current phase and drops its remaining blocks. The generator then
-yields the first blocks of the next phase."""
-
-
-def inline_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
-    """Yield blocks from workers that run in this process."""
-    numbers = range(plan.num_workers)
-    with contextlib.ExitStack() as stack:
-        workers = [
-            stack.enter_context(contextlib.closing(Worker(plan, number, counts.of(number))))
-            for number in numbers
-        ]
-        while True:
-            streams, change = [worker.read_blocks(plan) for worker in workers], None
-            while change is None:
-                with stopwatch(counts.times(0), PACK):
-                    blocks = [next(stream) for stream in streams]
-                counts.tokens(0)[0] += sum(block.num_tokens for block in blocks)
-                change = yield blocks
-            plan = plan.enter(change)
-            for number, worker in enumerate(workers):
-                worker.receive(plan.part_of(change, number))
-
-
-def process_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
-    """Yield blocks from worker processes, which run ahead of the training loop.
-
-        worker 0    [batch 0] [batches 1 and 2] [batches 3 to 6] …
-        worker 1    [batch 0] [batches 1 and 2] [batches 3 to 6] …
-
-    The tokens of a block are valid until the next blocks are requested.
-    """
-    memory = Memory.of(plan, counts)
-    workers: list[WorkerProcess] = []
-    try:
-        with doing("starting worker processes", grace_s=_START_GRACE_S):
-            for number in range(plan.num_workers):
-                workers.append(WorkerProcess(plan, number, memory))
-        for worker in workers:
-            worker.await_start()
-        dropped: list[list[Block]] = [[] for _ in workers]
-        while True:
-            received = [unpack_block(worker.receive(), memory.blocks) for worker in workers]
-            change = yield list(map(add_reports, received, dropped))
-            dropped = [[] for _ in workers]
-            if change is not None:
-                plan = plan.enter(change)
-                dropped = _halt(workers, memory)
-                for number, worker in enumerate(workers):
-                    worker.enter(plan.part_of(change, number))
-    finally:
-        # stop the workers now, not when they are garbage collected, because the next iteration
-        # must not fork while they run
-        end_workers(workers, plan.cache_root)
-
-
-def _halt(workers: Sequence[WorkerProcess], memory: Memory) -> list[list[Block]]:
-    """Wait until workers have halted. Return the dropped blocks of each worker."""
-    for worker in workers:
-        worker.ask_to_halt()
-    return [
-        [unpack_block(block, memory.blocks) for block in worker.await_halt()] for worker in workers
-    ]

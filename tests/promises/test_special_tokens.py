@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cloudload import Text
 from cloudload.config.choices import AUTO
-from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
+from cloudload.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.tokenization.tokenizer import load_tokenizer
 from tests.support.corpora import EOS, EOS_ID, random_documents, write_mds
 from tests.support.loaders import make_loader
 from tests.support.tokenizer_files import BACKENDS

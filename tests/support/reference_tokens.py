@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cloudload.arrays import Tokens
-from cloudload.tokenization.tokenizer import DocumentTokenizer
+from cloudload.tokenization.document_tokenizer import DocumentTokenizer
 
 
 def encode(

@@ -13,13 +13,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloudload.convert import input_files, shards
+from cloudload.convert import input_files
+from cloudload.convert import samples as sample_encoding
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.input_files import DamagedError, InputFile, read_decompressed
 from cloudload.convert.output import Output
 from cloudload.convert.readers.arrow_block import ArrowBlock
 from cloudload.convert.records import BlockStart, Record
-from cloudload.convert.shards import ShardContext, encode_block
+from cloudload.convert.samples import ShardContext, encode_block
 from cloudload.mds.writer import ShardBuffer, ShardFormat, pack_shard
 
 FILE = InputFile("corpus/a.parquet", "a.parquet", 0, "parquet", None)
@@ -46,7 +47,7 @@ def encode(block: Any, **options: Any) -> tuple[Any, ...]:
 
 def encode_generally(block: Any, **options: Any) -> tuple[Any, ...]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "_encode_plain", lambda *_: None)
+        patch.setattr(sample_encoding, "_encode_plain", lambda *_: None)
         patch.setattr(ArrowBlock, "utf8_records", ArrowBlock.records)
         return encode(block, **options)
 

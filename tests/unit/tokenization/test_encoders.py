@@ -15,8 +15,9 @@ from tokenizers import Tokenizer, models
 
 from cloudload.errors import TokenizerError
 from cloudload.tokenization import encoders, loading, probes
+from cloudload.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.tokenization.encoders import Encoder, FastokensEncoder, HFEncoder, open_encoder
-from cloudload.tokenization.tokenizer import DocumentTokenizer, load_tokenizer
+from cloudload.tokenization.tokenizer import load_tokenizer
 from tests.support.corpora import byte_tokenizer
 from tests.support.reference_tokens import encode
 from tests.support.tokenizer_files import (

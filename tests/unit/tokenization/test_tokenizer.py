@@ -18,7 +18,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from cloudload.config.choices import AUTO
 from cloudload.errors import TokenizerError
-from cloudload.tokenization.tokenizer import DocumentTokenizer, TokenizerSpec
+from cloudload.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.tokenization.tokenizer import TokenizerSpec
 from cloudload.tokenization.tokenizer import load_tokenizer as load_tokenizer_of_streams
 from tests.support.corpora import EOS, byte_tokenizer
 from tests.support.reference_tokens import encode
