@@ -26,7 +26,7 @@ def mark_verified(path: Path) -> None:
 
 
 def is_unmodified(found: os.stat_result) -> bool:
-    """Whether `found` is from a regular file that was not written to since it was marked."""
+    """Whether `found` is from a regular file that has not been written to since it was marked."""
     return stat.S_ISREG(found.st_mode) and found.st_mtime_ns == _VERIFIED_MTIME_NS
 
 
