@@ -17,7 +17,7 @@ STREAMING_ONLY = ("azure", "azure-dl", "alipan", "dbfs")
 
 
 class StreamingStore:
-    """StreamingDataset's downloaders, which download whole objects and cannot write or list."""
+    """A backend of StreamingDataset's downloaders, which read whole objects and cannot list."""
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         try:
