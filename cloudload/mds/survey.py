@@ -23,7 +23,10 @@ _MOST_FOLDERS = 20
 
 @dataclass(frozen=True)
 class Survey:
-    """Contents of a folder and its subfolders, without hidden files. Names are relative to it."""
+    """The contents of a folder and its subfolders, without hidden files.
+
+    Names are relative to the folder.
+    """
 
     files: list[str]
     """Files in folders that are neither datasets nor unfinished conversions."""
