@@ -11,5 +11,5 @@
     space        reserve bytes, evict old shards   republished    data replaced during a run
 
 The cache has no daemon and no index, because the files and their locks are its only state. The
-account of their bytes only saves listings, and may be removed at any time.
+account of the bytes in use only saves listings, and may be removed at any time.
 """
