@@ -21,9 +21,9 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 
 Text = str | Callable[[], str]
-"""The text of an activity, or a function that returns the text and is safe in any thread."""
+"""The text of an activity, or a function that returns it. Any thread may call the function."""
 Report = Callable[[float, str], object]
-"""A function of how long a wait has lasted, in seconds, and of the current activity."""
+"""A function that reports a wait. It receives the wait's duration in seconds, and the activity."""
 
 _FIRST_REPORT_S, _LOOK_EVERY_S = 5.0, 1.0
 
@@ -34,7 +34,7 @@ class _Activities:
     def __init__(self, text: Text) -> None:
         self.texts = [text]
         self.counts_from = 0.0
-        """The `time.monotonic` seconds from which the wait until the next report is measured."""
+        """The start, in `time.monotonic` seconds, of the time until the next report."""
 
     def describe(self) -> str:
         text = self.texts[-1]

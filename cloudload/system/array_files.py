@@ -38,9 +38,9 @@ class ArrayFile(NamedTuple):
 
     facts: dict[str, Any]
     arrays: list[Array]
-    """Read-only and mapped. They stay valid after the file is removed."""
+    """The arrays, mapped and read-only. They stay valid after the file is removed."""
     inode: tuple[int, int]
-    """The numbers of the file's device and inode."""
+    """The file's device number and inode number, which identify the file."""
 
 
 def make_own_folder(folder: Path) -> None:
@@ -80,7 +80,7 @@ def write_arrays(path: Path, key: str, facts: Mapping[str, Any], arrays: Sequenc
             file.writelines([_MAGIC, digest.digest(), *parts])
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(OSError):  # it exists, or the file system has no hard links
+        with contextlib.suppress(OSError):  # `path` exists, or the file system has no hard links
             os.link(temporary, path)
             return
         if map_arrays(path, key) is None:
@@ -96,7 +96,7 @@ def map_arrays(path: Path, key: str) -> ArrayFile | None:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or not _is_own(found) or not _is_whole(file):
                 return None
-            # `_is_whole` reads the file, because checked pages of a map would count as our memory
+            # `_is_whole` does not use the map, because its pages would count as our memory
             content = mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
         start = len(_MAGIC) + _DIGEST_BYTES
         end = start + _SIZE_BYTES + int.from_bytes(content[start : start + _SIZE_BYTES], "little")

@@ -137,6 +137,6 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
     try:
         return os.stat(path).st_ino == os.fstat(descriptor).st_ino
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ESTALE):  # ESTALE: NFS
+        if error.errno not in (errno.ENOENT, errno.ESTALE):  # NFS raises ESTALE
             raise
         return False

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # in a container, the container's limit
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # a container's limit, in bytes
 
 
 def total_memory_bytes() -> int:

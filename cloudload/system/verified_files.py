@@ -32,5 +32,5 @@ def is_unmodified(found: os.stat_result) -> bool:
 
 def mark_used(path: Path) -> None:
     """Set a file's access time to now, for LRU eviction, and keep its mtime."""
-    with contextlib.suppress(OSError):  # evicted, or owned by another user
+    with contextlib.suppress(OSError):  # the file was evicted, or has another owner
         os.utime(path, ns=(time.time_ns(), os.stat(path).st_mtime_ns))
