@@ -43,8 +43,8 @@ class FsspecStore:
 
     def _open(self, url: str, retry: Retry, start: int) -> ObjectStream:
         filesystem, _ = _resolve(url)
-        # these options skip fsspec's preliminary request, which reports every failure as a missing
-        # object
+        # these options skip fsspec's preliminary request, which would report every failure as a
+        # missing object
         options = {"block_size": 0, "size": 1} if scheme_of(url) in ("http", "https") else {}
         with _evicted_on_failure(filesystem):
             opened = filesystem.open(url, "rb", **options)
@@ -54,7 +54,7 @@ class FsspecStore:
         body = _TimeLimitedBody(opened, filesystem, retry.timeout_s)
         checked = LengthCheckedReader(body, size if isinstance(size, int) else None)
         stream = ObjectStream(checked, _version_of(opened))
-        skip_bytes(stream, start if options else 0)  # with options, the stream cannot seek
+        skip_bytes(stream, start if options else 0)  # opened with options, it cannot seek
         return stream
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:

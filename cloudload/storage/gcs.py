@@ -42,8 +42,8 @@ class GCSStore:
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         bucket, key = split_url(url)
         blob = self._bucket(bucket).blob(key)
-        # send one request, because the library's stream requests ranges and returns no bytes before
-        # a range is complete
+        # send our own request, because the library's stream requests ranges, and returns no bytes
+        # before a range is complete
         base = self._client._connection.API_BASE_URL
         answer = self._client._http.get(
             f"{base}/download/storage/v1{blob.path}?alt=media",
@@ -124,7 +124,7 @@ class GCSStore:
     def _failure_kind_of_answer(self, error: BaseException, status: int) -> FailureKind:
         details = getattr(error, "errors", ())
         reasons = {detail.get("reason") for detail in details if isinstance(detail, dict)}
-        if reasons & {"rateLimitExceeded", "userRateLimitExceeded"}:  # even with status 403
+        if reasons & {"rateLimitExceeded", "userRateLimitExceeded"}:  # may have status 403
             return FailureKind.BUSY
         if status == 404 and "bucket does not exist" in str(error):
             return FailureKind.MISSING_BUCKET

@@ -1,6 +1,6 @@
-"""Check the connection to the Hugging Face Hub before its client is used.
+"""Check the connection to the Hugging Face Hub, before the Hub's own client is used.
 
-Without a connection, the client would retry for about a minute.
+Without a connection, that client would retry for about a minute.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from cloudload.errors import FailureKind, StoreError
 from cloudload.storage.redaction import redact
 
-_TIMEOUT_S = 5.0  # without a connection, names usually fail to resolve in milliseconds
+_TIMEOUT_S = 5.0  # rarely reached, because without a connection, DNS usually fails in milliseconds
 
 
 def find_obstacle() -> str | None:

@@ -41,7 +41,7 @@ class LocalStore:
                 target.hardlink_to(temporary)
             except FileExistsError:
                 return
-            except OSError:  # a file system without hard links
+            except OSError:  # the file system has no hard links
                 if not target.exists():
                     temporary.replace(target)
 

@@ -247,7 +247,7 @@ def peek_folder(url: str, retry: Retry | None = None) -> list[str]:
     """List at most 1,000 names of objects and folders directly in the folder `url`, sorted.
 
     The name of a folder ends in `/`. If there are more names, some are missing. This sends one
-    request, so it is fast for a folder of any size, but not always on fsspec file systems and web
+    request, so it is fast even for a large folder, except on some fsspec file systems and web
     servers.
     """
     retry, backend = retry or Retry(), backend_of(url)

@@ -165,7 +165,7 @@ class _Request:
         self._received_at = None
         self._kind, self._error = kind, _explain(error)
         self._store = _name_store(self._backend, self._url, error)
-        if type(error) is TimeoutError:  # our own error, which names no server
+        if type(error) is TimeoutError:  # from `call_with_timeout`, so it names no server
             self._store = redact(self._backend.describe_endpoint(self._url))
         self._num_failed = self.attempts
         if self._watch is not None:

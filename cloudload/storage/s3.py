@@ -38,7 +38,7 @@ _CODES = {
     FailureKind.BUSY: "SlowDown Throttling ThrottlingException RequestThrottled "
     "RequestLimitExceeded OperationAborted RequestTimeout InternalError",
     FailureKind.DENIED: "AccessDenied AllAccessDisabled",
-    FailureKind.OTHER: "InvalidObjectState",  # a 403 for an archived object
+    FailureKind.OTHER: "InvalidObjectState",  # the 403 error for an archived object
 }
 
 _KIND_OF_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}

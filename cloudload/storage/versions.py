@@ -26,8 +26,8 @@ _IDS = ("x-amz-version-id", "x-goog-generation")
 _DETAILED_TAGS = ("VersionId", "generation", "ETag", "etag", "md5", "content_md5", "blob_id")
 _DETAILED_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
-# servers and file systems may round times down to even seconds, and servers may derive ETags from
-# rounded times
+# an object must be this old when it is read, because servers and file systems may round times down
+# to even seconds, and servers may derive ETags from the rounded times
 _SETTLED_S = 2.0
 
 
@@ -63,7 +63,7 @@ UNKNOWN = Version()
 
 
 def version_of_headers(headers: Mapping[str, str]) -> Version:
-    """The version in the headers of an HTTP response."""
+    """The version of an object from the headers of an HTTP response."""
     lower = {name.lower(): value for name, value in headers.items()}
     tag = " ".join(lower[name] for name in _TAGS if name in lower)
     written_s, read_s = _parse_date(lower.get("last-modified")), _parse_date(lower.get("date"))
@@ -93,7 +93,7 @@ def version_of_details(details: Mapping[str, Any]) -> Version:
 
 
 def _is_settled(written_s: float | None, read_s: float | None) -> bool:
-    """Whether every later write is certain to give the object a different modification time."""
+    """Whether any later write would certainly change the object's modification time."""
     return written_s is not None and read_s is not None and read_s - written_s >= _SETTLED_S
 
 
