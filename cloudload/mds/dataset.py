@@ -39,7 +39,7 @@ class Dataset:
 
     url: str
     shards: Sequence[ShardInfo]
-    """The shards, in order. In an opened dataset, a `ShardTable`."""
+    """The shards, in order. They are a `ShardTable` if `open_corpus` opened the dataset."""
     index_hash: str
     """SHA-256 of `index.json`, in hex digits."""
     version: Version = field(default=UNKNOWN, compare=False)
@@ -80,7 +80,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Datasets read as one: sample and shard indices run across all datasets, in order."""
+    """Datasets that are read as one. Sample and shard indices run across all datasets, in order."""
 
     datasets: tuple[Dataset, ...]
 
@@ -199,7 +199,9 @@ def are_in_place(dataset: Dataset) -> Flags:
 def open_corpus(
     streams: Sequence[Stream], retry: Retry, root: Path | None = None, *, may_be_empty: bool = True
 ) -> Corpus:
-    """Open the index of each stream. With a cache folder `root`, a node shares large indexes.
+    """Open the index of each stream.
+
+    With a cache folder `root`, the processes of a node share large indexes.
 
     Raises `StoreError` if an index cannot be read. Raises `DatasetError` if an index is invalid, if
     a location has something else, such as raw files, if a package for its compression is missing,

@@ -33,9 +33,9 @@ _MOST_WAIT_S = 60.0
 def fingerprint(tables: Sequence[ShardTable], kind: str) -> str:
     """32 hex digits that identify the shards of datasets; "" if a shard lacks a `SAMPLES_HASH`.
 
-    `kind` is `DATA` or `SAMPLES`. A single table stores both kinds of its fingerprint. Fingerprints
-    of several mapped tables together are stored in a file beside the first table, which the
-    processes of a node share.
+    `kind` is `DATA` or `SAMPLES`. A table stores its own fingerprints, of both kinds. The joint
+    fingerprints of several mapped tables are stored in a file beside the first table's file. The
+    processes of a node share this file.
     """
     if len(tables) != 1:
         origins = [table.origin for table in tables if table.origin is not None]

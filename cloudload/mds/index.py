@@ -134,7 +134,7 @@ def check_version(index: Any) -> None:
 
 
 def explain_fault(error: Exception) -> str:
-    """Describe one of `FAULTS`, as text that follows a colon."""
+    """Describe one of `FAULTS`, as text to put after a colon."""
     if isinstance(error, KeyError):
         return f"no field {error}"
     if isinstance(error, RecursionError):
@@ -187,8 +187,8 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
     )
 
 
-# cached so that shards with equal columns share one tuple; `_types` is part of the key because
-# True equals 1
+# cached, so that shards with equal columns share one tuple. The unused `_types` is part of the
+# cache key, because True equals 1
 @lru_cache(1024)
 def _parse_columns(
     names: tuple[Any, ...],

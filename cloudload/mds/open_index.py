@@ -62,16 +62,16 @@ _SHARED_FROM_BYTES = 4 << 20
 # 500 MB, which take about 30 s to parse, the limit is about 300 s
 _MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 2 << 20
 
-# beyond 4 tables of a dataset, 32 tables in total, or 32 files of fingerprints, the least recently
-# used files are removed
+# beyond 4 tables of a dataset, 32 tables in total, or 32 files of fingerprints, the least
+# recently used files are removed
 _MOST_OF_DATASET, _MOST_KEPT = 4, 32
-# any file is removed once it has been unused for 30 days, and no file is removed within an hour of
-# its last use, because a worker may be about to map it
+# other files are removed once they have been unused for 30 days. No file is removed within an
+# hour of its last use, because a worker may be about to map it
 _MOST_UNUSED_S, _LEAST_UNUSED_S = 30 * 86_400.0, 3_600.0
 
 
 class OpenedIndex(NamedTuple):
-    """The shards of an index, and how and when it was read."""
+    """An opened index: its shards, its hash and version, and when it was read."""
 
     shards: ShardTable
     hash: str

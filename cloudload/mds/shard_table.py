@@ -241,7 +241,7 @@ class TableBuilder:
         self._columns: list[tuple[Column, ...]] = []
         self._numbers, self._starts, self._texts = array("q"), array("q", [0]), bytearray()
         self.names: list[str] = []
-        """The names of all files."""
+        """The names of all raw and stored files, in order, for `check_names`."""
 
     def __len__(self) -> int:
         return len(self._starts) - 1

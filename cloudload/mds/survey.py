@@ -17,7 +17,7 @@ from cloudload.storage.objects import MOST_PEEKED, peek_folder
 from cloudload.storage.urls import join_url
 
 JOURNAL_FOLDER = ".convert"
-"""The folder in which a conversion records its progress. It is removed when the index is stored."""
+"""The folder in which a conversion records its progress until it has stored the index."""
 _MOST_FOLDERS = 20
 
 
