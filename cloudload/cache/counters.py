@@ -31,7 +31,7 @@ class FirstFetch(NamedTuple):
     """The size of the stored file."""
     seconds: float
     ended_at: float
-    """When it was fetched, in `time.monotonic` seconds, which processes of a node share."""
+    """When the fetch ended, in `time.monotonic` seconds. Processes of a node share this clock."""
 
 
 class WorkerCounts:
@@ -120,7 +120,7 @@ class TrafficCounter:
             self._missed.discard(shard)
 
     def count_fetch(self, url: str, size: int, seconds: float) -> None:
-        """Record that a shard of `size` stored bytes was fetched. Only the first one counts."""
+        """Record the first fetch of a shard, of `size` stored bytes. Later fetches are ignored."""
         with self._lock:
             if not self._has_first:
                 self._has_first = True

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Watch:
-    """Counts the retries of a download, and records why it is waiting."""
+    """The observer of a download, which counts its retries and records why it is waiting."""
 
     url: str
     traffic: TrafficCounter

@@ -35,7 +35,7 @@ _BUFFER_STEP = 1 << 23  # buffer sizes are multiples of this, so that shards of 
 _CLOSE_S = 2.0
 
 Stored = tuple[bytes, str | None]
-"""The stored bytes of a shard, and a description of what is wrong with them, or None."""
+"""The stored bytes of a shard, and a description of their fault, or None if they are valid."""
 
 
 class MemoryShards:
@@ -122,7 +122,7 @@ class MemoryShards:
     def _free_buffer(self, size: int) -> memoryview:
         """Return a buffer of `size` bytes. Reuses the last buffer unless it is still in use.
 
-        The kernel has already allocated the pages of a reused buffer.
+        Reuse is faster, because the kernel has already allocated the buffer's pages.
         """
         try:
             # resizing fails if a shard or one of its values still refers to the buffer

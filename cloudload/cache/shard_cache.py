@@ -134,7 +134,7 @@ class ShardCache:
             try:
                 return Shard(path, info)
             except FileNotFoundError:
-                continue  # evicted after it was fetched, before it was mapped
+                continue  # the shard was evicted before it was mapped
             except DatasetError:
                 if attempt == _ATTEMPTS - 1:
                     raise

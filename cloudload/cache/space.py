@@ -46,7 +46,7 @@ _MOST_CANDIDATES = 10_000
 
 @dataclass
 class _Account:
-    """The number of bytes that a cache uses (None if unknown), and when that was last listed."""
+    """The number of bytes that a cache uses (None if unknown), and when it was last listed."""
 
     used: int | None = None
     listed_s: float = 0.0
@@ -92,8 +92,8 @@ def reserve(
             yield part, file
         finally:
             if part.exists():
-                # if this fails, `partial_file` removes the file, and the account is too high until
-                # the next listing
+                # if this fails, `partial_file` removes the file, but the account includes it until
+                # the next listing of all files
                 with contextlib.suppress(OSError), _changing(root) as account:
                     part.unlink(missing_ok=True)
                     account.add(-size)

@@ -41,7 +41,7 @@ def sum_in_use(firsts: Ints, lasts: Ints, amounts: Ints) -> tuple[Ints, Ints]:
 
 
 def add_downloads(in_use: int, sizes: Ints, downloads_at_once: int) -> int:
-    """Add to the bytes in use those of the `downloads_at_once` largest shards.
+    """Add the bytes of the `downloads_at_once` largest shards to the bytes in use.
 
     The result is at most the bytes of all shards, because no shard is both in use and being
     downloaded. `sizes` (int64 [shards]) has the bytes of each shard.
