@@ -208,7 +208,7 @@ class EpochOrders:
             order = np.memmap(file, dtype, "r", start, shape).view(np.ndarray)
         if order.nbytes < _MAP_FROM_BYTES:
             order = order.copy()
-            order.flags.writeable = False  # as if it were mapped
+            order.flags.writeable = False  # a mapped order is read-only, too
         return order  # a plain array, because indexing a memmap is slow
 
     def _path(self, epoch: int) -> Path:

@@ -83,13 +83,14 @@ class Walk:
         )
 
     def find(self, start: int, number: int) -> int:
-        """The walk's row with index `number`, counted from row `start`; `NEVER` if none has it."""
+        """The walk's row with index `number`, counted from row `start`; `NEVER` if it has fewer."""
         left = number + 1
         for first, after, weights in list_entries(self.mixture):
             low, streams = max(first, start), list_arcs(weights)[0]
             if low >= after or self.component not in streams:
                 continue
-            # rows of a walk are evenly spaced, so it has `left` rows before row `low` + `most`
+            # a walk's rows are evenly spaced, so at least `left` of them are below `high`, unless
+            # the entry ends before that
             scale = sum(map(Fraction, weights)) / Fraction(weights[self.component])
             most = math.ceil((left + _MOST_UNEVEN) * scale)
             high = min(after, low + most * (1 if self.lane is None else self.num_lanes))

@@ -23,7 +23,8 @@ _WINDOW = 1000
 _SCALE = 1 << 21  # fixed-point value of one row, so that positions in a window fit in 32 bits
 _MOST_UNEVEN = 2 * _SCALE - _WINDOW  # 2 rows, minus the rounding error of fixed-point values
 _GRIDS = (500, 997, 998, 999, 1000, 1001, 1002, 1003)
-_DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2  # from a fraction, in 1 / (1024 grid²)
+# distances of candidate steps from a fraction p / grid, in units of 1 / (1024 grid²)
+_DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2
 _MOST_TRIED = 2048
 
 

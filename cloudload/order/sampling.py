@@ -73,7 +73,7 @@ def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
     passes, rest = divmod(choose, max(1, num_samples))
     reads: Ids = shard_sizes * passes
     if rest:
-        # the same draw as `Generator.permutation`, with half the memory
+        # this draws the same numbers as `Generator.permutation`, but uses half the memory
         drawn, stops = np.arange(num_samples, dtype=id_dtype(shard_sizes)), np.cumsum(shard_sizes)
         np.random.default_rng(seed).shuffle(drawn)
         for start in range(0, rest, _DRAWN_AT_ONCE):

@@ -31,8 +31,8 @@ from cloudload.order.bijection import (
 )
 from cloudload.order.spans import Runs, Weights, lay_spans, weigh
 
-# tags for SeedSequence, which ignores trailing zeros, so the run and epoch 0 would share keys
-# without them
+# tags that make the keys of the run and of its epochs differ. Without them, the run and epoch 0
+# would share keys, because SeedSequence ignores trailing zeros
 _OF_RUN, _OF_EPOCH = 1, 2
 
 

@@ -16,7 +16,7 @@ from cloudload.arrays import Ids, Words
 from cloudload.order.bijection import CHUNK, group_starts, narrow_dtype, permute_groups
 
 Weights = Sequence[tuple[int, int]]
-"""The number of shards of each stream, and the number of samples that an epoch reads from it."""
+"""For each stream, its number of shards, and the number of samples that an epoch reads from it."""
 
 
 @dataclass(frozen=True)

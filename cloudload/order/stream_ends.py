@@ -24,7 +24,7 @@ class StreamEnds:
     """The ends of a mixture's streams, and of the run."""
 
     mixture: Mixture
-    """The mixture. After its end, a stream has weight 0."""
+    """The mixture, in which the weight of each stream is 0 from its end on."""
     ends: tuple[int, ...]
     """The row at which each stream has ended; `NEVER` if it does not end, or has no weight."""
     end: int
@@ -110,7 +110,7 @@ class _Ends:
         return first
 
     def _move_to(self, row: int, live: Weights) -> None:
-        """Move to a later row, and subtract the rows in between from each stream's rows left."""
+        """Move to a later row, and update the number of rows that each stream has left."""
         for stream, left in enumerate(self._left):
             if left is not None and live[stream]:
                 self._left[stream] = left - self._walk(live, stream).count(self._row, row)
