@@ -96,7 +96,7 @@ class CodeDigest:
             owner = getattr(value, "__self__", None)
             return [_name_of(value), self._digest(owner, f"{place}.__self__")]
         slots = [name for cls in type(value).__mro__ for name in _slots_of(cls)]
-        has_attributes = hasattr(value, "__dict__") or slots  # not in C classes
+        has_attributes = hasattr(value, "__dict__") or slots  # C classes may have neither
         if has_attributes and self._is_own(type(value)):
             names = sorted({*slots, *getattr(value, "__dict__", ())})
             return [self._digest(type(value), place), *self._named(names, value, place)]
@@ -117,7 +117,7 @@ class CodeDigest:
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
-            with contextlib.suppress(ValueError):  # the cell is empty
+            with contextlib.suppress(ValueError):  # raised if the cell is empty
                 used[name] = cell.cell_contents
         used |= self._globals_of(function.__code__, function.__globals__)
         for name in sorted(used):
@@ -132,7 +132,10 @@ class CodeDigest:
         return _hash([code.co_code, *code.co_names, *code.co_varnames, *constants])
 
     def _globals_of(self, code: CodeType, names: Mapping[str, Any]) -> dict[str, Any]:
-        """The globals that `code` uses, and the attributes that it uses of own modules."""
+        """The globals that `code` uses.
+
+        Modules of this program are replaced by the attributes that `code` uses of them.
+        """
         used = {}
         steps = [*dis.get_instructions(code)]
         for number, step in enumerate(steps):
@@ -206,4 +209,4 @@ def _find_source(value: Any) -> str | None:
 
 def _slots_of(cls: type) -> list[str]:
     slots = [name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType)]
-    return [name for name in slots if not name.startswith("__")]  # C classes have such members
+    return [name for name in slots if not name.startswith("__")]  # C classes have dunder members

@@ -14,8 +14,8 @@ from cloudload.config.stream import Stream
 from cloudload.storage.base import Retry
 from cloudload.system.memory import total_memory_bytes
 
-_BATCH_BYTES_PER_TOKEN = 16  # input_ids and labels, int64
-_BLOCK_BYTES_PER_TOKEN = 4
+_BATCH_BYTES_PER_TOKEN = 16  # input_ids and labels are int64
+_BLOCK_BYTES_PER_TOKEN = 4  # token IDs are int32
 
 
 def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig]:

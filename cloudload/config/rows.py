@@ -1,4 +1,4 @@
-"""Which tokens, in which order: the options that are saved in the state."""
+"""The options that control which tokens are read in which order, which the state saves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TEXT_KEY = "text"
 
 
 class TokensColumn(NamedTuple):
-    """A column of token IDs."""
+    """A column that holds the documents of a stream as token IDs."""
 
     key: str
     """The column's name."""
@@ -56,12 +56,12 @@ class TokensColumn(NamedTuple):
 @explained
 @dataclass(frozen=True)
 class RowsConfig:
-    """Which tokens, in which order: the options that are saved in the state.
+    """The options that control which tokens are read in which order, which the state saves.
 
-    A resume compares them with the loader's, except `seq_len`, `schedule`, and the locations, names
-    and proportions of streams, which may change. If `num_lanes`, `num_canonical_nodes` or
-    `shuffle_block_size` is None, it is chosen from the data, or taken from the state on resume.
-    `describe()` shows the result.
+    A resume compares the saved options with the loader's, except for `seq_len`, `schedule`, and the
+    locations, names and proportions of streams, which may change. If `num_lanes`,
+    `num_canonical_nodes` or `shuffle_block_size` is None, it is chosen from the data, or taken from
+    the state on resume. `describe()` shows the result.
 
     Raises `ValueError` if an option is invalid. The loader checks the entries of `schedule`, and
     whether options fit the data and the tokenizer.

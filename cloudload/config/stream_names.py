@@ -30,8 +30,8 @@ _SHARED_FOLDER = re.compile(
 def name_streams(streams: Sequence[Stream]) -> tuple[Stream, ...]:
     """Give a unique name to each stream that has none.
 
-    Streams with the same location get no name, because listing it twice is a mistake, and the error
-    then shows the URL.
+    Streams with the same location get no name. Listing a location twice is a mistake, and the error
+    about it then shows the URL.
     """
     urls = [stream.url for stream in streams if stream.name is None]
     taken = {stream.name for stream in streams}
@@ -53,7 +53,7 @@ def _choose(base: str, taken: Set[str | None]) -> str:
 
 
 def _shorten(url: str) -> str:
-    """The last folder whose name is not common, such as "train"; else the last folder or bucket."""
+    """The last folder without a common name such as "train", or else the last folder or bucket."""
     if is_local(url):
         bucket, path = "", local_path(url).as_posix()
     else:
