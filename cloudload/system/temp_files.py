@@ -5,8 +5,8 @@
     shard.00000.mds.3f2a….part              the bytes written so far
 
 A process removes its temporary files when it exits. Worker processes do so even on SIGTERM. A
-killed process leaves them behind. A later process recognizes the files of shards and orders by
-their names, and removes them.
+killed process leaves them behind. A later process recognizes the temporary files of shards and
+orders by their names, and removes them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def make_folder(folder: Path) -> None:
 
 
 def lock_path(path: Path) -> Path:
-    """The lock file of `path`."""
+    """The path of the lock file that a process locks before it writes `path`."""
     return path.with_name(path.name + LOCK_SUFFIX)
 
 
