@@ -233,7 +233,7 @@ def _remove_old(folder: Path) -> None:
 
 
 def _list_by_use(folder: Path) -> list[tuple[float, Path]]:
-    """(Last use, path) of each file of a table or of fingerprints, the most recent first."""
+    """List (time of last use, path) of the files of tables and fingerprints, latest first."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
