@@ -120,7 +120,7 @@ class TrafficCounter:
             self._missed.discard(shard)
 
     def count_fetch(self, url: str, size: int, seconds: float) -> None:
-        """Record the first fetch of a shard, of `size` stored bytes. Later fetches are ignored."""
+        """Record the fetch of a shard of `size` stored bytes, unless one is already recorded."""
         with self._lock:
             if not self._has_first:
                 self._has_first = True

@@ -16,7 +16,7 @@ def join_overlaps(shards: Ints, firsts: Ints, lasts: Ints) -> tuple[Ints, Ints, 
     """Shorten uses of shards so that no two uses of a shard share a row.
 
     A use is (shard, first row, last row). All arrays are int64 [uses]. A use whose rows are all
-    covered by other uses is left out.
+    covered by earlier uses is left out.
     """
     order = np.lexsort([firsts, shards])
     shards, firsts, lasts = shards[order], firsts[order], lasts[order]
