@@ -1,4 +1,4 @@
-"""A keyed bijection of 0 … n - 1: a permutation that maps or inverts single places on demand.
+"""A keyed bijection of 0 … n - 1: a permutation that can map, or map back, any single place.
 
     n = 10, a grid of 4 rows x 3 columns       0  1  2
     place 7 = row 2, column 1                  3  4  5

@@ -170,7 +170,7 @@ def _count_points(ends: Sequence[int], first: int, stride: int, number: int) -> 
 
 
 def floor_sum(number: int, modulus: int, stride: int, first: int) -> int:
-    """The sum of ⌊(first + i · stride) / modulus⌋ for 0 ≤ i < number. Arguments are not negative.
+    """The sum of ⌊(first + i · stride) / modulus⌋ for 0 ≤ i < number. No argument is negative.
 
     Swaps the roles of the modulus and the stride, as Euclid's algorithm does.
     """

@@ -227,7 +227,7 @@ def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Gen
 
 
 def _order_of(places: Ids) -> Ids:
-    """Argsort `places` (float64 [samples]) stably: int64 [samples].
+    """Return the stable argsort of `places` (float64 [samples]): int64 [samples].
 
     This is a two-pass radix sort by 32-bit keys, then swaps of neighbors that share a key.
     """
