@@ -96,7 +96,7 @@ class CodeDigest:
             owner = getattr(value, "__self__", None)
             return [_name_of(value), self._digest(owner, f"{place}.__self__")]
         slots = [name for cls in type(value).__mro__ for name in _slots_of(cls)]
-        has_attributes = hasattr(value, "__dict__") or slots  # C classes may have neither
+        has_attributes = hasattr(value, "__dict__") or slots  # C classes may have none
         if has_attributes and self._is_own(type(value)):
             names = sorted({*slots, *getattr(value, "__dict__", ())})
             return [self._digest(type(value), place), *self._named(names, value, place)]

@@ -1,4 +1,4 @@
-"""The options that control how rows are delivered, which may change on every resume."""
+"""The options that control how rows are delivered. They may change on every resume."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cloudload.storage.base import Retry, check_seconds
 @explained
 @dataclass(frozen=True)
 class DeliveryConfig:
-    """The options that control how rows are delivered, which may change on every resume.
+    """The options that control how rows are delivered. They may change on every resume.
 
     Raises `ValueError` if an option is invalid, except for a `dp_rank` outside the world, which the
     loader refuses.

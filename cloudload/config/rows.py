@@ -1,4 +1,4 @@
-"""The options that control which tokens are read in which order, which the state saves."""
+"""The options that control which tokens are read, and in which order. The state saves them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TokensColumn(NamedTuple):
 @explained
 @dataclass(frozen=True)
 class RowsConfig:
-    """The options that control which tokens are read in which order, which the state saves.
+    """The options that control which tokens are read, and in which order. The state saves them.
 
     A resume compares the saved options with the loader's, except for `seq_len`, `schedule`, and the
     locations, names and proportions of streams, which may change. If `num_lanes`,
