@@ -263,7 +263,7 @@ def fault_of_name(name: object) -> str | None:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise `ValueError` if two names are equal ignoring case, or if a file is also a folder."""
+    """Raise `ValueError` if two names differ at most in case, or if a file is also a folder."""
     folded = {name.casefold() for name in names}
     if len(folded) < len(names):
         seen: set[str] = set()
