@@ -5,8 +5,8 @@
 
     threads that fetch   count_retry()  ─► WorkerCounts, which the training process can read
 
-Each time a cached shard is opened counts once: as a miss if a fetch has found it missing or invalid
-on disk since the last time, otherwise as a hit.
+Each opening of a cached shard counts as a hit or a miss. It is a miss if a fetch has found the
+shard missing or invalid on disk since the shard was last opened.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class FirstFetch(NamedTuple):
     url: str
     """The redacted URL of the stored file."""
     bytes: int
-    """Its stored size."""
+    """The size of the stored file."""
     seconds: float
     ended_at: float
-    """When it was fetched, in `time.monotonic` seconds, which processes of a node share."""
+    """When the fetch ended, in `time.monotonic` seconds. Processes of a node share this clock."""
 
 
 class WorkerCounts:
@@ -77,14 +77,14 @@ class WorkerCounts:
         return self._sums()[2]
 
     def stage_ns(self) -> list[int]:
-        """Nanoseconds in each of `stats.STAGES`, summed over the workers: int64 [stages]."""
+        """Nanoseconds in each of `stats.STAGES`, summed over the workers."""
         return self._sums()[3:]
 
 
 class TrafficCounter:
     """The counts of one reader and the threads that fetch for it. Thread-safe.
 
-    `retries`, int64 [1], is the count of retries.
+    `retries` (int64 [1]) is the array that counts the retries. It may be in shared memory.
     """
 
     def __init__(self, retries: Ints | None = None) -> None:
@@ -104,7 +104,7 @@ class TrafficCounter:
             self._traffic += Traffic(bytes_downloaded=number, download_ns=nanoseconds)
 
     def count_unpacking(self, nanoseconds: int) -> None:
-        """Add the time that a download took to check and decompress."""
+        """Add the time that it took to check and decompress a download."""
         with self._lock:
             self._traffic += Traffic(unpack_ns=nanoseconds)
 
@@ -120,14 +120,14 @@ class TrafficCounter:
             self._missed.discard(shard)
 
     def count_fetch(self, url: str, size: int, seconds: float) -> None:
-        """Record that a shard of `size` stored bytes was fetched. Only the first one counts."""
+        """Record the fetch of a shard of `size` stored bytes, unless one is already recorded."""
         with self._lock:
             if not self._has_first:
                 self._has_first = True
                 self._first = FirstFetch(url, size, seconds, time.monotonic())
 
     def take_first_fetch(self) -> FirstFetch | None:
-        """Return the first fetch, once."""
+        """Return the first fetch, or None if there was none yet or it was already returned."""
         with self._lock:
             taken, self._first = self._first, None
         return taken

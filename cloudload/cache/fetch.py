@@ -1,4 +1,4 @@
-"""Fetch a shard into the cache. One process downloads it. Others see it only after it is checked.
+"""Fetch a shard into the cache. One process downloads it, and others see it only once it is valid.
 
     valid on disk? ─ yes ─────────────────────────────────────────────────────────► path
       │ no
@@ -6,8 +6,8 @@
 
 A process checks a shard's size and header before it maps the file. With `verify="once"`, it also
 checks the hash, unless the file is unmodified since it was last verified. With "always", it checks
-the hash every time, and with "off", never. An invalid shard is fetched again, and so is a modified
-one whose hash is not in the index, except with "off". The kernel releases the lock of a killed
+the hash every time, and with "off", never. An invalid shard is fetched again. So is a modified
+shard whose hash is not in the index, except with "off". The kernel releases the lock of a killed
 process, and the next process that fetches the shard removes the partial file.
 """
 
@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Watch:
-    """Counts the retries of a download, and records why it is waiting."""
+    """The observer of a download, which counts its retries and records why it is waiting."""
 
     url: str
     traffic: TrafficCounter
@@ -88,8 +88,8 @@ class Fetcher:
         `number` is the shard's index in the corpus. Returns None if `wait` is False and another
         thread or process is fetching the shard. Raises `StoreError` if the download fails,
         `DatasetError` if two downloads are invalid, or if the shard has no hash and is newer than
-        the cache folder, and `CacheError` if the shard does not fit in
-        the cache or cannot be written to it.
+        the cache folder, and `CacheError` if the shard does not fit in the cache or cannot be
+        written to it.
         """
         folder = dataset_folder(self.root, dataset)
         path = shard_path(folder, info)
@@ -116,7 +116,7 @@ class Fetcher:
         return path
 
     def describe(self, dataset: Dataset, info: ShardInfo) -> str:
-        """Describe, for a message, the download of a shard and the cause of its wait."""
+        """Describe the download of a shard, and why it is waiting, for a message."""
         url = join_url(dataset.url, info.stored.name)
         wait = self._waits.get(url)
         return f"downloading {redact(url)}" + (f" ({wait})" if wait else "")
@@ -132,9 +132,9 @@ class Fetcher:
         return f"download {redact(url)}{here}"
 
     def discard(self, path: Path, info: ShardInfo) -> None:
-        """Remove a shard if its size or header is still invalid.
+        """Remove a cached shard whose size or header is invalid.
 
-        Another process may have replaced it.
+        Checks the shard again first, because another process may have replaced it.
         """
         with contextlib.suppress(FileNotFoundError), locked(lock_path(path)):
             if fault := check_header(path, info):

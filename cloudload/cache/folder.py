@@ -13,7 +13,7 @@
     root/tokenizers/                                          tokenizers, and their checks
 
 A dataset folder's name contains a hash of the URL, and a file's name a hash of its shard's
-index entry. So a file belongs to one shard as published, and stays valid when others are appended.
+index entry. So a file belongs to one version of one shard, and stays valid when shards are added.
 If shards have no hash, two versions may have the same index, so the name of the folder also
 depends on the index and on the store's version of `index.json` (`storage.versions`). Only shards
 and partial downloads count toward `cache_limit`.
@@ -41,14 +41,14 @@ from cloudload.tokenization.kept_files import sweep_tokenizers
 
 ORDERS_FOLDER, LENGTHS_FOLDER = "orders", "lengths"
 
-# file systems allow 255 bytes, and the names of partial files and locks add up to 18
+# file systems allow names of 255 bytes, and the suffixes of partial files and locks add up to 18
 _MOST_STEM_BYTES, _MOST_SUFFIX = 180, 10
 
 ACCOUNT = "cloudload-space"
-"""The file with the bytes that a cache uses; see `space`."""
+"""The name of the file that records how many bytes a cache uses; see `space`."""
 
 STARTED = "STARTED"
-"""The file that holds the time at which a folder of shards without hashes was started, in seconds
+"""The name of the file that records when a folder of shards without hashes was started, in seconds
 since 1970; see `republished`."""
 
 
@@ -59,7 +59,7 @@ def default_cache() -> Path:
 
 
 def dataset_folder(root: Path, dataset: Dataset) -> Path:
-    """The folder of a dataset. If shards have no hash, each published version has a folder."""
+    """The folder of a dataset. If shards have no hash, each published version has its own."""
     url = redact(dataset.url)
     name = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[-40:]
     parts = [url]
@@ -93,7 +93,7 @@ def space_lock(root: Path) -> Path:
 
 
 def check_cache_folder(root: Path, urls: Iterable[str]) -> None:
-    """Raise `CacheError` if a cache folder is inside a local dataset, given the datasets' URLs."""
+    """Raise `CacheError` if the cache folder `root` is inside a local dataset among `urls`."""
     for url in urls:
         if is_local(url) and root.resolve().is_relative_to(local_path(url).resolve()):
             raise CacheError(

@@ -3,8 +3,8 @@
     prefetch([7, 8]) ──► threads ──► stored bytes, checked
     shard(7)         ── decompresses them to a buffer ──► Shard          the buffer is reused
 
-Writing a shard to a file and mapping it costs as much as decompressing it. A shard that is mapped
-in place or is too large for memory uses a `ShardCache` instead.
+This saves writing each shard to a file and mapping it, which cost as much as decompressing it. A
+shard that is mapped in place or is too large for memory uses a `ShardCache` instead.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from cloudload.system.daemon_threads import DaemonThreadPool
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 28
-"""The raw size of the largest shard that is kept in memory."""
+"""The maximum raw size, in bytes, of a shard that is kept in memory."""
 _BUFFER_STEP = 1 << 23  # buffer sizes are multiples of this, so that shards of various sizes fit
 _CLOSE_S = 2.0
 
 Stored = tuple[bytes, str | None]
-"""The stored bytes of a shard, and a description of what is wrong with them, or None."""
+"""The stored bytes of a shard, and a description of their fault, or None if they are valid."""
 
 
 class MemoryShards:
-    """The shards of a corpus, by index. Keeps one shard, and the stored bytes of those prefetched.
+    """The shards of a corpus, by index. Keeps the last shard, and the bytes of prefetched shards.
 
-    A shard remains valid for as long as anything refers to it. Checks the hash of each shard. Not
-    thread-safe.
+    A shard remains valid for as long as anything refers to it. The hash of each shard is checked.
+    Not thread-safe.
     """
 
     def __init__(self, corpus: Corpus, cache: ShardCache, retry: Retry, *, threads: int) -> None:
@@ -68,7 +68,7 @@ class MemoryShards:
         return self._kept[1]
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Start fetching shards in this order. If that fails for one, `shard` raises the error."""
+        """Start fetching shards in the given order. If a fetch fails, `shard` raises its error."""
         for number in numbers:
             dataset, info = self._corpus.find_shard(number)
             if not _fits(dataset, info):
@@ -103,7 +103,7 @@ class MemoryShards:
         return data, fault
 
     def _open(self, stored: bytes, fault: str | None, info: ShardInfo, url: str) -> Shard | str:
-        """The shard, or its fault."""
+        """Open a shard from its stored bytes. Returns the shard, or a description of its fault."""
         if fault is not None:
             return fault
         raw = memoryview(stored)
@@ -120,7 +120,10 @@ class MemoryShards:
         return shard
 
     def _free_buffer(self, size: int) -> memoryview:
-        """A buffer of `size` bytes. Reuses the last one, whose pages exist, unless it is in use."""
+        """Return a buffer of `size` bytes. Reuses the last buffer unless it is still in use.
+
+        Reuse is faster, because the kernel has already allocated the buffer's pages.
+        """
         try:
             # resizing fails if a shard or one of its values still refers to the buffer
             self._buffer.append(0)

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 # each mapped shard uses a file descriptor, and shards use at most half of the process's limit
 _MOST_OPEN_SHARDS = 2_048
 
+# seconds between updates of a used shard's access time, and between checks for evicted shards
 _TOUCH_EVERY_S = 10.0
 
 _ATTEMPTS = 3
@@ -51,7 +52,7 @@ def _report_wait(waited_s: float, what: str) -> None:
 
 
 class ShardCache:
-    """The shards of a corpus, by index. Not thread-safe: internal threads only prefetch."""
+    """The shards of a corpus, by index. Not thread-safe. Its own threads only prefetch."""
 
     def __init__(
         self,
@@ -80,8 +81,8 @@ class ShardCache:
     def shard(self, number: int) -> Shard:
         """Return the shard with index `number`, mapped into memory; fetch it if necessary.
 
-        Raises `StoreError` if the download fails, `DatasetError` if the shard is invalid, or should
-        be mapped in place but is missing, and `CacheError` if it does not fit in the cache or
+        Raises `StoreError` if the download fails, and `DatasetError` if the shard is invalid, or is
+        missing from a local dataset. Raises `CacheError` if the shard does not fit in the cache or
         cannot be written.
         """
         if number in self._open:
@@ -100,7 +101,7 @@ class ShardCache:
         return shard
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Start fetching shards in this order. If that fails for one, `shard` raises the error."""
+        """Start fetching shards in the given order. If a fetch fails, `shard` raises its error."""
         for number in numbers:
             if number in self._open or number in self._fetches:
                 continue
@@ -133,7 +134,7 @@ class ShardCache:
             try:
                 return Shard(path, info)
             except FileNotFoundError:
-                continue  # evicted after it was fetched, before it was mapped
+                continue  # the shard was evicted before it was mapped
             except DatasetError:
                 if attempt == _ATTEMPTS - 1:
                     raise

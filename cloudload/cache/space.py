@@ -6,13 +6,15 @@
                  │ there are no more candidates
                list all files: the bytes used, and new candidates ─► …
 
-Once a process has a limit, the account, a file in `root`, holds the bytes of all shards and partial
-files. It is read and written under `root/space.lock`. A process that changes files removes the
-account first, and writes it when it is done. So if it is killed, the next process lists all files.
+Once a process has a limit, a file in `root`, the account, records how many bytes all shards and
+partial files have. It is read and written under `root/space.lock`. A process that changes files
+removes the account first, and writes it when it is done. So if the process is killed, the next
+process lists all files.
 
-Other users, older versions, and people may add or remove files without changing the account. A
-listing finds these files: when a loader starts, ten minutes after the last listing (later if that
-took more than 6 s, so that listings take at most 1 % of the time), and before a reservation fails.
+Other users, older versions, and people may add or remove files without changing the account. To
+find such changes, all files are listed when a loader starts, before a reservation fails, and ten
+minutes after the last listing. If that took more than 6 s, the next listing is later, so that
+listings take at most 1 % of the time.
 
 A shard that no process has used since a listing is older than every shard that was used or added
 since then. So processes evict the same shards as if they listed all files before each eviction.
@@ -44,13 +46,13 @@ _MOST_CANDIDATES = 10_000
 
 @dataclass
 class _Account:
-    """The bytes that a cache uses (None if unknown), and the time of its last listing."""
+    """The number of bytes that a cache uses (None if unknown), and when it was last listed."""
 
     used: int | None = None
     listed_s: float = 0.0
-    """Seconds since 1970."""
+    """When the files were last listed, in seconds since 1970."""
     listing_s: float = 0.0
-    """Seconds that the listing took."""
+    """How long the last listing took, in seconds."""
 
     def add(self, size: int) -> None:
         if self.used is not None:
@@ -90,23 +92,24 @@ def reserve(
             yield part, file
         finally:
             if part.exists():
-                # without the lock, the file is removed, and the account is too high until a listing
+                # if this fails, `partial_file` removes the file, but the account includes it until
+                # the next listing of all files
                 with contextlib.suppress(OSError), _changing(root) as account:
                     part.unlink(missing_ok=True)
                     account.add(-size)
 
 
 def publish(root: Path, part: Path, path: Path) -> None:
-    """Rename a partial file to the shard at `path`. A listing sees one of them, never both."""
+    """Rename a partial file to the shard at `path`. A listing never counts both files."""
     with locked(space_lock(root)):
         part.replace(path)
 
 
 def remove(root: Path, paths: list[Path]) -> None:
-    """Remove files of the cache that are invalid, if they exist."""
+    """Remove invalid files from the cache, if they exist."""
     if found := [path for path in paths if os.path.lexists(path)]:
         with locked(space_lock(root)):
-            _take(root)  # others may have added these files, so the account may not include them
+            _take(root)  # drop the account, which may not include files that others have added
             for path in found:
                 path.unlink(missing_ok=True)
 
@@ -116,7 +119,7 @@ def remove(root: Path, paths: list[Path]) -> None:
 
 @contextlib.contextmanager
 def _changing(root: Path) -> Iterator[_Account]:
-    """Lock a cache's account, and write it at the end, unless an error leaves it unknown."""
+    """Lock and yield a cache's account, and write it at the end. An error leaves it unknown."""
     with locked(space_lock(root)):
         account = _take(root)
         yield account
@@ -134,7 +137,7 @@ def _read(root: Path) -> _Account:
 
 
 def _take(root: Path) -> _Account:
-    """Read the account and remove its file. If that fails, the account is unknown."""
+    """Read the account and remove its file. If that fails, return an unknown account."""
     account = _read(root)
     with contextlib.suppress(OSError):
         (root / ACCOUNT).unlink()
@@ -198,7 +201,7 @@ def _list_all(root: Path) -> int:
                 continue
             if found := _stat(path):
                 used += found.st_size
-                # NFS renames a file that is removed while it is mapped: evicting it frees nothing
+                # NFS renames a file that is removed while mapped, so evicting it frees no space
                 if not is_temporary(path) and not path.name.startswith(".nfs"):
                     yield _Candidate(found.st_atime_ns, found.st_size, path)
 

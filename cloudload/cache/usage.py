@@ -1,4 +1,4 @@
-"""The shard bytes that are in use at a time, given when each shard is used.
+"""Compute how many bytes of shards are in use at each row, from the rows at which shards are used.
 
 shard A   ───────            rows       0   2   4   7   9
 shard B       ───────        in use     A   AB  B   -
@@ -13,9 +13,10 @@ from cloudload.arrays import Ints
 
 
 def join_overlaps(shards: Ints, firsts: Ints, lasts: Ints) -> tuple[Ints, Ints, Ints]:
-    """The (shard, first row, last row) of uses, where no shard is used twice at a row.
+    """Shorten uses of shards so that no two uses of a shard share a row.
 
-    All arrays are int64 [uses]. Returns fewer uses if some are within others.
+    A use is (shard, first row, last row). All arrays are int64 [uses]. A use whose rows are all
+    covered by earlier uses is left out.
     """
     order = np.lexsort([firsts, shards])
     shards, firsts, lasts = shards[order], firsts[order], lasts[order]
@@ -28,7 +29,7 @@ def join_overlaps(shards: Ints, firsts: Ints, lasts: Ints) -> tuple[Ints, Ints, 
 
 
 def sum_in_use(firsts: Ints, lasts: Ints, amounts: Ints) -> tuple[Ints, Ints]:
-    """The rows at which the total of the amounts in use changes, and the new total at each.
+    """The rows at which the total of all amounts in use changes, and the new total at each row.
 
     Each amount, such as a number of bytes, is in use from its first to its last row. All arrays are
     int64 [uses], and the results int64 [rows].
@@ -40,9 +41,9 @@ def sum_in_use(firsts: Ints, lasts: Ints, amounts: Ints) -> tuple[Ints, Ints]:
 
 
 def add_downloads(in_use: int, sizes: Ints, downloads_at_once: int) -> int:
-    """The bytes in use and of the largest shards, which may be downloaded at the same time.
+    """Add the bytes of the `downloads_at_once` largest shards to the bytes in use.
 
-    At most the bytes of all shards, because no shard is both in use and being downloaded. `sizes`
-    is int64 [shards].
+    The result is at most the bytes of all shards, because no shard is both in use and being
+    downloaded. `sizes` (int64 [shards]) has the bytes of each shard.
     """
     return min(in_use + int(np.sort(sizes)[-downloads_at_once:].sum()), int(sizes.sum()))

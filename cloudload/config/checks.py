@@ -47,7 +47,7 @@ def check_token(name: str, value: Any) -> None:
 
 
 def check_tokens_column(key: Any, dtype: Any, where: str = "") -> None:
-    """Check `tokens_key` and `tokens_dtype`; `where` is text that follows the names."""
+    """Check `tokens_key` and `tokens_dtype`. Error messages put `where` after an option's name."""
     if key is not None and (not isinstance(key, str) or not key):
         raise ValueError(f"tokens_key{where} is {key!r}. Use the name of a column, or None")
     if dtype is not None and dtype not in (*TOKEN_DTYPES, SAME):

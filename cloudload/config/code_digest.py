@@ -1,4 +1,4 @@
-"""Compute a digest of a function and the values that it uses, equal in all processes.
+"""Compute a digest of a function and the values that it uses, which is equal in all processes.
 
     function         its source, defaults, closure, and the globals that its code refers to
     object, class    its attributes, and the functions of its class
@@ -61,7 +61,7 @@ class CodeDigest:
         return self._known[id(value)][1]
 
     def _parts(self, value: Any, place: str) -> Iterable[str | bytes]:
-        """Return what identifies a value that is not plain."""
+        """Return the text and bytes to hash for a value that is not plain."""
         if isinstance(value, list | tuple):
             return [self._digest(item, f"{place}[{i}]") for i, item in enumerate(value)]
         if isinstance(value, Set):
@@ -90,13 +90,13 @@ class CodeDigest:
             return self._class_parts(value)
         if isinstance(value, FunctionType):
             return self._function_parts(value)
-        if hasattr(value, "__wrapped__"):  # as functools.cache leaves it
+        if hasattr(value, "__wrapped__"):  # set by functools.cache, for example
             return self._named(("__wrapped__",), value, place)
         if inspect.isroutine(value):
             owner = getattr(value, "__self__", None)
             return [_name_of(value), self._digest(owner, f"{place}.__self__")]
         slots = [name for cls in type(value).__mro__ for name in _slots_of(cls)]
-        has_attributes = hasattr(value, "__dict__") or slots  # not if it is implemented in C
+        has_attributes = hasattr(value, "__dict__") or slots  # C classes may have none
         if has_attributes and self._is_own(type(value)):
             names = sorted({*slots, *getattr(value, "__dict__", ())})
             return [self._digest(type(value), place), *self._named(names, value, place)]
@@ -117,7 +117,7 @@ class CodeDigest:
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
-            with contextlib.suppress(ValueError):  # the cell is empty
+            with contextlib.suppress(ValueError):  # raised if the cell is empty
                 used[name] = cell.cell_contents
         used |= self._globals_of(function.__code__, function.__globals__)
         for name in sorted(used):
@@ -132,7 +132,10 @@ class CodeDigest:
         return _hash([code.co_code, *code.co_names, *code.co_varnames, *constants])
 
     def _globals_of(self, code: CodeType, names: Mapping[str, Any]) -> dict[str, Any]:
-        """The globals that code refers to, with the attributes of modules of this program."""
+        """The globals that `code` uses.
+
+        Modules of this program are replaced by the attributes that `code` uses of them.
+        """
         used = {}
         steps = [*dis.get_instructions(code)]
         for number, step in enumerate(steps):
@@ -156,7 +159,7 @@ class CodeDigest:
         yield _find_source(cls) or ""
         yield self._digest(cls.__bases__, cls.__name__)
         for name, item in sorted(vars(cls).items()):
-            # of methods, properties, and cached properties
+            # find the functions of methods, properties, and cached properties
             parts = (item, *(getattr(item, key, None) for key in ("__func__", "fget", "func")))
             functions = [part for part in parts if isinstance(part, FunctionType)]
             # generated methods, such as those of a dataclass, have no source
@@ -167,10 +170,9 @@ class CodeDigest:
                 yield from (name, self._digest(item, f"{cls.__name__}.{name}"))
 
     def _is_own(self, value: Any) -> bool:
-        """Whether to hash the content of a module, or of the module that defines `value`, not only
-        its name.
+        """Whether to hash the content of a module, function, or class, and not only its name.
 
-        This is the case in the package of the function, and in any module that is not installed.
+        This is True in the package of the function, and in any module that is not installed.
         """
         name = value.__name__ if isinstance(value, ModuleType) else module_of(value)
         if name.partition(".")[0] == self._package:
@@ -207,4 +209,4 @@ def _find_source(value: Any) -> str | None:
 
 def _slots_of(cls: type) -> list[str]:
     slots = [name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType)]
-    return [name for name in slots if not name.startswith("__")]  # C classes have such members
+    return [name for name in slots if not name.startswith("__")]  # C classes have dunder members

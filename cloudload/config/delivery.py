@@ -1,4 +1,4 @@
-"""How rows are delivered: the options that may change on every resume."""
+"""The options that control how rows are delivered. They may change on every resume."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cloudload.storage.base import Retry, check_seconds
 @explained
 @dataclass(frozen=True)
 class DeliveryConfig:
-    """How rows are delivered: the options that may change on every resume.
+    """The options that control how rows are delivered. They may change on every resume.
 
     Raises `ValueError` if an option is invalid, except for a `dp_rank` outside the world, which the
     loader refuses.
@@ -94,11 +94,11 @@ class DeliveryConfig:
     of the run. `epoch`: at the end of each epoch of the data. None: only at the end of the run."""
     exchange_every: int = 1
     """Number of batches between exchanges of cursors among the ranks, or, with token lengths,
-    between checks that they are in step. On resume, at most exchange_every - 1 batches are read
-    again, unless there are token lengths. Always 1 with `epochs`, `max_epochs` of a stream, or
+    between checks that the ranks are in step. On resume, at most exchange_every - 1 batches are
+    read again, unless there are token lengths. Always 1 with `epochs`, `max_epochs` of a stream, or
     stop_every="epoch"."""
     exchange_timeout_s: float = 1800.0
-    """Seconds that a rank waits for the others in an exchange before it raises an error."""
+    """Seconds that a rank waits for the other ranks in an exchange before it raises an error."""
     start_method: StartMethod | None = None
     """How workers start: `fork`, `spawn` or `forkserver`. None means Python's default."""
     pin_memory: bool = False
@@ -166,13 +166,15 @@ class DeliveryConfig:
 
     @property
     def has_worker_processes(self) -> bool:
-        """Whether other processes make the rows."""
+        """Whether worker processes make the rows, not this process."""
         return self.num_workers != 0
 
     @property
     def shares_tokenizer(self) -> bool:
-        """Whether workers use the tokenizer that this process loads, because they are forked or
-        there are none."""
+        """Whether rows are made with the tokenizer that this process loads.
+
+        This is the case if workers are forked, or if this process makes the rows.
+        """
         # a plain `get_start_method()` would fix the start method of the user's program
         method = multiprocessing.get_start_method(allow_none=True)
         default = method or multiprocessing.get_all_start_methods()[0]

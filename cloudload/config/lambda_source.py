@@ -38,7 +38,7 @@ def _pick(nodes: list[ast.Lambda], code: CodeType) -> list[ast.Lambda]:
 
 def _instruction_places(code: CodeType) -> list[tuple[_Place, _Place]]:
     """List the (line, column) at which each instruction of an expression starts and ends."""
-    positions = code.co_positions() if hasattr(code, "co_positions") else ()  # Python 3.11 or later
+    positions = code.co_positions() if hasattr(code, "co_positions") else ()  # since Python 3.11
     return [
         ((line, column), (last_line, last_column))
         for line, last_line, column, last_column in positions

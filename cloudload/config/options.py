@@ -14,8 +14,8 @@ from cloudload.config.stream import Stream
 from cloudload.storage.base import Retry
 from cloudload.system.memory import total_memory_bytes
 
-_BATCH_BYTES_PER_TOKEN = 16  # input_ids and labels, int64
-_BLOCK_BYTES_PER_TOKEN = 4
+_BATCH_BYTES_PER_TOKEN = 16  # input_ids and labels are int64
+_BLOCK_BYTES_PER_TOKEN = 4  # token IDs are int32
 
 
 def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig]:
@@ -41,12 +41,12 @@ def read_options(options: Mapping[str, Any]) -> tuple[RowsConfig, DeliveryConfig
 
 
 def read_rows(options: Mapping[str, Any]) -> RowsConfig:
-    """Create the config of a run's rows from its options. Raises `ValueError`."""
+    """Create a `RowsConfig` from a loader's options. Raises `ValueError` if one is invalid."""
     return RowsConfig(streams=as_streams(options["data"]), **_pick(RowsConfig, options))
 
 
 def _check_memory(rows: RowsConfig, delivery: DeliveryConfig) -> None:
-    """Raise `ValueError` if batches do not fit in memory, before any is allocated."""
+    """Raise `ValueError` if batches would not fit in memory, before any batch is allocated."""
     tokens = delivery.batch_size * rows.seq_len
     ahead = delivery.prefetch_batches if delivery.has_worker_processes else 1
     needed = tokens * (_BATCH_BYTES_PER_TOKEN + ahead * _BLOCK_BYTES_PER_TOKEN)
@@ -64,7 +64,7 @@ def _pick(config: type, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_streams(data: Any) -> tuple[Stream, ...]:
-    """Convert a loader's `data` to streams. Raises `ValueError`."""
+    """Convert a loader's `data` to streams. Raises `ValueError` if it has an unsupported type."""
     items: list[Any] = list(data) if isinstance(data, list | tuple) else [data]
     if wrong := [item for item in items if not isinstance(item, str | os.PathLike | Stream)]:
         if type(wrong[0]).__module__.partition(".")[0] == "datasets":

@@ -1,4 +1,4 @@
-"""Which tokens, in which order: the options that are saved in the state."""
+"""The options that control which tokens are read, and in which order. The state saves them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TEXT_KEY = "text"
 
 
 class TokensColumn(NamedTuple):
-    """A column of token IDs."""
+    """A column that holds the documents of a stream as token IDs."""
 
     key: str
     """The column's name."""
@@ -56,12 +56,12 @@ class TokensColumn(NamedTuple):
 @explained
 @dataclass(frozen=True)
 class RowsConfig:
-    """Which tokens, in which order: the options that are saved in the state.
+    """The options that control which tokens are read, and in which order. The state saves them.
 
-    A resume compares them with the loader's, except `seq_len`, `schedule`, and the locations, names
-    and proportions of streams, which may change. If `num_lanes`, `num_canonical_nodes` or
-    `shuffle_block_size` is None, it is chosen from the data, or taken from the state on resume.
-    `describe()` shows the result.
+    A resume compares the saved options with the loader's, except for `seq_len`, `schedule`, and the
+    locations, names and proportions of streams, which may change. If `num_lanes`,
+    `num_canonical_nodes` or `shuffle_block_size` is None, it is chosen from the data, or taken from
+    the state on resume. `describe()` shows the result.
 
     Raises `ValueError` if an option is invalid. The loader checks the entries of `schedule`, and
     whether options fit the data and the tokenizer.
@@ -101,7 +101,7 @@ class RowsConfig:
     size must divide it. By default, 12 to 3,840, depending on the number of documents. If
     `num_canonical_nodes` is set, the default is a multiple of it, which may be larger. 3,840 is
     divisible by every power of two up to 256, and by 3, 5 and 15 times these. For 512 or 1,024
-    ranks, count token lengths, or set it, for example to 4,096, when the run starts."""
+    ranks, count token lengths, or set `num_lanes`, for example to 4,096, when the run starts."""
     epochs: int | None = None
     """Number of passes over the data. None repeats the data forever. In a mixture, each stream ends
     after this many passes over its data, and all streams need token lengths; see `stopping`."""
@@ -109,21 +109,21 @@ class RowsConfig:
     """When a mixture with `epochs` or `max_epochs` ends: when the `first` of its streams ends, or
     when `all` of them have ended. It may change on resume."""
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
-    """Pairs of a row and the streams' weights, by name or URL, starting at that row. The first row
-    must be 0. Streams that are not named have weight 0. None means to use the streams'
+    """Pairs (row, weights). The weights, by name or URL of a stream, apply from that row on. The
+    first row must be 0. Streams that are not named have weight 0. None means to use the streams'
     proportions."""
     text_key: str = TEXT_KEY
     """The column that holds the document."""
     tokens_key: str | None = None
     """The column that holds the documents as token IDs, if the data is pre-tokenized. Its encoding
-    is `bytes`, `ndarray` with or without an integer dtype and a shape, or `json` with a list. With
-    it, `auto` adds no bos and no eos, because the writer of the data chose where they are, and the
-    loader needs no tokenizer. A `Stream` can set its own, to mix text with token IDs."""
+    is `bytes`, `ndarray` with or without an integer dtype and a shape, or `json` with a list. If it
+    is set, `auto` adds no bos and no eos, because the writer of the data chose where they are, and
+    the loader needs no tokenizer. A `Stream` can set its own, to mix text with token IDs."""
     tokens_dtype: TokenDtype | None = None
     """The dtype of the token IDs in a column of bytes, such as `uint16`, because the index does not
     record it. llm-foundry writes `int64`."""
     transform: Transform | None = None
-    """A function from a sample (a dict) to its text, or to None to filter it out. It replaces
+    """A function that returns the text of a sample (a dict), or None to filter it out. It replaces
     `text_key`. It must be deterministic. It must be picklable if worker processes are not
     forked."""
     transform_id: str | None = None
@@ -135,9 +135,9 @@ class RowsConfig:
     on_error: OnError = "raise"
     """What to do with a document whose text is not UTF-8, or whose transform raises an error or
     returns no text. `raise` ends the run with an error that names the document. `skip` leaves the
-    document out, as a filter does, logs it, and counts it as `failed`. It never skips errors of the
-    machine, the store, the shard, or the tokenizer, and it does not apply to token IDs. On resume,
-    `raise` may become `skip`."""
+    document out, as a filter does, logs it, and counts it as `failed`. Errors of the machine, the
+    store, the shard, or the tokenizer are never skipped, and the option does not apply to token
+    IDs. On resume, `raise` may become `skip`."""
     bos: str | int | None = AUTO
     """Token before each document: a token, its ID, None, or `auto`, which is the bos that the
     tokenizer's template adds, if any."""
@@ -244,7 +244,7 @@ class RowsConfig:
                 f"transform_id is {given!r}. Use a name, such as 'clean-v2', together with a "
                 "transform"
             )
-        _ = self.transform_name  # now, because using the transform may change its values
+        _ = self.transform_name  # compute it now, because calls may change the values
 
     def _check_mixing(self) -> None:
         labels = [stream.label for stream in self.streams]

@@ -38,10 +38,11 @@ class Stream:
     `repeat`."""
     max_epochs: int | None = None
     """Number of times that a mixture reads this stream; overrides the loader's `epochs`. After
-    that, the stream ends, and the others share its rows. Needs token lengths."""
+    that, the stream ends, and the other streams share its rows. Needs token lengths."""
     name: str | None = None
-    """The stream's name in schedules, statistics and traces. By default the last folder of its
-    location that is not one like `train` or `v2`, with a number if an earlier stream has it."""
+    """The stream's name in schedules, statistics and traces. By default, the last folder of its
+    location that has no common name such as `train` or `v2`, plus a number if an earlier stream has
+    the same name."""
     bos: str | int | None = SAME
     """Token before each document of this stream: a token, its ID, None, `auto`, or `same`, which is
     the loader's `bos`, or `auto` if the stream has its own `tokens_key`."""

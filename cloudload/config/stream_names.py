@@ -4,8 +4,8 @@
     gs://other/corpora/web/train       web-2, if both are in one loader
     s3://bucket/code/v2/mds            code
 
-A name does not depend on the bucket, so it stays the same when the data moves, nor on the streams
-after it, so it stays the same when streams are added.
+A name does not depend on the bucket, so it stays the same when the data moves. It does not depend
+on later streams either, so it stays the same when streams are appended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cloudload.config.stream import Stream
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, local_path, split_url
 
-# the last folders that many datasets share
+# folder names that do not identify a dataset, because many datasets have them
 _SHARED_FOLDER = re.compile(
     r"(train(ing)?|val(id(ation)?)?|dev|test|eval(uation)?|mds|data(set)?|shards|raw|text|"
     r"v?\d[\d.\-_]*)",
@@ -30,7 +30,8 @@ _SHARED_FOLDER = re.compile(
 def name_streams(streams: Sequence[Stream]) -> tuple[Stream, ...]:
     """Give a unique name to each stream that has none.
 
-    A location that is listed twice keeps its URL as its name, because that is a mistake.
+    Streams with the same location get no name. Listing a location twice is a mistake, and the error
+    about it then shows the URL.
     """
     urls = [stream.url for stream in streams if stream.name is None]
     taken = {stream.name for stream in streams}
@@ -52,7 +53,7 @@ def _choose(base: str, taken: Set[str | None]) -> str:
 
 
 def _shorten(url: str) -> str:
-    """The last folder with a specific name, unlike "train"; else the last folder or the bucket."""
+    """The last folder without a common name such as "train", or else the last folder or bucket."""
     if is_local(url):
         bucket, path = "", local_path(url).as_posix()
     else:

@@ -1,4 +1,4 @@
-"""Transforms: functions from a sample to its text. Their results, and their names in a state."""
+"""Transforms, which are functions from a sample to its text: results, and names in a state."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ logger = logging.getLogger(__name__)
 
 Transform = Callable[[dict[str, Any]], str | None]
 GIVEN_ID = "transform_id="
-"""The prefix, in a state, of an ID that the user gave."""
+"""The prefix of a user's `transform_id` in a state. Names without it come from `name_function`."""
 _MOST_SHOWN = 5
 
 
 @final
 class Text(str):
-    """The text of a document, as a transform may return it, with a choice for special tokens.
+    """The text of a document that a transform returns, with an option for special tokens.
 
     With `special_tokens=True`, the names of special tokens in the text, such as `<|im_start|>`,
-    become these tokens. Otherwise they stay text, as in every other document. Use it only if
-    the transform itself has written all special tokens in the text, because a document that
-    contains such a name could end itself or imitate a chat turn. The result of `+`, slicing
-    or a method is a plain `str` again.
+    become these tokens. Otherwise they stay text, as in every other document. Use this option only
+    if the transform itself has written all special tokens in the text, because a document that
+    contains such a name could end itself or imitate a chat turn. The result of `+`, slicing or a
+    method is a plain `str` again.
     """
 
     __slots__ = ("special_tokens",)

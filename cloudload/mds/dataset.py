@@ -39,7 +39,7 @@ class Dataset:
 
     url: str
     shards: Sequence[ShardInfo]
-    """The shards, in order. In an opened dataset, a `ShardTable`."""
+    """The shards, in order. They are a `ShardTable` if `open_corpus` opened the dataset."""
     index_hash: str
     """SHA-256 of `index.json`, in hex digits."""
     version: Version = field(default=UNKNOWN, compare=False)
@@ -52,7 +52,7 @@ class Dataset:
     the run began."""
 
     def take(self, number: int) -> Dataset:
-        """This dataset, with only the first `number` shards."""
+        """Return this dataset with only its first `number` shards."""
         left_out = self.num_left_out + len(self.shards) - number
         return replace(self, shards=self.shards[:number], num_left_out=left_out)
 
@@ -80,7 +80,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Datasets read as one: sample and shard indices run across all datasets, in order."""
+    """Datasets that are read as one. Sample and shard indices run across all datasets, in order."""
 
     datasets: tuple[Dataset, ...]
 
@@ -117,7 +117,7 @@ class Corpus:
         return dataset, dataset.shards[shard]
 
     def is_in_place(self, number: int) -> bool:
-        """Whether the shard with index `number` is mapped in place."""
+        """Whether the shard with index `number` is mapped in place instead of from the cache."""
         owner, shard = self.find_owner(number)
         dataset = self.datasets[owner]
         return is_local(dataset.url) and dataset.table.find_form(shard).compression is None
@@ -151,18 +151,18 @@ class Corpus:
         """Return 32 hex digits that identify the samples of the datasets with indices `streams`.
 
         They depend on each shard's sample count, columns, and `SAMPLES_HASH`, in order, but not on
-        its header, which names the compression, hashes, and size limit. "" if a shard has no such
-        hash in the index.
+        its header, which names the compression, hashes, and size limit. Returns "" if the index
+        lacks this hash of a shard.
         """
         return self._fingerprint(streams, SAMPLES)
 
     def take(self, numbers: Sequence[int]) -> Corpus:
-        """Return the corpus of the first shards of each dataset, given their number per dataset."""
+        """Return a corpus that has only the first `numbers[d]` shards of each dataset `d`."""
         pairs = zip(self.datasets, numbers, strict=True)
         return Corpus(tuple(dataset.take(number) for dataset, number in pairs))
 
     def find_beginning(self, stream: int, fingerprint: str, samples: str) -> int | None:
-        """The number of shards at the start of a dataset that have one of these fingerprints.
+        """Find how many shards at the start of a dataset together have one of the fingerprints.
 
         `fingerprint` and `samples` are results of `fingerprint` and `fingerprint_samples`, or "".
         Returns None if no number of shards matches.
@@ -182,7 +182,7 @@ class Corpus:
 
 
 def join_columns(columns: Sequence[Ints]) -> Ints:
-    """Join a column of several tables: int64 [shards]. Copies only if there are several."""
+    """Join a column of several tables: int64 [shards]. A single table's column is not copied."""
     return columns[0] if len(columns) == 1 else np.concatenate([np.zeros(0, np.int64), *columns])
 
 
@@ -199,7 +199,9 @@ def are_in_place(dataset: Dataset) -> Flags:
 def open_corpus(
     streams: Sequence[Stream], retry: Retry, root: Path | None = None, *, may_be_empty: bool = True
 ) -> Corpus:
-    """Open the index of each stream. With a cache folder `root`, the node's processes share them.
+    """Open the index of each stream.
+
+    With a cache folder `root`, the processes of a node share large indexes.
 
     Raises `StoreError` if an index cannot be read. Raises `DatasetError` if an index is invalid, if
     a location has something else, such as raw files, if a package for its compression is missing,
@@ -222,7 +224,7 @@ def _open_dataset(stream: Stream, retry: Retry, root: Path | None) -> Dataset:
 
 
 def warn_of_missing_hashes(dataset: Dataset) -> str | None:
-    """A warning about a dataset with shards that have no hash; None if all shards have one."""
+    """The warning about a dataset with shards that have no hash; None if all shards have one."""
     if not dataset.num_without_hash:
         return None
     effect = (

@@ -40,8 +40,8 @@ def check_text_column(datasets: Iterable[Dataset], text_key: str) -> None:
 def check_token_column(datasets: Iterable[Dataset], name: str, dtype: str | None) -> None:
     """Raise `DatasetError` unless every shard has a column `name` of token IDs.
 
-    `dtype` is the dtype of a column of bytes. Other encodings state their dtype, so for them it
-    must be None or the same.
+    `dtype` is the dtype of the IDs if the column is bytes. For other encodings, it must be None or
+    the dtype that the encoding states.
     """
     for url, columns in _list_columns(datasets):
         for column in columns:
@@ -73,7 +73,7 @@ def is_token_array(encoding: str) -> bool:
 
 
 def _list_columns(datasets: Iterable[Dataset]) -> Iterable[tuple[str, tuple[Column, ...]]]:
-    """The redacted URL of each dataset, with each set of columns that its shards have."""
+    """Yield each dataset's redacted URL with each distinct set of columns of its shards."""
     for dataset in datasets:
         for columns in dataset.table.column_sets():
             yield redact(dataset.url), columns

@@ -3,9 +3,9 @@
     stored bytes ─ size, hash ─► decompressed ─ size ─► raw shard ─ header: count, offsets, columns
                                                                      ─► None, or the fault
 
-The stored file's hash is checked if the index has one that Python can compute, otherwise the raw
-shard's hash. A fault is text to append to the file's name, such as "has 10 of the 20 bytes that the
-index lists".
+If the index has a hash of the stored file that Python can compute, it is checked. Otherwise, the
+raw shard's hash is checked. A fault is text to append to the file's name, such as "has 10 of the 20
+bytes that the index lists".
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def download_shard(
 
     Checks the sizes, and the hash if `checks_hash` is True, but not the header. Passes the number
     of downloaded bytes to `count_bytes`, even if there is a fault. A caller that passes `watch`
-    reports its own waits; see `storage.retries`. Raises `StoreError` if the
-    download fails.
+    reports its own waits; see `storage.retries`. Raises `StoreError` if the download fails.
     """
     file.seek(0)
     target = file if info.zipped is None else io.BytesIO()
@@ -70,10 +69,11 @@ def download_shard(
 def decompress_checked(
     data: bytes, info: ShardInfo, target: memoryview, *, checks_hash: bool
 ) -> str | None:
-    """Decompress a stored shard to `target`, which is one byte larger than the raw shard.
+    """Decompress a stored shard to `target`, and return the fault of the raw shard, or None.
 
-    Returns the fault of the raw shard, or None. If `checks_hash` is True and the index has no hash
-    of the stored shard, checks the hash of the raw one.
+    `target` is one byte larger than the raw shard in the index, so that extra data is detected. If
+    `checks_hash` is True and the index has no hash of the stored shard, this checks the hash of the
+    raw shard.
     """
     assert info.compression is not None
     try:
@@ -132,7 +132,7 @@ def check_hash(path: Path, info: ShardInfo) -> str | None:
 
 
 def check_data(data: bytes | memoryview, expected: FileInfo, checks_hash: bool) -> str | None:
-    """Check the size of a file's bytes, and their hash if the index has one; return the fault."""
+    """Check the size of a file's bytes, and their hash if the index has one; return any fault."""
     return _check(len(data), [data], expected, checks_hash)
 
 

@@ -33,8 +33,8 @@ _MOST_WAIT_S = 60.0
 def fingerprint(tables: Sequence[ShardTable], kind: str) -> str:
     """32 hex digits that identify the shards of datasets; "" if a shard lacks a `SAMPLES_HASH`.
 
-    `kind` is `DATA` or `SAMPLES`. A table stores its own fingerprints, of both kinds. The
-    fingerprints of several mapped tables together are stored in a file beside the first table. The
+    `kind` is `DATA` or `SAMPLES`. A table stores its own fingerprints, of both kinds. The joint
+    fingerprints of several mapped tables are stored in a file beside the first table's file. The
     processes of a node share this file.
     """
     if len(tables) != 1:
@@ -48,7 +48,7 @@ def fingerprint(tables: Sequence[ShardTable], kind: str) -> str:
 
 
 def find_beginning(table: ShardTable, wanted: str, kind: str) -> int | None:
-    """Find the number of shards at the start of a dataset with the fingerprint `wanted`.
+    """Find how many shards at the start of a dataset together have the fingerprint `wanted`.
 
     Returns None if no number of shards has this fingerprint.
     """
@@ -83,7 +83,7 @@ def _hash_once(tables: Sequence[ShardTable], origins: Sequence[Origin]) -> dict[
 
 
 def _hash(tables: Sequence[ShardTable]) -> dict[str, str]:
-    """Compute both fingerprints together, because creating the `ShardInfo` objects is slow."""
+    """Compute both kinds in one pass, because creating the `ShardInfo` objects is slow."""
     digests = {kind: hashlib.sha256() for kind in KINDS}
     for table in tables:
         for digest in digests.values():
@@ -98,7 +98,7 @@ def _hash(tables: Sequence[ShardTable]) -> dict[str, str]:
 
 
 def _encode(table: ShardTable) -> Iterator[dict[str, bytes]]:
-    """Yield the line of each shard that a fingerprint hashes, for both kinds."""
+    """Yield for each shard the line that a fingerprint of each kind hashes."""
     last: tuple[Column, ...] = ()
     columns = "[]"
     for shard in table:

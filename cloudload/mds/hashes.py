@@ -1,8 +1,9 @@
 """The hashes that MDS indexes contain.
 
 xxh64, sha1, …     of a stored file, or of a raw shard
-samples-xxh128     of a shard's samples only, which stays the same if they are written with another
-                   compression or other hashes. `mds.writer` lists it with those of the raw shard
+samples-xxh128     of only the samples of a shard. It stays the same if they are written with
+                   another compression or other hashes. `mds.writer` lists it among the hashes of
+                   the raw shard
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ SAMPLES_HASH = "samples-xxh128"
 def new_hash(algorithm: str) -> Any:
     """Create a hash object with `update` and `hexdigest`.
 
-    `algorithm` is its name in MDS indexes. Raises `ValueError` if there is no such hash of a fixed
-    size.
+    `algorithm` is the hash's name in MDS indexes. Raises `ValueError` if there is no hash of a
+    fixed size with this name.
     """
     if isinstance(algorithm, str) and _is_hash(algorithm):
         is_xxhash = algorithm in xxhash.algorithms_available
@@ -44,7 +45,7 @@ def hash_bytes(algorithm: str, data: bytes | memoryview) -> str:
 def hash_samples(sizes: Ints, samples: bytes | memoryview) -> str:
     """The `SAMPLES_HASH` of a shard, in hex digits.
 
-    `sizes` are those of its samples in bytes, int64 [samples]. `samples` are the bytes of all
+    `sizes` are the sizes of the samples in bytes, int64 [samples]. `samples` are the bytes of all
     samples, which follow the header.
     """
     running = xxhash.xxh128(np.asarray(sizes, "<i8").tobytes())

@@ -45,7 +45,7 @@ _KEYS_OF_OTHERS = {
     "WebDataset": {"shardlist"},
     "safetensors": {"weight_map"},
 }
-"""Keys of other libraries' `index.json`."""
+"""The keys by which to recognize another library's `index.json`."""
 
 # errors that parsing an untrusted index may raise
 FAULTS = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
@@ -53,7 +53,7 @@ FAULTS = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 # the offsets of a shard are uint32
 MOST_SHARD_BYTES = (1 << 32) - 1
 
-# the cache appends up to 18 bytes, and file systems allow 255 per path component
+# the cache appends up to 18 bytes, and file systems allow 255 bytes per path component
 _MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
 
 _CACHE_SUFFIXES = (PART_SUFFIX, LOCK_SUFFIX)
@@ -74,7 +74,7 @@ class Column:
 
     @staticmethod
     def of(name: str, encoding: str) -> Column:
-        """Create a column whose size is that of its encoding, or None if it is variable."""
+        """Create a column. The encoding determines its size, which is None if it varies."""
         return Column(name, encoding, _FIXED_SIZES.get(encoding))
 
 
@@ -104,7 +104,7 @@ class ShardInfo:
     zipped: FileInfo | None
     compression: str | None
     samples_hash: str | None = None
-    """The `SAMPLES_HASH` of its samples; None if the index has none."""
+    """The `SAMPLES_HASH` of the shard; None if the index does not list it."""
 
     @property
     def stored(self) -> FileInfo:
@@ -113,7 +113,7 @@ class ShardInfo:
 
     @property
     def has_hash(self) -> bool:
-        """Whether the index has a hash of the shard that can be checked."""
+        """Whether the index has a hash of the raw or stored shard that can be checked."""
         return any(fastest_hash(file.hashes) is not None for file in (self.raw, self.stored))
 
     @property
@@ -134,7 +134,7 @@ def check_version(index: Any) -> None:
 
 
 def explain_fault(error: Exception) -> str:
-    """Describe one of `FAULTS`, as text that follows a colon."""
+    """Describe one of `FAULTS`, as text to put after a colon."""
     if isinstance(error, KeyError):
         return f"no field {error}"
     if isinstance(error, RecursionError):
@@ -147,7 +147,7 @@ def explain_fault(error: Exception) -> str:
 
 
 def check_extent(data: bytes) -> None:
-    """Raise `ValueError` if an index is too large: parsing needs many times its size in memory."""
+    """Raise `ValueError` if an index is so large that parsing it could exhaust the memory."""
     if len(data) > MOST_INDEX_BYTES:
         raise ValueError(
             f"it has more than {MOST_INDEX_BYTES:,} bytes, so use larger shards or several datasets"
@@ -187,8 +187,8 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
     )
 
 
-# cached so that shards with equal columns share one tuple; `_types` is part of the key because
-# True equals 1
+# cached, so that shards with equal columns share one tuple. The unused `_types` is part of the
+# cache key, because True equals 1
 @lru_cache(1024)
 def _parse_columns(
     names: tuple[Any, ...],
@@ -237,7 +237,7 @@ def _parse_hashes(entry: dict[str, Any]) -> dict[str, str]:
 
 
 def fault_of_name(name: object) -> str | None:
-    """The problem with a file name, as text that follows the name, or None."""
+    """The problem with a file name, as text to put after the name; None if the name is valid."""
     if isinstance(name, str) and _PLAIN_NAME.fullmatch(name):
         return None
     if not isinstance(name, str) or not name.isprintable():
@@ -263,7 +263,7 @@ def fault_of_name(name: object) -> str | None:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise `ValueError` if two names are equal ignoring case, or if a file is also a folder."""
+    """Raise `ValueError` if two names differ at most in case, or if a file is also a folder."""
     folded = {name.casefold() for name in names}
     if len(folded) < len(names):
         seen: set[str] = set()

@@ -19,7 +19,7 @@ from cloudload.mds.shard_table import ShardTable, TableBuilder
 
 
 class _Row:
-    """Replaces a parsed entry that has been added to the table."""
+    """A placeholder for a parsed entry that has been added to the table."""
 
     __slots__ = ()
 

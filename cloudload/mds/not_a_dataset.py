@@ -6,8 +6,8 @@
     corpus/index.json           its folder
     corpus/.convert/ …          the same conversion again
 
-A location is inspected only after its index was not found. If the store does not allow that, there
-is no explanation, and the caller raises its own error.
+A location is inspected only after its index was not found. If the store does not allow cloudload to
+inspect it, there is no explanation, and the caller raises its own error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ _SAVED_DATASETS = "dataset_dict.json"
 
 
 def explain_hub_name(stream: Stream) -> str | None:
-    """Explain a location that is the name of a Hugging Face dataset, without a request."""
+    """Explain a location that is the name of a Hugging Face dataset; None for other locations.
+
+    This sends no request.
+    """
     page = _HUB_PAGE.fullmatch(stream.remote)
     location = f"hf://{page[1]}" if page else stream.remote
     if not _HUB_NAME.fullmatch(location):
@@ -60,7 +63,7 @@ def explain_hub_name(stream: Stream) -> str | None:
 
 
 def explain_not_a_dataset(stream: Stream, retry: Retry) -> str | None:
-    """Explain the contents of a stream's location that has no index; None if they are not known."""
+    """Explain what a stream's location contains if it has no index; None if that is unknown."""
     retry = replace(retry, deadline_s=min(retry.deadline_s, _DEADLINE_S))
     try:
         if is_glob(stream.remote):
@@ -103,7 +106,7 @@ def _explain_file(url: str, split: str | None) -> str:
 
 
 def _explain_stream(stream: Stream, retry: Retry) -> str | None:
-    """Explain a folder, or, if its subfolder `split` does not exist, the folder above."""
+    """Explain a stream's folder, or if the subfolder `split` does not exist, its parent folder."""
     found = survey_folder(stream.url, retry)
     if found.datasets:
         prefix = f"{stream.split}/" if stream.split else ""
@@ -168,7 +171,11 @@ def _explain_saved(url: str, *, is_dict: bool) -> str:
 
 
 def _is_file(url: str, retry: Retry) -> bool:
-    """Whether an object exists. A web server may also return a page for a folder."""
+    """Whether there is an object at a URL.
+
+    An HTTP URL must also have a dot in its last part, because a web server may return a page for a
+    folder.
+    """
     if is_local(url):
         return local_path(url).is_file()
     if scheme_of(url) in ("http", "https") and "." not in url.rpartition("/")[2]:

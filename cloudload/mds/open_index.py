@@ -1,4 +1,4 @@
-"""Open the index of a dataset. The processes of a node share a large one as a file in the cache.
+"""Open the index of a dataset. A node's processes share a large index as a file in the cache.
 
     request index.json ─► version and size, from the headers of the response
       small, or no exact version ─► read and parse it
@@ -6,10 +6,11 @@
                  │ it is missing or invalid
                lock, wait for a limited time ─► map it, or read, parse, and write it
 
-Each process asks the store, with its own credentials, which version the index has. So a file in the
-cache never decides which index a process gets, or whether it may read it. A process that cannot use
-the cache reads and parses the index itself, and no process gets the error of another. On a network
-file system, all do, because another machine could remove a file that they map.
+Each process requests the version of the index from the store, with its own credentials. So a file
+in the cache never determines which index a process gets, or whether the process may read the index.
+A process that cannot use the cache reads and parses the index itself, so no process gets another
+process's error. If the cache is on a network file system, every process reads and parses the index
+itself, because another machine could remove a mapped file.
 """
 
 from __future__ import annotations
@@ -57,18 +58,20 @@ _OWN_NAMES = re.compile(r"[0-9a-f]{16}")
 # a smaller index is not worth a file, because parsing it takes less than 0.2 s
 _SHARED_FROM_BYTES = 4 << 20
 
-# a process that waits longer, for example for a stopped process, reads the index itself. Parsing
-# 500 MB takes about 30 s, and the limit is ten times that
+# a process that has waited longer, for example for a stopped process, reads the index itself. For
+# 500 MB, which take about 30 s to parse, the limit is about 300 s
 _MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 2 << 20
 
-# the most tables of a dataset, and the most tables, and files of fingerprints, in all
+# beyond 4 tables of a dataset, 32 tables in total, or 32 files of fingerprints, the least
+# recently used files are removed
 _MOST_OF_DATASET, _MOST_KEPT = 4, 32
-# no file that was used within an hour is removed, because a worker may be about to map it
+# other files are removed once they have been unused for 30 days. No file is removed within an
+# hour of its last use, because a worker may be about to map it
 _MOST_UNUSED_S, _LEAST_UNUSED_S = 30 * 86_400.0, 3_600.0
 
 
 class OpenedIndex(NamedTuple):
-    """The shards of an index, and how and when it was read."""
+    """An opened index: its shards, its hash and version, and when it was read."""
 
     shards: ShardTable
     hash: str
@@ -99,10 +102,10 @@ def open_index(stream: Stream, retry: Retry, root: Path | None = None) -> Opened
 def read_index(
     stream: Stream, retry: Retry, unless: Callable[[Version], bool] | None = None
 ) -> tuple[bytes, Version]:
-    """Read the index of a stream's dataset, and its version; `unless` as for `read_object_version`.
+    """Read the index of a stream's dataset, and return its bytes and its version.
 
-    Raises `DatasetError` if the location has something else, such as raw files, and `StoreError` if
-    the index cannot be read for another reason.
+    `unless` is as in `read_object_version`. Raises `DatasetError` if the location has something
+    else, such as raw files, and `StoreError` if the index cannot be read for another reason.
     """
     if reason := explain_hub_name(stream):
         raise DatasetError(reason)
@@ -136,7 +139,7 @@ class _Place(NamedTuple):
 
 
 def _place_of(folder: Path, url: str, version: Version) -> _Place:
-    """Return the file for a table. Releases and users do not share tables."""
+    """Return the file for a table. Each release of cloudload and each user has its own files."""
     origin = f"{url}\n{name_endpoint(url)}\n{os.geteuid()}"
     key = f"{origin}\n{version.exact}\n{version.size}\n{__version__}"
     name = f"{_digest(origin)[:16]}-{_digest(key)[:32]}{_SUFFIX}"
@@ -150,9 +153,10 @@ def _digest(text: str) -> str:
 def _open_shared(
     stream: Stream, retry: Retry, folder: Path, version: Version
 ) -> tuple[ShardTable, Version]:
-    """Map the table of a version, or read the index, and write the table for others.
+    """Map the table of an index's version. If it is missing, read the index, and write its table.
 
-    Also returns the version of the table, which is later if the index was published meanwhile.
+    Also returns the version of the table, which is newer than `version` if the index was published
+    again in the meantime.
     """
     if (kind := network_type(folder)) is not None:
         _warn(stream, f"{folder} is on a network file system: {kind}")
@@ -186,7 +190,7 @@ def _read_alone(stream: Stream, retry: Retry) -> tuple[ShardTable, Version]:
 
 
 def _parse(data: bytes, stream: Stream) -> ShardTable:
-    """Parse an index. Its hash becomes a fingerprint of the table."""
+    """Parse an index, and store its hash as a fingerprint of the table."""
     table = parse_index(data, redact(stream.url))
     table.fingerprints[INDEX] = hashlib.sha256(data).hexdigest()
     return table
@@ -197,8 +201,8 @@ def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
     folder = place.path.parent
     try:
         remove_orphans(folder, _OWN_NAMES)
-        fingerprint([parsed], DATA)  # the table keeps it
-        if (mapped := map_table(*place)) is None:  # the version may be a later one
+        fingerprint([parsed], DATA)  # compute it first, so that it is written, too
+        if (mapped := map_table(*place)) is None:  # unless a newer version is already mapped
             parsed.write(*place)
             mapped = map_table(*place)
         _remove_old(folder)
@@ -211,30 +215,30 @@ def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
 
 
 def sweep_indexes(root: Path) -> None:
-    """Remove the old tables of indexes, and what killed processes left among them."""
+    """Remove old tables of indexes, and temporary files that killed processes left beside them."""
     remove_orphans(root / INDEXES_FOLDER, _OWN_NAMES)
     _remove_old(root / INDEXES_FOLDER)
 
 
 def _remove_old(folder: Path) -> None:
-    """Remove files that were not used lately. Processes can still read mapped ones."""
+    """Remove files that were not used recently. A process can still read a file that it maps."""
     numbers = Counter[str]()
     for used_s, path in _list_by_use(folder):
         dataset, kind = path.name.partition("-")[0], path.suffix
         numbers.update([dataset, kind])
         is_kept = numbers[dataset] <= _MOST_OF_DATASET and numbers[kind] <= _MOST_KEPT
         if time.time() - used_s > (_MOST_UNUSED_S if is_kept else _LEAST_UNUSED_S):
-            with contextlib.suppress(OSError):  # it may be another user's
+            with contextlib.suppress(OSError):  # the file may be another user's
                 path.unlink()
 
 
 def _list_by_use(folder: Path) -> list[tuple[float, Path]]:
-    """The files of tables and fingerprints, and when they were last used, the latest first."""
+    """List (time of last use, path) of the files of tables and fingerprints, latest first."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             if path.suffix in (_SUFFIX, SUFFIX):
-                with contextlib.suppress(OSError):  # another process removes it
+                with contextlib.suppress(OSError):  # another process removed it
                     found.append((path.lstat().st_atime, path))
     return sorted(found, reverse=True)
 

@@ -27,7 +27,7 @@ from cloudload.storage.urls import (
 )
 
 RUN = "Run: "
-"""Introduces a command at the end of a message."""
+"""The text that introduces a command at the end of a message."""
 
 _MOST_KINDS = 4
 _SPLITS = {"train", "training", "val", "valid", "validation", "dev", "eval", "test"}
@@ -51,8 +51,8 @@ def join_words(words: Sequence[str]) -> str:
 def advise_on_files(location: str, names: Sequence[str], split: str | None = None) -> str | None:
     """The next step for the raw files `names` below the folder `location`, usually a command.
 
-    The command converts the files of the most common format, and text only if there is no other
-    format. Returns None if no file can be converted and none has a known extension.
+    The command converts the files of the most common format. It converts text only if there is no
+    other format. Returns None if no file can be converted and none has a known extension.
     """
     taken = _choose_files(names)
     if not taken:
@@ -83,20 +83,20 @@ def convert_advice(commands: Sequence[str], out: str) -> str:
 
 
 def output_name(location: str) -> str:
-    """The name of a folder for the converted dataset, such as `corpus-mds`."""
+    """A name for the folder of the converted dataset, such as `corpus-mds`."""
     parts = PurePosixPath(location.partition("://")[2] or location)
     return f"{parts.name.partition('.')[0] or parts.name or 'corpus'}-mds"
 
 
 def output_beside(location: str, split: str | None = None) -> str:
-    """Where to write the converted dataset, which may not be inside `location`.
+    """The location to suggest for the converted dataset, which may not be inside `location`.
 
-    With a `split`, `location` may end in it, and the converter appends it to the output. The result
-    is in the current folder if cloudload cannot write beside `location`.
+    If `location` ends in `split`, the result omits `split`, because the converter appends it. If
+    cloudload cannot write beside `location`, the result is in the current folder.
     """
     location = location.rstrip("/")
     if not is_local(location):
-        location = redact(location)  # the name of the output may not contain a password
+        location = redact(location)  # the name of the output must not contain a password
     if split and location.endswith(f"/{split}"):
         location = location[: -len(split) - 1]
     if is_local(location):
@@ -109,7 +109,10 @@ def output_beside(location: str, split: str | None = None) -> str:
 
 
 def _choose_files(names: Sequence[str]) -> list[str]:
-    """The files of the format to convert; empty if most files are of a refused kind."""
+    """The files of the format to convert.
+
+    Empty if that format is text, and at least half of all files are of a refused kind.
+    """
     readable = [name for name in names if not reason_to_refuse(name)]
     counts = Counter(map(_format_of, readable))
     chosen = max(counts, key=lambda each: (each != "text", counts[each]), default="text")
@@ -119,7 +122,7 @@ def _choose_files(names: Sequence[str]) -> list[str]:
 
 
 def _list_inputs(location: str, names: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """The folder if all its files are converted, otherwise a glob for each suffix to convert.
+    """The folder if all its files are converted, or else a glob for each suffix to convert.
 
     Files without a suffix are listed by name.
     """
@@ -144,7 +147,7 @@ def _command(inputs: Sequence[str], out: str, split: str | None) -> str:
 
 def _format_of(name: str) -> str:
     kind = FORMATS_BY_EXTENSION.get(split_name(name)[0], "text")
-    return "jsonl" if kind == "json" else kind  # a folder often has both
+    return "jsonl" if kind == "json" else kind  # many folders have both extensions
 
 
 def _suffix_of(name: str) -> str:

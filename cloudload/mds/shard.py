@@ -35,16 +35,15 @@ SKIP_ADVICE = "To leave such documents out and count them, pass on_error='skip'"
 
 
 class BadDocumentError(DatasetError):
-    """The content of one document is bad, but its shard is not. Every reader fails on the document
-    in the same way.
+    """An error in the content of one document of a valid shard.
 
-    on_error="skip" leaves such documents out.
+    Every reader fails on the document in the same way. on_error="skip" leaves such documents out.
     """
 
     def __init__(self, message: str, *, summary: str = "") -> None:
         super().__init__(message)
         self.summary = summary or message
-        """The message, for a log, without a traceback and advice."""
+        """A short message for logs, without the advice."""
 
 
 class Shard:
@@ -129,7 +128,7 @@ class Shard:
         raise DatasetError(f"{self.name} has no column {name!r}. Use one of its columns: {names}")
 
     def read_bytes(self, sample: int, column: int) -> bytes:
-        """Read the bytes of a column of a sample. `sample` and `column` are indices.
+        """Read the bytes of one column of one sample. `sample` and `column` are indices.
 
         Raises `DatasetError` if the sample is damaged.
         """
@@ -159,10 +158,10 @@ class Shard:
         return np.diff(self._offsets.astype(np.int64))
 
     def find_values(self, samples: Ints, column: int) -> tuple[Ints, Ints]:
-        """Find the bytes [start, stop) of the column with index `column` of each of `samples`.
+        """Find the value of the column with index `column` in each of `samples`.
 
-        `samples` and both results are int64 [samples]. Raises `DatasetError` if a sample is
-        damaged.
+        Returns the byte offsets in the shard at which the values start and stop. They and `samples`
+        are int64 [samples]. Raises `DatasetError` if a sample is damaged.
         """
         starts = self._offsets[samples].astype(np.int64)
         stops = self._offsets[samples + 1].astype(np.int64)
@@ -222,14 +221,16 @@ class Shard:
         return texts
 
     def read(self, sample: int) -> dict[str, Any]:
-        """Read all columns of a sample, by name.
+        """Read all columns of a sample. Returns a dict from column name to value.
 
         Raises `DatasetError` as `read_columns` does.
         """
         return self.read_columns(sample, [column.name for column in self.info.columns])
 
     def read_columns(self, sample: int, names: Iterable[str]) -> dict[str, Any]:
-        """Read columns of a sample, by name. `names` that are not columns are ignored.
+        """Read the columns `names` of a sample. Returns a dict from column name to value.
+
+        Names that are not columns are ignored.
 
         Raises `BadDocumentError` if a value is not valid text or JSON, and `DatasetError` if the
         sample is damaged, or if an encoding is not supported, such as pkl.
@@ -246,7 +247,7 @@ class Shard:
             what = f"sample {sample} of {self.name} does not match its columns ({_explain(error)})"
             message = f"{what}. Convert the corpus again"
             if not isinstance(error, ValueError):
-                # bytes of a wrong size, or JSON that is too deep for the rest of the stack
+                # the bytes have the wrong size, or the JSON is nested too deeply for the stack
                 raise DatasetError(message) from error
             raise BadDocumentError(f"{message}. {SKIP_ADVICE}", summary=what) from error
 
@@ -311,7 +312,7 @@ def _explain(error: Exception) -> str:
 
 
 def decode_value(encoding: str, data: bytes) -> Any:
-    """Decode a column's bytes.
+    """Decode the bytes of a value in a column.
 
     Raises `DatasetError` for an encoding other than str, bytes, json and `FIXED_FORMATS`. Raises
     `ValueError`, `RecursionError` or `struct.error` if the bytes do not fit the encoding.

@@ -1,10 +1,10 @@
-"""Read the first samples of a shard, fetching only the bytes that they need.
+"""Read the first samples of a shard without fetching the whole shard.
 
     stored bytes   ▓▓▓▓▓▓▓▓░░░░░░░░░░░░     the first bytes, decompressed as far as they reach
     temporary file count offsets header sample sample ░░░░     sparse, as large as the raw shard
 
-The file has the shard's size, so `Shard` reads it with all of its checks. Its hash cannot be
-checked, because not all bytes are read.
+The temporary file has the raw shard's size, so `Shard` can open it with all of its checks. The
+shard's hash cannot be checked, because not all bytes are read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def open_shard_start(
 
 
 def open_temporary(path: Path, info: ShardInfo, url: str) -> Shard:
-    """Open a temporary file as the shard at a URL, which each `DatasetError` names."""
+    """Open a temporary file as the shard at `url`. Each `DatasetError` names the URL."""
     try:
         shard = Shard(path, info)
     except DatasetError as error:
@@ -65,7 +65,7 @@ def open_temporary(path: Path, info: ShardInfo, url: str) -> Shard:
 
 
 def _read_samples(url: str, info: ShardInfo, num_samples: int, retry: Retry) -> bytes:
-    """The raw bytes of a shard up to the end of its first samples, or a few more."""
+    """The raw bytes of a shard, at least up to the end of its first `num_samples` samples."""
     stop = 4 * (num_samples + 2)
     raw = _read_raw(url, info, 4 * (info.samples + 2) + _USUAL_HEADER_BYTES, retry)
     if len(raw) >= stop:
@@ -74,7 +74,7 @@ def _read_samples(url: str, info: ShardInfo, num_samples: int, retry: Retry) -> 
 
 
 def _read_raw(url: str, info: ShardInfo, num_bytes: int, retry: Retry) -> bytes:
-    """The first `num_bytes` bytes of a raw shard, or all bytes if it has fewer.
+    """At least the first `num_bytes` bytes of a raw shard, or all bytes if it has fewer.
 
     Raises `DatasetError` if the stored shard has fewer bytes than the index says.
     """
@@ -93,7 +93,7 @@ def _read_raw(url: str, info: ShardInfo, num_bytes: int, retry: Retry) -> bytes:
 
 
 def _read_decompressed(url: str, compression: str, num_bytes: int, retry: Retry) -> bytes:
-    """The first `num_bytes` bytes of a compressed object, or a few more; all if it has fewer."""
+    """At least the first `num_bytes` bytes of a decompressed object, or all if it has fewer."""
     size = max(CHUNK_BYTES, num_bytes // 8)
     while True:
         stored = read_object(url, retry, size - 1)

@@ -1,4 +1,4 @@
-"""The shards of an index as columns, which are compact, quick to sum, and can be mapped.
+"""The shards of an index, stored as columns that are compact, fast to sum, and can be mapped.
 
     index.json   {"samples": 9000, "raw_data": …}, {"samples": 8700, "raw_data": …}, …
     numbers      samples 9000 8700 …   raw bytes …   stored bytes …   form 0 0 …
@@ -35,7 +35,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class Form(NamedTuple):
-    """The fields that are the same for most shards of a dataset."""
+    """The fields of a shard that are the same for most shards of a dataset."""
 
     columns: tuple[Column, ...]
     compression: str | None
@@ -63,15 +63,17 @@ class Origin(NamedTuple):
         return False
 
     def cut(self, start: int, stop: int) -> Origin:
-        """Return a range of this range."""
+        """Return the origin of the shards [start, stop) of this origin's shards."""
         return self._replace(start=self.start + start, stop=self.start + stop)
 
 
 class ShardTable(Sequence[ShardInfo]):
     """The shards of an index, in order.
 
-    `numbers` is int64 [4, shards], `starts` int64 [shards + 1], and `texts` uint8 [bytes]. `origin`
-    is the file from which the table is mapped, or None.
+    `numbers` (int64 [4, shards]) has the samples, raw bytes, stored bytes, and form of each shard.
+    `texts` (uint8 [bytes]) has the names and digests of each shard as JSON, and `starts` (int64
+    [shards + 1]) has the offset of each shard in `texts`. `origin` is the file from which the table
+    is mapped, or None.
     """
 
     def __init__(
@@ -92,7 +94,7 @@ class ShardTable(Sequence[ShardInfo]):
 
     @staticmethod
     def of(shards: Iterable[ShardInfo]) -> ShardTable:
-        """A table of shards."""
+        """Build a table of `shards`."""
         builder = TableBuilder()
         for shard in shards:
             builder.add(shard)
@@ -125,7 +127,7 @@ class ShardTable(Sequence[ShardInfo]):
         return column
 
     def find_form(self, place: int) -> Form:
-        """The form of a shard."""
+        """The form of the shard with index `place`."""
         return self._forms[int(self._numbers[_FORM, place])]
 
     def count_forms(self) -> dict[Form, int]:
@@ -169,12 +171,12 @@ class ShardTable(Sequence[ShardInfo]):
             return False
         return all(one == another for one, another in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]  # as lists
+    __hash__ = None  # type: ignore[assignment]  # unhashable, like a list
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.origin is not None and self.origin.is_there():
             origin = self.origin  # a worker maps the file, so do not send its content
-            mark_used(origin.path)  # so that no process removes it before
+            mark_used(origin.path)  # so that it is not removed before that
             return _map_part, (origin.path, origin.key, origin.start, origin.stop)
         first, end = int(self._starts[0]), int(self._starts[-1])
         numbers, starts = np.array(self._numbers), self._starts - first
@@ -197,9 +199,9 @@ class ShardTable(Sequence[ShardInfo]):
             yield _make_shard(self._forms[form], samples, raw_bytes, stored_bytes, iter(words))
 
     def write(self, path: Path, key: str) -> None:
-        """Write the table to a file that `map_table` maps, atomically; a valid one is kept.
+        """Write the table to a file for `map_table`, atomically, unless a valid file exists.
 
-        Raises `OSError` if that fails.
+        Raises `OSError` if the file cannot be written.
         """
         first, end = int(self._starts[0]), int(self._starts[-1])
         forms = json.loads(json.dumps(self._forms, default=_encode_column))
@@ -209,7 +211,7 @@ class ShardTable(Sequence[ShardInfo]):
 
 
 def map_table(path: Path, key: str) -> ShardTable | None:
-    """Map a table that `write` wrote with this `key`. Returns None without a valid file."""
+    """Map a table that `write` wrote with this `key`. Returns None if there is no valid file."""
     found = map_arrays(path, key)
     if found is None or found.facts["format"] != _FORMAT:
         return None
@@ -235,11 +237,11 @@ class TableBuilder:
     def __init__(self) -> None:
         self._forms: dict[Form, int] = {}
         self._known: dict[tuple[int, tuple[Any, ...]], int] = {}
-        """The number of each form, by the ID of its columns and its other fields."""
+        """The index of each form, by the `id()` of its columns and by its other fields."""
         self._columns: list[tuple[Column, ...]] = []
         self._numbers, self._starts, self._texts = array("q"), array("q", [0]), bytearray()
         self.names: list[str] = []
-        """The names of all files."""
+        """The names of all raw and stored files, in order, for `check_names`."""
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -267,7 +269,7 @@ class TableBuilder:
             self.names.append(zipped.name)
 
     def build(self) -> ShardTable:
-        """The table of all shards added."""
+        """Return the table of all shards that were added."""
         numbers = np.ascontiguousarray(np.frombuffer(self._numbers, np.int64).reshape(-1, 4).T)
         starts = np.frombuffer(self._starts, np.int64)
         return ShardTable(tuple(self._forms), numbers, starts, np.frombuffer(self._texts, np.uint8))

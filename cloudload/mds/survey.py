@@ -17,13 +17,16 @@ from cloudload.storage.objects import MOST_PEEKED, peek_folder
 from cloudload.storage.urls import join_url
 
 JOURNAL_FOLDER = ".convert"
-"""The folder in which a conversion records its progress. It is removed when the index is stored."""
+"""The folder in which a conversion records its progress until it has stored the index."""
 _MOST_FOLDERS = 20
 
 
 @dataclass(frozen=True)
 class Survey:
-    """Contents of a folder and its subfolders, without hidden files. Names are relative to it."""
+    """The contents of a folder and its subfolders, without hidden files.
+
+    Names are relative to the folder.
+    """
 
     files: list[str]
     """Files in folders that are neither datasets nor unfinished conversions."""

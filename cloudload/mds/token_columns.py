@@ -1,13 +1,13 @@
 """Read token IDs from columns of pre-tokenized samples, many at a time.
 
 encoding              value of a sample               dtype of the IDs
-bytes                 IDs                             given by the user: not in the index
+bytes                 IDs                             not stored, so the user passes it
 ndarray:uint16:2048   IDs                             in the encoding
 ndarray:uint16        shape, IDs                      in the encoding
 ndarray               dtype, shape, IDs               in each sample
 json                  a list of integers              int64
 
-shape   a byte with the number of axes and the width of a length, and the length of each axis
+shape   a byte with the number of axes and the width of a length, then the length of each axis
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _DTYPES_BY_CODE = {
     **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16"},
     **{32: "uint32", 33: "int32", 64: "uint64", 65: "int64"},
 }
-"""The integer dtypes of `ndarray` without a dtype, by the first byte of a value."""
+"""The integer dtype of a value with the encoding `ndarray`, by the value's first byte."""
 
 Dtype = np.dtype[Any]
 
 
 class RawIds(NamedTuple):
-    """The IDs of some samples of a shard, as they are stored."""
+    """The token IDs of those samples of a shard that have the same dtype."""
 
     places: Ints
-    """The samples' indices in the list of samples asked for: int64 [samples]."""
+    """The samples' indices in the list of requested samples: int64 [samples]."""
     values: list[memoryview]
-    """The bytes of each sample's IDs, without copying the shard where that is possible."""
+    """The bytes of each sample's IDs. Unless they come from JSON, they are views of the shard."""
     dtype: Dtype
 
 
@@ -50,7 +50,7 @@ class TokenColumn:
     index: int
     name: str
     dtype: Dtype | None
-    """None if each sample states its own dtype."""
+    """The dtype of the IDs; None for JSON, and if each sample states its own dtype."""
     has_shape: bool
     """Whether each value begins with its shape."""
     is_json: bool = False

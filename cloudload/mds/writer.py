@@ -104,13 +104,16 @@ def encode_shard_head(form: ShardFormat, sizes: Ints) -> bytes:
 
 
 class ShardBuffer:
-    """Memory in which raw shards are joined, one after another."""
+    """Memory that is reused to join the parts of one raw shard after another."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
     def join(self, parts: Sequence[bytes | memoryview], capacity: int) -> memoryview:
-        """Join the parts, and return a view of the memory, which has at least `capacity` bytes."""
+        """Join the parts, and return a view of them.
+
+        If the memory is too small, it is replaced with at least `capacity` bytes.
+        """
         size = sum(map(len, parts))
         if size > len(self._memory):
             self._memory = np.empty(max(size, capacity), np.uint8)
@@ -120,8 +123,8 @@ class ShardBuffer:
 def join_bytes(parts: Iterable[bytes | memoryview], memory: npt.NDArray[np.uint8]) -> memoryview:
     """Copy the parts to the start of `memory`, and return a view of them.
 
-    For large parts, this is faster than `bytes.join`, because NumPy asks for huge pages, which the
-    kernel clears much faster than small ones.
+    For large parts, this is faster than `bytes.join`, because NumPy requests huge pages, which the
+    kernel clears much faster than small pages.
     """
     joined, start = memory.data, 0
     for part in parts:
@@ -138,7 +141,8 @@ class PackedShard:
     """The file's name."""
     data: bytes
     raw: bytes | memoryview
-    """The shard before compression. In a `ShardBuffer`, it is valid until the next one is built."""
+    """The shard before compression. In a `ShardBuffer`, it is valid until another shard is built.
+    """
     entry: dict[str, Any]
     """The shard's entry in the index."""
 
@@ -152,9 +156,9 @@ def pack_shard(
 ) -> PackedShard:
     """Build, compress and hash the shard with index `number`.
 
-    `samples` are the encoded samples, joined in any way. `sizes` are their sizes in bytes, int64
-    [samples]. A shard that will be compressed is joined in `buffer`, if given. Raises `ValueError`
-    if the shard would have 4 GiB or more.
+    `samples` are the encoded samples, in order, as pieces of any size. `sizes` are the sizes of the
+    samples in bytes, int64 [samples]. A shard that will be compressed is joined in `buffer`, if
+    given. Raises `ValueError` if the shard would have 4 GiB or more.
     """
     head = encode_shard_head(form, sizes)
     name, zipped = f"shard.{number:05}.mds", None
@@ -202,7 +206,7 @@ def shorten(value: Any) -> str:
     """A short representation of any value, for messages."""
     try:
         return reprlib.repr(value)
-    except Exception:  # such as that of an int with too many digits
+    except Exception:  # for example, repr fails for an int with too many digits
         return f"of type {type(value).__name__}"
 
 

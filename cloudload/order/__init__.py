@@ -8,7 +8,7 @@
     sampling            `repeat` and `choose`       lanes           position to lane, row to rank
     streaming_shuffles  Streaming's, bit for bit    dealing         rows for an uneven world
     seekable            our shuffle, by position    mixture         row to stream
-    bijection           its permutation             mixture_step    how far a row advances
+    bijection           keyed permutation           mixture_step    how far a row advances
     spans               shards per canonical node   mixture_counts  rows per lane and stream
     canonical           one epoch's order           stream_ends     where streams end
     epoch_orders        orders cached on disk

@@ -1,4 +1,4 @@
-"""A keyed bijection of 0 … n - 1: a permutation that can map or invert any single place.
+"""A keyed bijection of 0 … n - 1: a permutation that can map, or map back, any single place.
 
     n = 10, a grid of 4 rows x 3 columns       0  1  2
     place 7 = row 2, column 1                  3  4  5
@@ -47,7 +47,7 @@ def scramble(words: Words) -> Words:
 
 
 def permute(places: Words, sizes: Words, keys: Words, *, inverse: bool = False) -> Words:
-    """Map each place by the bijection of its size and key, or by the inverse.
+    """Map each place by the bijection that its size and key define, or by the inverse.
 
     Place `i` must be in 0 … `sizes[i]` - 1. All arrays, including the result, are uint64 [n].
     """
@@ -69,7 +69,7 @@ def _cycle_walk(places: Words, sizes: Words, keys: Words, rounds: int, inverse: 
 
 
 def _feistel(places: Words, sizes: Words, keys: Words, rounds: int, inverse: bool) -> Words:
-    # an even number of rows, because two odd sides would yield even permutations only
+    # use an even number of rows, because two odd sides would yield only even permutations
     rows = np.ceil(np.sqrt(sizes.astype(np.float64)) / 2).astype(np.uint64) * np.uint64(2)
     columns = (sizes + rows - np.uint64(1)) // rows
     row = places // columns
@@ -125,11 +125,11 @@ def narrow_dtype(most: int) -> np.dtype[Any]:
 
 
 def group_starts(sizes: Ids) -> Ids:
-    """The start of each of several consecutive groups, then the last end: int64 [groups + 1].
+    """The start of each consecutive group, then the end of the last group: int64 [groups + 1].
 
     `sizes` is integer [groups].
     """
     starts = np.zeros(len(sizes) + 1, np.int64)
     starts[1:] = sizes
-    # in place, because NumPy would make a wide copy of narrow integers first
+    # sum in place, because NumPy would first make a wide copy of narrow `sizes`
     return np.cumsum(starts, out=starts)

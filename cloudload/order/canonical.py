@@ -45,9 +45,9 @@ def fill_order(
 ) -> None:
     """Write an epoch's sample IDs to `order`, one canonical node at a time.
 
-    `order` is [`num_positions(shard_sizes, sampling)`], of any integer type that holds the IDs.
-    `shard_sizes` is int64 [shards]. With `config.shuffle`, raises `ValueError` if `shuffle_algo` is
-    "seekable" or unknown.
+    `order` is an array of `num_positions(shard_sizes, sampling)` integers, of any dtype that can
+    hold the IDs. `shard_sizes` is int64 [shards]. With `config.shuffle`, raises `ValueError` if
+    `shuffle_algo` is "seekable" or unknown.
     """
     reads, run_sizes = (
         (None, shard_sizes) if sampling is None else resample(shard_sizes, config, epoch, sampling)

@@ -3,10 +3,11 @@
     rows of a batch, by the place of their lane     a a a b b b c c c d     a … d: canonical nodes
     2 machines of 3 and 2 ranks, 2 rows each        └─────────┘ └─────┘     a prefix, then the rest
 
-Each lane has a place on a line: its canonical node, and a fraction that differs among the lanes of
-a node. A machine gets the same part of this line in every batch, so it reads neighboring canonical
-nodes, and hence few shards that others read, too. Within a machine, a rank keeps the rows of the
-lanes that it owns, up to its batch size. The surplus goes to ranks that have too few rows.
+Each lane has a place on a line: the index of its canonical node, plus a fraction that differs among
+the lanes of a node. A machine gets the same part of this line in every batch. So it reads
+neighboring canonical nodes, and few of its shards are also read by other machines. Within a
+machine, a rank keeps the rows of the lanes that it owns, up to its batch size. The surplus goes to
+ranks that have too few rows.
 
 All of this is a pure function of the rows, the world and the batch size, so the ranks agree on it.
 """
@@ -26,7 +27,7 @@ _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 @dataclass(frozen=True)
 class Dealing:
-    """The assignment of rows to ranks, given as virtual indices."""
+    """The assignment of rows to ranks. A rank is identified by its virtual index."""
 
     places: Floats
     """The place of each lane on the line, from 0 to 1: float64 [lanes]."""
@@ -54,13 +55,13 @@ class Dealing:
         return dealt
 
     def _fill_up(self, ranks: Ints, left: Ints, row_hosts: Ints, batch_size: int) -> None:
-        """Give the rows `left` to the ranks of their machine that have too few. Changes `ranks`."""
+        """Assign the rows `left` to ranks of their machine that have too few. Changes `ranks`."""
         is_dealt = np.ones(len(ranks), np.bool_)
         is_dealt[left] = False
         num_ranks = len(self.hosts)
         missing = batch_size - np.bincount(ranks[is_dealt], minlength=num_ranks)
         seats = np.repeat(np.arange(num_ranks), missing)
-        # on each machine, both sides have the same number of rows
+        # each machine has as many rows left as missing, so both sides have the same length
         left = left[np.argsort(row_hosts[left], kind="stable")]
         ranks[left] = seats[np.argsort(self.hosts[seats], kind="stable")]
 
@@ -91,7 +92,7 @@ def share_lanes(lanes: Lanes, hosts: Ints) -> Dealing:
 
 
 def deal_lanes(components: Sequence[Lanes], hosts: Ints) -> Dealing | None:
-    """How the rows of a run's components are dealt; None if the world size divides the lanes.
+    """The dealing of a run's rows; None if the world size divides the number of lanes.
 
     `hosts` is as in `share_lanes`. The lanes of all components are shared like those of the
     component with the most canonical nodes.
@@ -102,7 +103,10 @@ def deal_lanes(components: Sequence[Lanes], hosts: Ints) -> Dealing | None:
 
 
 def find_lane_hosts(num_lanes: int, hosts: Ints, dealing: Dealing | None) -> Ints:
-    """The machine of the rank that owns each lane: int64 [lanes]. `dealing`: see `deal_lanes`."""
+    """The machine of the rank that owns each lane: int64 [lanes].
+
+    `dealing` is the result of `deal_lanes`.
+    """
     owners = np.arange(num_lanes) % len(hosts) if dealing is None else dealing.owners
     lane_hosts: Ints = hosts[owners]
     return lane_hosts

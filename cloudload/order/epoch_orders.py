@@ -1,10 +1,10 @@
-"""The orders of a run's epochs, in files that one process of a machine builds and all share.
+"""The orders of a run's epochs, in files that one process builds for all processes of a machine.
 
     orders(3) ─► in memory? ─► file complete? load it ─► else take the file's lock, build, load
     from the middle of epoch 2: a background process builds epoch 3, if that is slow
 
-Large files are mapped, small ones are copied to memory. This is the only module of `order` that
-touches the disk. A seekable order needs no file.
+Files of 64 KiB or more are mapped, and smaller files are copied to memory. This is the only module
+of `order` that touches the disk. A seekable order needs no file.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class EpochOrders:
     def build(self, epoch: int) -> None:
         """Write the order of an epoch to its file, unless the file is complete.
 
-        The caller must hold the file's lock. At some epochs, this also removes old orders. Raises
-        `OSError` if the file cannot be written.
+        The caller must hold the file's lock. Once every `_kept_epochs` epochs, this also removes
+        old orders. Raises `OSError` if the file cannot be written.
         """
         path = self._path(epoch)
         if self._find(path) is not None:
@@ -208,8 +208,8 @@ class EpochOrders:
             order = np.memmap(file, dtype, "r", start, shape).view(np.ndarray)
         if order.nbytes < _MAP_FROM_BYTES:
             order = order.copy()
-            order.flags.writeable = False  # as if it were mapped
-        return order  # not a memmap, which indexes slowly
+            order.flags.writeable = False  # a mapped order is read-only, too
+        return order  # a plain array, because indexing a memmap is slow
 
     def _path(self, epoch: int) -> Path:
         return self._folder / f"epoch-{epoch}.npy"

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from cloudload.arrays import divisors
 from cloudload.config.rows import RowsConfig
 
-# 3840 = 2^8·3·5 is divisible by every power of two up to 256, and by 3, 5 and 15 times these
+# default numbers of lanes, which many world sizes divide. 3840 = 2^8·3·5 is divisible by every
+# power of two up to 256, and by 3, 5 and 15 times these
 _LANE_LADDER = (3840, 1920, 960, 480, 240, 120, 60)
 _FEWEST_LANES = 12
 _MOST_CANONICAL_NODES = 64

@@ -6,11 +6,11 @@
 
     (with 960 lanes, the step is .223)
 
-There are no counters and no state. The evenness of such a walk depends only on its step and its
-length, not on its starting point. While the weights stay the same, any 1,000 consecutive rows
-contain each stream's share of 1,000 ± 2, for any weights. This holds for the run, which walks by
-`step`, and for each lane, which walks by `num_lanes · step`. Both use exact integers that wrap
-around at 2⁶⁴, so long runs do not drift.
+There are no counters and no state. Rows walk around the circle in equal steps. The evenness of a
+walk depends only on its step and its length, not on its starting point. While the weights stay the
+same, any 1,000 consecutive rows contain each stream's share of 1,000 ± 2, for any weights. This is
+true of the run, which walks by `step`, and of each lane, which walks by `num_lanes · step`. Both
+use exact integers that wrap around at 2⁶⁴, so long runs do not drift.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _shares(weights: Weights) -> tuple[float, ...]:
 
 @lru_cache(1024)
 def _arcs(shares: tuple[float, ...]) -> tuple[Ints, Words]:
-    """`list_arcs` for shares of 1."""
+    """`list_arcs` for shares instead of weights."""
     indices = [index for index, share in enumerate(shares) if share]
     sums = list(accumulate(Fraction(shares[index]) for index in indices))
     return np.array(indices, np.int64), np.array(

@@ -21,8 +21,9 @@ from cloudload.arrays import NEVER, Ints
 from cloudload.order.mixture import Mixture, Weights, list_arcs
 from cloudload.order.mixture_step import TURN, find_step
 
+# ranges of up to this many rows are enumerated
 _LISTED = 1 << 22
-# the most rows by which a walk of any length falls behind a stream's share
+# an upper bound on how many rows a walk of any length can be short of a stream's share
 _MOST_UNEVEN = 256
 
 
@@ -65,16 +66,16 @@ def number_rows(mixture: Mixture, num_lanes: int, start: int, rows: Ints) -> tup
 
 @dataclass(frozen=True)
 class Walk:
-    """The rows of one component: of the whole run, or of one lane."""
+    """The rows of one component, in the whole run or in one lane."""
 
     mixture: Mixture
     num_lanes: int
     component: int
     lane: int | None = None
-    """None for the whole run."""
+    """The lane; None for the whole run."""
 
     def count(self, start: int, stop: int) -> int:
-        """The number of its rows within `start ≤ row < stop`."""
+        """The number of the walk's rows within `start ≤ row < stop`."""
         return sum(
             self._count_in(weights, max(first, start), min(after, stop))
             for first, after, weights in list_entries(self.mixture)
@@ -82,13 +83,14 @@ class Walk:
         )
 
     def find(self, start: int, number: int) -> int:
-        """Its row number `number` (from 0), counted from row `start`; `NEVER` if it has fewer."""
+        """The walk's row with index `number`, counted from row `start`; `NEVER` if it has fewer."""
         left = number + 1
         for first, after, weights in list_entries(self.mixture):
             low, streams = max(first, start), list_arcs(weights)[0]
             if low >= after or self.component not in streams:
                 continue
-            # rows of a walk are evenly spaced, so it has `left` rows before this row
+            # a walk's rows are evenly spaced, so at least `left` of them are below `high`, unless
+            # the entry ends before that
             scale = sum(map(Fraction, weights)) / Fraction(weights[self.component])
             most = math.ceil((left + _MOST_UNEVEN) * scale)
             high = min(after, low + most * (1 if self.lane is None else self.num_lanes))
@@ -99,14 +101,14 @@ class Walk:
         return NEVER
 
     def _bisect(self, weights: Weights, start: int, stop: int, number: int) -> int:
-        """The first row such that `number` of its rows are in [`start`, that row)."""
+        """The smallest row for which the walk has `number` rows in [`start`, row)."""
         stops = range(start + 1, stop + 1)
         return stops[
             bisect_left(stops, number, key=lambda row: self._count_in(weights, start, row))
         ]
 
     def _count_in(self, weights: Weights, start: int, stop: int) -> int:
-        """Count its rows between two rows of a schedule entry with `weights`."""
+        """Count the walk's rows between two rows of a schedule entry with `weights`."""
         streams, ends = list_arcs(weights)
         if self.component not in streams:
             return 0
@@ -140,7 +142,7 @@ def count_lane_rows(num_lanes: int, start: int, stop: int) -> Ints:
 
 
 def _count_arcs(ends: list[int], num_lanes: int, start: int, stop: int) -> Ints:
-    """Count rows by arc and lane, int64 [arcs, lanes]. The last arc ends where the circle does."""
+    """Count rows by arc and lane: int64 [arcs, lanes]. `ends` lacks the end of the last arc."""
     counts = np.empty((len(ends) + 1, num_lanes), np.int64)
     for lane, number in enumerate(count_lane_rows(num_lanes, start, stop).tolist()):
         below = _count_below(ends, num_lanes, lane, start, number)
@@ -161,14 +163,14 @@ def _count_below(
 def _count_points(ends: Sequence[int], first: int, stride: int, number: int) -> list[int]:
     """Count the first `number` points of a walk, by `stride` from `first`, that are below each end.
 
-    All are in units of 2⁻⁶⁴ of the circle.
+    Ends, `first` and `stride` are in units of 2⁻⁶⁴ of the circle.
     """
     turns = floor_sum(number, TURN, stride, first)
     return [turns - floor_sum(number, TURN, stride, first + TURN - end) + number for end in ends]
 
 
 def floor_sum(number: int, modulus: int, stride: int, first: int) -> int:
-    """The sum of ⌊(first + i · stride) / modulus⌋ for 0 ≤ i < number. Nothing may be negative.
+    """The sum of ⌊(first + i · stride) / modulus⌋ for 0 ≤ i < number. No argument is negative.
 
     Swaps the roles of the modulus and the stride, as Euclid's algorithm does.
     """

@@ -18,12 +18,13 @@ import numpy as np
 from cloudload.arrays import Flags, Ints, Words
 
 TURN = 1 << 64
-"""The circumference of the circle."""
+"""The circumference of the circle, in the units of steps and arcs."""
 _WINDOW = 1000
 _SCALE = 1 << 21  # fixed-point value of one row, so that positions in a window fit in 32 bits
 _MOST_UNEVEN = 2 * _SCALE - _WINDOW  # 2 rows, minus the rounding error of fixed-point values
 _GRIDS = (500, 997, 998, 999, 1000, 1001, 1002, 1003)
-_DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2  # to a fraction, in 1 / (1024 grid²)
+# distances of candidate steps from a fraction p / grid, in units of 1 / (1024 grid²)
+_DISTANCES = np.arange(5, 32, dtype=np.int64) ** 2
 _MOST_TRIED = 2048
 
 
@@ -31,12 +32,12 @@ _MOST_TRIED = 2048
 def find_step(num_lanes: int) -> int:
     """The step from one row to the next, in units of 2⁻⁶⁴ of the circle.
 
-    The golden ratio is even over windows of any length, but deviates by up to 2.65 in 1,000 rows.
-    The few steps that deviate by less than 2 are close to a fraction with a denominator of 500 or
-    about 1,000. This step is one of them, and so is its multiple by `num_lanes`. Among those found,
-    the continued fractions of the two have the smallest terms, so both walks are fairly even over
-    windows of other lengths, too. A different choice would change the rows of every saved run with
-    a mixture.
+    The golden ratio is even over windows of any length, but deviates by up to 2.65 rows in 1,000.
+    The few steps that deviate by less than 2 rows are close to a fraction with a denominator of 500
+    or about 1,000. The step returned is one of them, and so is its multiple by `num_lanes`. Among
+    the steps found, it has the smallest terms in the continued fractions of the step and of this
+    multiple, so the walks of the run and of its lanes are fairly even over windows of other
+    lengths, too. A different choice would change the rows of every saved run with a mixture.
     """
     steps = _candidates(num_lanes)
     for stride in (1, num_lanes):
@@ -109,7 +110,7 @@ def _good_fractions() -> dict[tuple[int, int], Flags]:
         beside = np.uint64(int(_DISTANCES[0]) * (TURN // grid**2 >> 10))
         flags = np.zeros(grid, np.bool_)
         flags[fractions] = unevenness(fractions * np.uint64(TURN // grid) + beside) <= 2 * _SCALE
-        good[grid, 1], good[grid, -1] = flags, np.roll(flags[::-1], 1)  # -step is as even
+        good[grid, 1], good[grid, -1] = flags, np.roll(flags[::-1], 1)  # -step is equally even
     return good
 
 

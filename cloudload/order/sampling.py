@@ -27,8 +27,8 @@ def resample(
     [num_positions] (`id_dtype`). The sizes are int64 [runs]. A run is one pass over a shard, or the
     sorted draw of the shard's remainder. The seeds are the same as Streaming's. One generator draws
     samples within the shards of all streams. A second one, reseeded for each stream, divides the
-    stream's remainder among its shards. Without shuffle, the second one's seed is the same in every
-    epoch.
+    stream's remainder among its shards. Without shuffle, the second generator has the same seed in
+    every epoch.
     """
     assert sum(sampling.shards_per_stream) == len(shard_sizes)
     within = np.random.default_rng(config.seed + epoch)
@@ -73,7 +73,7 @@ def reads_per_shard(shard_sizes: Ids, choose: int, seed: int) -> Ids:
     passes, rest = divmod(choose, max(1, num_samples))
     reads: Ids = shard_sizes * passes
     if rest:
-        # the same draw as `Generator.permutation`, with half the memory
+        # this draws the same numbers as `Generator.permutation`, but uses half the memory
         drawn, stops = np.arange(num_samples, dtype=id_dtype(shard_sizes)), np.cumsum(shard_sizes)
         np.random.default_rng(seed).shuffle(drawn)
         for start in range(0, rest, _DRAWN_AT_ONCE):

@@ -7,10 +7,10 @@
                 block are 0.5 to 1.5 times as large, and a single block is up to 2 times as large
     position    ─► node, place within it ─► block ─► keyed bijection of the block ─► span ─► sample
 
-It stores a few integers per span and per shard. A canonical node reads the same shards in every
-epoch, as with StreamingDataset's shuffles except naive. If streams have `repeat` or `choose`, runs
-are passes over a shard and draws from it, so the shards at a node's borders vary by epoch. A draw
-is also a keyed bijection (`bijection`). NumPy's `SeedSequence` generates the keys.
+An order stores a few integers per span and per shard. A canonical node reads the same shards in
+every epoch, as with all of StreamingDataset's shuffles except naive. If streams have `repeat` or
+`choose`, runs are passes over a shard and draws from it, so the shards at a node's borders vary by
+epoch. A draw is also a keyed bijection (`bijection`). NumPy's `SeedSequence` generates the keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from cloudload.order.bijection import (
 )
 from cloudload.order.spans import Runs, Weights, lay_spans, weigh
 
-# without tags, the run and epoch 0 would share keys: SeedSequence ignores trailing zeros
+# tags that make the keys of the run and of its epochs differ. Without them, the run and epoch 0
+# would share keys, because SeedSequence ignores trailing zeros
 _OF_RUN, _OF_EPOCH = 1, 2
 
 
@@ -213,8 +214,8 @@ class SeekableOrder:
     def _blocks(self, nodes: Ids, within: Ids) -> tuple[Ids, Ids, Ids]:
         """The (start, size, index), within the node, of the shuffle block that contains each place.
 
-        int64 [places] each. A last block smaller than half of `block_size` is merged into the one
-        before.
+        All three are int64 [places]. A last block that would be smaller than half of `block_size`
+        is merged into the block before it.
         """
         assert self._block_size is not None
         block, firsts = self._block_size, self._first_blocks[nodes]

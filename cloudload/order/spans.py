@@ -16,12 +16,12 @@ from cloudload.arrays import Ids, Words
 from cloudload.order.bijection import CHUNK, group_starts, narrow_dtype, permute_groups
 
 Weights = Sequence[tuple[int, int]]
-"""(shards, samples per epoch) of each stream."""
+"""For each stream, its number of shards, and the number of samples that an epoch reads from it."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Passes over shards and draws from them, ordered by shard: [runs] each."""
+    """Passes over shards and draws from them, ordered by shard. All arrays are [runs]."""
 
     sizes: Ids
     """Number of samples in each run."""
@@ -71,7 +71,8 @@ def _shares(sizes: Ids, rest: int, draw: int) -> Ids:
     shares are rounded up.
     """
     total = max(1, int(sizes.sum()))
-    # no overflow for sizes below 2^30 (MDS shards are below 4 GiB) and totals below 2^33
+    # the product does not overflow if shards have fewer than 2^30 samples (MDS shards are below
+    # 4 GiB), and streams fewer than 2^33
     whole, parts = np.divmod(sizes * rest, total)
     marks = np.concatenate([[0], np.cumsum(parts)]) + draw % total
     shares: Ids = whole + np.diff(marks // total)

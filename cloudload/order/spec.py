@@ -1,6 +1,6 @@
-"""The inputs of an epoch's order besides the shard sizes and the epoch.
+"""The inputs of an epoch's order, except for the shard sizes and the epoch.
 
-They are the shuffle settings and the number of samples that each stream contributes.
+These are the shuffle settings and the number of samples that each stream contributes.
 
     stream of 100 samples        read in an epoch
     repeat 2.5                   250: each sample twice, and 50 of them a third time
@@ -84,7 +84,7 @@ def _chosen(label: str, samples: int, repeat: float | None, choose: int | None) 
         is_number = isinstance(repeat, int | float) and not isinstance(repeat, bool)
         if not is_number or not (math.isfinite(repeat) and repeat > 0):
             raise ValueError(f"{stream} has repeat {repeat!r}. Use a finite number above 0")
-        # truncated, as in Streaming: 1.15 * 100 is 114.99…, so 114
+        # truncate as Streaming does, so repeat 1.15 of 100 samples, which is 114.99…, selects 114
         choose = int(repeat * samples)
     elif not isinstance(choose, int) or isinstance(choose, bool) or choose < 1:
         raise ValueError(f"{stream} has choose {choose!r}. Use a whole number of at least 1")

@@ -24,7 +24,7 @@ class StreamEnds:
     """The ends of a mixture's streams, and of the run."""
 
     mixture: Mixture
-    """The mixture. After its end, a stream has weight 0."""
+    """The mixture, in which the weight of each stream is 0 from its end on."""
     ends: tuple[int, ...]
     """The row at which each stream has ended; `NEVER` if it does not end, or has no weight."""
     end: int
@@ -39,7 +39,9 @@ def end_streams(
     *,
     stops_first: bool,
 ) -> StreamEnds:
-    """Find the ends of streams that have `rows_left` from row `start` on; None for no end.
+    """Find the ends of streams from the number of rows that each has left at row `start`.
+
+    `rows_left` has None for a stream that does not end.
 
     With `stops_first`, the run ends with the first stream; otherwise, with the last one.
     """
@@ -47,7 +49,7 @@ def end_streams(
 
 
 class _Ends:
-    """Moves from one end, or schedule entry, to the next."""
+    """The search in `end_streams`. It moves from one stream end or schedule entry to the next."""
 
     def __init__(
         self, mixture: Mixture, num_lanes: int, start: int, rows_left: Sequence[int | None]
@@ -84,7 +86,7 @@ class _Ends:
                 weights = self._waiting.pop(0)[1]
 
     def _note_ends(self, weights: Weights) -> bool:
-        """Record the weighted streams that have no rows left. Returns whether there are any."""
+        """Record streams that have a weight but no rows left. Returns whether there are any."""
         over = [
             stream
             for stream, left in enumerate(self._left)
@@ -108,7 +110,7 @@ class _Ends:
         return first
 
     def _move_to(self, row: int, live: Weights) -> None:
-        """Move to a later row, and subtract each stream's rows in between from those left."""
+        """Move to a later row, and update the number of rows that each stream has left."""
         for stream, left in enumerate(self._left):
             if left is not None and live[stream]:
                 self._left[stream] = left - self._walk(live, stream).count(self._row, row)

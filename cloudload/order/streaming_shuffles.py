@@ -1,7 +1,7 @@
 """StreamingDataset's shuffles, bit for bit, without importing Streaming.
 
-To save memory, IDs are uint32 where they fit, and except for naive and py2s, each canonical node's
-IDs are made only when they are needed.
+To save memory, IDs are uint32 if they fit. Except for naive and py2s, each canonical node's IDs are
+created only when they are needed.
 
     shards      permuted by the seed, cut at the borders of nodes      D B1 | B2 A C
     spans       permuted within each node by seed and epoch            B1 D | C B2 A
@@ -37,7 +37,7 @@ def default_block_size(num_nodes: int) -> int:
 
 @dataclass(frozen=True)
 class _Spans:
-    """The spans of one node, IDs [begin, end): int64 [spans] each."""
+    """The spans of one node. Each has the IDs [begin, end). Both arrays are int64 [spans]."""
 
     begins: Ids
     ends: Ids
@@ -180,7 +180,7 @@ def _shuffle_blocks(
         length = int(rng.integers(int(0.75 * block_size), int(1.25 * block_size)))
         start, stop = max(end - stagger, 0), min(end + length - stagger, len(ids))
         blocks.append((start, stop))
-        # as in Streaming: clipping makes the first blocks of a node overlap
+        # as in Streaming, the first blocks of a node overlap, because `start` is clipped to 0
         end += stop - start
     for start, stop in blocks:
         rng.shuffle(ids[start:stop])
@@ -227,7 +227,7 @@ def _land(first: int, size: int, total: int, block_size: int, rng: np.random.Gen
 
 
 def _order_of(places: Ids) -> Ids:
-    """Argsort `places` (float64 [samples]) stably: int64 [samples].
+    """Return the stable argsort of `places` (float64 [samples]): int64 [samples].
 
     This is a two-pass radix sort by 32-bit keys, then swaps of neighbors that share a key.
     """

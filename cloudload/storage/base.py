@@ -38,8 +38,9 @@ class Retry:
     """Limit for all attempts together, including pauses and DNS. For an upload, it limits only when
     a new attempt may start. google-cloud-storage also uses it as the socket timeout of uploads."""
     pause_s: float = 0.2
-    """The first pause between attempts is a random 1 to 2 times this, and each later one 1 to 2
-    times the previous one. If that could be more than 10 s, the pause is a random 5 to 10 s."""
+    """The first pause between attempts is a random 1 to 2 times this value. Each later pause is 1
+    to 2 times the previous one. If that could be more than 10 s, the pause is a random 5 to 10 s.
+    """
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -47,7 +48,7 @@ class Retry:
 
 
 def check_seconds(name: str, value: Any) -> None:
-    """Raise `ValueError`, which names the option, unless `value` is a number above 0."""
+    """Raise a `ValueError` that names the option `name` unless `value` is a number above 0."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
         raise ValueError(f"{name} is {value!r}. Use a number of seconds above 0")
 
@@ -59,8 +60,8 @@ class StoredObject:
     url: str
     bytes: int
     tag: str = field(default="", compare=False)
-    """A value that changes with the object: the ETag, the generation in GCS, or the time of a local
-    file's last change. Empty if the listing has none."""
+    """A value that changes with the object: the ETag, the generation on GCS, or the modification
+    time and size of a local file. Empty if the listing has none."""
 
 
 class ObjectStream(io.BufferedReader):
@@ -72,24 +73,24 @@ class ObjectStream(io.BufferedReader):
 
 
 class Backend(Protocol):
-    """A kind of store, such as S3.
+    """The protocol that the backend of each kind of store, such as S3, implements.
 
-    Each method that takes a URL makes one attempt. It raises the client's errors unchanged, because
-    `objects` retries and adds advice, or a complete `StoreError`, which is not retried. An
-    implementation must disable the client's retries, and limit connecting and each read to
-    `retry.timeout_s`. `objects` enforces the deadline, except on uploads and local files. Methods
-    must be thread-safe.
+    Each method that sends a request makes one attempt. It raises the client's errors unchanged, and
+    `objects` then retries or adds advice. It may also raise a complete `StoreError`, which is not
+    retried. An implementation must disable the client's retries, and limit connecting and each read
+    to `retry.timeout_s`. `objects` enforces the deadline, except on uploads and local files.
+    Methods must be thread-safe.
     """
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         """Open a stream of the object's stored bytes, without decompressing them.
 
-        Its version comes from the response to this request. The stream begins at the byte `start`.
-        With a `tag` from a listing, raise the error of `clients.check_tag` if the object's tag
-        differs.
+        The stream's version comes from the response to this request. The stream begins at the byte
+        `start`. If `tag`, the object's tag in a listing, is not empty and differs from the object's
+        tag now, raise the error of `clients.check_tag`.
 
-        Reading must raise an error if the body is shorter than its Content-Length, where that is
-        known; see `LengthCheckedReader`.
+        If the Content-Length is known and the body is shorter, reading must raise an error. See
+        `LengthCheckedReader`.
         """
         ...
 
@@ -127,16 +128,16 @@ class Backend(Protocol):
         ...
 
     def failure_kind(self, error: BaseException) -> FailureKind:
-        """Classify an error of another method, or of reading an open stream.
+        """Classify an error that another method, or a read from an open stream, has raised.
 
         `objects` retries transient kinds.
         """
         ...
 
     def describe_endpoint(self, url: str) -> str:
-        """Describe the endpoint of a URL and the setting it came from; empty if not known.
+        """Describe the endpoint of a URL and the setting it came from. Return "" if unknown.
 
-        It begins with the endpoint's URL, such as "http://127.0.0.1:9000 (from S3_ENDPOINT_URL)".
-        Must neither raise nor use the network.
+        The text begins with the endpoint's URL, as in "http://127.0.0.1:9000 (from
+        S3_ENDPOINT_URL)". This must neither raise an error nor use the network.
         """
         ...

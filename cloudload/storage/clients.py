@@ -31,7 +31,7 @@ class ShortReadError(OSError):
 class LengthCheckedReader(io.RawIOBase):
     """A stream that raises `ShortReadError` if its body has fewer than `expected_bytes`.
 
-    Some clients do not check this. None turns the check off.
+    This is needed because some clients do not check the length. None turns the check off.
     """
 
     def __init__(self, body: Any, expected_bytes: int | None) -> None:
@@ -55,13 +55,13 @@ class LengthCheckedReader(io.RawIOBase):
 
 
 def skip_bytes(stream: Any, count: int) -> None:
-    """Read and drop the first bytes of a stream that cannot seek."""
+    """Read and discard the next `count` bytes of a stream that cannot seek."""
     while count > 0 and (skipped := len(stream.read(min(count, 1 << 20)))):
         count -= skipped
 
 
 def check_tag(url: str, expected: str, found: str) -> None:
-    """Raise `StoreError` if the object's tag from a listing differs from its tag now.
+    """Raise `StoreError` if an object's tag, `found`, is not `expected`, its tag in a listing.
 
     An empty tag is unknown, so it is not compared.
     """
@@ -79,9 +79,9 @@ def call_with_timeout(
 ) -> T:
     """Run `call` in a thread and return its result, or raise `TimeoutError` after `timeout_s`.
 
-    The thread is needed because DNS lookups and some clients have no timeout. Meanwhile, this
-    thread calls `look` every second. After a timeout or an interrupt, `call` keeps running, and a
-    result that has `close` is closed. Errors of `call` propagate.
+    The extra thread is needed because DNS lookups and some clients have no timeout. Meanwhile, this
+    thread calls `look` every second. After a timeout or an interrupt, `call` keeps running, and its
+    result is closed if it has a `close` method. Errors of `call` propagate.
     """
     future: Future[T] = Future()
     threading.Thread(
@@ -106,9 +106,10 @@ def _close_result(future: Future[Any]) -> None:
 
 
 def name_setting(endpoint: str, variables: Sequence[str], other: str) -> str:
-    """Describe an endpoint and the first of the environment `variables` that is set to it.
+    """Describe an endpoint, and the environment variable that it came from.
 
-    If none is, `other` describes its origin.
+    That is the first of `variables` whose value is the endpoint. If there is none, use `other` as
+    the description of the endpoint's origin.
     """
     holders = [
         name for name in variables if os.environ.get(name, "").strip("/ ") == endpoint.strip("/ ")
@@ -161,7 +162,7 @@ def failure_kind_of_connection(error: BaseException) -> FailureKind:
 
 def _why_unreachable(error: BaseException) -> FailureKind:
     causes = list_causes(error)
-    # if a host has several addresses, asyncio names their errors only in its message
+    # if a host has several addresses, asyncio lists their errors only in the text of its own error
     if any(isinstance(each, ConnectionRefusedError) for each in causes) or (
         "Connect call failed" in str(error) and f"[Errno {errno.ECONNREFUSED}]" in str(error)
     ):
@@ -188,7 +189,7 @@ def failure_kind_of_any(error: BaseException) -> FailureKind:
         return FailureKind.MISSING_OBJECT
     if isinstance(error, PermissionError):
         return FailureKind.DENIED
-    # compare by name to avoid importing paramiko and azure
+    # compare class names, so that paramiko and azure need not be imported
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"AuthenticationException", "ClientAuthenticationError"}:
         return FailureKind.BAD_CREDENTIALS

@@ -23,13 +23,15 @@ from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import scheme_of
 from cloudload.storage.versions import Version, version_of_details, version_of_headers
 
-# reading from these falls back to StreamingDataset's downloader if their fsspec package is missing
+# for these schemes, use StreamingDataset's downloader to read if the fsspec package is missing
 _STREAMING_TOO = ("oci", "hf")
 
 
 class FsspecStore:
-    """Any scheme that fsspec supports. Uploads are atomic only if the scheme's package makes them
-    atomic."""
+    """The backend for any scheme that fsspec supports.
+
+    Uploads are atomic only if the scheme's package makes them atomic.
+    """
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         if scheme_of(url) in _STREAMING_TOO and not _is_served(url):
@@ -41,8 +43,8 @@ class FsspecStore:
 
     def _open(self, url: str, retry: Retry, start: int) -> ObjectStream:
         filesystem, _ = _resolve(url)
-        # these options skip fsspec's preliminary request, which reports every failure as a missing
-        # object
+        # these options skip fsspec's preliminary request, which would report every failure as a
+        # missing object
         options = {"block_size": 0, "size": 1} if scheme_of(url) in ("http", "https") else {}
         with _evicted_on_failure(filesystem):
             opened = filesystem.open(url, "rb", **options)
@@ -52,7 +54,7 @@ class FsspecStore:
         body = _TimeLimitedBody(opened, filesystem, retry.timeout_s)
         checked = LengthCheckedReader(body, size if isinstance(size, int) else None)
         stream = ObjectStream(checked, _version_of(opened))
-        skip_bytes(stream, start if options else 0)  # with options, the stream cannot seek
+        skip_bytes(stream, start if options else 0)  # opened with options, it cannot seek
         return stream
 
     def upload(self, path: Path, url: str, retry: Retry) -> None:
@@ -68,7 +70,7 @@ class FsspecStore:
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         filesystem, root = _resolve(url)
         for name, info in filesystem.find(url, detail=True).items():
-            # build on the caller's URL, because fsspec's may lack the host or change the scheme
+            # extend the caller's URL, because fsspec's name may lack the host or change the scheme
             below = name.removeprefix(root.rstrip("/"))
             yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0), _tag(info))
 
@@ -90,7 +92,7 @@ class FsspecStore:
 
 
 def _version_of(opened: Any) -> Version:
-    """The version of a file that fsspec has opened, without another request."""
+    """Return the version of a file that fsspec has opened. This sends no request."""
     known = getattr(opened, "__dict__", {})
     if headers := getattr(known.get("r"), "headers", None):
         # a web server may derive an ETag from only the size and a time that a copy preserves
@@ -100,7 +102,7 @@ def _version_of(opened: Any) -> Version:
 
 
 class _TimeLimitedBody:
-    """A body whose reads have a timeout, because its client may have none."""
+    """A body whose reads have a timeout, because the client's own reads may have none."""
 
     def __init__(self, body: Any, filesystem: Any, timeout_s: float) -> None:
         self._body, self._filesystem, self._timeout_s = body, filesystem, timeout_s
@@ -117,9 +119,9 @@ class _TimeLimitedBody:
 
 @contextlib.contextmanager
 def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
-    """Clear fsspec's cache of file systems of this class after an error.
+    """If the block raises an error, clear fsspec's cache of file systems of this class.
 
-    A cached connection may be broken. A missing file does not count as an error.
+    The error may be due to a cached connection that is broken. A `FileNotFoundError` is not.
     """
     try:
         yield
@@ -131,7 +133,7 @@ def _evicted_on_failure(filesystem: Any) -> Iterator[None]:
 
 
 def _tag(info: Mapping[str, Any]) -> str:
-    """The ETag of an object, if the file system reports one."""
+    """The ETag of an object, or "" if the file system reports none."""
     return str(info.get("ETag") or info.get("etag") or "").strip('"')
 
 

@@ -1,4 +1,4 @@
-"""The backend for GCS, with application default credentials, or anonymously if there are none."""
+"""The backend for GCS. It uses application default credentials, or is anonymous without them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class GCSStore:
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         bucket, key = split_url(url)
         blob = self._bucket(bucket).blob(key)
-        # send one request, because the library's stream requests ranges and returns no bytes before
-        # a range is complete
+        # send our own request, because the library's stream requests ranges, and returns no bytes
+        # before a range is complete
         base = self._client._connection.API_BASE_URL
         answer = self._client._http.get(
             f"{base}/download/storage/v1{blob.path}?alt=media",
@@ -71,7 +71,7 @@ class GCSStore:
         from google.api_core.exceptions import PreconditionFailed
 
         bucket, key = split_url(url)
-        with contextlib.suppress(PreconditionFailed):  # it exists
+        with contextlib.suppress(PreconditionFailed):  # the object exists
             self._bucket(bucket).blob(key).upload_from_filename(
                 str(path), timeout=retry.deadline_s, retry=None, if_generation_match=0
             )
@@ -110,7 +110,7 @@ class GCSStore:
         if isinstance(error, TransportError) or getattr(error, "retryable", False):
             is_known = kind is FailureKind.UNTRUSTED or kind.is_of_connection
             return kind if is_known else FailureKind.UNREACHABLE
-        # an anonymous client raises this, too, when it requests a token after a 401
+        # an anonymous client also raises a GoogleAuthError, when it requests a token after a 401
         if self._is_anonymous():
             return FailureKind.NO_CREDENTIALS
         return _failure_kind_of_token(str(error))
@@ -124,7 +124,7 @@ class GCSStore:
     def _failure_kind_of_answer(self, error: BaseException, status: int) -> FailureKind:
         details = getattr(error, "errors", ())
         reasons = {detail.get("reason") for detail in details if isinstance(detail, dict)}
-        if reasons & {"rateLimitExceeded", "userRateLimitExceeded"}:  # even with status 403
+        if reasons & {"rateLimitExceeded", "userRateLimitExceeded"}:  # may have status 403
             return FailureKind.BUSY
         if status == 404 and "bucket does not exist" in str(error):
             return FailureKind.MISSING_BUCKET
@@ -153,7 +153,7 @@ def _make_client() -> Any:
 
 
 def _failure_kind_of_token(text: str) -> FailureKind:
-    """The failure kind of a failed request for an access token, from the error's text."""
+    """Classify a failed request for an access token by the error's text."""
     if "short-lived token" in text or "reasonable timeframe" in text:
         return FailureKind.WRONG_CLOCK
     if "expired" in text or "Reauthentication" in text:

@@ -1,4 +1,4 @@
-"""Globs of files: `corpus/**/*.jsonl.gz`, `s3://bucket/*/2024-?.parquet`."""
+"""Globs that select files, such as `corpus/**/*.jsonl.gz` or `s3://bucket/*/2024-?.parquet`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ def is_glob(location: str) -> bool:
 
 
 def folder_before_wildcard(location: str) -> str:
-    """The folder of a glob above its first wildcard."""
+    """The folder before a glob's first wildcard, such as `corpus` in `corpus/*/a.jsonl`."""
     head = re.split(r"[*?\[]", location, maxsplit=1)[0]
     return head.rpartition("/")[0] or ("/" if head.startswith("/") else ".")
 
 
 def glob_pattern(location: str) -> re.Pattern[str]:
-    """Compile a glob, for whole locations. `*` stays within a folder. `**` crosses folders."""
+    """Compile a glob to a pattern for `fullmatch`.
+
+    `*` stays within a folder. `**` crosses folders.
+    """
     signs = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", location)
     translated = [signs.get(part) or _translate_literal(part) for part in parts]
-    # a listing of the current folder may prefix names with ./
+    # in a listing of the current folder, names may begin with ./
     return re.compile(r"(?:\./)?" + "".join(translated))
 
 

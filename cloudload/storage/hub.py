@@ -1,7 +1,6 @@
-"""The connection to the Hugging Face Hub.
+"""Check the connection to the Hugging Face Hub, before the Hub's own client is used.
 
-The Hub's own client retries for about a minute if there is no connection, so the connection is
-checked before the client is used.
+Without a connection, that client would retry for about a minute.
 """
 
 from __future__ import annotations
@@ -12,11 +11,14 @@ from collections.abc import Iterator
 from cloudload.errors import FailureKind, StoreError
 from cloudload.storage.redaction import redact
 
-_TIMEOUT_S = 5.0  # without a connection, names usually fail to resolve in milliseconds
+_TIMEOUT_S = 5.0  # rarely reached, because without a connection, DNS usually fails in milliseconds
 
 
 def find_obstacle() -> str | None:
-    """Say why the Hub cannot be reached; None if it can, or if its client is in offline mode."""
+    """Explain why the Hub cannot be reached.
+
+    Return None if it can be reached, or if its client is in offline mode.
+    """
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE:
@@ -30,7 +32,7 @@ def find_obstacle() -> str | None:
 
 @functools.cache
 def check_connection() -> None:
-    """Raise `StoreError` if the Hub cannot be reached. Once it has been, do not check again."""
+    """Raise `StoreError` if the Hub cannot be reached. After the first success, do nothing."""
     if obstacle := find_obstacle():
         raise StoreError(
             f"{obstacle}. Check the connection, or download the files on a machine that has one, "
@@ -40,7 +42,7 @@ def check_connection() -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The operating system's reason for a failed connection, else the type of the error."""
+    """The operating system's reason for a failed connection, or else the error's class name."""
     for each in _chain(error):
         if isinstance(each, OSError) and each.strerror:
             return each.strerror

@@ -41,7 +41,7 @@ class LocalStore:
                 target.hardlink_to(temporary)
             except FileExistsError:
                 return
-            except OSError:  # a file system without hard links
+            except OSError:  # the file system has no hard links
                 if not target.exists():
                     temporary.replace(target)
 
@@ -77,9 +77,9 @@ class LocalStore:
 
 @contextlib.contextmanager
 def _copied(path: Path, target: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield (the path of a temporary copy of `path`, in the folder of `target`; `target`)."""
+    """Copy `path` to a temporary file next to `target`. Yield the paths (copy, target)."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    # unique among threads, and among machines that share the folder
+    # the name is unique among all threads and machines that share the folder
     temporary = target.with_name(f".{target.name}.{secrets.randbits(62)}.tmp")
     with creation():
         register(temporary)

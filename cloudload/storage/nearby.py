@@ -33,10 +33,11 @@ def raise_if_nothing(
     retry: Retry,
     advice: str = "Check the location",
 ) -> None:
-    """Raise a clearer error than `error`, a failure to `what`, if nothing is stored at `url`.
+    """Raise a clearer error than `error` if nothing is stored at `url`.
 
-    `noun` is the kind of object expected, such as `folder`. `advice` is used if no similar name
-    exists. Raises `StoreError`, of the kind of `error`.
+    `what` is the action that failed, as a verb phrase that follows "cannot". `noun` is the kind of
+    object expected, such as `folder`. The message ends with `advice` if no similar name exists.
+    Raises `StoreError` of the same kind as `error`.
     """
     if error.kind is not FailureKind.MISSING_OBJECT:
         return
@@ -46,8 +47,10 @@ def raise_if_nothing(
 
 
 def explain_nothing(url: str, noun: str, retry: Retry) -> str | None:
-    """Explain a location without objects; None if it has objects, or if its store cannot be
-    listed."""
+    """Explain why no objects were found at a location.
+
+    Return None if the location has objects, or if its store cannot be listed.
+    """
     retry = replace(retry, deadline_s=min(retry.deadline_s, _DEADLINE_S))
     try:
         return _explain_path(url, noun, retry) if is_local(url) else _explain_url(url, retry)
@@ -78,7 +81,7 @@ def _explain_path(url: str, noun: str, retry: Retry) -> str | None:
 
 
 def path_like(url: str, relative: str) -> str:
-    """A path relative to the working directory, or absolute if `url` is absolute."""
+    """Return the path `relative`, but as an absolute path if the path `url` is absolute."""
     return relative if not local_path(url).is_absolute() else os.path.abspath(relative)
 
 
@@ -96,7 +99,7 @@ def _explain_url(url: str, retry: Retry) -> str | None:
 
 
 def _find_close(name: str, names: Sequence[str]) -> list[str]:
-    """The names similar to `name`, the most similar first, without folders' slashes."""
+    """Up to three names similar to `name`, the most similar first, without trailing slashes."""
     known = {each.rstrip("/").lower(): each.rstrip("/") for each in names}
     return [known[each] for each in get_close_matches(name.lower(), known, n=3, cutoff=0.7)]
 

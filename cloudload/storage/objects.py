@@ -3,8 +3,8 @@
     read_object  open_object  download_object        list_objects  collect_objects  peek_folder
     write_object  write_pieces  create_object  upload_file  delete_object
 
-`read_object_version` and `download_object_version` also return the version that they read, as the
-store reports it. `name_endpoint` names the server of a URL.
+`read_object_version` and `download_object_version` also return the object's version, as the store
+reports it. `name_endpoint` names the server of a URL.
 
 Transient errors are retried with exponential backoff and jitter until `Retry.deadline_s`. Permanent
 errors, such as a 404 or a wrong secret, are raised immediately. The deadline includes DNS and
@@ -14,7 +14,7 @@ deadline. Each read that uses the network is limited to `Retry.timeout_s`.
 
 If a request fails, every function raises `StoreError`, with a `FailureKind` as its `kind`. Reads
 from an open stream raise the client's errors instead. If the target of a download cannot be written
-to, for instance because the disk is full, its `OSError` is raised.
+to, for instance because the disk is full, the target's `OSError` is raised.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MOST_PEEKED = 1_000
 
 
 def read_object(url: str, retry: Retry | None = None, most_bytes: int | None = None) -> bytes:
-    """Read an object and return its bytes; with `most_bytes`, only the first `most_bytes` + 1."""
+    """Return the bytes of an object, or with `most_bytes`, only the first `most_bytes` + 1."""
     return read_object_version(url, retry, most_bytes)[0]
 
 
@@ -79,8 +79,8 @@ def download_object(
 
     `target` is truncated after the object. A retry starts over. With `most_bytes`, only the first
     `most_bytes` + 1 bytes are written, so that the caller can detect a larger object. A caller that
-    passes a `watch` reports its own waits; see `retries`. `start` and `tag` are those of
-    `open_object`.
+    passes a `watch` reports its own waits; see `retries`. `start` and `tag` have the same meaning
+    as in `open_object`.
     """
     place = target.tell()
     download_object_version(url, target, retry, most_bytes, watch, start=start, tag=tag)
@@ -100,11 +100,12 @@ def download_object_version(
 ) -> Version:
     """Download an object as `download_object` does, but return its version.
 
-    Leaves `target` at the end of the object. If `unless(version)` is true, downloads nothing.
+    Leaves `target` positioned at the end of the object. If `unless(version)` is true, downloads
+    nothing.
     """
     retry, backend = retry or Retry(), backend_of(url)
     place = target.tell()
-    # an abandoned attempt keeps running in its thread and must not write to a reused target
+    # an attempt that timed out keeps running in its thread, but must not write to the target
     writing, is_over = threading.Lock(), False
 
     def attempt(receive: Callable[[], None]) -> Version:
@@ -176,9 +177,9 @@ def write_pieces(url: str, pieces: Iterable[bytes], retry: Retry | None = None) 
 def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
     """Store `data` as an object unless it exists, and return the object's bytes.
 
-    If several clients do this at once, one of them wins, and all get its bytes. In stores without
-    atomic creation (fsspec, and GCS with an HMAC key), a client may get its own bytes although
-    another client then replaces them.
+    If several clients create the object at the same time, one of them succeeds, and all of them
+    receive its bytes. In stores without atomic creation (fsspec, and GCS with an HMAC key), a
+    client may receive its own bytes even though another client then replaces them.
     """
     retry, backend = retry or Retry(), backend_of(url)
     with scratch_file() as file:
@@ -193,7 +194,7 @@ def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
             lambda _: backend.create(path, url, retry),
             may_be_long=True,
         )
-    # if the response is lost, our own object looks as if another client had created it
+    # always read it, because if a response was lost, we cannot know which client created the object
     return read_object(url, retry)
 
 
@@ -214,8 +215,8 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
 def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
     """List the objects below the folder `url`, at any depth, or the object `url` itself.
 
-    They are sorted by URL. If there are none, the list is empty. A missing S3 or GCS bucket, or
-    local folder, raises `StoreError`.
+    The list is sorted by URL. It is empty if there are no objects. If the S3 or GCS bucket or the
+    local folder does not exist, `StoreError` is raised.
     """
     return collect_objects(url, lambda found: sorted(found, key=lambda item: item.url), retry)
 
@@ -223,7 +224,7 @@ def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
 def collect_objects(
     url: str, collect: Callable[[Iterator[StoredObject]], Found], retry: Retry | None = None
 ) -> Found:
-    """Call `collect` with the objects that `list_objects` lists, in any order. Returns its result.
+    """Call `collect` with the objects that `list_objects` lists, in any order. Return its result.
 
     Even for a long listing, memory holds only the objects that `collect` keeps. A retry calls
     `collect` again, even if the previous attempt is still running, so `collect` must have no side
@@ -245,8 +246,9 @@ def collect_objects(
 def peek_folder(url: str, retry: Retry | None = None) -> list[str]:
     """List at most 1,000 names of objects and folders directly in the folder `url`, sorted.
 
-    The name of a folder ends in `/`. Sends one request, so it is cheap for any folder; folders of
-    fsspec file systems and web servers may take longer. If there are more names, some are missing.
+    The name of a folder ends in `/`. If there are more names, some are missing. This sends one
+    request, so it is fast even for a large folder, except on some fsspec file systems and web
+    servers.
     """
     retry, backend = retry or Retry(), backend_of(url)
 

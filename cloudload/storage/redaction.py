@@ -39,8 +39,8 @@ _SECRET_FIELD = re.compile(
 def redact(text: str) -> str:
     """Remove HTTP queries and recognized passwords, tokens and keys from a URL or a message.
 
-    The value of a known secret environment variable becomes its name, such as `$HF_TOKEN`, if it
-    has at least 8 characters.
+    If a known secret environment variable has a value of at least 8 characters, the variable's
+    name replaces the value, as in `$HF_TOKEN`.
     """
     for name in _SECRET_VARIABLES.split():
         value = os.environ.get(name, "")
@@ -51,9 +51,9 @@ def redact(text: str) -> str:
 
 
 def contains_secrets(error: BaseException | None) -> bool:
-    """Whether a message in the traceback of `error` contains a secret.
+    """Whether the traceback of `error` would show a secret in a message.
 
-    The traceback also shows its causes and contexts.
+    A traceback also shows the messages of the error's causes and contexts.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

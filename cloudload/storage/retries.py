@@ -3,10 +3,10 @@
     attempt 1 ── fails ──► INFO, pause ──► attempt 2 ── fails ──► INFO, pause ──► … ──► StoreError
     └── 3 s of refused connections or unknown hosts, 5 s without data ──► WARNING, at 6 s, 12 s, …
 
-A failed attempt is logged at INFO if it is the first, second, fourth, eighth, and so on. If a
-caller passes a `Watch`, it reports the waits, so only refused connections and unknown hosts are
-warnings. A warning names the endpoint and the setting it came from. Requests of a process that wait
-for the same endpoint share their warnings.
+A failed attempt is logged at INFO if it is the first, second, fourth, eighth, and so on. A caller
+that passes a `Watch` reports the waits itself, so only refused connections and unknown hosts are
+logged as warnings. A warning names the endpoint and the setting that the endpoint came from. All
+requests of a process that wait for the same endpoint share their warnings.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Watch(Protocol):
-    """Observes a request, for a caller that reports its waits."""
+    """The observer of a request, for a caller that reports its own waits."""
 
     def count_retry(self) -> object:
         """Called after each failed attempt that is retried."""
@@ -46,7 +46,7 @@ class Watch(Protocol):
 
 
 class TargetError(Exception):
-    """The target of a download cannot be written to. It is not retried."""
+    """An error for a download whose target cannot be written to. The download is not retried."""
 
     def __init__(self, error: OSError) -> None:
         self.error = error
@@ -88,7 +88,8 @@ _ADVICE = {
 }
 
 _warned: dict[str, tuple[int, float]] = {}
-"""The last warning about each endpoint: the ID of the request, and `time.monotonic` seconds."""
+"""For each endpoint, the ID of the request that last logged a warning, and when it did so, in
+`time.monotonic` seconds."""
 
 
 def retrying(
@@ -103,8 +104,8 @@ def retrying(
 ) -> T:
     """Call `attempt`, retry it after transient errors, and return its result.
 
-    `attempt` calls its argument whenever it has received data. An upload `may_be_long`: the
-    deadline does not interrupt it. Raises `StoreError`.
+    `attempt` calls its argument whenever it has received data. If `may_be_long` is true, as for an
+    upload, the deadline does not interrupt an attempt. Raises `StoreError`.
     """
     request = _Request(verb, url, backend, retry, watch)
     has_no_limit = may_be_long or isinstance(backend, LocalStore)
@@ -133,7 +134,7 @@ def retrying(
 
 
 class _Request:
-    """One request, its waits, and its log messages."""
+    """The state of one request: its attempts, its waits, and its warnings."""
 
     def __init__(
         self, verb: str, url: str, backend: Backend, retry: Retry, watch: Watch | None
@@ -164,7 +165,7 @@ class _Request:
         self._received_at = None
         self._kind, self._error = kind, _explain(error)
         self._store = _name_store(self._backend, self._url, error)
-        if type(error) is TimeoutError:  # our own error, which names no server
+        if type(error) is TimeoutError:  # from `call_with_timeout`, so it names no server
             self._store = redact(self._backend.describe_endpoint(self._url))
         self._num_failed = self.attempts
         if self._watch is not None:
@@ -199,7 +200,7 @@ class _Request:
         self._next_warning_s = 2 * due_s
         key = self._store or type(self._backend).__name__
         by, at = _warned.get(key, (id(self), -math.inf))
-        # one warning serves all requests of a store that wait at the same time
+        # log one warning for all requests that wait for the same endpoint at the same time
         if by == id(self) or now - at > waited_s / 2:
             _warned[key] = id(self), now
             logger.warning("%s", self._describe_wait(waited_s))

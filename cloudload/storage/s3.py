@@ -38,7 +38,7 @@ _CODES = {
     FailureKind.BUSY: "SlowDown Throttling ThrottlingException RequestThrottled "
     "RequestLimitExceeded OperationAborted RequestTimeout InternalError",
     FailureKind.DENIED: "AccessDenied AllAccessDisabled",
-    FailureKind.OTHER: "InvalidObjectState",  # a 403 for an archived object
+    FailureKind.OTHER: "InvalidObjectState",  # the 403 error for an archived object
 }
 
 _KIND_OF_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
@@ -107,13 +107,13 @@ class S3Store:
                     Bucket=bucket, Key=key, Body=file, IfNoneMatch="*", **self._payer(bucket)
                 )
         except ClientError as error:
-            if status_of(error) == 409:  # another client is creating it
+            if status_of(error) == 409:  # another client is creating the object
                 raise ConnectionError(f"the object is being created ({error})") from error
             if status_of(error) not in (412, 501):
                 raise
             if status_of(error) == 501:
                 self._create_after_check(path, url, retry)
-        except ParamValidationError:  # an older botocore
+        except ParamValidationError:  # an older botocore has no IfNoneMatch
             self._create_after_check(path, url, retry)
 
     def _create_after_check(self, path: Path, url: str, retry: Retry) -> None:

@@ -13,11 +13,15 @@ from cloudload.storage.clients import failure_kind_of_any
 from cloudload.storage.urls import scheme_of
 
 STREAMING_ONLY = ("azure", "azure-dl", "alipan", "dbfs")
-"""Schemes that fsspec lacks, supports under other names, or cannot open from the URL alone."""
+"""The schemes that need this backend. fsspec lacks them, supports them under other names, or cannot
+open them from the URL alone."""
 
 
 class StreamingStore:
-    """StreamingDataset's downloaders, which download whole objects and cannot write or list."""
+    """The backend that uses StreamingDataset's downloaders.
+
+    They download whole objects, and cannot write or list.
+    """
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         try:
@@ -35,7 +39,7 @@ class StreamingStore:
                 raise StoreError(
                     f"cannot read {scheme_of(url)}:// URLs ({error}). Install the missing package"
                 ) from None
-            file = io.FileIO(path)  # stays readable after the folder is removed
+            file = io.FileIO(path)  # the open file stays readable after the folder is removed
             file.seek(start)
             return ObjectStream(file)
 

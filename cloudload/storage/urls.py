@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from cloudload.storage.redaction import redact
 
 BUCKET_SCHEMES = ("s3", "gs")
-"""The schemes of URLs that name a bucket first."""
+"""The schemes whose URLs begin with the name of a bucket."""
 
 _URL_WITHOUT_SLASHES = re.compile(rf"({'|'.join(BUCKET_SCHEMES)}|az|abfs|https?|hf):")
 

@@ -26,7 +26,8 @@ _IDS = ("x-amz-version-id", "x-goog-generation")
 _DETAILED_TAGS = ("VersionId", "generation", "ETag", "etag", "md5", "content_md5", "blob_id")
 _DETAILED_TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
-# servers and file systems may round times down to two seconds, and derive ETags from these
+# an object must be this old when it is read, because servers and file systems may round times down
+# to even seconds, and servers may derive ETags from the rounded times
 _SETTLED_S = 2.0
 
 
@@ -40,7 +41,7 @@ class Version:
     """When the object was written, by the store's clock; None if unknown. S3 and GCS round it down
     to a second."""
     read_s: float | None = None
-    """When the store answered, by the same clock; None if unknown."""
+    """When the store answered the read, by the same clock; None if unknown."""
     exact: str = ""
     """An ID that no other content of the object has had or can get. "" if there is no such ID, for
     instance because the ETag is weak, or the object was written less than two seconds ago."""
@@ -62,7 +63,7 @@ UNKNOWN = Version()
 
 
 def version_of_headers(headers: Mapping[str, str]) -> Version:
-    """The version in the headers of an HTTP response."""
+    """The version of an object from the headers of an HTTP response."""
     lower = {name.lower(): value for name, value in headers.items()}
     tag = " ".join(lower[name] for name in _TAGS if name in lower)
     written_s, read_s = _parse_date(lower.get("last-modified")), _parse_date(lower.get("date"))
@@ -85,14 +86,14 @@ def version_of_file(descriptor: int) -> Version:
 
 
 def version_of_details(details: Mapping[str, Any]) -> Version:
-    """The version in fsspec's details of a file. Their names differ by store."""
+    """The version in the details that fsspec reports of a file. Their names differ by store."""
     tags = [str(details[name]) for name in _DETAILED_TAGS if details.get(name)]
     times = [_read_time(details[name]) for name in _DETAILED_TIMES if details.get(name)]
     return Version(" ".join(tags), next((each for each in times if each is not None), None))
 
 
 def _is_settled(written_s: float | None, read_s: float | None) -> bool:
-    """Whether every later write is certain to give the object a different modification time."""
+    """Whether any later write would certainly change the object's modification time."""
     return written_s is not None and read_s is not None and read_s - written_s >= _SETTLED_S
 
 
@@ -104,7 +105,7 @@ def _parse_date(text: str | None) -> float | None:
 
 
 def _read_time(value: Any) -> float | None:
-    """A time that fsspec gives as a `datetime`, as seconds since 1970, or as ISO text."""
+    """Convert a `datetime`, seconds since 1970, or ISO text from fsspec to seconds since 1970."""
     if isinstance(value, int | float):
         return float(value)
     if isinstance(value, str):

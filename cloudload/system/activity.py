@@ -21,20 +21,20 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 
 Text = str | Callable[[], str]
-"""An activity, or a function that describes it, which other threads may call."""
+"""The text of an activity, or a function that returns it. Any thread may call the function."""
 Report = Callable[[float, str], object]
-"""Called with the seconds that a wait has lasted, and the current activity."""
+"""A function that reports a wait. It receives the wait's duration in seconds, and the activity."""
 
 _FIRST_REPORT_S, _LOOK_EVERY_S = 5.0, 1.0
 
 
 class _Activities:
-    """The activities of one thread, the innermost last."""
+    """The nested activities of one thread, outermost first."""
 
     def __init__(self, text: Text) -> None:
         self.texts = [text]
         self.counts_from = 0.0
-        """When the current wait began to count, in `time.monotonic` seconds."""
+        """The start, in `time.monotonic` seconds, of the time until the next report."""
 
     def describe(self) -> str:
         text = self.texts[-1]
@@ -56,10 +56,11 @@ class _Published(_Activities):
 
 
 class Wait:
-    """Calls `report` from another thread if a `with` block takes 5 s, and after 10 s, 20 s, …
+    """Calls `report` from another thread when a `with` block has taken 5 s, 10 s, 20 s, …
 
-    The activity is `text` until `doing` describes another. Does nothing in a thread that is already
-    in a `Wait` or a `published` block. A wait may be entered again, but by one thread at a time.
+    The reported activity is that of the innermost `doing` block, or `text` outside such blocks. A
+    `Wait` does nothing in a thread that is already in a `Wait` or a `published` block. It may be
+    entered repeatedly, but only by one thread at a time.
     """
 
     def __init__(self, report: Report, text: Text) -> None:
@@ -95,11 +96,11 @@ class Wait:
 
 
 class _Watcher:
-    """Checks all waits every second, in a thread that ends once none remain."""
+    """Checks all waits every second in a thread, which ends when no waits remain."""
 
     def __init__(self) -> None:
         self._lock, self._is_running = threading.Lock(), False
-        # weak references, so that an abandoned loader ends at once
+        # use weak references, so that an abandoned loader can be garbage-collected immediately
         self._waits = weakref.WeakSet[Wait]()
 
     def add(self, wait: Wait) -> None:
@@ -126,7 +127,7 @@ class _Watcher:
         with self._lock:
             for wait in idle:
                 wait.is_watched = False
-                # the waiting thread sets `began` before it reads `is_watched`
+                # check again, because the waiting thread sets `began` before it reads `is_watched`
                 if wait.began is None:
                     self._waits.discard(wait)
                 else:
@@ -136,13 +137,13 @@ class _Watcher:
 
 
 class _State:
-    """The activities of this process."""
+    """The activities of this process's threads, and the watcher of their waits."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all activities."""
+        """Forget all activities and waits."""
         self.local, self.watcher = threading.local(), _Watcher()
         self.published: _Published | None = None
 
@@ -160,8 +161,8 @@ os.register_at_fork(after_in_child=_state.reset)
 class doing:
     """Describes what this thread does in a `with` block, such as "downloading s3://…".
 
-    With `grace_s`, the block may take that much longer before it is reported, and the time after it
-    counts as a new wait.
+    With `grace_s`, the time until the next report is measured from `grace_s` seconds after the
+    block begins. After the block, that time is measured from the end of the block.
     """
 
     def __init__(self, text: Text, *, grace_s: float = 0.0) -> None:
@@ -201,6 +202,6 @@ def published(publish: Callable[[str], object], text: str) -> Iterator[None]:
 
 
 def refresh() -> None:
-    """Publish the activity of the published thread again, because its description has changed."""
+    """Publish the activity of the `published` block again, after its description has changed."""
     if (activities := _state.published) is not None:
         activities.publish()

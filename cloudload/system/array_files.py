@@ -1,10 +1,11 @@
-"""Files of arrays in a cache: written once, and mapped by all processes of a user.
+"""Files of arrays in a cache. Each file is written once, and all processes of a user map it.
 
     magic │ xxh3_128 of all that follows │ bytes of the header │ header: JSON │ array │ array │ …
 
 The header has the file's `key`, facts about the arrays, and their dtypes and shapes. A process maps
-a file only if nobody else can have written it, and if its key and its content are right. Anything
-else counts as missing: a damaged, truncated, or foreign file, a link, or another format.
+a file only if no other user, except root, can have written it, and if its key and content are
+correct. Any other file counts as missing, such as a damaged or truncated file, a symbolic link, or
+a file in another format.
 """
 
 from __future__ import annotations
@@ -33,19 +34,20 @@ Array = np.ndarray[Any, Any]
 
 
 class ArrayFile(NamedTuple):
-    """A mapped file."""
+    """A file that `map_arrays` has mapped."""
 
     facts: dict[str, Any]
     arrays: list[Array]
-    """Read-only and mapped. They stay valid after the file is removed."""
+    """The arrays, mapped and read-only. They stay valid after the file is removed."""
     inode: tuple[int, int]
-    """The device and the inode of the file."""
+    """The file's device number and inode number, which identify the file."""
 
 
 def make_own_folder(folder: Path) -> None:
     """Create a folder in which only this user can create files.
 
-    Raises `OSError` if that fails, or if it exists and another user owns it or can write to it.
+    Keeps an existing folder. Raises `OSError` if the folder cannot be created, or if another user,
+    except root, owns it or can write to it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -58,9 +60,9 @@ def make_own_folder(folder: Path) -> None:
 
 
 def write_arrays(path: Path, key: str, facts: Mapping[str, Any], arrays: Sequence[Array]) -> None:
-    """Write arrays to a file, atomically. A valid file with this `key` is kept.
+    """Write arrays to a file, atomically, unless a valid file with this `key` exists.
 
-    `facts` are plain JSON types. Raises `OSError` if the file cannot be written.
+    `facts` must have plain JSON types. Raises `OSError` if the file cannot be written.
     """
     shapes = [[array.dtype.str, array.shape] for array in arrays]
     header = json.dumps({"key": key, "facts": facts, "arrays": shapes}).encode()
@@ -78,7 +80,7 @@ def write_arrays(path: Path, key: str, facts: Mapping[str, Any], arrays: Sequenc
             file.writelines([_MAGIC, digest.digest(), *parts])
             file.flush()
             os.fsync(file.fileno())
-        with contextlib.suppress(OSError):  # it exists, or the file system has no hard links
+        with contextlib.suppress(OSError):  # `path` exists, or the file system has no hard links
             os.link(temporary, path)
             return
         if map_arrays(path, key) is None:
@@ -86,15 +88,15 @@ def write_arrays(path: Path, key: str, facts: Mapping[str, Any], arrays: Sequenc
 
 
 def map_arrays(path: Path, key: str) -> ArrayFile | None:
-    """Map a file that `write_arrays` wrote with this `key`. Returns None without a valid file."""
-    # a pipe with the file's name must not block
+    """Map a file that `write_arrays` wrote with this `key`. Returns None if there is none."""
+    # O_NONBLOCK, because opening a pipe that has the file's name would block without it
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with open(os.open(path, flags), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or not _is_own(found) or not _is_whole(file):
                 return None
-            # read the file to check it, because mapped pages would count toward the memory
+            # `_is_whole` does not use the map, because its pages would count as our memory
             content = mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_READ)
         start = len(_MAGIC) + _DIGEST_BYTES
         end = start + _SIZE_BYTES + int.from_bytes(content[start : start + _SIZE_BYTES], "little")
@@ -106,7 +108,7 @@ def map_arrays(path: Path, key: str) -> ArrayFile | None:
 
 
 def _is_own(found: os.stat_result) -> bool:
-    """Whether nobody but this user or root can have written a file or a folder."""
+    """Whether only this user or root can have written a file or a folder."""
     return found.st_uid in (0, os.geteuid()) and not found.st_mode & _OF_OTHERS
 
 

@@ -4,12 +4,12 @@
                                                                own session, niced
                                                                calls, unlocks, exits
 
-The child is not a fork because this process may have threads and store clients. It is not a
-`multiprocessing` child because worker processes are daemonic and may not have children. It inherits
-the lock, so the kernel releases the lock if the child dies. A thread in this process waits for the
-child, so that the child does not remain a zombie. The child's errors are not reported, because a
-process that finds no result builds it itself. Without pidfds, the child may also outlive the
-training process.
+The child is a new interpreter, not a fork, because this process may have threads and store clients.
+It is not a `multiprocessing` child, because worker processes are daemonic and may not have
+children. The child inherits the lock, so the kernel releases the lock if the child dies. A thread
+in this process waits for the child, so that the child does not remain a zombie. The child's errors
+are not reported, because a process that finds no result builds the result itself. If the kernel or
+Python does not support pidfds, the child may also outlive the training process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
             os.close(trainer)
     unregister(lock)
     os.close(descriptor)
-    # an exiting interpreter cannot start threads, and then init reaps the child
+    # an exiting interpreter cannot start a thread, but after its exit, init reaps the child
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=process.wait, name="cloudload-background", daemon=True).start()
     return True

@@ -14,7 +14,7 @@ _Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class DaemonThreadPool:
-    """Like `ThreadPoolExecutor`, but the interpreter does not wait for its threads at exit.
+    """A pool of daemon threads, for which the interpreter does not wait at exit.
 
     Each of the first `num_threads` calls to `submit` starts a thread.
     """

@@ -36,9 +36,11 @@ def locked(
 ) -> Iterator[bool]:
     """Lock the file `path` against all other threads and processes on this node.
 
-    Yields True, or False if another thread or process holds the lock: at once if `wait` is False,
-    otherwise after `most_wait_s` seconds. A message about a wait describes the work of the other
-    process as `what`. Raises `OSError` if the file cannot be created or locked.
+    Yields True once this thread has the lock. While another thread or process holds the lock, waits
+    at most `most_wait_s` seconds, or not at all if `wait` is False, and then yields False. `what`
+    is the work that the other process does while it holds the lock. Messages about a wait begin
+    with "waiting for another process of this node to", and `what` completes that sentence. Raises
+    `OSError` if the file cannot be created or locked.
     """
     descriptor = acquire(path, wait=wait, what=what, most_wait_s=most_wait_s)
     try:
@@ -54,9 +56,8 @@ def acquire(
     """Lock the file `path`, and return a descriptor that holds the lock until it is closed.
 
     If processes inherit the descriptor, all of them must close it. Returns None if another thread
-    or process holds the lock: at once if `wait` is False, otherwise after `most_wait_s` seconds.
-    A message about a wait describes the work of the other process as `what`. Raises `OSError` if
-    the file cannot be created or locked.
+    or process holds the lock, immediately if `wait` is False, and after `most_wait_s` seconds
+    otherwise. `what` is as in `locked`. Raises `OSError` if the file cannot be created or locked.
     """
     deadline_s = time.monotonic() + most_wait_s
 
@@ -81,7 +82,7 @@ def acquire(
                 raise
         try:
             if wait and not is_free:
-                with doing(describe):  # until the holder deletes the file
+                with doing(describe):  # until the holder unlocks the file
                     wait = _wait_for(descriptor, deadline_s)
         finally:
             os.close(descriptor)
@@ -90,7 +91,7 @@ def acquire(
 
 
 def _wait_for(descriptor: int, deadline_s: float) -> bool:
-    """Wait for a lock, and return whether it was taken before `deadline_s` of `time.monotonic`."""
+    """Wait for a lock until `time.monotonic()` is `deadline_s`. Return whether it was acquired."""
     if deadline_s == math.inf:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return True
@@ -112,7 +113,7 @@ def release(path: Path, descriptor: int) -> None:
 
 
 def remove_if_orphaned(path: Path) -> bool:
-    """Remove a partial file or a lock unless its lock is held; return whether it was removed."""
+    """Remove a partial file or a lock file unless its lock is held. Return whether it is gone."""
     lock = lock_path(target_of(path))
     with contextlib.suppress(OSError), locked(lock, wait=False) as is_free:
         if is_free and path.suffix == PART_SUFFIX:
@@ -124,7 +125,7 @@ def remove_if_orphaned(path: Path) -> bool:
 def remove_orphans(folder: Path, names: re.Pattern[str]) -> None:
     """Remove the partial files and locks that killed processes left in a folder, if it exists.
 
-    Removes only files with names that `names` matches at their start.
+    Removes only files whose names begin with a match of `names`.
     """
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -136,6 +137,6 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
     try:
         return os.stat(path).st_ino == os.fstat(descriptor).st_ino
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ESTALE):  # ESTALE: NFS
+        if error.errno not in (errno.ENOENT, errno.ESTALE):  # NFS raises ESTALE
             raise
         return False

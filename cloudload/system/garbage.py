@@ -1,7 +1,7 @@
 """Pause Python's cyclic garbage collector while many objects are created at once.
 
-With PyTorch imported, a full collection takes 0.2 s, and parsing a tokenizer or an index causes
-several.
+If PyTorch is imported, a full collection takes 0.2 s, and parsing a tokenizer or an index triggers
+several collections.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
-    """Run the block without the cyclic garbage collector, unless the program has disabled it."""
+    """Disable the cyclic garbage collector during the block, and restore its state afterwards."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The script of the program, which a process that is not forked imports before its work.
+"""The program's main script, which a child process imports first unless it is forked.
 
 spawn, forkserver ─► new interpreter ─► imports the script ─► receives its work
 
@@ -14,11 +14,14 @@ GUARD_ADVICE = (
     "Workers that are not forked import the program's script first, and this may have failed (see "
     "stderr). In the script, put the code that starts work below `if __name__ == '__main__':`"
 )
-"""Advice for a worker that ended before it received its work."""
+"""The advice in an error about a worker that ended before it received its work."""
 
 
 def find_missing_script() -> str | None:
-    """Return the script's name, such as `<stdin>`, if other processes cannot import it, or None."""
+    """Return the main script's name, such as `<stdin>`, if other processes cannot import it.
+
+    If they can, return None.
+    """
     main = sys.modules["__main__"]
     path = getattr(main, "__file__", None)
     is_importable = path is None or main.__spec__ is not None or os.path.exists(path)

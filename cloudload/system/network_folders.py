@@ -1,7 +1,8 @@
-"""Whether a folder is on a network file system.
+"""Detect whether a folder is on a network file system.
 
-Another machine can remove a file there while this one maps it. Then reading the mapped memory ends
-the process with SIGBUS. Locks may exclude only the processes of one machine.
+On a network file system, another machine can remove a file that a process on this machine has
+mapped. If the process then reads the mapped memory, SIGBUS kills it. Locks may work only between
+processes of one machine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _MOUNTS = Path("/proc/self/mountinfo")
 
 _NETWORK = re.compile(
     "nfs4?|cifs|smb3|smbfs|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|wekafs"
-    # most others of FUSE are on a network, such as fuse.sshfs, fuse.gcsfuse, and fuse.juicefs
+    # most other FUSE file systems are remote, such as fuse.sshfs, fuse.gcsfuse, and fuse.juicefs
     r"|fuse(\.(?!fuse-overlayfs|mergerfs|bindfs|lxcfs).*)?"
 )
 
@@ -23,7 +24,7 @@ _NETWORK = re.compile(
 def network_type(folder: Path) -> str | None:
     """The type of the network file system that a folder is on, or will be on once it is created.
 
-    None for a local file system, and if the type is unknown.
+    Returns None for a local file system, and if the type is unknown.
     """
     with contextlib.suppress(OSError, StopIteration, IndexError):
         existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())

@@ -14,7 +14,9 @@ Result = TypeVar("Result")
 def run_in_order(
     submit: Callable[[Item], Future[Result]], items: Iterable[Item], ahead: int
 ) -> Iterator[tuple[Item, Result]]:
-    """Yield (item, result) in order, with up to `ahead` items submitted after the one awaited.
+    """Yield (item, result) in the order of `items`.
+
+    While one result is awaited, up to `ahead` further items are already submitted.
 
     Raises the error of the first item whose task fails.
     """

@@ -27,12 +27,12 @@ SIGTERM_STATUS = 128 + signal.SIGTERM
 def exit_with_parent() -> None:
     """Make this process exit on SIGTERM, and within about a second after its parent ends.
 
-    It ignores Ctrl-C. Call this in the main thread of a `multiprocessing` child.
+    The process ignores Ctrl-C. Call this in the main thread of a `multiprocessing` child.
     """
     own, (requests, request) = os.getpid(), os.pipe()
 
     def end(*_: Any) -> None:
-        # not in this thread, which may have created a lock file without having registered it yet
+        # do not exit in this thread, because it may have created a lock file but not registered it
         if os.getpid() == own:
             os.write(request, b"\0")
         else:
@@ -49,8 +49,8 @@ def open_trainer_pidfd() -> int | None:
     """Return a descriptor that becomes readable when the training process ends.
 
     In a worker, the training process is the parent. Otherwise, it is this process. Returns None if
-    there is no descriptor, for example because the training process has already ended, or because
-    the kernel or Python does not support pidfds.
+    no descriptor can be opened, for example because the training process has already ended, or
+    because the kernel or Python does not support pidfds.
     """
     trainer = multiprocessing.parent_process()
     try:

@@ -1,4 +1,4 @@
-"""A progress bar of bytes on stderr."""
+"""A progress bar on stderr that counts bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def open_progress_bar(
 ) -> Any:
     """Open a `tqdm` bar. `total_bytes` is None if it is not known.
 
-    It is updated at most every 30 s if stderr is not a terminal.
+    If stderr is not a terminal, the bar is updated at most every 30 s.
     """
     from tqdm import tqdm
 

@@ -40,7 +40,7 @@ class SharedMemoryRing:
         self._map = mmap.mmap(descriptor, max(1, self.num_slots * self.slot_bytes))
 
     def slot(self, number: int) -> memoryview:
-        """The bytes of the slot with index `number`, writable: uint8 [slot_bytes]."""
+        """A writable view of the `slot_bytes` bytes of the slot with index `number`."""
         start = number * self.slot_bytes
         return memoryview(self._map)[start : start + self.slot_bytes]
 
@@ -51,11 +51,11 @@ class SharedMemoryRing:
         return np.ndarray(shape, dtype, self._map, number * self.slot_bytes)
 
     def write_text(self, number: int, text: str) -> None:
-        """Fill a slot with a text, cut to the slot's size."""
+        """Fill a slot with `text` in UTF-8, truncated to the slot's size."""
         self.slot(number)[:] = text.encode()[: self.slot_bytes].ljust(self.slot_bytes, b"\0")
 
     def read_text(self, number: int) -> str:
-        """Return the text of a slot, which another process may be writing."""
+        """Return the text of a slot, even if another process is writing to the slot."""
         before, found = b"", bytes(self.slot(number))
         while found != before:
             before, found = found, bytes(self.slot(number))
@@ -81,5 +81,5 @@ def anonymous_file() -> int:
     """Return a descriptor of an empty, unnamed file, in memory if Python supports memfds."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("cloudload")
-    with tempfile.TemporaryFile() as file:  # Python was built against an old C library
+    with tempfile.TemporaryFile() as file:  # for Python built against an old C library
         return os.dup(file.fileno())

@@ -5,8 +5,8 @@
     shard.00000.mds.3f2a….part              the bytes written so far
 
 A process removes its temporary files when it exits. Worker processes do so even on SIGTERM. A
-killed process leaves them behind. A later process recognizes the files of shards and orders by
-their names, and removes them.
+killed process leaves them behind. A later process recognizes the temporary files of shards and
+orders by their names, and removes them.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from typing import BinaryIO, cast
 LOCK_SUFFIX, PART_SUFFIX = ".lock", ".part"
 
 TAG = "CACHEDIR.TAG"
-"""The file that marks the cache's folders of shards and orders (https://bford.info/cachedir).
+"""The name of the file that marks the cache's folders (https://bford.info/cachedir).
 
-Eviction, and the cleanup of shards and orders, ignore files outside such folders.
+Eviction, and the cleanup of shards and orders, ignore files outside marked folders.
 """
 
 _PARTIAL_NAME = re.compile(rf".+\.[0-9a-f]{{12}}\{PART_SUFFIX}")
 
 _SETTLE_S, _MOST_CREATION_S = 0.1, 5.0
 
+# the files to remove at exit, and for each lock file, the descriptor that holds the lock
 _registered: dict[Path, int | None] = {}
 
-# once this process is exiting: its ID, and the thread that ends it
+# once this process is exiting: its process ID, and the thread that makes it exit
 _exiting: dict[int, threading.Thread] = {}
 
-# contains this process's ID once `multiprocessing` runs its finalizers, because forked children may
-# skip `atexit` functions
+# contains this process's ID once it has a `multiprocessing` finalizer, which a forked child needs
+# because it may skip `atexit` functions
 _finalizing: set[int] = set()
 
-# held from the creation of a lock file to its registration; reentrant, because a signal handler
-# may need it in the thread that holds it
+# held from the creation of a file to its registration; reentrant, because a signal handler may run
+# in the thread that already holds it
 _creation = threading.RLock()
 
 
@@ -55,7 +56,7 @@ class ProcessEndsError(RuntimeError):
 
 
 def _reset_after_fork() -> None:
-    """Forget the parent's temporary files, and its threads that were creating some."""
+    """Forget the parent's temporary files, and replace the lock, which its threads may hold."""
     global _creation  # noqa: PLW0603
     _registered.clear()
     _creation = threading.RLock()
@@ -74,7 +75,7 @@ def make_folder(folder: Path) -> None:
 
 
 def lock_path(path: Path) -> Path:
-    """The lock file of `path`."""
+    """The path of the lock file that a process locks before it writes `path`."""
     return path.with_name(path.name + LOCK_SUFFIX)
 
 
@@ -96,7 +97,7 @@ def partial_file(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_file() -> Iterator[BinaryIO]:
-    """Yield a new file in the folder for temporary files; its `name` is its path."""
+    """Yield a new file in the system's folder for temporary files. Its `name` is its path."""
     with creation():
         file = tempfile.NamedTemporaryFile()
         register(Path(file.name))
@@ -122,11 +123,11 @@ def target_of(temporary: Path) -> Path:
 
 @contextlib.contextmanager
 def creation() -> Iterator[None]:
-    """Create and register a temporary file in this context, so that an exiting process removes it.
+    """The context in which to create and register a temporary file, which is removed at exit.
 
-    In an exiting process, other threads create no more files. If a daemon thread ends the process,
-    this blocks all others until then. Otherwise it raises `ProcessEndsError` in daemon threads,
-    because a later function of `atexit` may wait for them.
+    If a daemon thread is making the process exit, this blocks all other threads until the process
+    ends. If a non-daemon thread is making it exit, this raises `ProcessEndsError` in daemon
+    threads. It does not block them, because a later `atexit` function may wait for them.
     """
     with _creation:
         ending, own = _exiting.get(os.getpid()), threading.current_thread()
@@ -158,13 +159,13 @@ def unregister(path: Path) -> None:
 def remove_all_and_stop() -> None:
     """Remove all registered files before this process exits.
 
-    Locks that this process no longer holds are left alone. From then on, `creation` stops threads.
+    Locks that this process no longer holds are kept. From then on, `creation` stops other threads.
     """
     is_first = os.getpid() not in _exiting
     _exiting[os.getpid()] = threading.current_thread()
-    # once, because a file system that does not answer takes all of the time
+    # wait only once, because a file system that does not respond would use up the timeout each time
     if is_first and _creation.acquire(timeout=_MOST_CREATION_S):
-        _creation.release()  # no file is created but not registered
+        _creation.release()  # every created file is registered now
     if _registered:
         _remove_all()
         if is_first:

@@ -26,11 +26,11 @@ def mark_verified(path: Path) -> None:
 
 
 def is_unmodified(found: os.stat_result) -> bool:
-    """Whether `found` is from a regular file that was not written to since it was marked."""
+    """Whether `found` is from a regular file that has not been written to since it was marked."""
     return stat.S_ISREG(found.st_mode) and found.st_mtime_ns == _VERIFIED_MTIME_NS
 
 
 def mark_used(path: Path) -> None:
     """Set a file's access time to now, for LRU eviction, and keep its mtime."""
-    with contextlib.suppress(OSError):  # evicted, or owned by another user
+    with contextlib.suppress(OSError):  # the file was evicted, or has another owner
         os.utime(path, ns=(time.time_ns(), os.stat(path).st_mtime_ns))
