@@ -1,9 +1,9 @@
-"""Fixtures for all tests: object stores on loopback, and a small tokenizer.
+"""Fixtures for all tests: object stores on loopback, small datasets, and a small tokenizer.
 
-store_url         a fresh, empty location: a local folder, then S3, then GCS. `local_url`, `s3_url`
-                  and `gcs_url` are one of these
-s3_server         SeaweedFS; `gcs_server` is fake-gcs-server. The environment points to them for
-                  the rest of the session
+store_url         a fresh, empty location in a local folder, in S3, and in GCS: the test runs once
+                  for each. `local_url`, `s3_url` and `gcs_url` are a location of one kind
+s3_server         SeaweedFS; `gcs_server` is fake-gcs-server. Once started, they are the stores
+                  that `os.environ` points to for the rest of the session
 s3_proxy          a fault proxy in front of S3; `gcs_proxy` is one for GCS. During the test, the
                   environment points to it
 small_disk        a folder on a file system of 32 KB
@@ -32,18 +32,18 @@ from tests.support.shared_servers import shared
 from tests.support.tokenizer_files import forget
 from tests.support.warm_start import WarmServer, servers_from, start_warm_server
 
-# no test asserts a time
+# hypothesis has no deadline for an example, because no test asserts a time
 settings.register_profile("cloudload", deadline=None, max_examples=4 * EXAMPLES)
 settings.load_profile("cloudload")
 
-# thousands of tiny batches: waking a pool of threads costs more than the tokens
+# for tiny batches, waking a thread pool takes longer than encoding the text
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# huggingface_hub reads this on import; without it, requests for a missing name are retried
+# huggingface_hub reads this on import. Without it, requests for a missing name would be retried
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
-"""The name of this process among those of the test run."""
+"""The name of this pytest-xdist worker, such as `gw0`; empty if the test run has one process."""
 
 _numbers = itertools.count()
 
@@ -64,7 +64,7 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _warm_programs(run_folder: Path) -> Iterator[None]:
-    """Start the warm programs of all processes of this run from one server."""
+    """Let all processes of this test run fork their warm programs from one server."""
     with servers_from(lambda: shared(run_folder, WarmServer, start_warm_server)):
         yield
 
@@ -92,33 +92,33 @@ def gcs_server(run_folder: Path) -> Iterator[GCSServer]:
 
 @pytest.fixture
 def local_url(tmp_path: Path) -> str:
-    """A folder that does not exist yet."""
+    """The path of a folder that does not exist yet."""
     return str(tmp_path / "store")
 
 
 @pytest.fixture
 def s3_url(request: pytest.FixtureRequest) -> str:
-    """An empty place in the S3 server's bucket."""
+    """A URL in the S3 server's bucket below which there are no objects."""
     request.getfixturevalue("s3_server")
     return f"s3://{BUCKET}/{_fresh_name(request)}"
 
 
 @pytest.fixture
 def gcs_url(request: pytest.FixtureRequest) -> str:
-    """An empty place in the GCS server's bucket."""
+    """A URL in the GCS server's bucket below which there are no objects."""
     request.getfixturevalue("gcs_server")
     return f"gs://{BUCKET}/{_fresh_name(request)}"
 
 
 @pytest.fixture(params=["local", "s3", "gcs"])
 def store_url(request: pytest.FixtureRequest) -> str:
-    """An empty place, in each kind of store in turn."""
+    """An empty location. The test runs once each for a local folder, S3, and GCS."""
     return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 @pytest.fixture
 def s3_proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
-    """A proxy in front of the S3 server, used by this test's clients and subprocesses."""
+    """A fault proxy in front of the S3 server, used by this test's clients and subprocesses."""
     with (
         start_fault_proxy(s3_server.endpoint) as proxy,
         new_clients(s3_server.environment(proxy.endpoint)),
@@ -128,7 +128,7 @@ def s3_proxy(s3_server: S3Server) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def gcs_proxy(gcs_server: GCSServer) -> Iterator[FaultProxy]:
-    """A proxy in front of the GCS server, used by this test's clients and subprocesses."""
+    """A fault proxy in front of the GCS server, used by this test's clients and subprocesses."""
     with (
         start_fault_proxy(gcs_server.endpoint) as proxy,
         new_clients(gcs_server.environment(proxy.endpoint)),
@@ -138,7 +138,7 @@ def gcs_proxy(gcs_server: GCSServer) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 32 KB."""
+    """A folder on a 32 KB file system, for tests that fill a disk. Only root can mount it."""
     folder = tmp_path / "small"
     folder.mkdir()
     mounted = subprocess.run(
@@ -156,8 +156,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `tokenizer.json` and `tokenizer_config.json`: 400 tokens; id 0 is
-    `<|endoftext|>`, 1 is `<|pad|>`."""
+    """The folder of a 400-token BPE tokenizer, with `tokenizer.json` and `tokenizer_config.json`.
+
+    ID 0 is `<|endoftext|>`, and ID 1 is `<|pad|>`.
+    """
     from scripts.train_tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
 
     texts = [
@@ -173,7 +175,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """60 documents in small shards. Tests share this dataset, and must not change it."""
+    """A dataset of 60 documents in shards of 2 KB. All tests share it, so none may change it."""
     path = write_mds(tmp_path_factory.mktemp("mds"), random_documents(7, 60), shard_bytes=2_000)
     files = sorted(os.listdir(path))
     yield path
@@ -182,7 +184,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def larger_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """300 documents."""
+    """A dataset of 300 documents in shards of 4 KB. All tests share it, so none may change it."""
     return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
 
 

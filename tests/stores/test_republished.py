@@ -48,7 +48,7 @@ def reopen(url: str) -> Corpus:
 
 
 def wait_for_the_next_second() -> None:
-    """In seconds. Stores round the time of a write down."""
+    """Wait for the next second, because stores round times down to seconds."""
     second = int(time.time())
     while int(time.time()) == second:
         time.sleep(0.02)

@@ -77,7 +77,7 @@ def test_the_first_shards_are_those_that_the_run_reads_first(
         next(iter(loader))
         read = {path.name for path in cache.glob("*/*.mds")}
         assert len(warmed) == 6
-        # the first batch may need other files, but none of these again
+        # the first batch may download other shards, but none of the warmed ones again
         assert count_requests(s3_proxy) - before == len(read - warmed)
         first = loader.trace(next(iter(loader_of(s3_url, cache, tokenizer_folder))), row=0)
     assert any(Path(span.shard).stem.split(".mds")[0] in " ".join(warmed) for span in first)

@@ -1,4 +1,4 @@
-"""Awkward corpora and worlds for hypothesis to search."""
+"""Hypothesis strategies for unusual corpora, configs, and worlds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.corpora import EOS_ID, byte_tokenizer, write_mds
 
 @functools.cache
 def tokenize(text: str) -> tuple[int, ...]:
-    """The IDs of a document from the Hugging Face tokenizer."""
+    """The IDs of a document, as the Hugging Face byte tokenizer encodes them without bos or eos."""
     tokenizer = byte_tokenizer()
     tokenizer.encode_special_tokens = True
     return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -25,7 +25,7 @@ def tokenize(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """A corpus, a config, and worlds that are allowed to read it."""
+    """A corpus, a config, and the legs of a run whose worlds may read them."""
 
     shards: tuple[tuple[str, ...], ...]
     seq_len: int
@@ -42,17 +42,17 @@ class Case:
     open_rows: int = 2
     overflow: str = "cut"
     cuts: tuple[int, ...] = ()
-    """The indexes of the shards at which a new stream begins."""
+    """The indexes of the shards that start a new stream, without 0."""
     proportions: tuple[float, ...] | None = None
     repeats: tuple[float, ...] | None = None
     min_tokens: int = 0
 
     def tokens(self, document: str) -> tuple[int, ...]:
-        """The tokens of a document. Without an eos, an empty document has none."""
+        """The tokens of a document, and the eos if the case adds one."""
         return tokenize(document) + (EOS_ID,) * self.eos
 
     def kept(self, document: str) -> tuple[int, ...]:
-        """The tokens of a document that are in rows."""
+        """The tokens of a document that the run puts into rows. A filtered document has none."""
         if len(self.tokens(document)) < self.min_tokens:
             return ()
         is_cut = self.packing == "one_per_row" and self.overflow == "cut"
@@ -77,8 +77,7 @@ def cases(
     packings: Sequence[str] = ("concat", "best_fit", "one_per_row"),
     mixtures: Sequence[str] = ("one stream", "one corpus", "repeated", "mixed"),
 ) -> Case:
-    """A case whose legs end in the middle of epochs, documents, exchange windows, and rounds of
-    lanes."""
+    """Cases whose legs can end inside an epoch, document, exchange window, or round of lanes."""
     texts = st.text(alphabet="ab<eos>é\0", max_size=draw(st.sampled_from([3, 12, 40])))
     shards = draw(
         st.lists(st.lists(texts, min_size=1, max_size=9).map(tuple), min_size=1, max_size=5)
@@ -97,7 +96,7 @@ def cases(
     cuts: list[int] = []
     if mixture != "one stream" and len(shards) > 1:
         cuts = sorted(draw(st.sets(st.integers(1, len(shards) - 1), min_size=1, max_size=3)))
-    # an endless lane of empty documents alone is an error
+    # add an eos to endless runs, because an endless lane of only empty documents is an error
     eos = how_many_epochs is None or not any(map(any, shards)) or draw(st.booleans())
     is_any_long = any(len(text) > 1 for shard in shards for text in shard)
     legs = []
@@ -148,7 +147,7 @@ def _weights(draw: st.DrawFn, count: int) -> list[float]:
 
 
 def write_case(folder: str, case: Case) -> list[Stream]:
-    """The case's corpus as MDS datasets with exactly its shards, one dataset per stream."""
+    """Write the case's corpus with exactly its shards. Each stream is an MDS dataset."""
     streams = []
     for number, shards in enumerate(case.streams):
         documents = [text for shard in shards for text in shard]

@@ -1,9 +1,12 @@
-"""Pack a finite mixture with `best_fit`, row by row, from the sizes of documents alone.
+"""A simple `best_fit` packer for mixtures that needs only the documents' sizes.
 
-    lane     items: documents, and what is left of them ─► open rows ─► the next row
+Tests compare the rows of a run with its rows.
+
+    lane     items: documents, or their remaining tokens ─► open rows ─► the next row
     tail     the items of all lanes of a stream, by ordinal, then lane, as one lane
 
-An item is (ordinal, lane, epoch, sample, start, stop): tokens of a document that are in no row yet.
+An item is (ordinal, lane, epoch, sample, start, stop): tokens [start, stop) of a document that are
+not in a complete row yet.
 """
 
 from __future__ import annotations
@@ -26,11 +29,11 @@ Span = tuple[int, int, int, int, int]
 
 @dataclass
 class Lane:
-    """Items that are in no complete row yet, some of them in open rows."""
+    """The items of a lane, or of a tail, that are not in a complete row yet."""
 
     find: Callable[[int], list[Item] | None]
-    """Finds the item of the document with an ordinal: a list with at most one item. None after the
-    end."""
+    """Returns the item of the document with this ordinal, as a list: empty if the document has no
+    tokens. Returns None after the end."""
     next_ordinal: int = 0
     items: deque[Item] = field(default_factory=deque)
     open: list[tuple[int, list[Item]]] = field(default_factory=list)
@@ -71,13 +74,13 @@ class Lane:
         return self.open.pop(0)[1] if len(self.open) > most_open else None
 
     def reopen(self) -> None:
-        """Empty the open rows, and put their items before all others."""
+        """Empty the open rows, and put their items at the front of the queue."""
         self.items.extendleft([item for _, items in self.open for item in items][::-1])
         self.open = []
 
 
 class _Stream:
-    """A stream's lanes, and its tail once it begins."""
+    """The lanes of a stream, and its tail after a lane could not fill a row."""
 
     def __init__(self, component: Component, repeats: int | None, sizes: Sequence[int]) -> None:
         self.is_endless, division = repeats is None, component.lanes
@@ -136,7 +139,10 @@ class _Stream:
 
 
 class BestFitOracle:
-    """Packs a mixture, given its components, epochs, and documents' sizes (0 if filtered)."""
+    """Packs a mixture from its components, their numbers of epochs, and the documents' sizes.
+
+    The size of a filtered document is 0.
+    """
 
     def __init__(
         self,
@@ -149,20 +155,20 @@ class BestFitOracle:
         self._num_lanes, self._most_open = components[0].lanes.num_lanes, most_open
         self._seq_len: int | None = None
         self.rows: list[list[Span]] = []
-        """The spans of each row so far; empty for padding."""
+        """The spans of each row so far. A row of padding has none."""
 
     @property
     def left(self) -> list[int | None]:
-        """For each stream: 0 if it is over, 1 if it is not, None if it is endless."""
+        """For each stream: 0 if it has ended, 1 if it has rows left, None if it is endless."""
         return [None if each.is_endless else int(not each.is_over()) for each in self._streams]
 
     @property
     def streams(self) -> list[int]:
-        """The stream of each row so far; -1 for padding."""
+        """The stream of each row so far, or -1 for a row of padding."""
         return [row[0][0] if row else -1 for row in self.rows]
 
     def take(self, number: int, weights: Weights, first: bool, seq_len: int) -> bool:
-        """Pack `number` rows, and pad after the end. Returns whether the run has ended."""
+        """Pack `number` rows, with padding after the end. Returns whether the run has ended."""
         if self._seq_len not in (None, seq_len):
             for stream in self._streams:
                 stream.reopen()
@@ -190,7 +196,7 @@ class BestFitOracle:
 
 
 def choose_stream(row: int, num_lanes: int, live: Weights) -> int:
-    """Choose a row's stream, given the weights of the streams that are not over."""
+    """Choose a row's stream, given each stream's weight (0 for a stream that has ended)."""
     shares = [float(Fraction(weight) / sum(map(Fraction, live))) for weight in live]
     sums = list(accumulate(map(Fraction, shares)))
     point = row * find_step(num_lanes) % TURN

@@ -1,4 +1,4 @@
-"""A dataset read by both libraries, in one process."""
+"""Readers of the same dataset in one process: StreamingDataset and cloudload."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.corpora import EOS, EOS_ID, byte_tokenizer
 
 
 def streaming_dataset(kind: type | None = None, **options: Any) -> Any:
-    """A StreamingDataset, after the shared memory of earlier ones is removed."""
+    """Remove the shared memory of earlier StreamingDatasets, and return a new one."""
     import streaming
 
     streaming.base.util.clean_stale_shared_memory()
@@ -18,7 +18,10 @@ def streaming_dataset(kind: type | None = None, **options: Any) -> Any:
 
 
 def read_by_cloudload(folder: Path, cache: Path, **options: Any) -> list[str]:
-    """The texts of an epoch, in the dataset's order. Each row holds one text of 32 bytes."""
+    """The texts of an epoch, by default in the dataset's order. Spaces are removed.
+
+    A row has 32 tokens, so a text may have at most 31 bytes before its eos.
+    """
     defaults = {"num_lanes": 1, "num_canonical_nodes": 1, "shuffle": False}
     loader = CloudLoader(
         str(folder),

@@ -1,5 +1,4 @@
-"""A headless Chromium that shows a page from a file, controlled over a pipe with the DevTools
-protocol.
+"""A headless Chromium for tests of HTML pages. The DevTools protocol controls it over a pipe.
 
 with open_browser() as browser:
     browser.open(page)
@@ -24,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-"""The program, or None if it is not installed (apt-get install chromium)."""
+"""The path of the browser, or None if it is not installed (apt-get install chromium)."""
 
-# Chromium reads commands from descriptor 3 and writes answers to descriptor 4
+# Chromium reads commands from file descriptor 3, and writes answers to file descriptor 4
 _LAUNCH = (
     "import os, sys; reads, writes, *command = sys.argv[1:]; "
     "os.dup2(int(reads), 3); os.dup2(int(writes), 4); os.execv(command[0], command)"
@@ -56,7 +55,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol, and return its result."""
+        """Call a DevTools method, such as `Page.navigate`, and return its result."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": parameters}
         if self._session:
@@ -81,19 +80,19 @@ class Browser:
         return answer
 
     def open(self, page: Path, fragment: str = "") -> None:
-        """Open a file, and wait until its script says that it is ready."""
+        """Open a page from a file, and wait until its script sets `data-ready` to `yes`."""
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url=page.absolute().as_uri() + fragment)
         self.wait("document.documentElement?.dataset.ready === 'yes'")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression, as JSON."""
+        """Evaluate a JavaScript expression in the page. Its value must be JSON."""
         answer = self.call("Runtime.evaluate", expression=expression, **_BY_VALUE)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until a JavaScript expression is true."""
         deadline = time.monotonic() + _PATIENCE_S
         while not self.evaluate(f"Boolean({expression})"):
             assert time.monotonic() < deadline, expression

@@ -1,4 +1,4 @@
-"""Clients of stores that are created in a different environment."""
+"""Contexts in which stores' clients use other environment variables, or share parsed models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudload.storage import registry
 
 @contextlib.contextmanager
 def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
-    """Within this block, create cloudload's clients in an environment with these variables."""
+    """Set environment variables, and let cloudload create new clients from them in this block."""
     with environment(variables):
         registry._open.clear()
         try:
@@ -25,7 +25,7 @@ def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
 def models_read_once() -> Iterator[None]:
     """Within this block, all boto3 clients use one parsed copy of each service model.
 
-    Otherwise, each client would read and parse a megabyte of JSON.
+    Otherwise, each client would read and parse 1 MB of JSON.
     """
     from botocore.loaders import JSONFileLoader
 
@@ -40,7 +40,7 @@ def models_read_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables of this process, and restore them."""
+    """Set environment variables of this process, and restore the earlier values after the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

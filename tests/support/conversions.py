@@ -27,11 +27,11 @@ from cloudload.mds.writer import encode_index
 from cloudload.storage.objects import list_objects, read_object, upload_file, write_object
 
 FORMS = ("jsonl", "gz", "bz2", "xz", "zst", "lines", "text", "parquet", "dataset", "iterable")
-"""The kinds of input."""
+"""The forms of input that `make_input` can write."""
 
 QUIET: dict[str, Any] = {"progress": False, "processes": 1}
 SETTINGS: dict[str, Any] = {**QUIET, "shard_bytes": 2000, "block_bytes": 3000}
-"""Options for many shards and blocks, each with few documents."""
+"""Converter options under which even a small corpus has many shards (2 KB) and blocks (3 KB)."""
 
 COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -40,19 +40,21 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.compress,
     ".zst": zstandard.compress,
 }
-"""Maps file extensions to functions that compress."""
+"""The compression function for each file extension."""
 
 
 def documents(number: int) -> list[str]:
-    """Documents of unequal lengths."""
+    """Documents of 1 to 17 repetitions of their name."""
     return [f"document {place} " * (place % 17 + 1) for place in range(number)]
 
 
 def make_input(
     folder: Path, form: str, texts: Sequence[str]
 ) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """A function that returns the same input on every call, and the options that the input
-    needs."""
+    """Write `texts` in this form.
+
+    Returns a function that returns the converter's input on each call, and the input's options.
+    """
     folder.mkdir()
     rows = [{"text": text} for text in texts]
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -78,14 +80,14 @@ def make_input(
     elif form == "jsonl":
         (folder / "a.jsonl").write_bytes(lines)
     else:
-        # two members, as tools that write in parallel leave them
+        # two members in one file, as parallel compressors write them
         compress = COMPRESSORS[f".{form}"]
         (folder / f"a.json.{form}").write_bytes(compress(lines[:5000]) + compress(lines[5000:]))
     return lambda: folder, {}
 
 
 def leave_out_samples_hashes(folder: Path) -> None:
-    """Rewrite the index as MDSWriter would write it, without the hashes that cloudload adds."""
+    """Remove the hashes that cloudload adds to an index, so that it equals MDSWriter's."""
     index = json.loads((folder / "index.json").read_text())
     for entry in index["shards"]:
         entry["raw_data"]["hashes"].pop(SAMPLES_HASH, None)
@@ -93,7 +95,7 @@ def leave_out_samples_hashes(folder: Path) -> None:
 
 
 def digest(folder: Path) -> str:
-    """The hash of the names and bytes of a dataset's files except the report, which contains
+    """A hash of the names and bytes of a dataset's files, except the report, because it contains
     times."""
     hashed = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
@@ -104,7 +106,7 @@ def digest(folder: Path) -> str:
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
-    """Make the converter fail after it has stored this number of shards."""
+    """Make the converter fail when it has stored this many shards."""
     left = [shards]
 
     def failing(url: str, data: bytes) -> None:
@@ -127,7 +129,7 @@ def note_each_write(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], objec
 
 
 def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) -> Path:
-    """JSON Lines of very different lengths in nested folders, with one file gzipped."""
+    """Write JSON Lines with very different line lengths, in nested folders. One file is gzipped."""
     draw = random.Random(seed)
     words = ["stone", "water", "Füchse", "狐", "🦊", "\x00", "<|endoftext|>", "\r\n"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +151,7 @@ def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) 
 
 
 def dataset_bytes(url: str) -> dict[str, str]:
-    """The hash of every file of a dataset except the report, which contains times."""
+    """The hash of each file of a dataset, by name, except the report, because it contains times."""
     found = {
         item.url.removeprefix(url): hashlib.sha256(read_object(item.url)).hexdigest()
         for item in list_objects(url)
@@ -160,7 +162,7 @@ def dataset_bytes(url: str) -> dict[str, str]:
 
 
 def read_dataset(url: str, scratch: Path) -> list[dict[str, Any]]:
-    """Every sample, read by cloudload."""
+    """All samples of a dataset, read by cloudload. `scratch` is a folder for local copies."""
     samples = []
     for info in parse_index(read_object(f"{url}/index.json"), url):
         path = scratch / info.raw.name
@@ -175,12 +177,12 @@ def read_dataset(url: str, scratch: Path) -> list[dict[str, Any]]:
 
 
 def texts(url: str, scratch: Path) -> list[str]:
-    """The text of every sample."""
+    """The texts of all samples of a dataset, in order."""
     return [sample["text"] for sample in read_dataset(url, scratch)]
 
 
 def convert_lines(tmp_path: Path, lines: Sequence[str | bytes], **options: Any) -> ConvertReport:
-    """Write these lines to `in/a.jsonl`, and convert it to `out`."""
+    """Write these lines to `in/a.jsonl`, convert that file to `out`, and return the report."""
     path = tmp_path / "in" / "a.jsonl"
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(

@@ -1,9 +1,8 @@
-"""Tiny corpora: random documents, MDS datasets that are written to any store in milliseconds, and a
-byte tokenizer.
+"""Tiny corpora: random documents, MDS datasets in any store, and a byte tokenizer.
 
-    write_mds(store_url, ["aaa", "bb"])                               # a shard, a column `text`
-    write_mds(path, random_documents(0, 100), shard_bytes=1_000)      # several shards
-    write_mds(path, ["aaa"], extra={"source": ("str", ["a book"])})   # more columns
+write_mds(store_url, ["aaa", "bb"])                               # one shard, one column `text`
+write_mds(path, random_documents(0, 100), shard_bytes=1_000)      # several shards
+write_mds(path, ["aaa"], extra={"source": ("str", ["a book"])})   # more columns
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ EOS_ID = 256
 
 @functools.cache
 def byte_tokenizer() -> Tokenizer:
-    """One token per byte, and `<eos>`, so that tests can state a document's tokens literally."""
+    """A tokenizer with one token per byte, and `<eos>`, so that tests can write tokens by hand."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
         models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[])
@@ -60,8 +59,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def random_documents(seed: int, count: int, *, max_words: int = 30) -> list[str]:
-    """Documents of 1 to `max_words` words. All are distinct, because each starts with its
-    number."""
+    """Documents of 1 to `max_words` random words. Each starts with its index, so all differ."""
     words = random.Random(seed)
     return [
         " ".join([f"{number}:", *words.choices(_WORDS, k=words.randint(1, max_words))])
@@ -83,10 +81,10 @@ def write_mds(
 ) -> str:
     """Write `documents` as an MDS dataset, the index last, and return its location.
 
-    `shard_bytes` is the maximum size of a shard, unless a single document is larger;
-    `shard_samples` sets the number of documents in each shard instead. With a different `encoding`,
-    documents are its values. `extra` maps further columns to their encoding and values, one for
-    each document.
+    `shard_bytes` is the maximum size of a shard, unless a single document is larger.
+    `shard_samples` sets the number of documents in each shard instead. `encoding` is the MDS
+    encoding of `documents`. `extra` maps the name of each additional column to its encoding and to
+    its values, one for each document.
     """
     texts, extra = list(documents), dict(extra or {})
     columns = [
@@ -115,13 +113,13 @@ def write_mds(
 
 
 def encode_shard(form: ShardFormat, samples: Sequence[bytes]) -> bytes:
-    """The raw bytes of a shard of encoded samples."""
+    """The raw bytes of a shard that contains these encoded samples."""
     sizes = np.fromiter(map(len, samples), np.int64, len(samples))
     return b"".join([encode_shard_head(form, sizes), *samples])
 
 
 def cut_into_shards(form: ShardFormat, samples: Iterable[bytes]) -> list[list[bytes]]:
-    """Group consecutive samples, as many per shard as fit."""
+    """Group consecutive samples into shards. Each shard gets as many as fit `form.shard_bytes`."""
     shards: list[list[bytes]] = []
     size = form.shard_bytes + 1
     for sample in samples:

@@ -1,8 +1,8 @@
 """Ways to damage a dataset of 70 documents in two shards, in a local folder.
 
 write_mds(folder, TEXTS, shard_samples=SHARDS)
-edit_entry(lambda entry: entry.update(samples=29))(folder)    # the index
-patch(8, b"\\xff")(folder)                                    # bytes of the second shard
+edit_entry(lambda entry: entry.update(samples=29))(folder)    # changes the index
+patch(8, b"\\xff")(folder)                                    # changes bytes of the second shard
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Damage = Callable[[Path], object]
 
 
 def edit(change: Callable[[Index], Any]) -> Damage:
-    """Change the parsed index."""
+    """Damage that applies `change` to the parsed index and saves it."""
 
     def apply(folder: Path) -> None:
         index = json.loads((folder / "index.json").read_text())
@@ -37,12 +37,12 @@ def edit(change: Callable[[Index], Any]) -> Damage:
 
 
 def edit_entry(change: Callable[[Index], Any], number: int = 1) -> Damage:
-    """Change the entry of a shard."""
+    """Damage that changes the index entry of a shard: by default, the second one."""
     return edit(lambda index: change(index["shards"][number]))
 
 
 def patch(place: int, data: bytes, name: str = SECOND) -> Damage:
-    """Overwrite bytes of a file, and drop its hashes from the index."""
+    """Damage that overwrites bytes of a file, and removes its hashes from the index."""
 
     def apply(folder: Path) -> None:
         raw = bytearray((folder / name).read_bytes())
@@ -56,12 +56,12 @@ def patch(place: int, data: bytes, name: str = SECOND) -> Damage:
 
 
 def replace_bytes(old: bytes, new: bytes) -> Damage:
-    """Replace bytes of the second shard, and drop the hashes from the index."""
+    """Damage that replaces the first `old` in the second shard, and removes the shard's hashes."""
     return lambda folder: patch((folder / SECOND).read_bytes().index(old), new)(folder)
 
 
 def rename(name: str) -> Damage:
-    """Rename the second shard, in the index and the folder."""
+    """Damage that renames the second shard, in the index and in the folder."""
 
     def apply(folder: Path) -> None:
         target = folder / name
@@ -90,7 +90,7 @@ def flip_middle(name: str) -> Damage:
 
 
 def write_raw_beside(folder: Path) -> None:
-    """Leave an empty raw file beside its compressed shard."""
+    """Write an empty raw file beside the compressed second shard."""
     (folder / SECOND).write_bytes(b"")
 
 
@@ -100,7 +100,10 @@ def keep_raw_alone(folder: Path) -> None:
 
 
 def exceed_32_bits(folder: Path) -> None:
-    """A sparse shard of more than 4 GiB, whose offsets wrap like those of MDSWriter."""
+    """Make the second shard a sparse file of more than 4 GiB.
+
+    Its 32-bit offsets wrap around, as in such a shard from MDSWriter.
+    """
     raw = (folder / SECOND).read_bytes()
     count = struct.unpack_from("<I", raw)[0]
     offsets = list(struct.unpack_from(f"<{count + 1}I", raw, 4))
@@ -116,7 +119,7 @@ def exceed_32_bits(folder: Path) -> None:
 
 
 def change_encoding(encoding: str, field_name: str = "more") -> Damage:
-    """Change the encoding of an 8-byte column in the index and the headers."""
+    """Damage that changes the encoding of a `float64` column in the index and in shard headers."""
 
     def apply(folder: Path) -> None:
         for name in (FIRST, SECOND):
@@ -137,7 +140,7 @@ def change_encoding(encoding: str, field_name: str = "more") -> Damage:
 
 
 def write_json_shards(folder: Path) -> None:
-    """Replace the dataset with one in JSON shards."""
+    """Replace the dataset with one that Streaming's JSONWriter writes."""
     from streaming import JSONWriter
 
     shutil.rmtree(folder)
@@ -152,7 +155,7 @@ def add_md5(folder: Path) -> None:
 
 
 def drop_column(folder: Path) -> None:
-    """Replace the second shard with one without the column `more`."""
+    """Replace the second shard with a shard that has no column `more`."""
     other = folder.parent / "other"
     write_mds(other, TEXTS[40:], shard_samples=[30])
     (folder / SECOND).write_bytes((other / FIRST).read_bytes())

@@ -1,9 +1,10 @@
-"""A prestarted process of `examples/train_elastic.py` that logs its training data.
+"""A process of `examples/train_elastic.py` that starts warm, and logs its training data.
 
     python -m tests.support.elastic_rank FOLDER ARGUMENT...
 
-Each process writes `FOLDER/<pid>.jsonl`: before the others receive its gradients, its world, the
-row after the batch and the IDs of its rows; and the row after each step that it has committed.
+Each rank writes `FOLDER/<pid>.jsonl`, in the format of `noted_steps`. Before each forward pass, it
+logs its world, its rank, the row after the batch, and the IDs of its rows. After each commit, it
+logs the row after the committed step.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main() -> None:
         _note(train_elastic, Path(folder))
     train_elastic.main()
     sys.stdout.flush()
-    os._exit(0)  # clearing torch's modules would take longer than the run
+    os._exit(0)  # skip the cleanup of torch's modules, which takes longer than the run
 
 
 def _note(train_elastic: Any, folder: Path) -> None:

@@ -1,4 +1,7 @@
-"""The number of examples of a property test: `CLOUDLOAD_EXAMPLES`, which `make test-long` sets."""
+"""The number of examples of a property test, from the variable `CLOUDLOAD_EXAMPLES`.
+
+`make test-long` sets this variable.
+"""
 
 import os
 

@@ -5,19 +5,19 @@
         subprocess.run([...], env=os.environ | s3.environment(proxy.endpoint))
         proxy.requests()             # [Request(line="GET /b/shard.00001", action="status", …), …]
 
-A fault applies to requests whose line (`GET /bucket/key?query`) matches its pattern: it skips the
-first `skip` of them, then applies `times` times, to a random `share` of them. The first fault that
-applies wins. The actions:
+A fault matches requests by their line (`GET /bucket/key?query`). It skips the first `skip` matching
+requests, and then applies `times` times, each time with the probability `share`. If several faults
+apply to a request, the first one wins. The actions:
 
     status    answer `status` with an error of `code` (if empty, with only
               `message`), in the format of S3 or, with `as_json`, of GCS
     delay     wait `seconds` before the request is passed on
     reset     reset the connection instead of answering
     drop      send nothing for `seconds`, then reset
-    truncate  end the connection after `at` bytes of the body
+    truncate  close the connection after `at` bytes of the body
     stall     go silent for `seconds` after `at` bytes of the body
     corrupt   flip the bits of the byte at `at` of the body
-    throttle  pass on the body at `bytes_per_s`
+    throttle  pass on the body at `bytes_per_s` bytes per second
 
 The request keeps its Host header, so that the server accepts signatures made for the proxy. In JSON
 answers, the proxy replaces the server's address with its own, so that GCS links lead to the proxy.
@@ -50,7 +50,7 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong, for which requests, and how often (always, if `times` is None)."""
+    """An action on the requests whose line matches `match`: `times` times, or always if None."""
 
     match: str
     action: str
@@ -74,8 +74,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Request:
-    """A request that the proxy received: its line, headers (lowercase names), action, and the
-    status sent (0 if none)."""
+    """A request that the proxy received, and what the proxy did.
+
+    Header names are in lowercase. `status` is the status that was sent, or 0 if none was.
+    """
 
     line: str
     headers: dict[str, str]
@@ -91,7 +93,7 @@ class FaultProxy:
     endpoint: str
 
     def set_faults(self, faults: Sequence[Fault]) -> None:
-        """Replace the faults, and forget the requests seen so far."""
+        """Replace all faults, and clear the list of requests."""
         self._control(json.dumps([asdict(fault) for fault in faults]).encode())
 
     def requests(self, match: str = "") -> list[Request]:
@@ -113,7 +115,7 @@ class FaultProxy:
 
 @contextlib.contextmanager
 def start_fault_proxy(upstream: str) -> Iterator[FaultProxy]:
-    """Run a proxy in front of the server at `upstream`, without faults at first."""
+    """Run a proxy in front of the server at `upstream`. It starts without faults."""
     from tests.support.servers import running
 
     with tempfile.TemporaryDirectory(
@@ -267,7 +269,7 @@ async def _refuse(
     if b"100-continue" not in head.lower():
         await reader.readexactly(
             _length(head)
-        )  # a client that still sends would see a reset, not the answer
+        )  # if the body were not read, the client would see a reset instead of the answer
     body = _error_body(fault).encode()
     kind = "json" if fault["as_json"] else "xml"
     writer.write(
@@ -285,7 +287,7 @@ async def _refuse(
 def _error_body(fault: dict[str, Any]) -> str:
     code, message = fault["code"], fault["message"]
     if not code:
-        return str(message)  # such as the page of a proxy
+        return str(message)  # for example, an HTML page from an HTTP proxy
     if fault["as_json"]:
         return json.dumps(
             {
@@ -304,7 +306,7 @@ def _error_body(fault: dict[str, Any]) -> str:
 
 
 def _closing(head: bytes) -> bytes:
-    """The head of a request or an answer, asking for the connection to be closed after it."""
+    """The head of a request or an answer, with `Connection: close` in its headers."""
     first, *fields = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     kept = [field for field in fields if not field.lower().startswith(b"connection:")]
     return b"\r\n".join([first, *kept, b"Connection: close", b"", b""])
@@ -325,7 +327,7 @@ def _length(head: bytes) -> int:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    # closing a socket that lingers for 0 seconds sends RST
+    # with a linger time of 0 s, closing the socket sends an RST
     writer.get_extra_info("socket").setsockopt(
         socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
     )

@@ -1,4 +1,4 @@
-"""Strategies for tiny finite runs, and the worlds that read them."""
+"""Hypothesis strategies for tiny finite runs, and for the worlds that read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.finite_runs import PACKINGS, Packing, leave_out
 
 @dataclass(frozen=True)
 class Case:
-    """A corpus in which some documents are left out, and worlds."""
+    """A corpus in which some documents are left out, and the legs of a run that reads it."""
 
     documents: tuple[str, ...]
     settings: dict[str, Any]
@@ -24,7 +24,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, packings: Sequence[Packing] = PACKINGS) -> Case:
-    """Tiny corpora with few kinds of documents, so that full rows and dry lanes occur by chance."""
+    """Corpora of 1 to 25 documents of 10 kinds, so that full rows and dry lanes are likely."""
     texts = st.sampled_from(
         ["", "-", "a", "bb", "cccc", "d" * 7, "e" * 8, "f" * 9, "-" * 9, "g" * 40]
     )

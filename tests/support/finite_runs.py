@@ -37,13 +37,15 @@ TO_THE_END = [
     Leg(3, workers=2, batch_size=4, batches=None, exchange_every=3),
     Leg(batch_size=7, batches=None),
 ]
-"""Legs with global batches of 6, 12, and 7 rows; 7 does not divide the lanes."""
+"""Legs with global batches of 6, 12, and 7 rows. 7 is not a multiple of the 6 lanes."""
 
 
 @dataclass
 class Corpus:
-    """Documents as an MDS dataset, and its loaders. The transform filters documents that begin with
-    `-`."""
+    """A corpus as an MDS dataset, its loaders, and their expected results.
+
+    The transform filters documents that begin with `-`.
+    """
 
     folder: Path
     documents: Sequence[str]
@@ -79,7 +81,7 @@ class Corpus:
         return check_worlds(self.loaders(**changes), legs)
 
     def tokens(self, document: str) -> tuple[int, ...]:
-        """The tokens of a document; empty if it is left out."""
+        """The tokens of a document, or none if it is left out."""
         ids = tokenize(document) + (EOS_ID,) * (self.settings["eos"] is not None)
         is_left_out = document.startswith("-") or len(ids) < self.settings.get("min_tokens", 0)
         return () if is_left_out else ids
@@ -94,7 +96,7 @@ class Corpus:
 
     @property
     def expected(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """The tokens in rows of each document (epoch, sample) that has any."""
+        """The expected tokens of each document (epoch, sample) that has tokens in a row."""
         ids = {
             sample: self.tokens(text)[: self.cut_at] for sample, text in enumerate(self.documents)
         }
@@ -112,7 +114,7 @@ class Corpus:
         empty = [
             not text.startswith("-") and not tokenize(text) and not frame for text in self.documents
         ]
-        # if there is a minimum, a document without tokens is below it
+        # with `min_tokens`, an empty document counts as filtered
         empty = [is_empty and not self.settings.get("min_tokens", 0) for is_empty in empty]
         sizes = [len(self.tokens(text)) for text in self.documents]
         once = {
@@ -143,8 +145,10 @@ def write_corpus(folder: Path, documents: Sequence[str], **settings: Any) -> Cor
 
 
 def uneven(seed: int, count: int, *, most: int = 20) -> list[str]:
-    """Documents of very different sizes, some empty, so that the lanes are far apart when the first
-    one ends."""
+    """Documents of 0 to `most` bytes, in an uneven pattern.
+
+    When the first lane runs dry, other lanes still have many documents.
+    """
     sizes = random.Random(seed)
     return [
         chr(97 + number % 26) * (sizes.randint(0, most) if number % 5 else sizes.randint(0, 3))
@@ -153,7 +157,7 @@ def uneven(seed: int, count: int, *, most: int = 20) -> list[str]:
 
 
 def tokens_in(rows: Sequence[Row]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Map each document (epoch, sample) to its tokens. `best_fit` may reorder them."""
+    """The tokens of each document (epoch, sample). `best_fit` may emit its spans out of order."""
     parts: dict[tuple[int, int], list[tuple[int, tuple[int, ...]]]] = {}
     for row in rows:
         ids = iter(row.input_ids)

@@ -11,21 +11,21 @@ from typing import Any
 
 
 def write_csv(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write CSV with pandas, quoted where necessary."""
+    """Write a CSV file with pandas, which quotes values only where necessary."""
     import pandas
 
     pandas.DataFrame(rows).to_csv(folder / "a.csv", index=False)
 
 
 def write_tsv_gz(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write compressed TSV with pandas."""
+    """Write a gzipped TSV file with pandas."""
     import pandas
 
     pandas.DataFrame(rows).to_csv(folder / "a.tsv.gz", index=False, sep="\t")
 
 
 def write_json(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a JSON array with pandas."""
+    """Write a JSON array of objects with pandas."""
     import pandas
 
     pandas.DataFrame(rows).to_json(folder / "a.json", orient="records", indent=1)
@@ -43,14 +43,14 @@ def write_arrow(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_saved(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a folder with `save_to_disk`."""
+    """Write a Hugging Face dataset with `save_to_disk`, in 3 shards."""
     import datasets
 
     datasets.Dataset.from_list(list(rows)).save_to_disk(folder, num_shards=3)
 
 
 def write_webdataset(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write an archive with Python's tarfile."""
+    """Write a WebDataset archive with Python's tarfile."""
     stored = io.BytesIO()
     with tarfile.open(fileobj=stored, mode="w") as tar:
         for number, row in enumerate(rows):
@@ -63,7 +63,7 @@ def write_webdataset(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_mds(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a dataset of many shards with `MDSWriter`."""
+    """Write a compressed MDS dataset of many shards with `MDSWriter`."""
     from streaming import MDSWriter
 
     options: dict[str, Any] = {"size_limit": 9000, "compression": "zstd", "hashes": ["sha1"]}
@@ -81,4 +81,4 @@ INPUT_KINDS: dict[str, Callable[[Path, Sequence[Mapping[str, Any]]], None]] = {
     "webdataset": write_webdataset,
     "mds": write_mds,
 }
-"""Functions that write rows to a folder, by the kind of input."""
+"""The function that writes rows to a folder, for each kind of input."""

@@ -1,4 +1,4 @@
-"""A training job of `lone_trainer.py` in a separate session, and its leftovers."""
+"""Training jobs of `lone_trainer.py`, each in its own session, and the processes they leave."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.warm_start import Program, start
 
 @dataclass
 class Job:
-    """A running job, and its leftovers."""
+    """A job that was started in its own session, and the processes that it leaves running."""
 
     data: str
     process: Program
@@ -26,7 +26,7 @@ class Job:
     shared_memory: set[str] = field(default_factory=shared_memory)
 
     def wait_for(self, step: int) -> None:
-        """Wait until the job has taken this step."""
+        """Wait until the job has completed this step."""
         self.wait_for_line(f"step {step}")
 
     def wait_for_line(self, expected: str) -> None:
@@ -37,7 +37,7 @@ class Job:
         raise AssertionError(f"the job ended early: {self.process.communicate()[1]}")
 
     def family(self) -> set[int]:
-        """The living processes of the job's session."""
+        """The PIDs of the live processes in the job's session."""
         members = set()
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
@@ -49,7 +49,7 @@ class Job:
         return members
 
     def workers(self) -> set[int]:
-        """Its worker processes."""
+        """The PIDs of the job's live worker processes."""
         return {
             pid
             for pid in self.family() - {self.process.pid}
@@ -66,7 +66,7 @@ class Job:
 def start_job(
     data: str, folder: Path, variables: Mapping[str, str] | None = None, **options: Any
 ) -> Job:
-    """Start a job with its cache and notes in a folder."""
+    """Start a job whose cache and output are in `folder`."""
     cache, out = folder / "cache", folder / "out"
     out.mkdir(exist_ok=True, parents=True)
     defaults = {
@@ -83,7 +83,7 @@ def start_job(
 
 
 def command_of(pid: int) -> bytes:
-    """The command line of a process, if it is alive."""
+    """The command line of a process, or empty bytes if the process has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""

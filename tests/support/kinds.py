@@ -1,4 +1,4 @@
-"""All kinds of runs, loaders of generated cases, and the documents in their rows."""
+"""All kinds of runs, loaders for generated cases, and the documents in the loaders' rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.awkward import Case, write_case
 from tests.support.corpora import EOS, byte_tokenizer
 from tests.support.examples import EXAMPLES
 
-# for each of dozens of kinds
+# a third of the examples, because they run for each of 21 kinds
 THOROUGH = settings(max_examples=max(1, EXAMPLES // 3), suppress_health_check=list(HealthCheck))
 PACKINGS = ("concat", "best_fit", "one_per_row")
 MIXTURES = ("one stream", "one corpus", "repeated", "mixed")
@@ -68,8 +68,10 @@ def loaders_of(case: Case, folder: str, **changes: Any) -> MakeLoader:
 
 
 def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], tuple[int, ...]]:
-    """The tokens of each document (stream, epoch, sample). Checks that they are in order, without
-    gaps."""
+    """The tokens of each document (stream, epoch, sample).
+
+    Checks that the rows contain the tokens of each document in order and without gaps.
+    """
     tokens: dict[tuple[int, int, int], list[int]] = {}
     for row in rows:
         ids = iter(row.input_ids)

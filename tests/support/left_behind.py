@@ -1,4 +1,4 @@
-"""A job's leftovers: shared memory, and files in its cache."""
+"""The shared memory and the cache files that an ended job has left behind."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _LEFT_OVERS = (".lock", ".part", ".tmp")
 
 
 def shared_memory() -> set[str]:
-    """The names that Python and torch have created in /dev/shm."""
+    """The names of the files in /dev/shm that Python or torch has created."""
     return {name for name in os.listdir("/dev/shm") if name.startswith(_NAMED_BY_PYTHON_OR_TORCH)}
 
 
 def orphans(before: set[str]) -> set[str]:
-    """The names in /dev/shm that are not in `before`, and that no living process uses."""
+    """The names in /dev/shm that are not in `before` and that no process maps into its memory."""
     new = shared_memory() - before
     return new - {name for name in new if _is_mapped(name)}
 
@@ -26,10 +26,10 @@ def _is_mapped(name: str) -> bool:
             if f"/dev/shm/{name}" in maps.read_text(errors="replace"):
                 return True
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
     return False
 
 
 def left_overs(cache: Path) -> list[Path]:
-    """Files of a cache that are neither shards nor orders."""
+    """The lock files and the unfinished files in a cache."""
     return [path for path in cache.rglob("*") if path.suffix in _LEFT_OVERS]

@@ -1,4 +1,4 @@
-"""A loader of a tiny corpus, with the options of most tests."""
+"""A loader for tiny corpora, with the options that most tests use."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ SEQ_LEN = 16
 
 
 def make_loader(data: Any, **settings: Any) -> CloudLoader:
-    """Make a loader without workers, with 12 lanes and batches of 4 rows, unless `settings`
-    differ."""
+    """Make a loader. By default it has no workers, 12 lanes, and batches of 4 rows."""
     defaults: dict[str, Any] = {
         "tokenizer": byte_tokenizer(),
         "eos": EOS,

@@ -1,14 +1,14 @@
-"""A training loop in one process that records each batch, then saves, and can end in many ways.
+"""A training loop that records each batch and saves its state, and can end in several ways.
 
     python -m tests.support.lone_trainer '{"data": …, "cache": …, "out": …, "workers": 2,
                                            "batches": 50, "settings": {…}}'
 
-For each batch, writes a line with its first row and its IDs to `out/rows.jsonl`, replaces
-`out/state.json`, and prints "step N". With `"way"`, one of `WAYS`, it stops after its first batch,
-prints "ready", waits for a line, and ends its loop that way. It then prints JSON with the seconds
-that this took, and the error. With `"rank"`, `"ranks"` and `"rendezvous"` (a file), it is one of
-several ranks. A transform that fails first writes the time (`time.monotonic`) to the file
-`$FAULT_TIME`.
+For each batch, it writes the first row's index and the IDs to `out/rows.jsonl`, replaces
+`out/state.json`, and prints "step N". If `"way"` is one of `WAYS`, it stops after its first batch,
+prints "ready", waits for a line on stdin, and ends its loop that way. For most ways, it then prints
+JSON: the seconds that the end took, and the error. With `"rank"`, `"ranks"` and `"rendezvous"` (a
+file), it is one of several ranks. Before a transform fails, it writes the time (`time.monotonic`)
+to the file `$FAULT_TIME`.
 """
 
 from __future__ import annotations
@@ -31,29 +31,31 @@ _BITE_BYTES = 4 << 20
 
 
 def explode(sample: dict[str, Any]) -> str:
-    """A transform that fails on one document."""
+    """A transform that raises an exception on one document."""
     if _is_it(sample):
         raise ValueError("this document is too much")
     return str(sample["text"])
 
 
 def leave(sample: dict[str, Any]) -> str:
-    """A transform that ends its process on one document."""
+    """A transform that calls `sys.exit` on one document."""
     if _is_it(sample):
         sys.exit("I have had enough")
     return str(sample["text"])
 
 
 def swell(sample: dict[str, Any]) -> str:
-    """A transform that asks for more memory than there is."""
+    """A transform that allocates 1 EiB on one document, which raises MemoryError."""
     if _is_it(sample):
         return "x" * (1 << 60)
     return str(sample["text"])
 
 
 def hoard(sample: dict[str, Any]) -> str:
-    """A transform that fills the memory of the control group `$FAULT_CGROUP`, which it enters,
-    until the kernel ends it."""
+    """A transform that joins the control group `$FAULT_CGROUP` on one document.
+
+    It then fills the group's memory until the kernel kills its process.
+    """
     if _is_it(sample):
         Path(os.environ["FAULT_CGROUP"], "cgroup.procs").write_text(str(os.getpid()))
         while True:
@@ -62,7 +64,7 @@ def hoard(sample: dict[str, Any]) -> str:
 
 
 def crash(sample: dict[str, Any]) -> str:
-    """A transform in which native code fails."""
+    """A transform that gets SIGSEGV on one document, as if native code had crashed."""
     if _is_it(sample):
         os.kill(os.getpid(), signal.SIGSEGV)
     return str(sample["text"])
@@ -81,7 +83,7 @@ def _is_it(sample: dict[str, Any]) -> bool:
 
 
 def train(options: dict[str, Any]) -> None:
-    """Read, record and save until the loop is ended."""
+    """Read and record batches, and save the state after each one, until the loop ends."""
     out, settings = Path(options["out"]), dict(options.get("settings", {}))
     if name := settings.pop("transform", None):
         settings["transform"] = TRANSFORMS[name]
@@ -134,8 +136,10 @@ def _meet(options: dict[str, Any]) -> None:
 
 
 def _end_loop(loader: CloudLoader, way: str) -> None:
-    """Stop after a batch. End the loop in the given way at a line on stdin, and the process at the
-    next line."""
+    """Read one batch, wait for a line on stdin, and end the loop in the given way.
+
+    If the process is still running, it exits after another line.
+    """
     batches = [iter(loader)]
     next(batches[0])
     print("ready", flush=True)
@@ -166,7 +170,7 @@ def _error_of(batches: Iterator[Any]) -> str:
 
 
 def main() -> None:
-    # a shell's background job and its children ignore SIGINT
+    # restore the default, because background jobs of a shell inherit an ignored SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)
     train(json.loads(sys.argv[1]))
 

@@ -1,6 +1,6 @@
-"""The logs of a job with changing ranks: one JSON Lines file per process.
+"""Checks of the logs of a job whose ranks change. Each process writes a file of JSON Lines:
 
-before the gradients of its rows are sent    {"world": 3, "rank": 0, "rows": 36, "ids": [[…]]}
+before it computes a step                    {"world": 3, "rank": 0, "rows": 36, "ids": [[…]]}
 after the gradients of all ranks arrived     {"committed": 36}
 """
 
@@ -15,11 +15,11 @@ from tests.support import ROOT
 
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
 Step = tuple[int, int, list[list[int]]]
-"""The first row of a step, the row after it, and the token IDs on all ranks."""
+"""A step's first row, the row after its last one, and its rows' token IDs from all ranks."""
 
 
 def read_steps(notes: Path) -> list[Step]:
-    """The committed steps in order. Checks that there is no gap."""
+    """The committed steps, in order. Checks that each one starts where the previous one stopped."""
     tried: dict[tuple[int, int], dict[int, list[list[int]]]] = {}
     committed: dict[int, int] = {}
     for file in notes.glob("*.jsonl"):
@@ -41,7 +41,7 @@ def read_steps(notes: Path) -> list[Step]:
 
 
 def check_steps(steps: list[Step], data: str, cache: Path, *, seq_len: int) -> None:
-    """Check that each step's rows equal those of a run on one rank without lengths."""
+    """Check that the steps have the rows of a run on one rank without lengths."""
     with CloudLoader(
         data,
         tokenizer=TOKENIZER,

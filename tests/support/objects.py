@@ -1,4 +1,4 @@
-"""Questions about stored objects."""
+"""A test for the existence of a stored object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A handwritten packed batch."""
+"""Packed batches that tests write by hand, as the lengths of spans."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 from cloudload.arrays import Ints
 
 Packing = tuple[list[list[int]], int]
-"""The lengths of each row's spans, and seq_len."""
+"""The lengths of the spans of each row, and `seq_len`, all in tokens."""
 
 
 def spans(packing: Packing) -> tuple[Ints, Ints, tuple[int, int]]:
-    """The columns and the shape, as arguments for the functions."""
+    """The row and the length of each span (int64 [spans]), and the batch's shape."""
     batch, seq_len = packing
     rows = np.array([row for row, lengths in enumerate(batch) for _ in lengths], np.int64)
     return (

@@ -12,20 +12,22 @@ QUICK = Retry(timeout_s=1.5, deadline_s=4.0, pause_s=0.05)
 PATIENT = Retry(timeout_s=1.0, deadline_s=60.0, pause_s=0.05)
 
 SOON_S = 60.0
-"""The most seconds that a call may take that must not wait for the default deadline: half of it, so
-that slow machines pass, too."""
+"""Time limit for calls that must not wait for the default deadline of a request.
+
+It is half of that deadline, so that slow machines also pass.
+"""
 
 
 @contextmanager
 def within(seconds: float) -> Iterator[None]:
-    """Fail if the block takes longer."""
+    """Fail if this block takes longer than `seconds`."""
     start = time.monotonic()
     yield
     assert time.monotonic() - start < seconds
 
 
 def soon(condition: Callable[[], bool], seconds: float = 25.0) -> bool:
-    """Whether the condition becomes true within this time."""
+    """Wait until `condition` is true, at most `seconds`. Returns whether it became true."""
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Comparisons of a plan with its run."""
+"""Comparison of the forecast of a run with the run itself."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from cloudload.forecast.figure import Figure
 def check_figures(
     found: RunPlan, real: RealRun, settings: Mapping[str, Any]
 ) -> list[tuple[str, Figure, float]]:
-    """Check that exact figures equal the run's, and that others are in range.
+    """Check that the plan's exact figures equal the run's, and that its estimates are in range.
 
-    Returns (name, figure, value) for each."""
+    Returns (name, planned figure, value in the run) for each figure.
+    """
     figures = list(compare(found, real))
-    if "min_tokens" in settings:  # a run does not show where it reads documents that it filters
+    if "min_tokens" in settings:  # a run does not record where it reads filtered documents
         figures = [each for each in figures if "working set" not in each[0]]
     wrong = [each for each in figures if each[1].is_exact and each[1].value != each[2]]
     assert not wrong, wrong

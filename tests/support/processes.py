@@ -1,4 +1,4 @@
-"""The living processes of this machine, from /proc."""
+"""The live child processes of a process, found in /proc."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def children_of(pid: int) -> set[int]:
-    """The living children of a process, except Python's resource tracker."""
+    """The PIDs of the live children of a process, except Python's resource tracker."""
     children = set()
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):

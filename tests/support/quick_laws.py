@@ -1,9 +1,10 @@
-"""Cache values that each loader would compute again, for all ranks and examples of a law.
+"""A fixture that makes the laws faster: it caches values that each loader would compute again.
 
-    seekable orders of tiny data    a lane of three documents has hundreds of epochs
-    versions of packages            read from files for each loader
+    seekable orders of tiny data    because a lane of three documents has hundreds of epochs
+    versions of packages            because each loader reads them from files
 
-The ranks of a law are in one process. Import `quick_laws` into a module of laws.
+All ranks of a law run in one process, so they share the cache. To use the fixture, import
+`quick_laws` into a module of laws.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MOST_KEPT, _MOST_POSITIONS = 1 << 14, 1 << 10
 
 
 class _ListedOrder(SeekableOrder):
-    """A seekable order that looks up its samples in a list."""
+    """A seekable order whose samples were computed once and are then looked up."""
 
     def __getitem__(self, positions: Any) -> Any:
         listed = vars(self).get("listed")
@@ -36,7 +37,7 @@ class _ListedOrder(SeekableOrder):
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_laws() -> Iterator[None]:
-    """Cache orders and versions while the tests of a module run."""
+    """Cache orders and package versions while the tests of a module run."""
 
     @lru_cache(_MOST_KEPT)
     def find(

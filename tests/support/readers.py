@@ -1,4 +1,4 @@
-"""The guarantees of the converter's readers, for files of any format."""
+"""Checks that a reader of the converter must pass, whatever its format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_RESTARTS = 12
 def read_records(
     inputs: Any, *, block_bytes: int = 1 << 20, keep: Sequence[str] = (), **options: Any
 ) -> list[Record]:
-    """Every record of the inputs."""
+    """All records of the inputs, in order."""
     settings = {"format": "auto", "split": None} | options
     fields = Fields(["text", "id", *keep])
     return [
@@ -27,9 +27,9 @@ def read_records(
 
 
 def check_blocks(inputs: Any, *, keep: Sequence[str] = (), **options: Any) -> None:
-    """Records are the same for any block size, and a reader can begin at any block.
+    """Check that records do not depend on the block size, and that a reader can start at any block.
 
-    It begins at about 12 blocks, spread over each unit.
+    For each unit, the check starts readers at about 12 evenly spaced blocks.
     """
     settings = {"format": "auto", "split": None} | options
     fields = Fields(["text", "id", *keep])

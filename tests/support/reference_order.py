@@ -1,4 +1,4 @@
-"""Simple implementations of orders and mixtures, which tests compare with runs."""
+"""Simple implementations of orders and mixtures, with which tests compare runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cloudload.order.spec import OrderConfig, Sampling, num_positions
 def canonical_order(
     shard_sizes: Ids, config: OrderConfig, epoch: int, sampling: Sampling | None = None
 ) -> Ids:
-    """The sample at each position of an epoch: int64 [positions]."""
+    """The sample at each position of an epoch, as an array: int64 [positions]."""
     if config.is_seekable:
         return np.asarray(seekable_order(shard_sizes, config, epoch, sampling))
     order = np.empty(num_positions(shard_sizes, sampling), np.int64)
@@ -25,7 +25,7 @@ def canonical_order(
 
 
 def interleave(ids: Ids, num_nodes: int) -> Ids:
-    """One sample of each canonical node in turn: [samples]."""
+    """Reorder samples so that the canonical nodes take turns: [samples]."""
     config = OrderConfig(False, "py1e", 1, num_nodes, 0)
     return ids[canonical_order(np.array([len(ids)]), config, 0)]
 
@@ -36,7 +36,7 @@ def shares_at(mixture: Mixture, row: int) -> tuple[float, ...]:
 
 
 Weight = dict[str, Any]
-"""A stream's argument `repeat` or `choose`."""
+"""The argument `repeat` or `choose` of a stream, by name."""
 
 
 def sampling_of(streams: list[list[int]], weights: list[Weight]) -> Sampling | None:

@@ -1,4 +1,4 @@
-"""The tokens of single documents with bos and eos, which tests compare with rows."""
+"""The tokens of single documents with bos and eos, with which tests compare rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudload.tokenization.document_tokenizer import DocumentTokenizer
 def encode(
     tokenizer: DocumentTokenizer, documents: Sequence[str], streams: Sequence[int]
 ) -> list[Tokens]:
-    """The IDs of each document with its stream's bos and eos: int32 [tokens] each."""
+    """The IDs of each document, framed by its stream's bos and eos: arrays of int32 [tokens]."""
     ids, offsets = tokenizer.encode_flat(documents)
     bodies = np.split(ids, offsets[1:-1])
     frames = [tokenizer.frames[stream] for stream in streams]

@@ -1,7 +1,8 @@
-"""Small runs of every kind. One release saves their states, and all later ones resume them.
+"""Small runs of every kind. A release saves their states, and all later releases resume from them.
 
-Only public names are imported here, so that any release can write the fixture. `write_data` of
-`tests/promises/test_old_states.py` writes the data; then, in a checkout of the release,
+This module imports only public names of cloudload, so that any release can save states. To do so,
+write the data with `write_data` of `tests/promises/test_old_states.py`. Then run this command in a
+checkout of the release:
 
     PYTHONPATH=. python …/tests/support/saved_runs.py DATA > …/tests/data/states_COMMIT.json
 """
@@ -21,22 +22,21 @@ from cloudload.testing import Leg, MakeLoader, Row, run_leg
 
 EOS = "<eos>"
 AFTER = 24
-"""Number of rows after each state whose hashes are saved."""
+"""Number of rows that are read after each state, and whose hashes are saved with the state."""
 
 
 def shout(sample: dict[str, Any]) -> str | None:
-    """The transform of a run; a state names it by its source, so it never changes."""
+    """The transform of a run. Do not change it, because states identify it by its source code."""
     text = str(sample["text"])
     return None if "fox" in text else text.upper()
 
 
-shout.__module__ = "saved_runs"  # however this file is imported
+shout.__module__ = "saved_runs"  # the same name whether this file is imported or run
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run that is saved once, after `batches` of `leg`, or after a number of batches in the
-    tail."""
+    """A run whose state is saved once: after `leg`, or at batch `in_tail` (from 0) of its tail."""
 
     leg: Leg
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -99,13 +99,13 @@ RUNS = {
 
 
 def hash_rows(rows: list[Row]) -> str:
-    """For each row, 8 hex digits of a hash of its IDs, labels and spans."""
+    """For each row, the first 8 hex digits of the SHA-256 of its IDs, labels and spans."""
     texts = (json.dumps([row.input_ids, row.labels, row.spans]) for row in rows)
     return " ".join(hashlib.sha256(text.encode()).hexdigest()[:8] for text in texts)
 
 
 def save(run: SavedRun, make_loader: MakeLoader) -> dict[str, Any]:
-    """The state of a run, and the hashes of its next rows."""
+    """The state of a run, and the hashes of the next `AFTER` rows."""
     _, states = run_leg(make_loader, run.leg)
     state = states[-1]
     if run.in_tail is not None:

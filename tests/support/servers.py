@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 BUCKET = "cloudload"
-"""The programs of the test servers."""
+"""The bucket that the test servers create by default."""
 
 START_TIMEOUT_S = 60.0
 GRPC_PORT_OFFSET = 10_000

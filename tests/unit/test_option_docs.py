@@ -31,7 +31,7 @@ def test_every_option_is_a_field_of_one_config() -> None:
 def test_signature_and_config_agree(option: Field[Any]) -> None:
     parameter = PARAMETERS[option.name]
     assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    if option.name == "retry":  # None is a fresh one
+    if option.name == "retry":  # the default None means a new Retry()
         assert (parameter.annotation, parameter.default) == ("Retry | None", None)
         return
     assert parameter.annotation == option.type

@@ -62,7 +62,7 @@ def shards(root: Path) -> dict[str, int]:
 
 @pytest.fixture
 def listings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The roots of the listings of this process."""
+    """A list that receives the root of each cache whose files this process lists."""
     listed: list[Path] = []
     list_all = space._list_all
 

@@ -1,4 +1,4 @@
-"""Shards in use at a time."""
+"""The bytes of the shards that are in use at the same time."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_shares_are_met_and_seeds_are_independent() -> None:
     splits = [
         [shares.choose(f"doc-{number}", "", seed) for number in range(20_000)] for seed in (0, 1)
     ]
-    for names in splits:  # six standard deviations
+    for names in splits:  # allow six standard deviations
         assert abs(names.count("val") - 2000) < 6 * (20_000 * 0.09) ** 0.5
     both = sum(one == other == "val" for one, other in zip(*splits, strict=True))
     assert abs(both - 200) < 6 * 200**0.5

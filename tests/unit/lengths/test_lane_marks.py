@@ -45,7 +45,7 @@ def test_objects_that_add_the_same_leaps_write_each_once(tmp_path: Path) -> None
     assert leaps(first, 7) == EXPECTED
     assert leaps(first, 8) == []
     size = (tmp_path / "lane-7.marks").stat().st_size
-    add(first, 7, 2, 3)  # it has read them from the file
+    add(first, 7, 2, 3)  # `first` has already read these leaps from the file
     add(LaneMarks(tmp_path), 7, 3, 0)
     assert (tmp_path / "lane-7.marks").stat().st_size == size
     assert sorted(path.suffix for path in tmp_path.iterdir() if path.stem != "CACHEDIR") == [

@@ -62,7 +62,7 @@ def test_what_rows_have_taken_is_let_go_and_so_are_documents_without_a_token() -
 
 @pytest.mark.parametrize("kind", [PackerLanes, BestFitLanes])
 class TestWhatCannotBe:
-    """Both refuse impossible values with the same message."""
+    """Both implementations refuse impossible values with the same message."""
 
     def test_a_cursor_beyond_the_end_of_its_document(
         self, kind: type[PackerLanes] | type[BestFitLanes]
