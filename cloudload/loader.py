@@ -376,7 +376,11 @@ class CloudLoader:
         return tuple(self.recipe.labels)
 
     def steps_of(self, rows: Ints) -> Ints:
-        """Return the steps (from 1) that trained on `rows`, indices in the run: int64 [rows]."""
+        """Return the step, counted from 1, that delivered each row of the run: int64 [rows].
+
+        `rows` are indices of rows before the current position. All batches since then are assumed
+        to have had the size of the last one.
+        """
         return self._run.log.position.steps_of(rows)
 
     @property

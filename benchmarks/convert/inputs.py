@@ -75,7 +75,7 @@ def _vary(pool: Sequence[str], num_bytes: float) -> Iterator[Row]:
 
 
 def _cut(rows: Iterator[Row], num_bytes: float) -> Iterator[list[Row]]:
-    """Yield lists of rows with about `num_bytes` of text."""
+    """Group rows into lists that have about `num_bytes` of text each."""
     part: list[Row] = []
     filled = 0
     for row in rows:

@@ -190,7 +190,7 @@ def _choose_rules(
 def _name_samples(
     url: str, retry: Retry, shards: Sequence[ShardInfo], shard: int, samples: Sequence[int]
 ) -> tuple[str, list[str]]:
-    """Return a shard's file name, and describe each sample by its index, and by its ID if any."""
+    """Return a shard's file name, and a description of each sample: its index, and any ID."""
     info = shards[shard]
     if any(column.name == ID_KEY for column in info.columns):
         return info.raw.name, name_samples(url, info, retry, samples)

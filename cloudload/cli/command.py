@@ -1,4 +1,4 @@
-"""Add subcommands to the command line."""
+"""Parse the command line, with helpers for the modules that add subcommands."""
 
 from __future__ import annotations
 

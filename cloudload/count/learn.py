@@ -115,7 +115,7 @@ class LengthsLearner:
             )
 
     def close(self) -> None:
-        """Publish for the last time, and wait at most a minute until that is done."""
+        """Publish one last time, and wait up to a minute for it to finish."""
         if self._end is not None:
             self.publish_soon()
             self._end()
@@ -182,7 +182,10 @@ def _open_works(
 
 
 def forget_learned(recipe: Recipe, root: Path) -> None:
-    """Delete the learned lengths in the cache folder `root` once they have been published."""
+    """Delete the learned lengths of a recipe's data from the cache folder `root`.
+
+    The caller must first publish them.
+    """
     for stream in range(len(recipe.corpus.datasets)):
         key = make_key(recipe, stream)
         path = open_learned(root, key, recipe.corpus, stream, creates=False).path

@@ -16,7 +16,7 @@ def check_picture(path: Path) -> None:
     """Raise `ValueError` if a picture cannot be written to `path`, before a long count starts."""
     if find_spec("matplotlib") is None:
         raise ValueError(
-            "a picture needs the package matplotlib. Run: pip install 'cloudload[plot]'"
+            "a picture requires the matplotlib package. Run: pip install 'cloudload[plot]'"
         )
     if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {path.parent} for {path.name}. Create it first")

@@ -117,7 +117,10 @@ def draw_lengths(recipe: Recipe, streams: Sequence[StreamSample], draw: int) -> 
 
 
 def relative_error(streams: Sequence[StreamSample]) -> float:
-    """Return the relative error of all streams' tokens, at 95% confidence; NaN if unknown."""
+    """Return the relative error of the estimated total of tokens, at 95% confidence.
+
+    NaN if it is unknown.
+    """
     tokens = np.array([each.estimate.tokens for each in streams], np.float64)
     errors = np.array([each.estimate.error for each in streams], np.float64)
     return math.sqrt(float(((tokens * errors) ** 2).sum())) / max(1.0, float(tokens.sum()))

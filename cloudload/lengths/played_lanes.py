@@ -41,7 +41,7 @@ def _report_wait(waited_s: float, what: str) -> None:
 
 
 class _Player:
-    """The packer of one lane, positioned before one of its rows."""
+    """Replays the packing of one lane, row by row, starting at a given row."""
 
     def __init__(self, packing: Packing, state: LaneState, row: int) -> None:
         self.lane = restore_lane(packing, state[:2], state.residue, _encode_span)

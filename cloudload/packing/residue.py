@@ -2,7 +2,7 @@
 
     waiting spans     count, spans       left over from a different `seq_len`, still to be packed
     each open row     count, spans       by ascending free space
-    span              ordinal, start, stop, in tokens of its document
+    span              ordinal of the document, and the start and stop of its tokens
 
 All values are little-endian int32. The residue is empty if every token read is in a complete row.
 """

@@ -217,7 +217,8 @@ def _adopt_stream(stream: StreamArguments) -> Stream:
         )
     if stream.remote and stream.local:
         logger.info(
-            "Stream(local=%r) of %s is not used: cloudload has its own cache, CloudLoader(local=…)",
+            "local=%r of the Stream for %s is ignored, because cloudload has its own cache, whose "
+            "folder is CloudLoader(local=…)",
             stream.local,
             redact(remote),
         )

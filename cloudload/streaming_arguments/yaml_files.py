@@ -47,7 +47,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Read a YAML file. Raises `ValueError` if it is damaged, or is not a mapping."""
+    """Read a YAML file. Raises `ValueError` if it is not valid, or not a mapping."""
     try:
         content = yaml.load(Path(path).expanduser().read_text("utf-8"), _Loader)
     except yaml.MarkedYAMLError as error:

@@ -253,7 +253,11 @@ def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
 def _read(file: Path) -> str:
     try:
         return file.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise TokenizerError(
+            f"{file} cannot be read: {error}. Check the path and its permissions"
+        ) from error
+    except UnicodeDecodeError as error:
         raise _explain_file(file, error) from error
 
 
@@ -268,7 +272,7 @@ def _parse(text: str, file: Path | None) -> Tokenizer:
 
 def _explain_file(file: Path, error: Exception) -> TokenizerError:
     return TokenizerError(
-        f"{file} is not a tokenizer.json: {error}. Pass the tokenizer.json of a fast tokenizer"
+        f"{file} is not a valid tokenizer file: {error}. Pass the tokenizer.json of a fast tokenizer"
     )
 
 

@@ -191,7 +191,7 @@ class DocumentReader:
     def _join(
         self, places: Ints, values: Sequence[memoryview], dtype: np.dtype[Any], samples: Ints
     ) -> IdsOfDocuments:
-        """Join the IDs in `values` at `places`, and check that they are in the vocabulary."""
+        """Concatenate the IDs in `values` at `places`, and check that all are in the vocabulary."""
         chosen = [values[place] for place in places.tolist()]
         sizes = np.fromiter(map(len, chosen), np.int64, len(chosen)) // dtype.itemsize
         stored = np.frombuffer(b"".join(chosen), dtype)

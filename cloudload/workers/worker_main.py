@@ -49,7 +49,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Memory:
-    """Shared memory of a rank's workers and the training process."""
+    """The memory that a rank's workers and the training process share."""
 
     blocks: SharedMemoryRing
     """`slots_each` slots per worker, for its blocks."""

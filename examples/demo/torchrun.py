@@ -111,7 +111,7 @@ def running_torchrun(
 
 
 def follow(run: Run, process: subprocess.Popen[bytes], record: Path, done: int, stop: int) -> None:
-    """Show a run's progress until it exits or, if it will be killed, until it reaches `stop`."""
+    """Show a run's progress until it exits or, if it is to be killed, until it reaches `stop`."""
     path, shown, heard = record / "rank-0.jsonl", done, time.monotonic()
     with progress(run.name, run.stop, initial=done, unit="step") as bar:
         while True:

@@ -131,7 +131,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 def counted(
     corpus: Path, tokenizer: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """The hash of every object of a conversion in one process that also counts tokens."""
+    """The hash of every object that a conversion in one process writes while it counts tokens."""
     out = tmp_path_factory.mktemp("counted") / "out"
     convert_to_mds(corpus, out, **{**SETTINGS, "block_bytes": 8 << 20, "tokenizer": tokenizer})
     return dataset_bytes(str(out))

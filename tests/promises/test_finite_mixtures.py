@@ -84,7 +84,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 class Oracle:
     """A model of a mixture that counts the units left in each stream.
 
-    A unit is a token with `concat`, and a row with `one_per_row`.
+    With `concat`, a unit is a token. With `one_per_row`, it is a row.
     """
 
     left: list[int | None]

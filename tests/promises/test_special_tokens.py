@@ -1,4 +1,4 @@
-"""The name of a special token is encoded as that token only in texts that a transform marks."""
+"""A special token's name is encoded as that token only in texts that a transform marks."""
 
 from __future__ import annotations
 
