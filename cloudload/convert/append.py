@@ -102,7 +102,7 @@ def join_base(output: Output, plan: ConversionPlan) -> Joined:
 
 
 def read_report_if_joined(output: Output, plan: ConversionPlan) -> ConvertReport | None:
-    """Return the stored report if the indexes already list the plan's segments, otherwise None."""
+    """Return the stored report if the indexes already list the plan's segments, else None."""
     report, entries = _read_report(output), _read_entries(output)
     numbers = (_segment_of(entry) for several in entries.values() for entry in several)
     is_joined = any(number >= plan.first_segment for number in numbers)
