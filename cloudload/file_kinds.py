@@ -27,7 +27,7 @@ _ARCHIVE = "an archive. Unpack it"
 _PACKED = "compressed in an unsupported way. Use gz, zstd, bz2 or xz"
 _DOCUMENT = "a formatted document. Extract its text"
 _BINARY = "not text"
-_MDS = "a shard of an MDS dataset. Pass the folder with its index.json"
+_MDS = "a shard of an MDS dataset. Pass the folder that contains its index.json"
 
 _ADVICE = {
     _TABLE: "xls xlsx ods orc avro h5 hdf5 db sqlite sqlite3 dbf lance duckdb",

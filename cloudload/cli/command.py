@@ -1,4 +1,4 @@
-"""Parse the command line, with helpers for the modules that add subcommands."""
+"""The argument parser, and helpers for the modules that add subcommands."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def add_export(commands: Commands) -> None:
     add_run_options(parser)
     add = parser.add_argument
     add("out", metavar="OUT", help="folder or URL of the dataset to write")
-    steps = "steps from A up to, but not including, B (default: all to the end of a finite run)"
+    steps = "steps A up to, but not including, B (default: from the state to a finite run's end)"
     add("--steps", type=parse_steps, metavar="A:B", help=steps)
     dtype = "dtype of the token IDs (default: uint16 if it fits, else int32; int64 for bytes)"
     add("--dtype", default="auto", metavar="DTYPE", help=dtype)

@@ -192,7 +192,7 @@ def _url(root: str, name: str) -> str:
 def list_versions(config: ConvertConfig, formats: Iterable[str]) -> dict[str, str]:
     """Return the versions of the packages that affect the bytes of the output.
 
-    These are cloudload, the library of the compression, and the libraries of the readers.
+    These are cloudload, the compression library, and the libraries that read the inputs.
     """
     codec = (config.compression or "").partition(":")[0]
     names = {

@@ -61,7 +61,7 @@ class CountEstimate:
 
 @dataclass(frozen=True)
 class LengthSample:
-    """The lengths of sampled documents of a dataset."""
+    """The lengths of a sample of a dataset's documents."""
 
     recipe: Recipe
     lengths: Ints

@@ -184,7 +184,7 @@ def _open_works(
 def forget_learned(recipe: Recipe, root: Path) -> None:
     """Delete the learned lengths of a recipe's data from the cache folder `root`.
 
-    The caller must first publish them.
+    Call this only if the data has published lengths.
     """
     for stream in range(len(recipe.corpus.datasets)):
         key = make_key(recipe, stream)

@@ -145,7 +145,7 @@ def record_golden(num_rows: int = NUM_ROWS, **options: Any) -> Golden:
 
 
 def read_golden(path: Path) -> Golden:
-    """Read a file with `Golden.to_json()`. Raises `DatasetError` if it is missing or invalid."""
+    """Read the JSON of a `Golden`. Raises `DatasetError` if it is missing or invalid."""
     try:
         content = json.loads(path.read_text("utf-8"))
         if content[_KEY] != _FORMAT:

@@ -272,7 +272,8 @@ def _parse(text: str, file: Path | None) -> Tokenizer:
 
 def _explain_file(file: Path, error: Exception) -> TokenizerError:
     return TokenizerError(
-        f"{file} is not a valid tokenizer.json: {error}. Pass that of a fast tokenizer"
+        f"{file} is not a valid tokenizer.json: {error}. Pass the tokenizer.json of a fast "
+        "tokenizer"
     )
 
 

@@ -161,7 +161,7 @@ class TailReader:
         self._held = held
 
     def _streams_and_sizes(self, remnants: Ints) -> Ints:
-        """The (stream, size) of each document that is not counted yet: int64 [documents, 2]."""
+        """The (stream, size) of each document not yet counted: int64 [documents, 2]."""
         remnants = remnants[remnants[:, REMNANT_SIZE] != SIZE_ABSENT]
         found = self._documents.find(remnants[:, REMNANT_LANE], remnants[:, REMNANT_ORDINAL])
         streams = self._recipe.corpus.streams_of(found.samples)

@@ -31,8 +31,17 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return Corpus.write(tmp_path_factory.mktemp("corpus"))
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize(
+    ("num_workers", "start_method"),
+    [
+        (1, "fork"),
+        (3, "fork"),
+        (1, "spawn"),
+        (1, "forkserver"),
+        pytest.param(3, "spawn", marks=pytest.mark.long),
+        pytest.param(3, "forkserver", marks=pytest.mark.long),
+    ],
+)
 def test_worker_processes_read_what_this_process_reads(
     corpus: Corpus, num_workers: int, start_method: str
 ) -> None:

@@ -127,8 +127,15 @@ def folder(corpora: list[Path]) -> str:  # noqa: F811
     return str(corpora[2])
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize(
+    ("shuffle", "context"),
+    [
+        (False, "fork"),
+        (True, "fork"),
+        (True, "spawn"),
+        pytest.param(False, "spawn", marks=pytest.mark.long),
+    ],
+)
 def test_workers_of_a_data_loader_read_the_same_rows(
     folder: str, shuffle: bool, context: str
 ) -> None:

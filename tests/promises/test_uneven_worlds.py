@@ -111,7 +111,7 @@ def test_any_number_of_nodes_can_warm_its_caches_for_best_fit(folder: str) -> No
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop"])
-@pytest.mark.parametrize("ranks", [5, 7, 13, 31])
+@pytest.mark.parametrize("ranks", [5, 7, 13, pytest.param(31, marks=pytest.mark.long)])
 def test_a_finite_run_ends_on_the_same_step_of_all_ranks(
     folder: str, ranks: int, tail: str
 ) -> None:

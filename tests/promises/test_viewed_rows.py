@@ -285,7 +285,7 @@ def test_the_page_holds_the_values_of_the_rows(
 ) -> None:
     with make_loader(**settings) as loader:
         batches, state = consume(loader)
-    steps = range(max(SAVED + 1, len(batches) - 2), len(batches) + 1)  # the last step has padding
+    steps = range(max(SAVED + 1, len(batches) - 2), len(batches) + 1)  # the last has padding
     options: dict[str, Any] = {"local": folder / "cache", "num_workers": 0, "mask_edges": True}
     viewed = list(view_rows(open_run(state), steps, **options))
     values = values_of(render_rows(viewed, "title"))

@@ -129,7 +129,7 @@ def test_fields_may_be_nested_and_are_listed_if_the_text_is_not_found(
         ("a.DBF.gz", "is a table. Convert it"),
         (
             "shard.00000.mds.zstd",
-            "Pass the folder with its index.json",
+            "Pass the folder that contains its index.json",
         ),
         ("a.zip", "is an archive. Unpack it"),
         ("a.pdf", "Extract its text"),
