@@ -1,4 +1,4 @@
-"""The order of an epoch is built once per folder, is verified, and equals the one in memory."""
+"""The order of an epoch is built once per folder, is verified, and equals that built in memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ def test_the_order_of_a_run_is_the_one_in_memory(
 
 
 def test_threads_may_open_orders_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`np.load` calls `ast.parse`, which is not thread-safe in some versions of Python 3.11."""
+    """Loading an order must not call `ast.parse`, as `np.load` would.
+
+    `ast.parse` is not thread-safe in some versions of Python 3.11.
+    """
     config = OrderConfig(True, "py1s", 20, 1, 1)
     for number, sizes in enumerate([[7, 30], [40_000]]):
         orders = EpochOrders(tmp_path / str(number), np.array(sizes), config)

@@ -46,7 +46,7 @@ def plain(*shares: float) -> Mixture:
 
 @st.composite
 def mixtures(draw: st.DrawFn, num_streams: int | None = None) -> Mixture:
-    """Mixtures as users pass them. Weights change only in the first 300 rows, which tests reach."""
+    """Mixtures as users pass them. Weights change by row 300, so 400 rows include every change."""
     count = num_streams or draw(st.integers(1, 5))
     rows = [0, *sorted(draw(st.sets(st.integers(1, 300), max_size=3)))]
     entries = [(row, dict(zip(names(count), draw(weights(count)), strict=True))) for row in rows]
@@ -54,7 +54,7 @@ def mixtures(draw: st.DrawFn, num_streams: int | None = None) -> Mixture:
 
 
 def furthest(mixture: Mixture, rows: Ints, num_lanes: int, window: int = 1000) -> float:
-    """The most rows by which any stream differs from its share of `window` consecutive `rows`."""
+    """The largest deviation of any stream from its share, in rows, over all windows of `rows`."""
     streams = mixture.components(rows, num_lanes)
     shares = np.array([float(weight) for weight in mixture.schedule[0][1]])
     shares /= shares.max()
@@ -110,7 +110,7 @@ def test_a_small_stream_gets_its_rows_over_a_long_run() -> None:
 
 
 def stream_of(mixture: Mixture, row: int, num_lanes: int) -> int:
-    """The stream of one row, as a reference for `components` that uses exact fractions."""
+    """Compute the stream of one row with exact fractions, as a reference for `components`."""
     share = [Fraction(part) for part in shares_at(mixture, row)]
     ends = list(itertools.accumulate(share))
     point = row * find_step(num_lanes) % 2**64

@@ -1,4 +1,4 @@
-"""`end_streams` finds the same ends of streams as a walk from row to row."""
+"""`end_streams` ends each stream at the same row as a row-by-row walk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_row_of_a_walk_is_found_by_its_number(
 def walk_slowly(
     mixture: Mixture, num_lanes: int, start: int, left: list[int | None], stops_first: bool
 ) -> tuple[list[int], int]:
-    """Return the stream of each row, and the row at which the run ends, by a walk from row to row.
+    """Return the stream of each row, and the row at which the run ends, by walking row by row.
 
     The walk stops after 600 rows. If the run has not ended by then, the end is `NEVER`.
     """
