@@ -1,4 +1,5 @@
-"""A file of arrays is mapped only if it is intact, has the key, and other users cannot write it."""
+"""A file of arrays is mapped only if it is intact and has the expected key, and only if no other
+user can write to it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from cloudload.system.network_folders import network_type
 
 
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, device: str) -> None:
-    """Replace the mount table by one with proc, and a mount of type `kind` on `device`."""
+    """Replace the mount table with one that lists proc, and a mount of type `kind` on `device`."""
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         "22 27 0:99999 / /proc rw,relatime - proc proc rw\n"
