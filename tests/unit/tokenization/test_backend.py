@@ -116,7 +116,7 @@ def test_sound_tokenizers_pass_the_gate(name: str, tmp_path: Path) -> None:
         choice = choose_backend(JSONS[name](), asked, tmp_path)
         assert (choice.name, choice.reason) == ("fastokens", None)
         assert choice.versions.startswith("fastokens 0.")
-        # a check sets this to False, and must set it to True again
+        # the checks turn `encode_special_tokens` off, and must turn it on again
         assert loading.load_hf(JSONS[name]()).encode_special_tokens
     assert choose_backend(JSONS[name](), "hf", tmp_path).name == HF
 
@@ -148,7 +148,7 @@ def test_a_version_that_was_not_measured_is_refused(
 
 
 def without_fastokens(name: str) -> str:
-    """A version of `importlib.metadata.version` for which fastokens is not installed."""
+    """A substitute for `importlib.metadata.version` that does not find fastokens."""
     if name == "fastokens":
         raise PackageNotFoundError
     return "1.0"
@@ -280,7 +280,7 @@ def test_a_cache_folder_of_another_machine_does_not_make_fastokens_importable(
     text = JSONS["byte-level"]()
     assert choose_backend(text, "auto", tmp_path).name == "fastokens"
     gate._refusals.clear()
-    monkeypatch.setitem(sys.modules, "fastokens", None)  # makes its import fail
+    monkeypatch.setitem(sys.modules, "fastokens", None)  # makes the import fail
     choice = choose_backend(text, "auto", tmp_path)
     assert choice.name == HF
     assert "fastokens cannot be imported" in (choice.reason or "")

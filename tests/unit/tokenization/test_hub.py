@@ -49,7 +49,7 @@ def unreachable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def test_without_a_connection_a_name_is_one_sentence_with_the_next_step(
     unreachable: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the error must not need transformers, whose import takes seconds
+    # raising the error must not import transformers, because that takes seconds
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(TokenizerError, match=rf"cannot be reached \({unreachable}\)") as raised:
         load_tokenizer("no/such-tokenizer")

@@ -1,4 +1,4 @@
-"""Only a tokenizer in the table of known tokenizers skips the comparison of IDs."""
+"""A tokenizer in the table of known tokenizers skips the comparison of IDs. Others are compared."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_wrong_entry_ends_the_run_when_a_document_has_different_ids(
     assert checks == []
 
 
-# ---------------------------------------------------------------- the table
+# ---------------------------------------------------------------- the table of known tokenizers
 
 
 def test_the_table_is_for_verified_versions_and_this_version_of_the_checks() -> None:
