@@ -1,4 +1,4 @@
-"""Row counts and row numbers of a mixture's lanes match a plain list of all rows."""
+"""Row counts and row numbers of each lane match those from a plain list of a mixture's rows."""
 
 from __future__ import annotations
 
