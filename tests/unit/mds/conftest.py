@@ -1,7 +1,7 @@
-"""A valid dataset, for tests to damage.
+"""Fixtures with a valid index and a valid shard, which tests damage.
 
-index    of one compressed shard
-raw      a shard of the samples `one` and `three`
+index    the index of a dataset with one compressed shard
+raw      the bytes of an uncompressed shard with the samples `one` and `three`
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TEXT = (Column.of("text", "str"),)
 
 @pytest.fixture
 def index(tmp_path: Path) -> dict[str, Any]:
-    """A valid index of one compressed shard, for tests to damage."""
+    """The valid index of a dataset with one compressed shard. Tests damage it."""
     write_mds(tmp_path / "sound", ["one", "two"], compression="zstd")
     found: dict[str, Any] = json.loads((tmp_path / "sound" / "index.json").read_text())
     return found
@@ -29,7 +29,7 @@ def index(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def raw() -> bytes:
-    """A valid shard with the samples `one` and `three`."""
+    """The bytes of a valid shard with the samples `one` and `three`. Tests damage them."""
     return encode_shard(
         ShardFormat(TEXT, None, ()),
         [encode_sample(TEXT, {"text": text}) for text in ("one", "three")],

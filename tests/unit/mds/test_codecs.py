@@ -1,4 +1,4 @@
-"""Decompression restores the data, but never more bytes than the index lists."""
+"""Decompression restores the data, and the size in the index limits how much it unpacks."""
 
 from __future__ import annotations
 

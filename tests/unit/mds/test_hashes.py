@@ -1,4 +1,4 @@
-"""Hashes equal StreamingDataset's, and the fastest one is verified."""
+"""Hashes equal those of StreamingDataset, and the fastest known hash of a file is chosen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error for a location that is not an MDS dataset says what it is, and what to do."""
+"""The error for a location that is not an MDS dataset says what is there, and what to do."""
 
 from __future__ import annotations
 

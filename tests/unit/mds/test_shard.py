@@ -21,7 +21,7 @@ TEXT = (Column.of("text", "str"),)
 
 
 def read_dataset(folder: Path) -> list[dict[str, Any]]:
-    """All samples of an uncompressed dataset in a local folder, read by cloudload."""
+    """Read all samples of an uncompressed dataset in a local folder."""
     shards = parse_index(Path(folder, "index.json").read_bytes(), str(folder))
     opened = [Shard(Path(folder, shard.raw.name), shard) for shard in shards]
     return [shard.read(sample) for shard in opened for sample in range(shard.info.samples)]
@@ -34,7 +34,10 @@ def write_shard(
     columns: tuple[Column, ...] = TEXT,
     size: int | None = None,
 ) -> Shard:
-    """Open `raw` as a shard that its index says has `samples` samples and `size` bytes."""
+    """Write `raw` to a file, and open the file as a shard.
+
+    The index entry lists `samples` samples and `size` bytes, by default the file's actual size.
+    """
     path = folder / "shard.mds"
     path.write_bytes(raw)
     return Shard(

@@ -1,4 +1,4 @@
-"""A table equals the list of its shards, in memory, mapped from a file, and after pickling."""
+"""A shard table equals the list of its shards, whether it is in memory, mapped, or unpickled."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHARDS = [
 
 
 def map_written(folder: Path) -> ShardTable:
-    """Map the table that was written to the folder."""
+    """Map the table that a test has written to `folder`."""
     mapped = map_table(folder / "table", "key")
     assert mapped is not None
     return mapped
@@ -87,7 +87,7 @@ COLUMNS: st.SearchStrategy[list[tuple[str, str, int | None]]] = st.sampled_from(
 
 @st.composite
 def indexes(draw: st.DrawFn) -> dict[str, Any]:
-    """An index of up to nine shards whose entries have different fields."""
+    """Indexes of up to nine shards, with various columns, hashes and compressions."""
     entries: list[dict[str, Any]] = []
     for number in range(draw(st.integers(0, 9))):
         columns, samples = draw(COLUMNS), draw(st.integers(0, 9))

@@ -1,4 +1,4 @@
-"""The error for damaged token IDs names their sample. They are never read as other IDs."""
+"""Damaged token IDs raise an error that names the sample, and are never read as other IDs."""
 
 from __future__ import annotations
 

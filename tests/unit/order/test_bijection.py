@@ -1,4 +1,4 @@
-"""Bijections of any size: all permutations are equally likely, and invertible."""
+"""Keyed bijections are invertible at any size, and produce all permutations equally often."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def moved(size: int, keys: Words, places: Ids | None = None, *, inverse: bool = False) -> Ids:
-    """The image of each place from 0 to size - 1 under each key: int64 [keys, size]."""
+    """Map `places`, by default 0 to `size` - 1, with each key. Returns int64 [keys, places]."""
     grid = np.broadcast_to(
         np.arange(size) if places is None else places,
         (len(keys), size if places is None else len(places)),

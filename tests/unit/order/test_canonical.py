@@ -1,4 +1,4 @@
-"""The canonical order: nodes take turns, and a sampling repeats or leaves out samples."""
+"""In the canonical order, nodes take turns, and sampling repeats or leaves out samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_position_belongs_to_its_canonical_node() -> None:
 
 
 STREAMS = [[7, 30, 1, 12], [1], [25, 9, 18], [4, 4, 3]]
-"""Samples of each shard of each stream: 50, 1, 52 and 11."""
+"""The number of samples in each shard, by stream. The streams have 50, 1, 52 and 11 samples."""
 
 
 @pytest.mark.parametrize("algorithm", ["py1e", "py1br", None])

@@ -1,4 +1,4 @@
-"""Rows are dealt to any number of ranks."""
+"""Any number of ranks can share the lanes, and each row goes to exactly one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of an epoch is built once for a folder, verified, and the same as in memory."""
+"""The order of an epoch is built once per folder, is verified, and equals that built in memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ def test_the_order_of_a_run_is_the_one_in_memory(
 
 
 def test_threads_may_open_orders_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Python 3.11, `ast.parse` fails in two threads at once; `np.load` parses."""
+    """Loading an order must not call `ast.parse`, as `np.load` would.
+
+    `ast.parse` is not thread-safe in some versions of Python 3.11.
+    """
     config = OrderConfig(True, "py1s", 20, 1, 1)
     for number, sizes in enumerate([[7, 30], [40_000]]):
         orders = EpochOrders(tmp_path / str(number), np.array(sizes), config)
@@ -138,7 +141,8 @@ try:
 except CacheError as error:
     print(error)
 """
-    for most_bytes in (20_000_000, 60_000_000):  # the file is not mapped; the shuffle has no room
+    # 20 MB is too little to map the 40 MB file, and 60 MB is too little to also shuffle
+    for most_bytes in (20_000_000, 60_000_000):
         printed = subprocess.run(
             [sys.executable, "-c", code, str(tmp_path), str(most_bytes)],
             capture_output=True,

@@ -1,4 +1,4 @@
-"""The documents of each lane, and the rank and worker that serve it."""
+"""Each document belongs to one lane, and each lane to one rank and one of its workers."""
 
 from __future__ import annotations
 

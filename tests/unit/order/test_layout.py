@@ -1,4 +1,4 @@
-"""The numbers of lanes and canonical nodes depend on the data, unless they are set."""
+"""By default, the numbers of lanes and canonical nodes depend only on the data."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A row's index determines its stream, and streams get their shares in every window. A resume
-changes only later rows."""
+"""A row's index determines its stream, and each stream gets its share of every window of rows. A
+resume changes only later rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def plain(*shares: float) -> Mixture:
 
 @st.composite
 def mixtures(draw: st.DrawFn, num_streams: int | None = None) -> Mixture:
-    """Mixtures as users pass them, which change at rows small enough for tests to reach."""
+    """Mixtures as users pass them. Weights change by row 300, so 400 rows include every change."""
     count = num_streams or draw(st.integers(1, 5))
     rows = [0, *sorted(draw(st.sets(st.integers(1, 300), max_size=3)))]
     entries = [(row, dict(zip(names(count), draw(weights(count)), strict=True))) for row in rows]
@@ -54,7 +54,7 @@ def mixtures(draw: st.DrawFn, num_streams: int | None = None) -> Mixture:
 
 
 def furthest(mixture: Mixture, rows: Ints, num_lanes: int, window: int = 1000) -> float:
-    """The largest difference between a stream's rows in a window and its share."""
+    """The largest deviation of any stream from its share, in rows, over all windows of `rows`."""
     streams = mixture.components(rows, num_lanes)
     shares = np.array([float(weight) for weight in mixture.schedule[0][1]])
     shares /= shares.max()
@@ -110,7 +110,7 @@ def test_a_small_stream_gets_its_rows_over_a_long_run() -> None:
 
 
 def stream_of(mixture: Mixture, row: int, num_lanes: int) -> int:
-    """`components`, computed one row at a time with Python integers."""
+    """Compute the stream of one row with exact fractions, as a reference for `components`."""
     share = [Fraction(part) for part in shares_at(mixture, row)]
     ends = list(itertools.accumulate(share))
     point = row * find_step(num_lanes) % 2**64
@@ -185,7 +185,7 @@ def test_a_stream_that_an_entry_does_not_name_gets_no_row() -> None:
 
 
 def check_rows(mixture: Mixture, segments: Sequence[tuple[int, Mixture]]) -> None:
-    """The rows up to each end are those of its segment's mixture. The last segment is endless."""
+    """Check that the rows up to each segment's end are those of the segment's mixture."""
     rows = np.arange(500)
     expected, start = [], 0
     for end, wanted in segments:

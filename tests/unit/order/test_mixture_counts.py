@@ -1,4 +1,4 @@
-"""The rows of a mixture by lane, compared with a list of all rows."""
+"""Row counts and row numbers of each lane match those from a plain list of a mixture's rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_number_of_a_row_in_its_lane_is_that_of_the_rows_before_it(
 def test_far_apart_rows_are_counted_as_listed_ones(
     mixture: Mixture, num_lanes: int, start: int
 ) -> None:
-    stop = start + (1 << 22) + 1  # one more than is listed
+    stop = start + (1 << 22) + 1  # one row more than `count_rows` enumerates
     counted = count_rows(mixture, num_lanes, start, stop)
     middle = (start + stop) // 2
     listed = count_rows(mixture, num_lanes, start, middle)

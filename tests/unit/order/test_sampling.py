@@ -1,4 +1,4 @@
-"""`repeat` and `choose` become a number of reads for each shard, divided as Streaming does."""
+"""`repeat` and `choose` set how many samples an epoch reads from each shard, as in Streaming."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A seekable order is a permutation with windows of the right width, and starts immediately at any
-position of any epoch."""
+"""A seekable order is a permutation with shuffle windows of the right width. Reading can start
+immediately at any position of any epoch."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_node_reads_the_same_samples_in_every_epoch_in_another_order() -> None
 
 
 def test_samples_are_shuffled_within_blocks_and_not_beyond() -> None:
-    # one shard in one node, so documents move only within their block
+    # with one shard and one node, documents move only within their shuffle block
     samples = order_of([100_000], 1, 1_000)[:]
     travel = np.abs(samples - np.arange(100_000))
     assert travel.max() < 1_500
@@ -91,7 +91,7 @@ def test_an_order_is_asked_as_an_array_is() -> None:
     array = np.asarray(order)
     assert array.dtype == np.int64
     assert len(order) == len(array) == 50
-    # a sequence of numbers, though not declared as one
+    # an order is iterable, but its type does not declare this
     assert list(cast("Iterable[int]", order)) == array.tolist()
     assert [order[position] for position in range(50)] == array.tolist()
     assert isinstance(order[3], int)

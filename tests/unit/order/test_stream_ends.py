@@ -1,4 +1,4 @@
-"""The ends of a mixture's streams, compared with a row-by-row walk."""
+"""`end_streams` ends each stream at the same row as a row-by-row walk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def test_a_row_of_a_walk_is_found_by_its_number(
 def walk_slowly(
     mixture: Mixture, num_lanes: int, start: int, left: list[int | None], stops_first: bool
 ) -> tuple[list[int], int]:
-    """The stream of each row up to the end, or up to 4,000 rows, and the end."""
+    """Return the stream of each row, and the row at which the run ends, by walking row by row.
+
+    The walk stops after 600 rows. If the run has not ended by then, the end is `NEVER`.
+    """
     rows: list[int] = []
     entries = [(max(row, start), weights) for row, weights in mixture.schedule if row >= start]
     entries.insert(0, (start, mixture.weights_at(start)))

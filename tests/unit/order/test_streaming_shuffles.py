@@ -1,4 +1,4 @@
-"""Our shuffles give StreamingDataset's permutations."""
+"""Our shuffles return the same permutations as StreamingDataset's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`BestFitLanes` returns exactly the rows, cursors, residues and counts of a reference packer for
-each lane."""
+"""`BestFitLanes` returns the same rows, cursors, residues and counts as a reference packer for each
+lane."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_what_rows_have_taken_is_let_go_and_so_are_documents_without_a_token() -
 
 @pytest.mark.parametrize("kind", [PackerLanes, BestFitLanes])
 class TestWhatCannotBe:
-    """Both implementations refuse impossible values with the same message."""
+    """`PackerLanes` and `BestFitLanes` refuse impossible values with the same messages."""
 
     def test_a_cursor_beyond_the_end_of_its_document(
         self, kind: type[PackerLanes] | type[BestFitLanes]

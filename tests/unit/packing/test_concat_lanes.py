@@ -1,4 +1,4 @@
-"""`ConcatLanes` returns the rows, cursors and counts of a reference packer for each lane."""
+"""`ConcatLanes` returns the same rows, cursors and counts as a reference packer for each lane."""
 
 from __future__ import annotations
 

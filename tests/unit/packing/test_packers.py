@@ -1,4 +1,4 @@
-"""The reference packers, specified by short documents and handwritten rows."""
+"""The reference packers pack short documents into the rows that each test spells out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cloudload.packing.packers import Packer, Packing
 
 
 def pack(packer: Packer, sizes: Iterable[int], *, first: int = 0, ends: bool = True) -> list[str]:
-    """The rows of documents a, b, c, … of these sizes: a letter for each token."""
+    """Pack documents a, b, c, … of these sizes. Return the rows as text, a letter per token."""
     for ordinal, size in enumerate(sizes, first):
         packer.add(ordinal, size)
     if ends:

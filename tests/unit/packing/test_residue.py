@@ -1,5 +1,4 @@
-"""Residues are small integers encoded as bytes. Those that are impossible for a lane are
-refused."""
+"""Residues survive encoding and decoding, and a residue that no lane can have is refused."""
 
 from __future__ import annotations
 

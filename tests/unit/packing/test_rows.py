@@ -1,4 +1,4 @@
-"""Pieces of documents become rows of IDs, padding and spans."""
+"""Pieces of documents become padded rows of token IDs, and spans that name their sources."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def table(*documents: dict[int, int]) -> np.ndarray[tuple[int, int], np.dtype[np
     return rows
 
 
-# token i is at BASE + i of its buffer, bos included
+# token i is at BASE + i in its buffer. BASE is -1 if token 0 is a bos, which no buffer contains
 DOCUMENTS = table(
     {STREAM: 0, EPOCH: 3, SAMPLE: 7, SIZE: 5, BASE: -1, BUFFER: 0},
     {STREAM: 1, EPOCH: 0, SAMPLE: 9, SIZE: 5, BASE: 0, BUFFER: 1},

@@ -1,4 +1,4 @@
-"""The tail: the remnants of all lanes are packed as one sequence; delivered rows are skipped."""
+"""The tail packs the remnants of all lanes as one sequence, and skips delivered rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tail_of(
 
 
 def rows_of(tail: Tail) -> list[list[tuple[int, int, int, int]]]:
-    """The pieces of each row: lane, ordinal, start, stop."""
+    """The pieces of each row of the tail: (lane, ordinal, start token, stop token)."""
     return [
         [
             (*tail.remnants[remnant, :2].tolist(), start, stop)

@@ -1,4 +1,4 @@
-"""Reused texts equal a fresh encoding, however few lanes moved since the last one."""
+"""Text joined from reused and new chunks equals a fresh encoding, whichever lanes have moved."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def wide(*cursors: tuple[int, int]) -> str:
         ({"shuffle_block_size": "1"}, "shuffle_block_size: "),
         ({"shuffle_block_size": "8,8"}, "shuffle_block_size: "),
         ({"shuffle_block_size": "-8"}, "shuffle_block_size: '-8' is not a list of whole numbers"),
-        ({"counts": "[" * 100_000}, "counts: .*The state is damaged"),  # too deep to parse
+        ({"counts": "[" * 100_000}, "counts: .*The state is damaged"),  # nested too deeply to parse
         ({"counts": "[[0,0,0,0,0,-1]]"}, "counts: .* values .* not whole numbers"),
         ({"counts": "[[0,0,0,0,0,1.5]]"}, "counts: .* values .* not whole numbers"),
         ({"counts": "[[0,0,0,0,0,NaN]]"}, "counts: .* values .* not whole numbers"),

@@ -1,4 +1,4 @@
-"""Files of this machine as objects."""
+"""A local write leaves no temporary file, and pipes and devices are not read as objects."""
 
 from __future__ import annotations
 

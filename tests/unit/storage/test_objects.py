@@ -1,4 +1,4 @@
-"""A storage error includes the store's answer."""
+"""A storage error includes the store's last answer, even if a later attempt times out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudload.storage.objects import delete_object
 
 
 class _BusyThenSilent:
-    """A store that reports that it is busy, and then does not answer in time."""
+    """A store that reports immediately that it is busy, and answers later requests after 30 s."""
 
     def __init__(self) -> None:
         self.attempts = 0

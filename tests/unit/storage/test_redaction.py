@@ -1,4 +1,4 @@
-"""Secrets are removed from texts, and found in the causes of an error."""
+"""Secrets are removed from text, and detected in the chain of causes of an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend of each URL."""
+"""A URL whose scheme has no backend is refused with an error that names the scheme."""
 
 from __future__ import annotations
 

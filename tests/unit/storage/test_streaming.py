@@ -1,4 +1,4 @@
-"""Stores that are read by StreamingDataset's downloaders only."""
+"""Some stores are reached only through StreamingDataset's downloaders, and are read-only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_only_streaming_reaches_is_read_by_its_downloader(
     download = pytest.importorskip("streaming.base.storage.download")
 
     class FolderDownloader(download.CloudDownloader):  # type: ignore[name-defined,misc]
-        """Replaces an Alibaba account."""
+        """A downloader that copies local files, so the test needs no Alibaba account."""
 
         @staticmethod
         def _client_identifier() -> str:

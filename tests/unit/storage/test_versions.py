@@ -1,4 +1,4 @@
-"""A version is exact only if it identifies one content of the object."""
+"""A version is exact only if no other content of the object can have the same version."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_local_file_is_exact_once_it_has_settled(tmp_path: Path) -> None:
         time.sleep(0.1)
     assert first.size == 3
     assert version_of(path).exact == first.exact
-    # neither a write in place nor a new file changes the size and the modification time
+    # the write in place and the replacement keep the size and the modification time
     written_ns = path.stat().st_mtime_ns
     (tmp_path / "other").write_bytes(b"two")
     path.write_bytes(b"six")

@@ -1,4 +1,4 @@
-"""A long wait is reported, with the thread's activity at that time."""
+"""A long wait is reported with the thread's current activity."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def report_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Reports(list[str]):
-    """The activities that were reported."""
+    """A report function that collects the reported activities."""
 
     def __call__(self, waited_s: float, what: str) -> None:
         self.append(what)

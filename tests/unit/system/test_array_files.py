@@ -1,4 +1,5 @@
-"""A file of arrays is mapped only if its content, its key, and its owner are right."""
+"""A file of arrays is mapped only if it is intact and has the expected key, and only if no other
+user can write to it."""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ def test_a_written_file_replaces_a_link_and_not_its_target(path: Path, tmp_path:
 
 def test_a_valid_file_is_kept_and_an_invalid_one_is_replaced(path: Path) -> None:
     before = path.stat().st_ino
-    with path.open("rb"):  # so that its inode is not used again
+    with path.open("rb"):  # keep the file open, so its inode number is not reused
         write_arrays(path, "key", {}, ARRAYS)
         assert path.stat().st_ino == before
         write_arrays(path, "other", {}, ARRAYS)

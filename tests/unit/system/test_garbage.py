@@ -1,4 +1,4 @@
-"""A pause of the garbage collector ends with its block, and respects the program's own choice."""
+"""`paused_collection` disables the garbage collector in a block, and then restores its state."""
 
 from __future__ import annotations
 

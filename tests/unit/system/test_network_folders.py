@@ -1,4 +1,4 @@
-"""A folder on a network file system is recognized by its mount."""
+"""A folder on a network file system is recognized by the type of its mount."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudload.system.network_folders import network_type
 
 
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, device: str) -> None:
-    """Let the only mounts be one of `kind`, and one of proc."""
+    """Replace the mount table with one that lists proc, and a mount of type `kind` on `device`."""
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         "22 27 0:99999 / /proc rw,relatime - proc proc rw\n"

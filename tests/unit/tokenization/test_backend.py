@@ -1,4 +1,4 @@
-"""fastokens is used for a tokenizer only if it gives the same IDs as Hugging Face `tokenizers`."""
+"""fastokens is used only for tokenizers for which it returns the same IDs as `tokenizers`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SILENCE = "Pass tokenizer_backend='hf' to use it without a warning"
 
 
 class Tampered:
-    """A `fastokens.Tokenizer` that gives texts with `mark` a wrong first ID."""
+    """A `fastokens.Tokenizer` that returns a wrong first ID for each text that contains `mark`."""
 
     def __init__(self, text: str, mark: str) -> None:
         self._fast, self._mark = loading.load_fastokens(text), mark
@@ -116,15 +116,14 @@ def test_sound_tokenizers_pass_the_gate(name: str, tmp_path: Path) -> None:
         choice = choose_backend(JSONS[name](), asked, tmp_path)
         assert (choice.name, choice.reason) == ("fastokens", None)
         assert choice.versions.startswith("fastokens 0.")
-        # the checks also encode special tokens as such, and must restore this
+        # the checks turn `encode_special_tokens` off, and must turn it on again
         assert loading.load_hf(JSONS[name]()).encode_special_tokens
     assert choose_backend(JSONS[name](), "hf", tmp_path).name == HF
 
 
 @needs_fastokens
 def test_a_tokenizer_for_which_fastokens_makes_tokens_of_text_is_refused(tmp_path: Path) -> None:
-    """If `<` is not in the vocabulary, fastokens 0.3.5 gives the text `<0x0A>` the ID of a
-    newline."""
+    """If `<` is not in the vocabulary, fastokens 0.3.5 encodes the text `<0x0A>` as a newline."""
     choice = choose_backend(sentencepiece("thequickbrwnfxé"), "auto", tmp_path)
     assert str(choice.reason).startswith("fastokens gives different IDs than tokenizers for ")
 
@@ -149,7 +148,7 @@ def test_a_version_that_was_not_measured_is_refused(
 
 
 def without_fastokens(name: str) -> str:
-    """`importlib.metadata.version`, as if fastokens were not installed."""
+    """A substitute for `importlib.metadata.version` that does not find fastokens."""
     if name == "fastokens":
         raise PackageNotFoundError
     return "1.0"
@@ -194,7 +193,7 @@ def test_a_fallback_to_hf_is_one_warning_that_names_its_cost_and_the_next_step(
 
 
 def test_the_cost_of_a_fallback_is_the_one_that_was_measured() -> None:
-    """The stated ratio is the loader's measured ratio for each tokenizer."""
+    """The ratio in the warning is the one in benchmarks/RESULTS.md, rounded to the nearest 10."""
     results = (ROOT / "benchmarks" / "RESULTS.md").read_text("utf-8")
     fast, slow = (
         [float(each) for each in re.findall(rf"^\| cloudload, {name} \| ([\d.]+)", results, re.M)]
@@ -281,7 +280,7 @@ def test_a_cache_folder_of_another_machine_does_not_make_fastokens_importable(
     text = JSONS["byte-level"]()
     assert choose_backend(text, "auto", tmp_path).name == "fastokens"
     gate._refusals.clear()
-    monkeypatch.setitem(sys.modules, "fastokens", None)  # importing it now fails
+    monkeypatch.setitem(sys.modules, "fastokens", None)  # makes the import fail
     choice = choose_backend(text, "auto", tmp_path)
     assert choice.name == HF
     assert "fastokens cannot be imported" in (choice.reason or "")
@@ -295,7 +294,7 @@ def test_ranks_that_start_together_on_a_node_check_a_tokenizer_once(
 
     def check(text: str) -> None:
         checks.append(text)
-        time.sleep(0.1)  # so that the other ranks start during the check
+        time.sleep(0.1)  # long enough for the other ranks to start during this check
 
     monkeypatch.setattr(gate, "_check", check)
     monkeypatch.setattr(gate, "_refusals", {})

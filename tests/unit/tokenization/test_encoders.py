@@ -1,4 +1,4 @@
-"""Every backend gives the IDs of Hugging Face `tokenizers`, and detects others while it encodes."""
+"""Every backend returns the same IDs as Hugging Face `tokenizers`, and wrong IDs end the run."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_panic_is_a_failure_and_an_interrupt_is_not() -> None:
 @needs_fastokens
 def test_other_ids_than_tokenizers_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
     text = JSONS["byte-level"]()
-    encoders._comparison.cache_clear()  # another test may have compared this tokenizer
+    encoders._comparison.cache_clear()  # another test may have cached a comparison
     loading.load_hf(text)
     encoder = FastokensEncoder(text)
     encoder._fast = loading.load_fastokens(byte_tokenizer().to_str())

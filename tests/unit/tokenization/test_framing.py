@@ -1,4 +1,4 @@
-"""A tokenizer adds the same bos and eos however it is passed, and logs where they come from."""
+"""A tokenizer adds the same bos and eos however it is passed, and the log names their sources."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def write_files(
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **config}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "config.json").write_text("{}")  # transformers 5 reads it
+    (folder / "config.json").write_text("{}")  # transformers 5 also reads this file
     return folder
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Hub cache for the files of `some/model`."""
+    """The folder for the files of `some/model` in a temporary Hub cache."""
     import huggingface_hub.constants
     from transformers.utils import hub as transformers_hub
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    # transformers 4 keeps its own copy
+    # transformers 4 has its own copy of this setting
     monkeypatch.setattr(transformers_hub, "TRANSFORMERS_CACHE", str(tmp_path), raising=False)
     repository = tmp_path / "models--some--model"
     snapshot = repository / "snapshots" / ("0" * 40)
@@ -98,7 +98,7 @@ def test_a_name_a_folder_a_file_and_an_object_frame_documents_alike(name: str, h
     write_files(hub, config, template)
     passed: list[Any] = ["some/model", hub, hub / "tokenizer.json"]
     if transformers.__version__.startswith("4."):
-        # transformers 5 may build an object that frames documents differently; see docs/limits.md
+        # transformers 5 may build an object that frames documents differently (docs/limits.md)
         passed.append(transformers.AutoTokenizer.from_pretrained(hub))
     assert [load_tokenizer(each).frames for each in passed] == [(expected,)] * len(passed)
 

@@ -1,4 +1,4 @@
-"""Without a connection, a name on the Hub fails quickly, or loads from the cache."""
+"""Without a connection, names on the Hub load from the local cache, or fail quickly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["hub_cache"]
 
 
 def closed_port() -> str:
-    """The address of a port on which no server listens."""
+    """The URL of a local port on which no server listens."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{server.getsockname()[1]}"
@@ -29,7 +29,7 @@ def closed_port() -> str:
 
 @pytest.fixture(params=["refused", "unknown host", "silent"])
 def unreachable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The reason that the Hub's endpoint gives for not being reached."""
+    """Make the Hub unreachable in one of three ways. Yields a regex for the reason in the error."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub, "_TIMEOUT_S", 0.2)
     hub.check_connection.cache_clear()
@@ -49,7 +49,8 @@ def unreachable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def test_without_a_connection_a_name_is_one_sentence_with_the_next_step(
     unreachable: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)  # its import takes seconds
+    # raising the error must not import transformers, because that takes seconds
+    monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(TokenizerError, match=rf"cannot be reached \({unreachable}\)") as raised:
         load_tokenizer("no/such-tokenizer")
     assert "and it is not in the local cache. Pass a folder" in str(raised.value)

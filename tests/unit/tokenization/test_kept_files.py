@@ -1,4 +1,4 @@
-"""Saved results of a tokenizer equal those that a node would compute again."""
+"""The results that are saved for a tokenizer equal freshly computed ones."""
 
 from __future__ import annotations
 

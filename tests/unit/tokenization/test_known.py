@@ -1,4 +1,4 @@
-"""A tokenizer in the table of known ones is not compared again, and any other one is."""
+"""A tokenizer in the table of known tokenizers skips the comparison of IDs. Others are compared."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def text() -> str:
 
 @pytest.fixture
 def checks(text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Make `text` the only known tokenizer, and return the list of texts that are checked."""
+    """Make `text` the only known tokenizer, and return a list that records the checked texts."""
     table = {known.conditions(list_checked()): {digest_of([text]): "example"}}
     monkeypatch.setattr(known, "read_table", lambda: table)
     checked: list[str] = []
@@ -98,7 +98,7 @@ def test_a_known_tokenizer_does_not_make_fastokens_importable(
 def test_a_wrong_entry_ends_the_run_when_a_document_has_different_ids(
     text: str, checks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """fastokens encodes with a tokenizer that has no merges, as if it had a defect."""
+    """To simulate a defect, fastokens encodes with a copy of the tokenizer that has no merges."""
     wrong = changed(lambda content: content["model"].update(merges=[]))
     backend = choose_backend(text, "auto", tmp_path).name
     monkeypatch.setattr(encoders, "load_fastokens", lambda _: load_fastokens(wrong))
@@ -111,7 +111,7 @@ def test_a_wrong_entry_ends_the_run_when_a_document_has_different_ids(
     assert checks == []
 
 
-# ---------------------------------------------------------------- the table
+# ---------------------------------------------------------------- the table of known tokenizers
 
 
 def test_the_table_is_for_verified_versions_and_this_version_of_the_checks() -> None:

@@ -34,7 +34,7 @@ def test_merged_tokens_have_the_bytes_of_the_text(text: str) -> None:
 
 
 def fallback_tokenizer() -> Tokenizer:
-    """Like Llama 2's tokenizer: `▁` for spaces, and bytes for characters outside the vocabulary."""
+    """A tokenizer with `▁` for spaces and bytes for unknown characters, like that of Llama 2."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
     vocabulary |= {letter: 256 + place for place, letter in enumerate("\u2581abc")}
     tokenizer = Tokenizer(

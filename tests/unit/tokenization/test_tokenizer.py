@@ -1,5 +1,4 @@
-"""Documents get the same IDs as from the Hugging Face tokenizer, and no text becomes a control
-token."""
+"""Document IDs equal those of the Hugging Face tokenizer, and no text becomes a control token."""
 
 from __future__ import annotations
 
@@ -141,7 +140,7 @@ def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(snapshot.name)
     shutil.copy(tokenizer_folder / "tokenizer.json", snapshot)
-    # transformers 5 replaces the published pre-tokenizer with the one of this class
+    # transformers 5 replaces the published pre-tokenizer with that of LlamaTokenizerFast
     config = {
         "tokenizer_class": "LlamaTokenizerFast",
         "bos_token": END,
@@ -220,7 +219,7 @@ def test_a_folder_in_the_home_folder_need_not_have_a_tokenizer_json(
 
 
 def write_gpt2_files(folder: Path) -> None:
-    """A GPT-2 tokenizer of two letters, in the format that preceded tokenizer.json."""
+    """Write a GPT-2 tokenizer of 4 tokens, in the format that preceded tokenizer.json."""
     folder.mkdir(exist_ok=True)
     (folder / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "ab": 2, END: 3}))
     (folder / "merges.txt").write_text("#version: 0.2\na b\n")

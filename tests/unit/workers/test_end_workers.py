@@ -1,4 +1,4 @@
-"""The error about a killed worker does not wait until the files that it left are removed."""
+"""Removing a killed worker's temporary files delays the error by at most a second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cloudload.workers.processes import end_workers
 
 
 class KilledWorker:
-    """A worker that a signal killed."""
+    """A fake worker that reports that it had to be killed."""
 
     is_own = True
 

@@ -1,4 +1,4 @@
-"""Binary content gives a warning, and real text of every kind does not."""
+"""A stream of token IDs, base64 or binary data is doubted, and text of any kind is not."""
 
 from __future__ import annotations
 
