@@ -194,7 +194,6 @@ def begun(tmp_path: Path) -> tuple[Path, Path]:
     source = tmp_path / "in"
     source.mkdir()
     for name in "abc":
-        (source / f"{name}.jsonl").write_text(50 * json.dumps({"text": f"of {name}"}) + "\n")
         (source / f"{name}.jsonl").write_text(50 * (json.dumps({"text": f"of {name}"}) + "\n"))
     convert_to_mds(source, tmp_path / "out", worker="1/3", **OPTIONS)
     return source, tmp_path / "out"

@@ -105,11 +105,8 @@ def test_streaming_reads_what_we_write(tmp_path: Path, compression: str | None) 
         found += [reader[sample] for sample in range(len(reader))]
     assert [sample["text"] for sample in found] == documents
     for name, (encoding, values) in ALL_COLUMNS.items():
-        assert (
-            [sample[name] for sample in found] == pytest.approx(values[:40])
-            if encoding == "float32"
-            else values[:40]
-        )
+        expected = pytest.approx(values[:40]) if encoding == "float32" else values[:40]
+        assert [sample[name] for sample in found] == expected
 
 
 @given(st.lists(st.binary(max_size=50), max_size=20), st.integers(150, 500))

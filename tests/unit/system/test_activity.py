@@ -40,7 +40,7 @@ def test_the_innermost_activity_is_reported_and_again_later() -> None:
     assert time.monotonic() - began >= 0.8, "the pauses grow"
 
 
-def test_a_short_wait_is_not_Wait() -> None:
+def test_a_short_wait_is_not_reported() -> None:
     reports = Reports()
     for _ in range(20):
         with Wait(reports, "working"), doing("a step"):
@@ -55,7 +55,7 @@ def test_only_the_outermost_block_reports() -> None:
     assert not inner
 
 
-def test_a_description_is_computed_when_it_is_Wait() -> None:
+def test_a_description_is_computed_only_when_it_is_reported() -> None:
     reports, attempts = Reports(), [1]
     with Wait(reports, "working"), doing(lambda: f"attempt {attempts[-1]}"):
         attempts.append(2)

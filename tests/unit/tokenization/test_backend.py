@@ -25,7 +25,6 @@ from cloudload.tokenization import loading
 from cloudload.tokenization.backend import choose_backend, log_choice
 from cloudload.tokenization.kept_files import kept_path
 from tests.support import ROOT
-from tests.support.corpora import random_documents, write_mds
 from tests.support.tokenizer_files import (
     JSONS,
     changed,
@@ -334,8 +333,3 @@ def test_what_the_sweep_found_is_found_again(
         first.reason
         == "fastokens gives different IDs than tokenizers for 2 code points, such as U+0041"
     )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_mds(tmp_path_factory.mktemp("mds"), random_documents(5, 300), shard_bytes=4_000)
