@@ -1,4 +1,4 @@
-"""The folder in which shards are cached, and the files that are swept there."""
+"""The default cache folder, and the leftover files that a sweep of a cache folder removes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of the shards that are in use at the same time."""
+"""Bytes in use count each shard once per row, and downloads add to them."""
 
 from __future__ import annotations
 
