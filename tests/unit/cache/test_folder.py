@@ -1,4 +1,4 @@
-"""The default cache folder, and the leftover files that a sweep of a cache folder removes."""
+"""The location of the default cache, and the leftover files that a sweep removes."""
 
 from __future__ import annotations
 

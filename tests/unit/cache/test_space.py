@@ -45,7 +45,7 @@ def use(path: Path, second: int) -> None:
 
 
 def keep_account(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the account file impossible to delete, like another user's file in a sticky folder."""
+    """Make the account file undeletable, as if another user owned it in a sticky-bit folder."""
     real = Path.unlink
 
     def refuse(path: Path, missing_ok: bool = False) -> None:
@@ -62,7 +62,7 @@ def shards(root: Path) -> dict[str, int]:
 
 @pytest.fixture
 def listings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The listings of cache files by this process: the cache root of each, in order."""
+    """A list that gets a cache's root each time this process lists the files of that cache."""
     listed: list[Path] = []
     list_all = space._list_all
 

@@ -1,4 +1,4 @@
-"""Bytes in use count each shard once per row, and downloads add to them."""
+"""The bytes in use at a row count each shard once, and downloads are added to them."""
 
 from __future__ import annotations
 
