@@ -1,4 +1,4 @@
-"""CSV and TSV files are read without changing a text, and errors name bad records."""
+"""Texts are read unchanged from CSV and TSV files, and errors name bad records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HARD = ["a", 'say "hi"', "one\ntwo\r\n\r\nthree", ",", '"', '""', "\t", "007", "
 
 
 def write_table(path: Path, **options: Any) -> list[str]:
-    """Write 200 rows with pandas, with quotes and newlines in the texts, and return the texts."""
+    """Use pandas to write 200 rows whose texts contain quotes and newlines. Return the texts."""
     draw = random.Random(3)
     documents = [" ".join(draw.choices(HARD, k=draw.randint(1, 30))) for _ in range(200)]
     table = pandas.DataFrame({"n": range(200), "text": documents, "code": ["007"] * 200})

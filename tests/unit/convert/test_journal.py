@@ -1,4 +1,4 @@
-"""Repeating a conversion does nothing if it finished, resumes if it stopped, or is refused."""
+"""A second run of a conversion changes nothing, resumes the first run, or is refused."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def encode_generally(block: Any, **options: Any) -> tuple[Any, ...]:
 
 
 class Rows:
-    """An input block with one record per item of `rows`; the record of a None is bad."""
+    """An input block with one record for each item of `rows`. None makes a bad record."""
 
     start, input_bytes = BlockStart(), 0
 

@@ -151,7 +151,7 @@ def test_a_file_that_is_not_text_by_its_name_is_refused(
     assert reason in str(raised.value)
     assert "(1 more files are refused)" in str(raised.value)
     assert convert_to_mds(tmp_path / "in" / "[ab].[tu][xn]*", tmp_path / "out", **options).documents
-    if "." not in name.removeprefix("a."):  # compressed names are decompressed even as text
+    if "." not in name.removeprefix("a."):  # a compressed file is decompressed even as text
         told = convert_to_mds(tmp_path / "in" / name, tmp_path / "o2", format="text", **options)
         assert told.documents == 1
 

@@ -20,7 +20,7 @@ from tests.support.conversions import QUIET, convert_lines, documents, make_inpu
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the rejects in a file, one per line."""
+    """Parse a file of rejects, which has one JSON object per line."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

@@ -76,7 +76,7 @@ def test_segments_hold_every_byte_once_and_in_order(
 
 
 def read(unit: InputUnit, block_bytes: int, start: BlockStart | None = None) -> list[Record]:
-    """Return the records of a unit from `start` on, or all of them if it is None."""
+    """Return the records of a unit from the block at `start` on, or all of them if it is None."""
     blocks = unit.blocks(start or BlockStart(), block_bytes, FIELDS)
     return [record for block in blocks for record in block.records("text")]
 
