@@ -1,4 +1,4 @@
-"""A warning says how many machines download each shard if they share canonical nodes."""
+"""A warning says how many machines download each shard when machines share canonical nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def find_warning(
     machines: int,
     num_canonical_nodes: int,
 ) -> str | None:
-    """Return the warning of a loader with 12 lanes on the first of `machines`, with a rank each."""
+    """Return the warning that a loader of 12 lanes logs on the first of `machines`, or None."""
     for name, value in {"RANK": 0, "WORLD_SIZE": machines, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
     caplog.set_level(logging.WARNING, "cloudload.delivery.start_log")

@@ -138,7 +138,7 @@ def test_one_rank_logs_for_all(
         (5, None, False),
         (1, 0, False),  # process 1 shares rank 0 with process 0, as in tensor parallelism
         (0, 0, True),
-        (0, 3, True),  # ranks may be numbered in another order than processes
+        (0, 3, True),  # ranks may be numbered in a different order than processes
     ],
 )
 @pytest.mark.parametrize("is_initialized", [False, True])

@@ -87,7 +87,7 @@ def test_all_processes_guess_alike_how_many_data_parallel_ranks_a_node_has(
 
 @contextlib.contextmanager
 def mesh_of_eight(process: int, *names: str) -> Iterator[Any]:
-    """Yield a 2 x 2 x 2 mesh as `process` sees it, without starting the other processes."""
+    """Yield a 2 x 2 x 2 mesh as seen by one of its processes, without starting the other seven."""
     dist.init_process_group("fake", store=FakeStore(), rank=process, world_size=8)
     try:
         yield init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)
