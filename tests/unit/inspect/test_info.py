@@ -1,4 +1,4 @@
-"""`read_info` summarizes a dataset, and reports how many shards it read to do so."""
+"""`read_info` summarizes a dataset, and reports how many of its shards it read."""
 
 from __future__ import annotations
 

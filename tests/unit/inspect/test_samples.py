@@ -108,7 +108,7 @@ def test_token_ids_are_lists(tmp_path: Path) -> None:
 
 
 def change_encoding(folder: Path, encoding: str) -> None:
-    """Change the only column's encoding from `bytes` in the index and in the shard headers."""
+    """Change the encoding of the only column from `bytes`, in the index and the shard headers."""
     path = folder / "index.json"
     index = json.loads(path.read_text())
     for shard in index["shards"]:
