@@ -1,4 +1,4 @@
-"""Marks of lanes survive a killed process, and processes share them through files."""
+"""Lane marks survive a killed process, and processes share them through files."""
 
 from __future__ import annotations
 
