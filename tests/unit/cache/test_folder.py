@@ -1,4 +1,4 @@
-"""The folder in which shards are cached, and the files that are swept there."""
+"""The location of the default cache, and the leftover files that a sweep removes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards in memory equal those in the shard cache, and stay valid while they are used."""
+"""Shards that are fetched into memory have the right contents, and stay valid while in use."""
 
 from __future__ import annotations
 

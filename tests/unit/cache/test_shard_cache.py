@@ -1,4 +1,4 @@
-"""Datasets in a folder of this machine are read in place."""
+"""Local datasets are read in place and never modified."""
 
 from __future__ import annotations
 

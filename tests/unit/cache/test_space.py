@@ -1,4 +1,4 @@
-"""A cache stays within its limit, evicts by last use, and lists its files rarely."""
+"""A cache stays within its limit, evicts the least recently used shards, and rarely lists files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIMIT = 1_000
 
 
 def add(root: Path, name: str, size: int, limit: int | None = LIMIT) -> Path:
-    """Add a shard of `size` bytes to the cache."""
+    """Add a shard of `size` bytes to the cache, evicting others if needed, and return its path."""
     folder = root / "data"
     make_folder(folder)
     path = folder / name
@@ -45,7 +45,7 @@ def use(path: Path, second: int) -> None:
 
 
 def keep_account(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate an account file of another user in a folder with the sticky bit."""
+    """Make the account file undeletable, as if another user owned it in a sticky-bit folder."""
     real = Path.unlink
 
     def refuse(path: Path, missing_ok: bool = False) -> None:
@@ -62,7 +62,7 @@ def shards(root: Path) -> dict[str, int]:
 
 @pytest.fixture
 def listings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """A list that receives the root of each cache whose files this process lists."""
+    """A list that gets a cache's root each time this process lists the files of that cache."""
     listed: list[Path] = []
     list_all = space._list_all
 
@@ -113,7 +113,7 @@ def test_the_least_recently_used_shards_are_evicted_as_if_all_were_listed(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]], most: int
 ) -> None:
     root = tmp_path_factory.mktemp("cache")
-    expected: dict[str, int] = {}  # in the order of use
+    expected: dict[str, int] = {}  # sizes in bytes, least recently used first
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(space, "_MOST_CANDIDATES", most)
         for second, (what, number, size) in enumerate(steps):
@@ -404,9 +404,9 @@ def test_a_forked_process_may_evict_the_same_candidates(tmp_path: Path) -> None:
 
 
 def _die_at(event: int, root: Path) -> None:
-    """Change a cache in each way, and exit at an audit event, before its system call.
+    """Change a cache in every way, but exit just before the system call of audit event `event`.
 
-    Exits with status 9, or with 0 if there are fewer events.
+    The exit status is 9, or 0 if all changes take at most `event` events.
     """
     left = event
 

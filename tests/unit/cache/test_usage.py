@@ -1,4 +1,4 @@
-"""The bytes of the shards that are in use at the same time."""
+"""The bytes in use at a row count each shard once, and downloads are added to them."""
 
 from __future__ import annotations
 

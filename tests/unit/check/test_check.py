@@ -1,4 +1,4 @@
-"""The report of a check, and its command."""
+"""The report of `check_dataset`, and the `check` command."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ TEXTS = [f"document {number}" for number in range(100)]
 
 
 def write(folder: Path, **options: Any) -> Path:
-    """Four shards of 25 documents."""
+    """Write a dataset of four shards with 25 documents each, and return its folder."""
     write_mds(folder, TEXTS, shard_samples=[25] * 4, **options)
     return folder
 
 
 def check(folder: Path, **options: Any) -> dict[str, int]:
-    """The number of findings of each kind."""
+    """Check a dataset, and return the number of findings of each kind."""
     return check_dataset(folder, progress=False, **options).counts
 
 
@@ -60,7 +60,7 @@ def test_objects_that_the_index_does_not_name(tmp_path: Path) -> None:
     (folder / "shard.00004.mds").write_bytes(b"not listed")
     (folder / "shard.00002.mds.tmp").write_bytes(b"12345")
     (folder / "notes.txt").write_bytes(b"123")
-    write(folder / "validation")  # a split is another dataset
+    write(folder / "validation")  # a split is a separate dataset, so its files are not reported
     report = check_dataset(folder, progress=False)
     assert report.counts == {"unlisted": 1, "leftover": 1}
     unlisted, leftover = report.findings

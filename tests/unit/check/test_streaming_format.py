@@ -1,4 +1,4 @@
-"""`streaming_format` agrees with Streaming itself."""
+"""The tables in `streaming_format` match the installed version of Streaming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invalid arguments are refused before anything is read."""
+"""An invalid argument raises an error that names it and says what to use."""
 
 from __future__ import annotations
 

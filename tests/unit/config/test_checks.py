@@ -1,4 +1,4 @@
-"""Options are validated, and sizes may have units."""
+"""Sizes in bytes may be numbers or text with a unit, and anything else is an error."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_a_known_argument_is_never_taken_for_an_unknown_one(callee: Any) -> None
 def test_signatures_and_types_stay_as_written() -> None:
     assert {"seq_len", "device_mesh"} <= inspect.signature(CloudLoader).parameters.keys()
     assert "split" in inspect.signature(Stream).parameters
-    # mypy reports an ignored error that does not exist, so it must see these two
+    # mypy reports an unused `type: ignore`, so these two also test that mypy rejects the calls
     with pytest.raises(TypeError, match="Use seed"):
         CloudLoader("x", tokenizer="x", seq_len=1, batch_size=1, shuffle_seed=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="Use proportion"):

@@ -56,7 +56,7 @@ class Keeper:
 
     def __init__(self, *words: Any) -> None:
         self.words = words
-        self.own = self  # a value may refer to itself
+        self.own = self  # tests that naming can handle a value that refers to itself
 
     def __call__(self, sample: dict[str, Any]) -> str:
         return str(sample["text"]) + look_up(sample)
@@ -150,7 +150,7 @@ def test_the_name_has_a_hash_of_the_source() -> None:
 
 
 def test_a_lambda_is_known_by_its_own_source_not_by_its_line(tmp_path: Path) -> None:
-    """Lambdas may share a line or continue on the next, and other arguments do not count."""
+    """A name depends on the lambda's source alone, not on other code in the same lines."""
     (tmp_path / "train.py").write_text(
         "from cloudload.config.transform import name_function\n"
         "def show(function, batch_size=0):\n    print(name_function(function))\n"
@@ -171,7 +171,7 @@ def test_a_lambda_is_known_by_its_own_source_not_by_its_line(tmp_path: Path) -> 
 
 
 def test_values_of_other_modules_of_the_program_count(tmp_path: Path) -> None:
-    """Run in new processes, where set order and addresses differ."""
+    """Name the function in new processes, because set order and addresses differ between them."""
     (tmp_path / "train.py").write_text(
         "import helpers, json\n"
         "from cloudload.config.transform import name_function\n"
@@ -217,7 +217,7 @@ def test_code_whose_source_cannot_be_read_counts_by_its_bytecode(tmp_path: Path)
     assert names == [name_function(define(source, tmp_path / "absent.py")) for source in sources]
     assert len({*names}) == len(names)
     assert names[0].startswith("elsewhere.read#")
-    # the file has changed, so it cannot be tokenized from the function's line on
+    # the file has changed since, so tokenizing it at the function's line fails
     for number, found in enumerate(("read = (\n", "read = '''\n", "def read(:\n  (\n")):
         changed = tmp_path / f"changed{number}.py"
         changed.write_text(found)

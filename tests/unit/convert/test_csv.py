@@ -1,4 +1,4 @@
-"""CSV and TSV files are read as written, and errors name bad records."""
+"""Texts are read unchanged from CSV and TSV files, and errors name bad records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HARD = ["a", 'say "hi"', "one\ntwo\r\n\r\nthree", ",", '"', '""', "\t", "007", "
 
 
 def write_table(path: Path, **options: Any) -> list[str]:
-    """Write rows of difficult texts with pandas, and return the texts."""
+    """Use pandas to write 200 rows whose texts contain quotes and newlines. Return the texts."""
     draw = random.Random(3)
     documents = [" ".join(draw.choices(HARD, k=draw.randint(1, 30))) for _ in range(200)]
     table = pandas.DataFrame({"n": range(200), "text": documents, "code": ["007"] * 200})
@@ -66,7 +66,7 @@ def test_a_reader_restarts_at_every_block(tmp_path: Path, extension: str) -> Non
 def test_records_are_split_where_the_csv_module_splits_them(
     *, rows: list[list[str]], quoting: int, end: str, size: int
 ) -> None:
-    if quoting == csv.QUOTE_MINIMAL:  # some versions of the writer do not quote a lone \r
+    if quoting == csv.QUOTE_MINIMAL:  # some Python versions do not quote a lone \r
         rows = [[text.replace("\r", "") for text in row] for row in rows]
     file = io.StringIO()
     csv.writer(file, quoting=quoting, lineterminator=end).writerows(rows)  # type: ignore[arg-type]

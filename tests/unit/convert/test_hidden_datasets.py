@@ -1,4 +1,4 @@
-"""A new index that would hide other datasets, or be hidden by another, is refused."""
+"""A conversion is refused if its index would hide another dataset or be hidden by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversion that is run again is left alone, resumed, or refused."""
+"""A second run of a conversion changes nothing, resumes the first run, or is refused."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_another_conversion_is_refused_until_told_to_overwrite(tmp_path: Path) -
 
 
 def stopped_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int) -> list[str]:
-    """The lines of a conversion that stopped after some shards."""
+    """Run a conversion of 400 lines that fails after `shards` shards, and return the lines."""
     lines = [json.dumps({"text": f"document {number}"}) for number in range(400)]
     stop_after(monkeypatch, shards)
     with pytest.raises(StoreError, match="no room"):

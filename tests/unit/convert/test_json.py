@@ -1,4 +1,4 @@
-"""A `.json` file is an array or lines; other JSON is a bad record that says what to do."""
+"""A `.json` file may be an array or JSON lines. Errors for other JSON say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON objects get the same values and error messages as from the standard library."""
+"""`parse_object` returns the same values and error messages as the standard library."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parse_by_the_standard_library(data: bytes) -> Any:
 
 
 def describe(parsed: Any) -> str:
-    """The values with their types, the order of keys, and the signs of zeros."""
+    """Return text that also shows types, key order, and signs of zeros, which `==` ignores."""
     return repr(parsed)
 
 

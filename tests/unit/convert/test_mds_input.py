@@ -1,4 +1,4 @@
-"""An MDS dataset can be an input: its shards are cut and compressed again, with kept columns."""
+"""An MDS dataset can be converted to one with other shard sizes, compression, and columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 def write_dataset(folder: Path, **options: Any) -> list[dict[str, Any]]:
-    """Write samples with `MDSWriter`, and return them."""
+    """Write 300 samples with `MDSWriter`, and return them."""
     settings: dict[str, Any] = {
         "columns": COLUMNS,
         "size_limit": 4000,

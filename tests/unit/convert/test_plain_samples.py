@@ -1,4 +1,4 @@
-"""The fast paths that read and encode documents give the same samples as the general ones."""
+"""The fast paths of reading and encoding produce the same samples as the general paths."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def encode_generally(block: Any, **options: Any) -> tuple[Any, ...]:
 
 
 class Rows:
-    """A block of these records' fields."""
+    """An input block with one record for each item of `rows`. None makes a bad record."""
 
     start, input_bytes = BlockStart(), 0
 

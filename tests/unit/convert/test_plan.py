@@ -1,4 +1,4 @@
-"""A plan returns the listed files, and its segments join into complete datasets."""
+"""A stored plan keeps the listed files, and joined shards make a complete index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLAIM = {"recipe": {"segment_bytes": 25}, "inputs": {}}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Write two folders with files of the same name, and files of different formats."""
+    """A folder with files of several formats, and with the same file name in two subfolders."""
     for number, name in enumerate(["x/a.jsonl", "x/b/c.jsonl.gz", "y/a.jsonl", "y/d.txt", "z.csv"]):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -90,7 +90,7 @@ def test_parquet_rows_keep_their_columns(tmp_path: Path) -> None:
 
 
 def nested_rows(tmp_path: Path, kind: str) -> Any:
-    """Two rows with their text in `page.body`, as a source of this kind."""
+    """Return two rows with their text in `page.body`, as a file or iterator of this kind."""
     rows = [{"n": n, "page": {"body": f"t{n}", "url": f"u{n}", "at": {"x": n}}} for n in range(2)]
     path = tmp_path / f"a.{kind}"
     if kind == "parquet":
@@ -151,7 +151,7 @@ def test_a_file_that_is_not_text_by_its_name_is_refused(
     assert reason in str(raised.value)
     assert "(1 more files are refused)" in str(raised.value)
     assert convert_to_mds(tmp_path / "in" / "[ab].[tu][xn]*", tmp_path / "out", **options).documents
-    if "." not in name.removeprefix("a."):  # a compression would be undone
+    if "." not in name.removeprefix("a."):  # a compressed file is decompressed even as text
         told = convert_to_mds(tmp_path / "in" / name, tmp_path / "o2", format="text", **options)
         assert told.documents == 1
 
@@ -262,7 +262,7 @@ def test_paths_on_the_hugging_face_hub_are_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     class Folder(DirFileSystem):  # type: ignore[misc]
-        """Use a local folder instead of the Hub."""
+        """A file system that reads `hf://` paths from `tmp_path` instead of the Hub."""
 
         protocol = "hf"
 
@@ -384,7 +384,7 @@ def test_a_truncated_file_is_named_and_its_whole_lines_are_kept(
     tmp_path: Path, extension: str
 ) -> None:
     draw = random.Random(0)
-    # some blocks of every compression
+    # 2.4 MB, because a truncated bz2 file loses its last block, which has up to 900 kB
     lines = [json.dumps({"text": draw.randbytes(4_000).hex()}) + "\n" for _ in range(300)]
     stored = COMPRESSORS[extension]("".join(lines).encode())
     (tmp_path / f"a.jsonl{extension}").write_bytes(stored[: len(stored) - 20])

@@ -1,5 +1,4 @@
-"""The fields of a conversion can be pickled for other processes, and its formats are listed
-once."""
+"""The fields of a conversion can be pickled, and the command line offers all input formats."""
 
 from __future__ import annotations
 

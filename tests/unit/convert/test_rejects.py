@@ -1,4 +1,4 @@
-"""Bad records are counted by file, and written unchanged to a file of rejects."""
+"""Bad records are counted per file, and written to a file of rejects with their contents."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.conversions import QUIET, convert_lines, documents, make_inpu
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The rejects of a file."""
+    """Parse a file of rejects, which has one JSON object per line."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def convert(source: Path, tmp_path: Path, **options: Any) -> list[dict[str, Any]]:
-    """The rejects of a conversion."""
+    """Convert `source`, skipping bad records, and return its rejects."""
     rejects = tmp_path / "bad" / "rejects.jsonl"
     options = {**QUIET, "skip_bad": True, "rejects": rejects, **options}
     convert_to_mds(source, tmp_path / "out", **options)

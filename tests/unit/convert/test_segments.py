@@ -1,4 +1,4 @@
-"""Segments depend only on sizes, and each record is in exactly one range of its file."""
+"""Segments depend only on file sizes and compression, and each record is in exactly one range."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_file(name: str, size: int, compression: str | None = None) -> InputFile
 
 
 def cut(files: list[InputFile], segment_bytes: int) -> list[list[object]]:
-    """The name of each whole file, and (name, first, stop) of each range, by segment."""
+    """List each segment's parts: the name of a whole file, or (name, first, stop) in bytes."""
     return [
         [(part.file.name, *part.range) if part.range else part.file.name for part in segment]
         for segment in Segments(files, segment_bytes)
@@ -76,13 +76,13 @@ def test_segments_hold_every_byte_once_and_in_order(
 
 
 def read(unit: InputUnit, block_bytes: int, start: BlockStart | None = None) -> list[Record]:
-    """The records of a unit, starting at a block."""
+    """Return the records of a unit from the block at `start` on, or all of them if it is None."""
     blocks = unit.blocks(start or BlockStart(), block_bytes, FIELDS)
     return [record for block in blocks for record in block.records("text")]
 
 
 def ranges(size: int, cuts: list[int]) -> list[tuple[int, int]]:
-    """The ranges of a file of this size between these cuts."""
+    """Cut a file of `size` bytes at the offsets `cuts`, and return its ranges in bytes."""
     bounds = sorted({0, size, *(cut for cut in cuts if cut < size)})
     return list(itertools.pairwise(bounds))
 
@@ -156,7 +156,7 @@ def test_a_line_longer_than_its_range_belongs_to_the_range_of_its_first_byte(
 
 @pytest.fixture(params=["local", "s3", "gcs"])
 def parquet_file(request: pytest.FixtureRequest, tmp_path: Path) -> InputFile:
-    """300 rows in groups of 7, in each kind of store."""
+    """A Parquet file of 300 rows in row groups of 7, in each kind of store."""
     url = request.getfixturevalue(f"{request.param}_url")
     rows = [{"text": f"t{n} " * (n % 40), "id": f"d{n}", "more": n} for n in range(300)]
     path = tmp_path / "a.parquet"

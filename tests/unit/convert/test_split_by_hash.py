@@ -1,4 +1,4 @@
-"""A document is always in the same split, and the splits have their shares."""
+"""A document always goes to the same split, and each split gets its share of the documents."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_shares_are_met_and_seeds_are_independent() -> None:
     splits = [
         [shares.choose(f"doc-{number}", "", seed) for number in range(20_000)] for seed in (0, 1)
     ]
-    for names in splits:  # allow six standard deviations
+    for names in splits:  # within six standard deviations of 2,000
         assert abs(names.count("val") - 2000) < 6 * (20_000 * 0.09) ** 0.5
     both = sum(one == other == "val" for one, other in zip(*splits, strict=True))
     assert abs(both - 200) < 6 * 200**0.5

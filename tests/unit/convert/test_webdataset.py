@@ -1,4 +1,4 @@
-"""WebDataset archives are read sample by sample, and hostile contents are harmless."""
+"""WebDataset archives are read sample by sample, and hostile members do no harm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_webdataset(path: Path) -> None:
 
 
 def write_tar(path: Path, members: Iterable[tuple[str, str | bytes]], **options: Any) -> Path:
-    """Write files with Python's tarfile."""
+    """Write (name, content) pairs to a tar archive with Python's `tarfile`, and return its path."""
     with tarfile.open(path, "w", **options) as tar:
         for name, data in members:
             stored = data.encode() if isinstance(data, str) else data
@@ -168,7 +168,7 @@ def test_hostile_names_links_and_sizes_touch_nothing(tmp_path: Path) -> None:
 
 
 def flip_header(data: bytes) -> bytes:
-    """Damage the header of a file in the middle."""
+    """Damage the tar header of `000060.txt`, halfway through the archive."""
     place = data.index(b"000060.txt")
     return data[:place] + b"X" + data[place + 1 :]
 

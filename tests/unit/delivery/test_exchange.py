@@ -1,4 +1,4 @@
-"""The processes that exchange with each other if several share a data-parallel rank."""
+"""If several processes share a rank, each exchange group has one process of every rank."""
 
 from __future__ import annotations
 

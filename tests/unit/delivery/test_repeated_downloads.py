@@ -1,4 +1,4 @@
-"""A warning reports machines that download the same shards."""
+"""A warning says how many machines download each shard when machines share canonical nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.loaders import make_loader
 
 @pytest.fixture
 def compressed(tmp_path: Path) -> str:
-    """A local dataset whose shards must be fetched, because they are compressed."""
+    """A local dataset whose shards are fetched into the cache, because they are compressed."""
     texts = random_documents(7, 60)
     return write_mds(tmp_path / "zstd", texts, shard_bytes=2_000, compression="zstd")
 
@@ -27,7 +27,7 @@ def find_warning(
     machines: int,
     num_canonical_nodes: int,
 ) -> str | None:
-    """The warning of a loader of 12 lanes on the first of `machines` that have one rank each."""
+    """Return the warning that a loader of 12 lanes logs on the first of `machines`, or None."""
     for name, value in {"RANK": 0, "WORLD_SIZE": machines, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
     caplog.set_level(logging.WARNING, "cloudload.delivery.start_log")
@@ -37,11 +37,11 @@ def find_warning(
 
 
 @pytest.mark.parametrize(
-    "run",  # machines, canonical nodes, and machines that download each shard
+    "run",  # number of machines, of canonical nodes, and of machines that download each shard
     [
-        (4, 1, "4.0"),  # all machines read the one canonical node
+        (4, 1, "4.0"),  # all machines read from the only canonical node
         (4, 2, "2.0"),
-        (3, 4, "3.0"),  # each canonical node has 3 lanes, one on each machine
+        (3, 4, "3.0"),  # each canonical node has 3 lanes, one per machine
         (4, 4, None),
         (2, 4, None),
         (1, 1, None),

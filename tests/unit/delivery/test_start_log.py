@@ -1,4 +1,4 @@
-"""The first process logs how a loader starts: one line for each step, once."""
+"""When a loader starts, the first process logs one line for each step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STARTED = ["order ready in", "first shard fetched in", "first batch, from row"]
 
 @pytest.fixture
 def compressed(tmp_path: Path) -> str:
-    """A local dataset whose shards must be fetched, because they are compressed."""
+    """A local dataset whose shards are fetched into the cache, because they are compressed."""
     texts = random_documents(7, 60)
     return write_mds(tmp_path / "zstd", texts, shard_bytes=2_000, compression="zstd")
 
@@ -85,7 +85,7 @@ def test_without_a_fetch_the_log_says_why(
     for _ in range(2):
         log.clear()
         next(iter(make_loader(compressed, local=tmp_path / "cache")))
-    # the first process has already fetched all shards
+    # the first loader has already put these shards in the cache
     cached = f"no shard fetched yet, because the first shards are in {tmp_path / 'cache'}"
     assert cached in log.messages
     log.clear()
@@ -136,9 +136,9 @@ def test_one_rank_logs_for_all(
     [
         (0, None, True),
         (5, None, False),
-        (1, 0, False),  # the second process of a tensor-parallel group
+        (1, 0, False),  # process 1 shares rank 0 with process 0, as in tensor parallelism
         (0, 0, True),
-        (0, 3, True),  # data-parallel ranks may be numbered in another order
+        (0, 3, True),  # ranks may be numbered in a different order than processes
     ],
 )
 @pytest.mark.parametrize("is_initialized", [False, True])

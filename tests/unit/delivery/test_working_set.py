@@ -1,4 +1,4 @@
-"""The reported working set is close to the actual one."""
+"""The working set is estimated without building the order, and is close to the exact one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_the_working_set_is_told_without_building_the_order(
     told, built = (
         needed_bytes(sizes, array, min(num_nodes, sum(sizes)), hosts) for array in (order, order[:])
     )
-    # a shard that two nodes share counts once for each
+    # `told` counts a shard once per node that uses it. `built` counts the shard once, but from its
+    # first use on any node to its last
     assert built <= told + max(sizes) * 100 * (num_nodes - 1)
     assert told <= sum(sizes) * 100 + max(sizes) * 100 * num_nodes
 
@@ -41,7 +42,7 @@ def test_the_working_set_of_a_large_order_is_close_to_the_real_one() -> None:
 
 
 def needed_bytes(sizes: list[int], order: Any, num_nodes: int, hosts: int) -> int:
-    """The bytes that a cache must hold if a shard has 100 bytes per sample."""
+    """Return the peak bytes in use on one host, without downloads, at 100 bytes per sample."""
     starts = np.concatenate([[0], np.cumsum(sizes)])
     table = SimpleNamespace(raw_bytes=100 * np.array(sizes), is_zipped=np.zeros(len(sizes), bool))
     corpus: Any = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""A process's place among the data-parallel ranks, from arguments, environment or mesh."""
+"""A process finds its data-parallel rank from arguments, the environment, or a mesh."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_the_world_comes_from_the_environment(
 @pytest.mark.parametrize(
     ("processes", "per_node", "dp_world_size", "expected"),
     [
-        (16, 8, 4, 2),  # two ranks of four processes a node
+        (16, 8, 4, 2),  # 4 ranks on 2 nodes
         (16, 8, 16, 8),
-        (16, 4, 2, 1),  # a rank spans nodes
-        (14, 7, 7, 1),  # a rank has processes of two nodes
+        (16, 4, 2, 1),  # 2 ranks on 4 nodes, so a rank must span nodes
+        (14, 7, 7, 1),  # 7 ranks cannot be split evenly between 2 nodes
         (8, 8, 4, 4),
     ],
 )
@@ -87,7 +87,7 @@ def test_all_processes_guess_alike_how_many_data_parallel_ranks_a_node_has(
 
 @contextlib.contextmanager
 def mesh_of_eight(process: int, *names: str) -> Iterator[Any]:
-    """A mesh of 2 x 2 x 2 processes, from the view of one of them."""
+    """Yield a 2 x 2 x 2 mesh as seen by one of its processes, without starting the other seven."""
     dist.init_process_group("fake", store=FakeStore(), rank=process, world_size=8)
     try:
         yield init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)

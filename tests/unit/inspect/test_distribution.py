@@ -1,4 +1,4 @@
-"""A distribution's bins count every value once, and double in width."""
+"""The bins of a distribution are bounded by powers of two, and count every value once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`read_info` counts the contents of a dataset, and says which figures are from a sample."""
+"""`read_info` summarizes a dataset, and reports how many of its shards it read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEXTS = random_documents(3, 90)
 
 
 def sizes_of(texts: list[str]) -> list[int]:
-    """The bytes of each sample of a dataset with only the column `text`."""
+    """Return each sample's bytes if `text` is its only column: a 4-byte size and the text."""
     return [4 + len(text.encode()) for text in texts]
 
 

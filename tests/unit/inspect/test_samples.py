@@ -1,4 +1,4 @@
-"""`read_samples` yields the stored values, and never unpickles."""
+"""`read_samples` yields the stored values, but never unpickles one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IDS = [f"doc/{number}" for number in range(60)]
 
 
 def write(folder: Path, **options: Any) -> Path:
-    """Three shards of 20 documents with IDs."""
+    """Write a dataset of three shards with 20 documents each, and IDs `doc/0` to `doc/59`."""
     write_mds(folder, TEXTS, shard_samples=[20] * 3, extra={"id": ("str", IDS)}, **options)
     return folder
 
@@ -108,7 +108,7 @@ def test_token_ids_are_lists(tmp_path: Path) -> None:
 
 
 def change_encoding(folder: Path, encoding: str) -> None:
-    """Change the encoding of a column of bytes in the index and the header."""
+    """Change the encoding of the only column from `bytes`, in the index and the shard headers."""
     path = folder / "index.json"
     index = json.loads(path.read_text())
     for shard in index["shards"]:
@@ -119,7 +119,7 @@ def change_encoding(folder: Path, encoding: str) -> None:
 
 
 class Bomb:
-    """Fails the test when it is unpickled."""
+    """A value that fails the test if it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return pytest.fail, ("it was unpickled",)
@@ -130,7 +130,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     size = (tmp_path / "shard.00000.mds").stat().st_size
     change_encoding(tmp_path, "pkl")
     index = json.loads((tmp_path / "index.json").read_text())
-    index["shards"][0]["raw_data"]["bytes"] = size - 2  # the header is shorter by two letters
+    index["shards"][0]["raw_data"]["bytes"] = size - 2  # "pkl" is 2 letters shorter than "bytes"
     (tmp_path / "index.json").write_text(json.dumps(index))
     data = bytearray((tmp_path / "shard.00000.mds").read_bytes())
     for at in (4, 8):

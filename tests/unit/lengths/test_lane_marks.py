@@ -1,4 +1,4 @@
-"""Marks of lanes survive killed processes, and running processes share them."""
+"""Lane marks survive a killed process, and processes share them through files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STATES = [LaneState(2_048 * number, number, bytes(range(5 * number))) for number
 
 
 def add(marks: LaneMarks, lane: int, *numbers: int) -> None:
-    """Add leaps between these states of `STATES`."""
+    """For each number, add the leap that leads to `STATES[number]`. Then save the marks."""
     for number in numbers:
         before = STATES[number - 1] if number else START
         marks.add(lane, before, Leap(10 + number, STATES[number]))
@@ -21,7 +21,7 @@ def add(marks: LaneMarks, lane: int, *numbers: int) -> None:
 
 
 def leaps(marks: LaneMarks, lane: int) -> list[Leap]:
-    """Follow the leaps of a lane from its start."""
+    """Return the known leaps of a lane, from its start to the first gap."""
     found, state = [], START
     while (leap := marks.after(lane, state)) is not None:
         found.append(leap)

@@ -1,4 +1,4 @@
-"""Lanes played on lengths give the rows, cursors and residues of the reference packer."""
+"""Lanes played from lengths have the same rows, cursors, and residues as the reference packer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NUM_LANES = 3
 
 
 def make_sizes(lengths: list[int], folder: Path, epochs: int | None) -> LaneSizes:
-    """The documents of lanes in the order of the samples."""
+    """Return the sizes of the documents in `NUM_LANES` unshuffled lanes, from lengths in tokens."""
     counted = np.array(lengths, np.int64)
     component = Component(
         streams=range(1),
@@ -48,7 +48,7 @@ def make_sizes(lengths: list[int], folder: Path, epochs: int | None) -> LaneSize
 
 
 def pack(sizes: LaneSizes, packing: Packing, lane: int, state: LaneState) -> list[PackedRow]:
-    """The rows of a lane in six epochs, from the reference packer."""
+    """Return the rows that the reference packer makes from `state` to the end of six epochs."""
     packer = packing.packer(state[:2], state.residue)
     ordinals = np.arange(state.ordinal, 6 * sizes.component.lanes.stride // NUM_LANES)
     found = sizes.measure(np.full_like(ordinals, lane), ordinals)
@@ -78,7 +78,7 @@ def test_any_row_from_any_state_is_that_of_the_packer(  # noqa: PLR0917
     spacing: int,
     at_once: int,
 ) -> None:
-    """Rows are requested in any order, from objects that share marks in files."""
+    """Request rows in any order from two objects that share mark files."""
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(played_lanes, "DOCUMENTS_OF_MARK", spacing)
         patch.setattr(played_lanes, "_DOCUMENTS_AT_ONCE", at_once)
@@ -139,7 +139,7 @@ def test_a_far_row_is_found_by_measuring_few_documents(
         finder = BestFitRows(walker, cursors, residues)
         return finder.find(np.array([1]), np.array([row])).tolist()
 
-    found = find(6_000)  # plays the lane from its start, and saves marks
+    found = find(6_000)  # this call plays the lane from its start, and saves marks
     measured = []
     original = LaneSizes.measure
 
