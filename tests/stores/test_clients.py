@@ -1,4 +1,4 @@
-"""Clients of a store in processes that fork and spawn."""
+"""Forked and spawned processes each read a store with a separate client."""
 
 from __future__ import annotations
 
