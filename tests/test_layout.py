@@ -57,7 +57,7 @@ def list_modules() -> dict[str, Path]:
 
 @cache
 def imports_of(path: Path) -> list[str]:
-    """The full names of all that a module imports, including imports for type checking only."""
+    """The full names of everything that a module imports, even if only for type checking."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -136,9 +136,9 @@ def streaming_place(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(s3_url, put)
 
 
-ATOMIC = ["local", "s3", "gcs"]  # fsspec does not promise atomic overwrites
+ATOMIC = ["local", "s3", "gcs"]  # not fsspec, which does not promise atomic overwrites
 WRITABLE = [*ATOMIC, "memory", "user"]
-PLAIN_NAMES = [*WRITABLE, "streaming"]  # names are percent-encoded in HTTP URLs
+PLAIN_NAMES = [*WRITABLE, "streaming"]  # not http, whose URLs percent-encode names
 PLACES = [*PLAIN_NAMES, "http"]
 
 
@@ -174,7 +174,7 @@ def test_requests_that_end_after_their_headers_leave_no_connections(writable: Pl
     url = join_url(writable.url, "key")
     assert read_object(url) == LARGE
     before = count_sockets()
-    for _ in range(40):  # more than the connections that a client keeps open
+    for _ in range(40):  # more than the 32 connections that an S3 client keeps open
         assert read_object_version(url, unless=lambda _: True)[0] == b""
     assert count_sockets() <= before + 1
     assert read_object(url) == LARGE

@@ -114,7 +114,7 @@ def test_the_requester_pays_for_the_buckets_that_are_named(
 
 
 def hmac_environment(server: S3Server, endpoint: str) -> dict[str, str]:
-    """Variables for gs:// with an HMAC key. SeaweedFS serves as GCS, because both have S3's API."""
+    """Variables for gs:// with an HMAC key. SeaweedFS replaces GCS: both accept S3 requests."""
     return {
         "GCS_KEY": server.access_key,
         "GCS_SECRET": server.secret_key,

@@ -48,7 +48,7 @@ def test_retries_are_logged_at_first_and_then_rarely(
 
 
 class Watched:
-    """A download's `watch` that records the calls it receives."""
+    """A `watch` argument for downloads, which records the calls it receives."""
 
     def __init__(self) -> None:
         self.retries, self.told = 0, list[str]()

@@ -29,7 +29,8 @@ from tests.support.servers import (
 
 @pytest.fixture
 def gcs_with_tokens(gcs_server: GCSServer, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Variables without `STORAGE_EMULATOR_HOST`, because clients do not sign in to an emulator."""
+    """Variables with which GCS clients sign in. `STORAGE_EMULATOR_HOST` is unset, because clients
+    do not sign in to an emulator."""
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     variables = gcs_server.environment()
     return {"API_ENDPOINT_OVERRIDE": variables.pop("STORAGE_EMULATOR_HOST")} | variables

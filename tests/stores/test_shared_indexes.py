@@ -47,7 +47,7 @@ def _shares_small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list to which the size in bytes of each index that this process parses is appended."""
+    """A list that collects the size in bytes of each index that this process parses."""
     sizes: list[int] = []
 
     def note(data: bytes, dataset: str) -> Any:
@@ -102,7 +102,7 @@ def test_every_rank_asks_for_the_index_and_one_requests_it_again_to_parse_it(
         with make_loader(data, local=tmp_path, lengths="off", retry=_RETRY, **world) as loader:
             return loader.num_samples
 
-    for extra in (1, 0):  # extra requests: the rank that parses the index requests it again
+    for extra in (1, 0):  # only in round 1 does a rank parse the index, and so request it again
         s3_proxy.set_faults([])
         assert in_processes(RANKS, open_rank) == [80] * RANKS
         assert len(s3_proxy.requests(INDEX)) == len(s3_proxy.requests()) == RANKS + extra

@@ -37,7 +37,7 @@ def closed_port() -> str:
 
 @pytest.fixture(params=["refused", "unknown"])
 def wrong(request: pytest.FixtureRequest, closed_port: str) -> tuple[str, FailureKind, str]:
-    """An endpoint without a server, the expected failure kind, and a part of the message."""
+    """An endpoint without a server, the expected failure kind, and part of the error message."""
     if request.param == "refused":
         return closed_port, FailureKind.REFUSED, "refused the connection"
     return NO_HOST, FailureKind.UNKNOWN_HOST, "could not be resolved"
@@ -93,7 +93,7 @@ def test_a_request_that_waits_alone_warns_at_every_doubling(
     retry = Retry(timeout_s=1.0, deadline_s=7.0, pause_s=0.5)
     with new_clients(s3_server.environment(closed_port)), pytest.raises(StoreError):
         read_object("s3://b/key", retry)
-    # after 0.4, 0.8, 1.6, and 3.2 s; the deadline of 7 s may prevent the one after 6.4 s
+    # warnings are due after 0.4, 0.8, 1.6, and 3.2 s; the 7 s deadline may prevent one after 6.4 s
     assert len(warnings_of(caplog)) >= 4
 
 
