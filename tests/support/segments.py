@@ -1,5 +1,5 @@
-"""A corpus in several formats that converts in many small segments, and executors that run units in
-reverse order or twice."""
+"""A corpus in several formats that is converted in many small segments, and executors that run
+units in reverse order or twice."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def running(
 
 def free_ports(count: int) -> list[int]:
     """Find free loopback ports whose gRPC ports, which are 10,000 higher, are also free."""
-    # all below 32,768, from which Linux by default assigns ports to outgoing connections
+    # all ports are below 32,768, where Linux's default range for outgoing connections begins
     candidates = random.SystemRandom().sample(range(10_000, 21_000), 2_000)
     found = [
         port

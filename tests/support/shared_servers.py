@@ -56,5 +56,5 @@ def shared(
 
 
 def _is_running(owner: int | None) -> bool:
-    """Whether the process that started a server is running. The server is killed when it exits."""
+    """Whether the process that started a server is running. The server dies with that process."""
     return owner is not None and Path(f"/proc/{owner}").exists()

@@ -12,7 +12,7 @@ from tests.support.patience import soon
 
 
 def report_early(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.5) -> None:
-    """Report a wait of this process once it has lasted this many seconds."""
+    """Make cloudload log each wait of this process that lasts longer than `seconds`."""
     monkeypatch.setattr("cloudload.system.activity._FIRST_REPORT_S", seconds)
     monkeypatch.setattr("cloudload.system.activity._LOOK_EVERY_S", 0.05)
 

@@ -19,7 +19,7 @@ Weight = dict[str, Any]
 
 @dataclass(frozen=True)
 class Physical:
-    """The size of a run: nodes, ranks per node, workers per rank, and samples per rank's batch."""
+    """The size of a run: nodes, ranks per node, workers per rank, and batch size per rank."""
 
     nodes: int
     ranks: int

@@ -72,8 +72,8 @@ def meet_in_files(out: Path, run: int, step: int) -> None:
 
 
 def change_data(options: dict[str, Any], *, is_due: bool) -> None:
-    """Wait until rank 0 has opened the data, and rank 1 is about to. If `is_due`, append data or
-    count tokens."""
+    """Change the data after rank 0 has opened it and before rank 1 does. Both ranks call this, and
+    the one with `is_due` appends data or counts tokens."""
     folder = options["folders"][0]
     if "append" in options or "counts" in options:
         dist.barrier()

@@ -41,7 +41,7 @@ NUM_BOS = np.array([frame[0] is not None for frame in FRAMES])
 
 @dataclass(frozen=True)
 class Step:
-    """The number of documents to add to each lane, and of rows to cut from each lane after that."""
+    """How many documents to add to each lane, and then how many rows to cut from each lane."""
 
     arrivals: Sequence[int]
     wanted: Sequence[int]

@@ -43,7 +43,7 @@ def serve(address: str) -> str:
     for module in _PRELOAD:
         importlib.import_module(module)
     _learn_backend()
-    # otherwise, garbage collection when a program exits would copy every page of the imports
+    # otherwise, garbage collection in each program would copy the pages that it shares
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not live in what is forked"
     signal.signal(signal.SIGINT, signal.SIG_IGN)

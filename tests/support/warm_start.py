@@ -34,7 +34,7 @@ atexit.register(_exits.close)
 
 @dataclass(frozen=True)
 class WarmServer:
-    """A running server of warm programs, and the path of its Unix socket."""
+    """A running server that forks warm programs, and the path of its Unix socket."""
 
     address: str
 
@@ -99,7 +99,7 @@ def stand_in() -> list[str]:
 
 @contextlib.contextmanager
 def servers_from(start_server: Callable[[], AbstractContextManager[WarmServer]]) -> Iterator[None]:
-    """Within the context, the first warm program starts its server with `start_server`."""
+    """Within the context, start the server for warm programs with `start_server`, on first use."""
     _starts.append(start_server)
     try:
         yield
@@ -111,7 +111,7 @@ def servers_from(start_server: Callable[[], AbstractContextManager[WarmServer]])
 
 @contextlib.contextmanager
 def start_warm_server() -> Iterator[WarmServer]:
-    """Run a server of warm programs."""
+    """Run a server that forks warm programs."""
     with tempfile.TemporaryDirectory(prefix="cloudload-warm-") as folder:
         address = f"{folder}/socket"
         # keep numerical libraries from starting threads, because the server forks
