@@ -5,7 +5,8 @@ downloaders.
     http  streaming                     read only: the tests store objects by other means
 
 To test a new backend, add a fixture `<name>_place`, and its name to `ATOMIC` if an upload replaces
-an object in one step, otherwise to `WRITABLE`. A read-only backend belongs in `PLAIN_NAMES`.
+an object in one step, otherwise to `WRITABLE`. A read-only backend belongs in `PLAIN_NAMES`, or in
+`PLACES` if its URLs percent-encode names.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def start_s3(bucket: str = BUCKET) -> Iterator[S3Server]:
         command += ["-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
         command += ["-s3.autoCreateBucket=false", f"-bucket={bucket}"]
         variables = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
-        # its initial heap is 230 MB, and a limit near that would keep its garbage collector busy
+        # the server's heap starts at 230 MB, and a limit near that would keep its collector busy
         variables |= {"GOMEMLIMIT": "1GiB", "HOME": folder}
         with running(command, Path(folder), variables) as process:
             server = S3Server(endpoint, key, secret, "us-east-1", process.pid)

@@ -123,7 +123,7 @@ def read_steps(
 
 
 def order_of_epoch(dataset: SimpleNamespace, epoch: int) -> Ints:
-    """The IDs of the samples that an epoch reads, in order before the shuffle. IDs may repeat."""
+    """The IDs of an epoch's samples, in their order before the shuffle. IDs may repeat."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _, small_per_big = dataset.resample_streams(epoch)

@@ -56,7 +56,7 @@ def slow_once(rank: int, slow_rank: int) -> dict[str, Any]:
 
 
 def log_waits_early(path: Path) -> None:
-    """Log each wait of this process that lasts longer than 0.5 s to a file."""
+    """Log to a file each wait of this process that lasts longer than 0.5 s."""
     from cloudload.system import activity
 
     activity._FIRST_REPORT_S, activity._LOOK_EVERY_S = 0.5, 0.1
