@@ -1,4 +1,4 @@
-"""Imports in the package go only from top to bottom, and heavy imports happen only when needed."""
+"""Packages import only from those above them in `STOREYS`, and load heavy libraries on demand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import cloudload
 
 PACKAGE = Path(cloudload.__file__).parent
 
-# each package imports only from the lines above its own, not from others on the same line
+# each box (a package or top-level module) may import only from boxes on the lines above its own
 STOREYS = """
 html_tables
 _version arrays errors file_kinds option_docs option_names stats system
@@ -36,28 +36,28 @@ cli
 __main__
 """
 DISKS = {"order": "epoch_orders", "packing": None}
-"""For each package of pure arithmetic, its only module that may touch a disk."""
+"""For each package of pure arithmetic, the only module that may access files, or None."""
 USERS = {
     "session": ["forecast", "loader"],
     "inspect": ["cli"],
     "convert": ["cli"],
     "check": ["cli"],
 }
-"""The only boxes that import from a package, besides the package root."""
+"""The only boxes that import from each of these packages, besides `cloudload/__init__.py`."""
 TOUCHES_DISK = re.compile(r"^(pathlib|os|io|tempfile|shutil|mmap|cloudload\.(system|storage))\b")
 
 BOXES = {box: storey for storey, line in enumerate(STOREYS.split("\n")) for box in line.split()}
 
 
 def list_modules() -> dict[str, Path]:
-    """Every module of the package except its root, by its name within the package."""
+    """The path of each module by its dotted name, such as `mds.index`. Omits `cloudload` itself."""
     found = {path.relative_to(PACKAGE).with_suffix(""): path for path in PACKAGE.rglob("*.py")}
     return {".".join(name.parts): path for name, path in found.items() if str(name) != "__init__"}
 
 
 @cache
 def imports_of(path: Path) -> list[str]:
-    """The full names of everything that a module imports, including types."""
+    """The full names of everything that a module imports, even if only for type checking."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -104,7 +104,7 @@ def test_no_modules_of_a_package_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_lists_each_of_its_modules_once(package: str) -> None:
-    """The last indented part of its docstring is a table of names and words, in 1 or 2 columns."""
+    """The last indented block of the package's docstring lists them, 1 or 2 per line."""
     folder = PACKAGE / package
     docstring = str(ast.get_docstring(ast.parse((folder / "__init__.py").read_text())))
     *_, table = (part for part in docstring.split("\n\n") if part.startswith("    "))

@@ -92,7 +92,7 @@ def test_every_public_import_of_the_first_release_works(module: str, name: str) 
 
 @pytest.mark.parametrize("framework", INTEGRATIONS)
 def test_every_public_import_of_an_integration_works(framework: str) -> None:
-    """Checks the source, because most frameworks cannot be installed together."""
+    """Parses the source instead of importing it, because most frameworks cannot be co-installed."""
     source = Path(cloudload.__file__).parent / "integrations" / f"{framework}.py"
     defined = {
         node.name

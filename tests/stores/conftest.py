@@ -1,4 +1,4 @@
-"""Fixtures of the stores.
+"""Fixtures for the tests of object stores.
 
 faulty    S3, then GCS, each behind a fault proxy
 """
@@ -12,6 +12,6 @@ from tests.support.fault_proxy import FaultProxy
 
 @pytest.fixture(params=["s3", "gcs"])
 def faulty(request: pytest.FixtureRequest) -> tuple[str, FaultProxy]:
-    """A location in a store that is reached through a fault proxy, and the proxy."""
+    """The URL of an empty folder in S3 or GCS, and the fault proxy in front of the store."""
     url = request.getfixturevalue(f"{request.param}_url")
     return url, request.getfixturevalue(f"{request.param}_proxy")

@@ -1,4 +1,5 @@
-"""A dataset in a store is checked like a local one, and problems specific to stores are found."""
+"""`check_dataset` checks a dataset in a store like a local one, and finds problems that only stores
+have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of a store in processes that fork and spawn."""
+"""Forked and spawned processes each read a store with a separate client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_child_process_has_its_own_client(store_url: str, start_method: str) -
         write_object(url, url.encode() * 10_000)
     with multiprocessing.get_context(start_method).Pool(2) as children:
         pending = children.map_async(read_object, urls * 4)
-        mine = [read_object(url) for url in urls * 4]  # concurrently with the children
+        mine = [read_object(url) for url in urls * 4]  # while the children read
         assert pending.get(60) == mine == [url.encode() * 10_000 for url in urls] * 4
 
 

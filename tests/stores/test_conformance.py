@@ -2,10 +2,11 @@
 downloaders.
 
     local  s3  gcs  memory  user        read, write, delete, list
-    http  streaming                     read only: objects are put there by other means
+    http  streaming                     read only: the tests store objects by other means
 
 To test a new backend, add a fixture `<name>_place`, and its name to `ATOMIC` if an upload replaces
-an object in one step, otherwise to `WRITABLE`. A read-only backend belongs in `PLAIN_NAMES`.
+an object in one step, otherwise to `WRITABLE`. A read-only backend belongs in `PLAIN_NAMES`, or in
+`PLACES` if its URLs percent-encode names.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ from cloudload.storage.urls import join_url
 from tests.support.objects import object_exists
 from tests.support.web_server import web_server
 
-LARGE = os.urandom(9_000_001)  # more than one part of an upload
+LARGE = os.urandom(9_000_001)  # larger than 8 MiB, so that boto3 uploads it in parts
 SECRET = "hunter2hunter2"
 NAMES = ["a b", "a+b", "50%25", "100%", "ü/狐", "x=1", "a&b", "x.jsonl.zst"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """An empty place in a store, and how the test puts an object there."""
+    """An empty folder in a store, and the function with which tests store objects in it."""
 
     url: str
     put: Callable[[str, bytes], None]
-    """Store bytes under a name below `url`."""
+    """Store the bytes as an object with the given name in the folder `url`."""
 
 
 def written(url: str) -> Place:
-    """A place that cloudload can write to."""
+    """A folder in which tests store objects with `write_object`."""
     return Place(url, lambda name, data: write_object(join_url(url, name), data))
 
 
@@ -82,14 +83,14 @@ def gcs_place(gcs_url: str) -> Place:
 
 @pytest.fixture
 def memory_place(tmp_path: Path) -> Place:
-    """fsspec's own file system in memory."""
+    """A folder in fsspec's in-memory file system."""
     pytest.importorskip("fsspec")
     return written(f"memory://{tmp_path.name}")
 
 
 @pytest.fixture
 def user_place(tmp_path: Path) -> Place:
-    """A file system that a user has registered with fsspec."""
+    """A folder in a file system that a user has registered with fsspec."""
     fsspec = pytest.importorskip("fsspec")
     from fsspec.implementations.local import LocalFileSystem
 
@@ -113,7 +114,7 @@ def user_place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def http_place(tmp_path: Path) -> Iterator[Place]:
-    """A folder behind a web server, read through fsspec."""
+    """A folder on a web server, which cloudload reads through fsspec."""
     pytest.importorskip("fsspec")
     pytest.importorskip("aiohttp")
     folder = tmp_path / "web"
@@ -123,7 +124,7 @@ def http_place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.fixture
 def streaming_place(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A bucket that StreamingDataset's S3 downloader reads."""
+    """A folder in S3, which cloudload reads with StreamingDataset's downloader."""
     pytest.importorskip("streaming")
     s3 = registry.backend_of(s3_url)
 
@@ -136,22 +137,22 @@ def streaming_place(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(s3_url, put)
 
 
-ATOMIC = ["local", "s3", "gcs"]  # fsspec promises no atomic overwrite
+ATOMIC = ["local", "s3", "gcs"]  # not fsspec, which does not promise atomic overwrites
 WRITABLE = [*ATOMIC, "memory", "user"]
-PLAIN_NAMES = [*WRITABLE, "streaming"]  # a web server's names are percent-encoded
+PLAIN_NAMES = [*WRITABLE, "streaming"]  # not http, whose URLs percent-encode names
 PLACES = [*PLAIN_NAMES, "http"]
 
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> Place:
-    """An empty place in each store in turn."""
+    """An empty folder in each store in turn."""
     found: Place = request.getfixturevalue(f"{request.param}_place")
     return found
 
 
 @pytest.fixture(params=WRITABLE)
 def writable(request: pytest.FixtureRequest) -> Place:
-    """An empty place in each store that cloudload can write to, in turn."""
+    """An empty folder in each store that cloudload can write to, in turn."""
     found: Place = request.getfixturevalue(f"{request.param}_place")
     return found
 
@@ -174,7 +175,7 @@ def test_requests_that_end_after_their_headers_leave_no_connections(writable: Pl
     url = join_url(writable.url, "key")
     assert read_object(url) == LARGE
     before = count_sockets()
-    for _ in range(40):  # more than a client keeps
+    for _ in range(40):  # more than the 32 connections that an S3 client keeps open
         assert read_object_version(url, unless=lambda _: True)[0] == b""
     assert count_sockets() <= before + 1
     assert read_object(url) == LARGE

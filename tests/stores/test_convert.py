@@ -1,4 +1,4 @@
-"""Corpora are read from every store, and datasets written to every store."""
+"""The converter reads corpora from every store, and writes datasets to every store."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_every_format_is_read_from_every_store(store_url: str, tmp_path: Path) -
 
 
 def measure(folder: Path) -> int:
-    """The bytes of the files in a folder. A thread may remove files and folders meanwhile."""
+    """The total size of a folder's files in bytes. Skips files that a thread removes meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -1,5 +1,5 @@
-"""The ways to sign in: keys, profiles, HMAC keys, service accounts, anonymously; and requester
-pays."""
+"""Clients sign in to S3 and GCS with keys, profiles, and HMAC keys, or read anonymously. They pay
+for requests to requester-pays buckets."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ def test_the_requester_pays_for_the_buckets_that_are_named(
 
 
 def hmac_environment(server: S3Server, endpoint: str) -> dict[str, str]:
-    """Variables for gs:// with HMAC keys. SeaweedFS replaces GCS, because their APIs agree."""
+    """Variables for gs:// with an HMAC key. SeaweedFS replaces GCS: both accept S3 requests."""
     return {
         "GCS_KEY": server.access_key,
         "GCS_SECRET": server.secret_key,
         "STORAGE_EMULATOR_HOST": endpoint,
-        # a client that used one of these would fail
+        # wrong values, so that a client would fail if it used S3's variables
         "AWS_ACCESS_KEY_ID": "not-this",
         "AWS_SECRET_ACCESS_KEY": "not-this-either",
         "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9",
@@ -139,7 +139,7 @@ def test_gcs_is_read_and_written_with_an_hmac_key(s3_url: str, s3_server: S3Serv
         assert [item.url for item in list_objects(folder)] == [join_url(folder, "key")]
         headers = [request.headers for request in proxy.requests()]
         assert all("/auto/s3/aws4_request" in each["authorization"] for each in headers)
-        # GCS supports none of boto3's checksums
+        # GCS does not support the checksums that boto3 can send
         assert not [
             name
             for each in headers
@@ -168,7 +168,7 @@ def test_without_credentials_gcs_is_asked_anonymously(
     write_object(join_url(gcs_url, "key"), b"data")
     for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT"):
         monkeypatch.delenv(name)
-    # hide the user's credentials and those of a Google machine
+    # hide the user's credentials, and those of a Google Cloud VM
     nobody = {"HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path), "NO_GCE_CHECK": "true"}
     gcs_proxy.set_faults(
         [Fault("GET .*secret", "status", status=401, code="required", as_json=True)]

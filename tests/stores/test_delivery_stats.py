@@ -23,7 +23,7 @@ NO_STALL = 0.0
 
 
 def write(url: str, *, compression: str | None = "zstd") -> list[int]:
-    """Write the documents, and return the sizes of their shards in the store."""
+    """Write the documents, and return the stored size of each shard in bytes."""
     write_mds(url, DOCUMENTS, shard_bytes=4_000, compression=compression)
     return [stored.bytes for stored in list_objects(url) if "shard." in stored.url]
 
@@ -36,7 +36,7 @@ def loader_of(data: Any, cache: Path, **settings: Any) -> CloudLoader:
 
 
 def read_epochs(loader: CloudLoader, number: int = 1) -> DeliveryStats:
-    """Read until this number of epochs is complete."""
+    """Read until each stream has completed this many epochs, and return the delivery statistics."""
     for _ in loader:
         if all(stream.epoch > number for stream in loader.stats().streams.values()):
             break
@@ -64,10 +64,9 @@ def test_what_several_workers_fetch_is_added_up(
     sizes = write(s3_url)
     s3_proxy.set_faults([])
     with loader_of(s3_url, tmp_path, num_workers=2) as loader:
-        hits, misses, num_bytes = counts_of(
-            read_epochs(loader, 3)
-        )  # until both have reported all fetched shards
-    # if one worker fetches a shard, the other waits for it or finds it
+        # after 3 epochs, both workers have reported all shards that they fetched
+        hits, misses, num_bytes = counts_of(read_epochs(loader, 3))
+    # when one worker fetches a shard, the other waits for it (a miss) or finds it later (a hit)
     assert len(sizes) <= misses <= hits + misses <= 2 * len(sizes)
     assert (
         num_bytes
@@ -110,9 +109,8 @@ def test_what_was_evicted_is_missed_again(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
-    monkeypatch.setattr(
-        "cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0
-    )  # unmaps evicted shards immediately
+    # unmap evicted shards immediately
+    monkeypatch.setattr("cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0)
     limit = 3 * max(shard.raw.bytes for shard in corpus.datasets[0].shards)
     cache = ShardCache(corpus, tmp_path, Retry(), limit_bytes=limit, verify="once")
     s3_proxy.set_faults([])
@@ -165,7 +163,7 @@ def test_statistics_survive_a_restart_of_workers_and_are_not_in_the_state(
         first = read_epochs(loader)
         assert loader.stats().delivery == first
         second = read_epochs(loader, 3)
-        # the new worker opens the shards of the first one's cache
+        # the new worker opens the shards that the first worker cached
         assert counts_of(second) == (len(sizes), len(sizes), sum(sizes))
         assert second.stall_s > first.stall_s > NO_STALL
         loader.load_state_dict(loader.state_dict())

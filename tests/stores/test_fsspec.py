@@ -1,4 +1,4 @@
-"""Web servers and SFTP servers, read through fsspec."""
+"""cloudload reads web servers and SFTP servers through fsspec."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DATA = os.urandom(300_000)
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[FaultProxy]:
-    """A web server of a folder with one file, `key`, behind a fault proxy."""
+    """A fault proxy in front of a web server that serves one file, `key`."""
     pytest.importorskip("fsspec")
     pytest.importorskip("aiohttp")
     folder = tmp_path / "web"
@@ -104,7 +104,7 @@ def test_a_web_server_that_is_not_there_is_given_up_at_the_deadline() -> None:
 
 @pytest.fixture
 def sftp(tmp_path: Path) -> Iterator[str]:
-    """An SFTP server of a folder with one file, `key`; its location, with user and password."""
+    """The URL, with user and password, of an SFTP server that serves one file, `key`."""
     pytest.importorskip("fsspec")
     paramiko = pytest.importorskip("paramiko")
     folder = tmp_path / "sftp"

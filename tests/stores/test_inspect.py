@@ -1,4 +1,4 @@
-"""A dataset in a store is inspected with few requests and few bytes."""
+"""Inspecting a dataset in a store takes few requests and downloads few bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def test_the_sizes_of_samples_need_only_the_first_bytes_of_a_shard(
     before = len(s3_proxy.requests(".mds"))
     assert read_info(s3_url).sample_bytes is not None
     [request] = s3_proxy.requests(".mds")[before:]
-    assert request.body_bytes < 0.7 * sum(map(len, LARGE))  # sockets buffer some megabytes
+    # the proxy also counts the megabytes that remain in socket buffers
+    assert request.body_bytes < 0.7 * sum(map(len, LARGE))
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -56,7 +57,7 @@ def test_the_first_documents_need_only_the_first_bytes_of_the_first_shard(
     requests = s3_proxy.requests(".mds")
     assert all("shard.00000.mds" in request.line for request in requests)
     assert len(requests) <= 2
-    # sockets buffer some megabytes
+    # the proxy also counts the megabytes that remain in socket buffers
     assert sum(request.body_bytes for request in requests) < 0.7 * sum(map(len, LARGE))
 
 

@@ -1,4 +1,4 @@
-"""Slow requests are logged: retries at INFO, and silence as a warning."""
+"""cloudload logs retries at INFO, and warns of requests that get no data or keep failing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_retries_are_logged_at_first_and_then_rarely(
 
 
 class Watched:
-    """A watch that records its calls."""
+    """A `watch` argument for downloads, which records the calls it receives."""
 
     def __init__(self) -> None:
         self.retries, self.told = 0, list[str]()

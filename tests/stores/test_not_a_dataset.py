@@ -1,5 +1,5 @@
-"""Raw data in a store gets the same error as in a folder, with few requests, or the store's
-error."""
+"""Opening raw data in a store raises the same error as in a local folder, after few requests. If
+the store denies a request, its own error is raised instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For each refusal of a store: whether the request is retried, and the error message."""
+"""A request is retried only after a temporary refusal, and the error says how to fix the cause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from tests.support.servers import (
 
 @pytest.fixture
 def gcs_with_tokens(gcs_server: GCSServer, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """An environment in which clients sign in. With an emulator, they do not."""
+    """Variables with which GCS clients sign in. `STORAGE_EMULATOR_HOST` is unset, because clients
+    do not sign in to an emulator."""
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     variables = gcs_server.environment()
     return {"API_ENDPOINT_OVERRIDE": variables.pop("STORAGE_EMULATOR_HOST")} | variables
@@ -226,8 +227,8 @@ def test_a_key_that_the_s3_server_does_not_know_is_called_so(
 def signed_in_gcs(
     gcs_url: str, gcs_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[str, FaultProxy]]:
-    """A location whose clients sign in, and the proxy in front of it. With an emulator, they do
-    not."""
+    """The URL of a folder in GCS, and the proxy in front of the server. Unsets
+    `STORAGE_EMULATOR_HOST`, because clients do not sign in to an emulator."""
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     with new_clients({"API_ENDPOINT_OVERRIDE": gcs_proxy.endpoint}):
         yield gcs_url, gcs_proxy
@@ -263,7 +264,7 @@ def test_what_gcs_refuses_for_good_is_asked_once(
     ):
         read_object(join_url(url, "key"))
     assert caught.value.is_missing == (status == 404)
-    # a token that is not accepted is fetched again, twice
+    # if a token is rejected, the client fetches a new token and tries again, up to twice
     assert len(proxy.requests("GET .*key")) <= 3
 
 

@@ -1,5 +1,5 @@
-"""Data without hashes is republished with equal sizes, so its index stays the same. It is never
-read from an old cache, and never mixed with the old data without an error."""
+"""Data without hashes is republished with shards of equal sizes, so its index does not change.
+Readers of the new data get no old shards from a cache, and mixing old and new data is an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.web_server import web_server
 
 CHANGED = [text.upper() for text in DOCUMENTS]
 STORED = "gz:0"
-"""A codec that does not compress, so that texts of equal sizes have shards of equal sizes."""
+"""gzip level 0, which does not compress, so texts of equal sizes have shards of equal sizes."""
 
 
 def publish(url: str, documents: list[str], compression: str | None = None) -> Corpus:
@@ -36,7 +36,7 @@ def publish(url: str, documents: list[str], compression: str | None = None) -> C
 
 
 def republish(url: str, documents: list[str], compression: str | None = None) -> None:
-    """Publish different documents of equal sizes."""
+    """Publish other documents of the same sizes, and check that the index does not change."""
     wait_for_the_next_second()
     before = read_object(f"{url}/index.json")
     write_mds(url, documents, shard_bytes=4_000, hashes=(), compression=compression)
@@ -56,9 +56,9 @@ def wait_for_the_next_second() -> None:
 
 @pytest.fixture(params=["local", "s3", "gcs", "memory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str | None]:
-    """A location in a store that reports when an object was written, and a compression.
+    """A location in a store that reports when an object was written, and the shards' compression.
 
-    Raw shards of a local dataset would not be cached."""
+    Local shards are compressed, because raw local shards are read in place and not cached."""
     if request.param == "memory":
         pytest.importorskip("fsspec")
         return f"memory://{tmp_path.name}", None
@@ -204,7 +204,7 @@ def loader_of(url: str, root: Path, **settings: Any) -> CloudLoader:
 
 @pytest.fixture
 def silent_store(tmp_path: Path) -> str:
-    """An fsspec file system that reports only the size of a file."""
+    """A dataset's URL in an fsspec file system that reports only the size of an open file."""
     fsspec = pytest.importorskip("fsspec")
     from fsspec.implementations.local import LocalFileSystem
 

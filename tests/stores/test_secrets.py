@@ -1,4 +1,4 @@
-"""cloudload shows no password, key, token or signature in errors and their causes, logs, states,
+"""cloudload shows no password, key, token, or signature in errors and their causes, logs, states,
 and `repr`s."""
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ FAULTS = [
 
 @contextmanager
 def silence(caplog: pytest.LogCaptureFixture, *more: str) -> Iterator[None]:
-    """Fail if an error that leaves this block, or a line that cloudload logs in it, has a
+    """Suppress an error raised in this block. Fail if the error or cloudload's log contains a
     secret."""
     said = ""
     with caplog.at_level(logging.DEBUG, logger="cloudload"):
         try:
             yield
         except Exception as error:
-            # with the traceback that a worker process would send
+            # include the traceback, which a worker process would send
             said = (
                 traceback.format_exc() + str(vars(pickle.loads(pickle.dumps(error)))) + repr(error)
             )

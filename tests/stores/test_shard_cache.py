@@ -1,5 +1,5 @@
-"""The shard cache: any number of processes fetch each shard once, complete, from the right dataset,
-within the limit."""
+"""Processes that share a cache folder fetch each shard once and completely, never mix datasets, and
+stay within the cache limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.shard_caches import DOCUMENTS, RETRY, flip, loader_of, texts_
 
 
 def cached_files(root: Path) -> list[str]:
-    """The names of cached files, in order, without the hashes of shards."""
+    """The sorted names of cached files, without the hashes in the names of shards."""
     found = (
         path.name for path in root.rglob("*") if path.is_file() and path.name not in (TAG, ACCOUNT)
     )
@@ -136,7 +136,7 @@ def test_a_shard_corrupted_on_its_way_once_is_fetched_again(
 
 
 def find_other(path: Path) -> Path:
-    """The cached file of shard 3, beside another shard."""
+    """The cached file of shard 3, in the same folder as the shard at `path`."""
     return next(path.parent.glob("shard.00003-*.mds"))
 
 
@@ -198,7 +198,7 @@ def test_a_disk_that_forgets_bits_is_found_out_on_request(s3_url: str, tmp_path:
     assert texts_of(corpus, tmp_path) == DOCUMENTS
     victim = next(tmp_path.rglob("shard.00002-*.mds"))
     flip(victim, victim.stat().st_size - 3)
-    mark_verified(victim)  # hide the change, as if nobody had written the file
+    mark_verified(victim)  # hide the change, as if the disk had corrupted the file
     assert texts_of(corpus, tmp_path) != DOCUMENTS
     assert texts_of(corpus, tmp_path, verify="always") == DOCUMENTS
 

@@ -1,4 +1,4 @@
-"""The processes of a node share the table of a large index, and the store decides who gets it."""
+"""A node's processes share a large index as a file, but each must have access to the store."""
 
 from __future__ import annotations
 
@@ -41,12 +41,13 @@ _RETRY = Retry(timeout_s=10.0, deadline_s=20.0, pause_s=0.1)
 @pytest.fixture(autouse=True)
 def _shares_small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "_SHARED_FROM_BYTES", 0)
-    monkeypatch.setattr("cloudload.storage.versions._SETTLED_S", -60.0)  # ETags of S3 are digests
+    # treat the ETag of a new object as exact too, because S3's ETags are digests
+    monkeypatch.setattr("cloudload.storage.versions._SETTLED_S", -60.0)
 
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that receives the size of each index that this process parses."""
+    """A list that collects the size in bytes of each index that this process parses."""
     sizes: list[int] = []
 
     def note(data: bytes, dataset: str) -> Any:
@@ -67,14 +68,14 @@ def open_at(url: str, cache: Path) -> OpenedIndex:
 
 
 def tables(cache: Path) -> list[Path]:
-    """The tables of indexes in a cache, after a check that there are no other files."""
+    """The files of shared indexes in a cache. Fails if their folder contains any other file."""
     found = sorted(path for path in (cache / INDEXES_FOLDER).iterdir() if path.name != TAG)
     assert {path.suffix for path in found} <= {".shards"}
     return found
 
 
 def in_processes(number: int, work: Callable[[int], Any]) -> list[Any]:
-    """Run functions in forked processes at the same time, and return their results."""
+    """Call `work(rank)` in `number` forked processes at once. Returns results or error messages."""
     barrier, queue = _FORK.Barrier(number), _FORK.Queue()
 
     def serve(rank: int) -> None:
@@ -101,7 +102,7 @@ def test_every_rank_asks_for_the_index_and_one_requests_it_again_to_parse_it(
         with make_loader(data, local=tmp_path, lengths="off", retry=_RETRY, **world) as loader:
             return loader.num_samples
 
-    for extra in (1, 0):  # the rank that parses the index requests it a second time
+    for extra in (1, 0):  # only in round 1 does a rank parse the index, and so request it again
         s3_proxy.set_faults([])
         assert in_processes(RANKS, open_rank) == [80] * RANKS
         assert len(s3_proxy.requests(INDEX)) == len(s3_proxy.requests()) == RANKS + extra
@@ -152,13 +153,14 @@ def test_an_index_published_again_is_seen_by_the_next_opening(
     url = request.getfixturevalue(f"{place}_url")
     sizes = set()
     for number, letter in enumerate("abac"):
-        write_mds(url, [letter * 50] * 40, shard_bytes=500)  # indexes of the same size
+        write_mds(url, [letter * 50] * 40, shard_bytes=500)  # all indexes have the same size
         for _ in range(2):
             opened, fresh = open_at(url, tmp_path), open_index(Stream(url), _RETRY)
             assert opened.hash == fresh.hash
             assert list(opened.shards) == list(fresh.shards)
         sizes.add(parsed[-1])
-        again = place == "s3" and number == 2  # the ETag is a digest of the content
+        # S3's ETag is a digest of the content, so the first table of `a` is used again
+        again = place == "s3" and number == 2
         assert len(parsed) == (2 if again else 3)
         parsed.clear()
     assert len(sizes) == 1
@@ -257,7 +259,8 @@ def test_a_stopped_rank_holds_up_the_others_for_a_limited_time(
         os.waitpid(holder, os.WUNTRACED)
         monkeypatch.setattr(opening, "_MOST_WAIT_S", 0.5)
         assert open_at(data, tmp_path).shards.samples.sum() == 80
-        assert not list((tmp_path / INDEXES_FOLDER).glob("*.shards"))  # only the holder may write
+        # only the process that holds the lock may write a table
+        assert not list((tmp_path / INDEXES_FOLDER).glob("*.shards"))
         assert list((tmp_path / INDEXES_FOLDER).glob("*.lock"))
     finally:
         os.kill(holder, signal.SIGKILL)
@@ -279,7 +282,7 @@ def test_a_killed_rank_holds_up_nobody(
 def _start(
     url: str, cache: Path, monkeypatch: pytest.MonkeyPatch, parse: Callable[..., Any]
 ) -> int:
-    """Fork a rank that calls `parse` instead of parsing the index, and return its ID."""
+    """Fork a rank that calls `parse` instead of parsing the index, and return its process ID."""
     with monkeypatch.context() as patch:
         patch.setattr("cloudload.mds.open_index.parse_index", parse)
         if not (process := os.fork()):
@@ -348,7 +351,7 @@ def test_the_last_used_tables_of_a_dataset_are_kept(local_url: str, tmp_path: Pa
         assert open_at(local_url, cache).shards.samples.sum() == number
         for table in tables(cache):
             use(table, table.stat().st_atime - opening._LEAST_UNUSED_S - 1)
-    # the last one was not used when the others were removed
+    # old tables are removed before the newest one is written
     assert len(tables(cache)) == opening._MOST_OF_DATASET + 1
 
 
@@ -436,7 +439,7 @@ def test_a_worker_that_is_not_forked_maps_the_table(data: str, tmp_path: Path) -
     table.unlink()
     with pytest.raises(CacheError, match="removed or changed"):
         pickle.loads(sent)
-    # send a table after its file was removed
+    # pickling a table also works after its file was removed
     whole, part = pickle.loads(pickle.dumps([shards, shards[1:3]]))
     assert (list(whole), list(part)) == (wanted, wanted[1:3])
 

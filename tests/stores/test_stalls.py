@@ -1,4 +1,4 @@
-"""A loader that waits for a store names the object, and its statistics grow during the wait."""
+"""A loader that waits for a store logs the object's URL, and counts the wait while it lasts."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_retries_are_counted_while_a_batch_is_awaited(
         assert not batch.done()
         s3_proxy.set_faults([])
         batch.result()
-        loader.load_state_dict(loader.state_dict())  # ends the workers
+        loader.load_state_dict(loader.state_dict())  # stops the workers
         after = loader.stats().delivery.retries
         assert after > seen
         next(iter(loader))

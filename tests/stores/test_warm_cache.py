@@ -1,4 +1,4 @@
-"""Shards that `cloudload fetch` puts into a cache are not downloaded again by the run."""
+"""A run does not download the shards that `cloudload fetch` has put into its cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.fault_proxy import FaultProxy
 
 SHARDS = 20
 Case = tuple[int, str]
-"""Number of nodes, and the packing."""
+"""The number of nodes, and the packing method."""
 
 
 def loader_of(url: str, cache: Path, tokenizer: Path, **settings: Any) -> CloudLoader:

@@ -1,4 +1,4 @@
-"""The working set that a loader describes is what its cache needs."""
+"""The working set in `describe()` is the smallest `cache_limit`, in bytes, that loaders accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request to an address without a server fails clearly within seconds, and names the setting."""
+"""A wrong address is logged as a warning, then raised as an error. Both name the setting to fix."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def closed_port() -> str:
 
 @pytest.fixture(params=["refused", "unknown"])
 def wrong(request: pytest.FixtureRequest, closed_port: str) -> tuple[str, FailureKind, str]:
-    """An endpoint, its failure kind, and the expected message."""
+    """An endpoint without a server, the expected failure kind, and part of the error message."""
     if request.param == "refused":
         return closed_port, FailureKind.REFUSED, "refused the connection"
     return NO_HOST, FailureKind.UNKNOWN_HOST, "could not be resolved"
@@ -47,7 +47,7 @@ def wrong(request: pytest.FixtureRequest, closed_port: str) -> tuple[str, Failur
 def location(
     request: pytest.FixtureRequest, wrong: tuple[str, FailureKind, str]
 ) -> Iterator[tuple[str, str]]:
-    """A URL at a wrong address, and how a message names the address."""
+    """A URL at a wrong address, and the text with which messages name that address."""
     endpoint, scheme = wrong[0], request.param.partition(" ")[0]
     variables: dict[str, str] = {}
     if scheme == "s3":
@@ -89,11 +89,11 @@ def test_a_wrong_address_is_a_warning_at_once_and_the_error_names_it_too(
 def test_a_request_that_waits_alone_warns_at_every_doubling(
     s3_server: S3Server, closed_port: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """This also holds if a warning is slightly late, as after a pause between two attempts."""
+    """Each warning has a fixed due time, even if a pause between attempts delays an earlier one."""
     retry = Retry(timeout_s=1.0, deadline_s=7.0, pause_s=0.5)
     with new_clients(s3_server.environment(closed_port)), pytest.raises(StoreError):
         read_object("s3://b/key", retry)
-    # after 0.4, 0.8, 1.6 and 3.2 s, and perhaps 6.4
+    # warnings are due after 0.4, 0.8, 1.6, and 3.2 s; the 7 s deadline may prevent one after 6.4 s
     assert len(warnings_of(caplog)) >= 4
 
 

@@ -80,7 +80,7 @@ def make_input(
     elif form == "jsonl":
         (folder / "a.jsonl").write_bytes(lines)
     else:
-        # two members in one file, as parallel compressors write them
+        # concatenate two compressed parts, because tools such as bgzip and pbzip2 write such files
         compress = COMPRESSORS[f".{form}"]
         (folder / f"a.json.{form}").write_bytes(compress(lines[:5000]) + compress(lines[5000:]))
     return lambda: folder, {}

@@ -5,9 +5,9 @@
         subprocess.run([...], env=os.environ | s3.environment(proxy.endpoint))
         proxy.requests()             # [Request(line="GET /b/shard.00001", action="status", …), …]
 
-A fault matches requests by their line (`GET /bucket/key?query`). It skips the first `skip` matching
-requests, and then applies `times` times, each time with the probability `share`. If several faults
-apply to a request, the first one wins. The actions:
+A fault matches requests by their line (`GET /bucket/key?query`), and selects each matching request
+with probability `share`. It skips the first `skip` selected requests, and applies to the next
+`times`. If several faults apply to a request, the first one wins. The actions:
 
     status    answer `status` with an error of `code` (if empty, with only
               `message`), in the format of S3 or, with `as_json`, of GCS

@@ -1,5 +1,5 @@
-"""A corpus of many small segments in several formats, and executors that run units in unusual
-ways."""
+"""A corpus in several formats that is converted in many small segments, and executors that run
+units in reverse order or twice."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SETTINGS: dict[str, Any] = {
     "progress": False,
     "processes": 1,
 }
-"""Options that convert `mixed_corpus` in about 60 segments with a few shards each."""
+"""Converter options that cut `mixed_corpus` into about 60 segments with a few shards each."""
 
 
 def mixed_corpus(folder: Path, part: int = 1, *, with_bad: bool = False) -> Path:
-    """Write large files of lines, compressed lines, and Parquet, and many small files.
+    """Write 4 large files (JSON Lines, plain and compressed, and Parquet), and 40 small ones.
 
-    `part=4` writes a quarter of them, for stores, where each object takes time. With `with_bad`,
-    every 23rd record has no text.
+    `part` divides the rows of each large file and the number of small files. Tests of stores use
+    4, because each object takes time. With `with_bad`, every 23rd row of a file has no text.
     """
     draw = random.Random(3)
     folder.mkdir(parents=True)
@@ -63,7 +63,7 @@ def mixed_corpus(folder: Path, part: int = 1, *, with_bad: bool = False) -> Path
 
 
 class LastFirst(Executor):
-    """Runs the given number of units in reverse order, once all are submitted."""
+    """An executor that waits for `number` units, and then runs them in reverse order."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -78,7 +78,7 @@ class LastFirst(Executor):
 
 
 class Twice(Executor):
-    """Runs each unit twice at once."""
+    """An executor that runs each unit twice concurrently, and fails if the two results differ."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(2)

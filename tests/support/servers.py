@@ -1,4 +1,4 @@
-"""Real object stores on loopback ports, for the tests, the demo and the benchmarks.
+"""Object store servers on loopback ports, for the tests, the demo, and the benchmarks.
 
     with start_s3() as s3:                      # SeaweedFS, signatures enforced
         s3.make_bucket("corpus")
@@ -43,7 +43,7 @@ _NO_PROXY = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost
 
 @dataclass(frozen=True)
 class S3Server:
-    """A running S3 server: its endpoint, and its only account."""
+    """A running S3 server: its endpoint, and the keys of its only account."""
 
     endpoint: str
     access_key: str
@@ -52,7 +52,7 @@ class S3Server:
     pid: int
 
     def environment(self, endpoint: str | None = None) -> dict[str, str]:
-        """The variables that point any S3 client to this server, or to a proxy in front of it."""
+        """The environment variables that point S3 clients to this server or to a proxy."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -61,7 +61,7 @@ class S3Server:
             "AWS_ENDPOINT_URL": endpoint or self.endpoint,
             "AWS_ENDPOINT_URL_S3": endpoint or self.endpoint,
             "S3_ENDPOINT_URL": endpoint or self.endpoint,
-            # ignore the machine's own configuration
+            # ignore the AWS configuration of this machine
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
             "AWS_EC2_METADATA_DISABLED": "true",
@@ -69,7 +69,7 @@ class S3Server:
         }
 
     def make_bucket(self, name: str) -> None:
-        """Create a bucket; fine if there is one already."""
+        """Create a bucket, unless it already exists."""
         import boto3
 
         client = boto3.Session(self.access_key, self.secret_key, region_name=self.region).client(
@@ -91,8 +91,7 @@ class GCSServer:
     pid: int
 
     def environment(self, endpoint: str | None = None) -> dict[str, str]:
-        """The variables that point google-cloud-storage to this server, or to a proxy in front of
-        it."""
+        """The environment variables that point GCS clients to this server or to a proxy."""
         return {
             "STORAGE_EMULATOR_HOST": endpoint or self.endpoint,
             "GOOGLE_APPLICATION_CREDENTIALS": self.credentials,
@@ -101,7 +100,7 @@ class GCSServer:
         }
 
     def make_bucket(self, name: str) -> None:
-        """Create a bucket; fine if there is one already."""
+        """Create a bucket, unless it already exists."""
         request = urllib.request.Request(
             f"{self.endpoint}/storage/v1/b?project={self.project}",
             json.dumps({"name": name}).encode(),
@@ -127,7 +126,7 @@ def start_s3(bucket: str = BUCKET) -> Iterator[S3Server]:
         command += ["-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
         command += ["-s3.autoCreateBucket=false", f"-bucket={bucket}"]
         variables = {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
-        # its heap starts at 230 MB; a limit near that would keep its garbage collector busy
+        # the server's heap starts at 230 MB, and a limit near that would keep its collector busy
         variables |= {"GOMEMLIMIT": "1GiB", "HOME": folder}
         with running(command, Path(folder), variables) as process:
             server = S3Server(endpoint, key, secret, "us-east-1", process.pid)
@@ -182,8 +181,11 @@ def start_gcs(bucket: str = BUCKET) -> Iterator[GCSServer]:
 def start_token_endpoint(
     status: int = 200, description: str = "Invalid JWT signature"
 ) -> Iterator[str]:
-    """Run an OAuth endpoint that grants every request a token, or refuses it with `status` and a
-    reason. Yields its URL."""
+    """Run an OAuth token endpoint, and yield its URL.
+
+    With status 200, it grants each request a token. Otherwise, it refuses each request with
+    `status` and `description`.
+    """
     with tempfile.TemporaryDirectory(
         prefix="cloudload-tokens-", ignore_cleanup_errors=True
     ) as folder:
@@ -200,7 +202,7 @@ def start_token_endpoint(
 
 
 def service_account(project: str, token_uri: str) -> dict[str, str]:
-    """A service account's key file, with a new key."""
+    """The contents of a service account's key file, with a newly generated RSA key."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -230,10 +232,10 @@ def running(
     *,
     pipe: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a server in `folder`, with its output in `server.log`. The kernel kills it when this
-    process dies."""
-    # a launcher that arms the parent-death signal and becomes the server: no code of ours runs
-    # between fork and exec
+    """Run a server in `folder`. Its output goes to `server.log`, or its stdout to a pipe if `pipe`.
+    The kernel kills the server when this process dies."""
+    # the launcher sets its parent-death signal, and then executes the server. This avoids a
+    # `preexec_fn`, which would run Python code between fork and exec
     arm = (
         "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
     )
@@ -257,8 +259,8 @@ def running(
 
 
 def free_ports(count: int) -> list[int]:
-    """Free loopback ports. Their gRPC ports, which are 10,000 higher, are also free."""
-    # below the range from which the kernel takes ports for outgoing connections
+    """Find free loopback ports whose gRPC ports, which are 10,000 higher, are also free."""
+    # all ports are below 32,768, where Linux's default range for outgoing connections begins
     candidates = random.SystemRandom().sample(range(10_000, 21_000), 2_000)
     found = [
         port
@@ -308,7 +310,7 @@ def _wait_until(
 
 
 def _open_direct(request: urllib.request.Request) -> Any:
-    """Open a loopback URL without the machine's HTTP proxy, if it has one."""
+    """Open a loopback URL directly, even if this machine is set up to use an HTTP proxy."""
     return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10)
 
 

@@ -39,7 +39,7 @@ def loader_of(url: str, cache: Path, **settings: Any) -> CloudLoader:
 
 
 def flip(path: Path, at: int) -> None:
-    """Change a byte in place, as another program on this disk might."""
+    """Flip the lowest bit of the byte at offset `at`, in place, as another program might."""
     with path.open("r+b") as file:
         file.seek(at)
         [byte] = file.read(1)

@@ -1,8 +1,8 @@
-"""A server that all processes of a test run share. The first process starts it, and ends it when no
-process uses it.
+"""A server that all processes of a test run share. The first process starts it, and stops it when
+no process uses it.
 
-    worker 0    asks, starts the server, notes it ······ ends, waits for worker 1, ends the server
-    worker 1                    asks, reads the note ··············· ends
+    worker 0    starts the server, writes a note ······ waits for worker 1, stops the server
+    worker 1                    reads the note ···················· exits
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Server = TypeVar("Server", S3Server, GCSServer, WarmServer)
 def shared(
     folder: Path, kind: type[Server], start: Callable[[], AbstractContextManager[Server]]
 ) -> Iterator[Server]:
-    """Yield the server described by the note of this kind in `folder`. Without a note, start a
-    server, and write its note."""
+    """Yield the server that the note of this kind in `folder` describes. If there is no note, or
+    its owner has died, start a server and write a note."""
     note = folder / f"{kind.__name__}.json"
     with (
         contextlib.ExitStack() as exits,
@@ -52,9 +52,9 @@ def shared(
                 fcntl.flock(starting, fcntl.LOCK_EX)
                 note.unlink()
                 fcntl.flock(starting, fcntl.LOCK_UN)
-                fcntl.flock(users, fcntl.LOCK_EX)  # when the others have released it
+                fcntl.flock(users, fcntl.LOCK_EX)  # wait until all other users have released it
 
 
 def _is_running(owner: int | None) -> bool:
-    """Whether the process that started a server is running; the server ends with it."""
+    """Whether the process that started a server is running. The server dies with that process."""
     return owner is not None and Path(f"/proc/{owner}").exists()

@@ -1,4 +1,4 @@
-"""Waits that end as soon as they are reported."""
+"""Make cloudload report waits early, and end a wait once it is reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.patience import soon
 
 
 def report_early(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.5) -> None:
-    """Report this process's waits after the given time."""
+    """Make cloudload log each wait of this process that lasts longer than `seconds`."""
     monkeypatch.setattr("cloudload.system.activity._FIRST_REPORT_S", seconds)
     monkeypatch.setattr("cloudload.system.activity._LOOK_EVERY_S", 0.05)
 
@@ -21,8 +21,8 @@ def report_early(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.5) -> None:
 def ended_by(
     caplog: pytest.LogCaptureFixture, text: str, end: Callable[[], object]
 ) -> Iterator[None]:
-    """Call `end` in a thread when a message with `text` is logged, or after a minute. Fail if it
-    was not logged."""
+    """Call `end` in a thread when a message that contains `text` is logged, or after 60 s. Fail if
+    no such message was logged."""
 
     def is_logged() -> bool:
         return any(text in entry.getMessage() for entry in list(caplog.records))

@@ -1,4 +1,4 @@
-"""Manually encoded fields of a state."""
+"""Fields of a state, encoded without cloudload's own code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def table(*cursors: tuple[int, int]) -> str:
 
 
 def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
-    """The residues of 12 lanes. Those that are not given are empty."""
+    """The encoded residues of 12 lanes. Lanes past the given `parts` have empty residues."""
     lanes = [np.array(part, "<i4").tobytes() for part in (*parts, *[[]] * (12 - len(parts)))]
     numbers = np.array(sizes or [len(lane) for lane in lanes], "<i4").tobytes() + b"".join(lanes)
     return base64.b64encode(

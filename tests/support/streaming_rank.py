@@ -1,9 +1,9 @@
-"""One rank of a run on a StreamingDataset that stops after some steps, like a training job.
+"""One rank of a run that reads a StreamingDataset, and stops after the given number of steps.
 
     python -m tests.support.streaming_rank '{"remote": …, "local": …, "out": …, "steps": 5,
                                              "workers": 2, "options": {…}}'
 
-Writes the documents that it read to `out/read-RANK.json`. Rank 0 also writes the loader's
+Writes the documents that the rank read to `out/read-RANK.json`. Rank 0 also writes the loader's
 `state_dict()` to `out/state.json`.
 """
 
@@ -24,7 +24,7 @@ def main() -> None:
     from streaming.base.shared import memory
 
     options = json.loads(sys.argv[1])
-    # each node has its own shared memory and lock files
+    # give each simulated node separate shared memory and lock files
     name_of_node = options["local"].strip("/").replace("/", "_")
     open_shared = memory.BuiltinSharedMemory
     memory.BuiltinSharedMemory = lambda name, *rest: open_shared(f"{name_of_node}_{name}", *rest)

@@ -1,5 +1,5 @@
-"""The samples that a StreamingDataset gives each rank: its own `generate_work`, without shared
-memory."""
+"""The samples that a StreamingDataset assigns to each rank, computed by Streaming's `generate_work`
+without shared memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Weight = dict[str, Any]
 
 @dataclass(frozen=True)
 class Physical:
-    """The machines of a run: nodes, ranks per node, workers per rank; and samples per batch."""
+    """The size of a run: nodes, ranks per node, workers per rank, and batch size per rank."""
 
     nodes: int
     ranks: int
@@ -28,7 +28,7 @@ class Physical:
 
     @property
     def global_batch(self) -> int:
-        """Samples per step."""
+        """Samples per step, across all ranks."""
         return self.nodes * self.ranks * self.batch_size
 
 
@@ -42,8 +42,8 @@ def streaming_dataset(
     block_size: int,
     partition: str = "relaxed",
 ) -> SimpleNamespace:
-    """The attributes of a StreamingDataset that `generate_work` reads, for streams with these shard
-    sizes."""
+    """The attributes of a StreamingDataset that `generate_work` reads. `streams` lists the number
+    of samples in each shard of each stream."""
     from streaming import Stream, StreamingDataset
 
     samples = np.array([sum(shards) for shards in streams])
@@ -76,9 +76,10 @@ def streaming_dataset(
 def read_steps(
     dataset: SimpleNamespace, physical: Physical, state: dict[str, int], steps: int
 ) -> tuple[collections.Counter[int], dict[str, int]]:
-    """The samples read in some steps after a state, and the state after them.
+    """Count how often the ranks read each sample in the next `steps` steps. Returns the counts and
+    the new state.
 
-    Excludes Streaming's repeats of places that this or an earlier call read (`dataset.places`)."""
+    A place that this or an earlier call has read is not counted again (`dataset.places`)."""
     from streaming.base.batching import generate_work
     from streaming.base.partition import get_partitions
     from streaming.base.world import World
@@ -122,7 +123,7 @@ def read_steps(
 
 
 def order_of_epoch(dataset: SimpleNamespace, epoch: int) -> Ints:
-    """How often each sample is read in an epoch."""
+    """The IDs of an epoch's samples, in their order before the shuffle. IDs may repeat."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _, small_per_big = dataset.resample_streams(epoch)

@@ -1,4 +1,4 @@
-"""Contents of tokenizer.json files: bytes, byte-level, sentencepiece; and modified ones."""
+"""Contents of three kinds of `tokenizer.json`, and modified copies of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def forget() -> None:
 
 
 def sentencepiece(letters: str = string.printable.strip() + "é") -> str:
-    """Like Llama 2's: `▁` for spaces, and bytes for characters outside the vocabulary."""
+    """A tokenizer like Llama 2's, with `▁` for spaces and byte tokens for unknown characters."""
     tokens = [
         "<unk>",
         "<s>",
@@ -65,14 +65,14 @@ JSONS: dict[str, Callable[[], str]] = {
 
 
 def changed(change: Callable[[dict[str, Any]], Any], name: str = "byte-level") -> str:
-    """A modified tokenizer.json."""
+    """The contents of `JSONS[name]`, modified by `change`."""
     content = json.loads(JSONS[name]())
     change(content)
     return json.dumps(content, ensure_ascii=False)
 
 
 def lose_byte(content: dict[str, Any]) -> None:
-    """Give the ID of the byte `Z` to a different token."""
+    """Remove the byte `Z` from the vocabulary by giving its ID to a different token."""
     model = content["model"]
     model["vocab"] = {
         "ZZ☃" if token == "Z" else token: number for token, number in model["vocab"].items()

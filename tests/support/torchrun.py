@@ -1,4 +1,4 @@
-"""Jobs of `trainer.py` under torchrun, and the rows that one process reads from the same corpus."""
+"""Run `trainer.py` under torchrun, and read the same corpus in one process for comparison."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Corpus:
-    """Two small datasets, and their cache folder. In a job, `{node}` in its path is the node's
-    index."""
+    """Two small datasets, and a cache folder. In a job, the node's index replaces `{node}` in the
+    path of the cache folder."""
 
     folder: str
     other_folder: str
@@ -31,7 +31,7 @@ class Corpus:
 
     @classmethod
     def write(cls, folder: Path) -> Corpus:
-        """Datasets of 400 and of 40 documents."""
+        """Write a dataset of 400 documents and one of 40."""
         return cls(
             write_mds(
                 folder / "mds", random_documents(3, 400), shard_bytes=4_000, compression="zstd"
@@ -41,7 +41,7 @@ class Corpus:
         )
 
     def make_loader(self, *, mixed: bool = False, **settings: Any) -> CloudLoader:
-        """A loader of the first dataset, or of both."""
+        """A loader of the first dataset, or of a mixture of both if `mixed`."""
         defaults: dict[str, Any] = {
             "tokenizer": byte_tokenizer(),
             "eos": EOS,
@@ -53,7 +53,7 @@ class Corpus:
         return CloudLoader(data, **{**defaults, **settings})
 
     def expected_rows(self, number: int, **settings: Any) -> list[list[int]]:
-        """The rows that a single rank reads in this process, one at a time."""
+        """The token IDs of the first `number` rows, which a single rank reads in this process."""
 
         def make_loader(**rank: Any) -> CloudLoader:
             return self.make_loader(**settings, **rank)
@@ -63,14 +63,14 @@ class Corpus:
 
 
 def rows_of(batches: Iterable[Batch]) -> list[list[int]]:
-    """The IDs of each row of some batches."""
+    """The token IDs of each row of the batches."""
     return [row for batch in batches for row in batch["input_ids"].tolist()]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A part of a run under torchrun: its ranks, and whether they are killed after their
-    batches."""
+    """A part of a run, as one torchrun job. `ranks` counts the ranks of all nodes, and `batch_size`
+    the rows per rank. If `killed`, each rank kills itself after `batches` batches."""
 
     ranks: int
     batch_size: int
@@ -84,7 +84,7 @@ class Run:
 def launch(
     corpus: Corpus, folder: Path, number: int, run: Run, **settings: Any
 ) -> dict[int, list[int]]:
-    """Run the trainer under torchrun. Returns the consumed rows, by their index in the run."""
+    """Run the trainer under torchrun. Returns the token IDs of the consumed rows, by row index."""
     options = {
         "folders": [corpus.folder, corpus.other_folder],
         "cache": str(corpus.cache),
@@ -116,7 +116,7 @@ def launch(
 
 
 def read_lines(file: Path) -> dict[int, list[int]]:
-    """The rows that a process consumed, by their index in the run."""
+    """The token IDs of the rows that a process consumed, by row index."""
     return {
         int(row): ids
         for line in file.read_text().splitlines()
@@ -125,7 +125,7 @@ def read_lines(file: Path) -> dict[int, list[int]]:
 
 
 def read_ends(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run's processes at its end."""
+    """The records that the ranks of a run wrote when it was complete, in rank order."""
     return [
         json.loads((folder / f"end-{rank}.json").read_text())
         for rank in range(len(list(folder.glob("end-*.json"))))

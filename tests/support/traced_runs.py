@@ -43,7 +43,7 @@ def loaders_of(folder: Path, tokenizer: Path) -> MakeLoader:
 
 
 def consume(loader: CloudLoader, steps: int = STEPS) -> tuple[list[Any], dict[str, Any]]:
-    """All batches of a run of at most `steps` steps, and its state after 7."""
+    """Read at most `steps` batches. Returns them, and the loader's state after the first 7."""
     batches = []
     for batch in loader.take(steps):
         batches.append(batch)

@@ -1,5 +1,5 @@
-"""A training job without a model, under torchrun: records the rows that it consumed, saves, and may
-be killed."""
+"""A training job without a model, for torchrun. It logs the rows that it consumes, saves its state,
+and may kill itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.corpora import EOS, byte_tokenizer
 
 
 def streams_of(*folders: str) -> list[Stream]:
-    """A mixture of two streams."""
+    """A mixture of two streams, with proportions 0.7 and 0.3."""
     return [
         Stream(folder, name=name, proportion=share)
         for folder, name, share in zip(folders, "ab", (0.7, 0.3), strict=True)
@@ -32,7 +32,7 @@ def streams_of(*folders: str) -> list[Stream]:
 
 
 def place_of(options: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The arguments for a loader's place among the data-parallel ranks."""
+    """The loader arguments that set this process's data-parallel rank and world size."""
     if ranks := options.get("dp_ranks"):
         return {"dp_rank": ranks[rank], "dp_world_size": max(ranks) + 1}
     if sizes := options.get("mesh"):
@@ -44,7 +44,7 @@ def place_of(options: dict[str, Any], rank: int) -> dict[str, Any]:
 
 
 def slow_once(rank: int, slow_rank: int) -> dict[str, Any]:
-    """A transform that takes seconds for the first document of one rank, for all ranks."""
+    """Loader arguments for a transform that takes 3 s for the first document of one rank."""
     is_slow = [rank == slow_rank]
 
     def transform(sample: Any) -> str:
@@ -56,7 +56,7 @@ def slow_once(rank: int, slow_rank: int) -> dict[str, Any]:
 
 
 def log_waits_early(path: Path) -> None:
-    """Log what this process waits for after half a second, to a file."""
+    """Log to a file each wait of this process that lasts longer than 0.5 s."""
     from cloudload.system import activity
 
     activity._FIRST_REPORT_S, activity._LOOK_EVERY_S = 0.5, 0.1
@@ -64,7 +64,7 @@ def log_waits_early(path: Path) -> None:
 
 
 def meet_in_files(out: Path, run: int, step: int) -> None:
-    """Wait, without torch.distributed, until all ranks have taken this number of steps."""
+    """Wait, without torch.distributed, until all ranks have completed this step."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     (out / f"met-{run}-{step}-{rank}").touch()
     while len(list(out.glob(f"met-{run}-{step}-*"))) < world_size:
@@ -72,8 +72,8 @@ def meet_in_files(out: Path, run: int, step: int) -> None:
 
 
 def change_data(options: dict[str, Any], *, is_due: bool) -> None:
-    """After rank 0 has opened the data, wait for the other rank. If it `is_due`, append data or
-    count tokens."""
+    """Change the data after rank 0 has opened it and before rank 1 does. Both ranks call this, and
+    the one with `is_due` appends data or counts tokens."""
     folder = options["folders"][0]
     if "append" in options or "counts" in options:
         dist.barrier()
@@ -84,7 +84,7 @@ def change_data(options: dict[str, Any], *, is_due: bool) -> None:
 
 
 def open_loader(options: dict[str, Any], rank: int, out: Path) -> CloudLoader:
-    """The loader of a rank, with these `options`."""
+    """Make a rank's loader. Some `options` change the data first, or one rank's settings."""
     differing = options.get("differ_in") if rank == options.get("differ_on", 1) else None
     if options.get("differ_in") == "nodes":
         os.environ["LOCAL_WORLD_SIZE"] = str(1 + rank)
@@ -125,7 +125,8 @@ def train(options: dict[str, Any]) -> None:
     if state_file.exists() and not (options.get("differ_in") == "state" and rank == 0):
         loader.load_state_dict(json.loads(state_file.read_text()))
     if is_alone:
-        meet_in_files(out, options["run"], 0)  # so that no rank loads a state of this run
+        # otherwise, a slow rank could load a state that this run has saved
+        meet_in_files(out, options["run"], 0)
     if rank == 0:
         (out / "start.json").write_text(json.dumps(loader.rows))
     log = (out / f"run-{options['run']}-rank-{rank}.jsonl").open("a")
@@ -134,7 +135,7 @@ def train(options: dict[str, Any]) -> None:
         log.write(json.dumps(rows) + "\n")
         log.flush()
         is_last = step == options["batches"]
-        # a killed run is killed one batch past its last state
+        # a killed run does not save after its last batch, so the next run must repeat that batch
         if (not options["killed"] or not is_last) and rank == options.get("save_on", 0):
             temporary = state_file.with_suffix(".tmp")
             temporary.write_text(json.dumps(loader.state_dict()))
@@ -166,11 +167,11 @@ def main() -> None:
     try:
         train(options)
     except Exception:
-        # `launch` checks it, because a killed run shows no error
+        # `launch` reads this file, because it ignores the exit codes of a killed run
         name = f"error-{options['run']}-{os.environ['RANK']}.txt"
         Path(options["out"], name).write_text(traceback.format_exc())
         raise
-    # everything is closed, and clearing torch's modules would take longer than the run
+    # skip Python's cleanup, because unloading torch would take longer than the run
     os._exit(0)
 
 

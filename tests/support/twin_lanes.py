@@ -1,4 +1,4 @@
-"""Vectorized lanes beside their reference, a packer for each lane, over any documents."""
+"""Vectorized lanes and their reference, one packer per lane, compared on the same documents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
 
 LANES = 4
 FRAMES = [(None, None), (1, None), (None, 2), (1, 2)]
-"""The (bos, eos) of each stream."""
+"""The token IDs (bos, eos) of each stream; None if the stream has no such token."""
 FRAMING = Framing.of(FRAMES)
 NUM_FRAMING = np.array([sum(each is not None for each in frame) for frame in FRAMES])
 NUM_BOS = np.array([frame[0] is not None for frame in FRAMES])
@@ -41,17 +41,17 @@ NUM_BOS = np.array([frame[0] is not None for frame in FRAMES])
 
 @dataclass(frozen=True)
 class Step:
-    """The numbers of documents that arrive in each lane, and of rows that are taken from it."""
+    """How many documents to add to each lane, and then how many rows to cut from each lane."""
 
     arrivals: Sequence[int]
     wanted: Sequence[int]
     is_interleaved: bool = False
-    """Whether the lanes' documents are interleaved."""
+    """Whether the new documents are added one per lane in turn, instead of lane by lane."""
 
 
 @dataclass(frozen=True)
 class Leg:
-    """The steps from one state to the next."""
+    """Steps with the same packing options, from one saved state to the next."""
 
     seq_len: int
     open_rows: int
@@ -59,12 +59,12 @@ class Leg:
 
 
 Twin = Callable[[Packing, Ints, list[bytes] | None], LaneRows]
-"""Makes vectorized lanes of a packing, given their cursors and residues."""
+"""A function that makes vectorized lanes from a packing, their cursors, and their residues."""
 
 
 @dataclass
 class Corpus:
-    """Endless documents: the sizes of a lane's documents repeat."""
+    """Endless documents whose sizes, in tokens, repeat. Documents of 3 tokens count as filtered."""
 
     sizes: Sequence[int]
 
@@ -87,7 +87,7 @@ class Corpus:
 
 @dataclass
 class Lanes:
-    """Vectorized and reference lanes of the same run, and their state after the rows so far."""
+    """The vectorized and reference lanes of a run, and their state after the rows cut so far."""
 
     packing: Packing
     twin: Twin
@@ -110,7 +110,7 @@ class Lanes:
             lanes.add(corpus.read(slots, ordinals), has_begun)
 
     def take(self, corpus: Corpus, step: Step) -> None:
-        """Take one step, and check that both kinds agree."""
+        """Take one step in both kinds of lanes, and check that their results are equal."""
         slots = np.flatnonzero(np.array(step.arrivals) + np.array(step.wanted))
         again, others = (lanes.unread(slots) for lanes in self.both)
         np.testing.assert_array_equal(again, others)
@@ -134,7 +134,7 @@ class Lanes:
             assert getattr(found, name).dtype == np.int64
         assert (expected.residues is None) == (found.residues is None)
         assert list(expected.residues or ()) == list(found.residues or ())
-        # the document index of a piece in its table may differ with `concat`
+        # with `concat`, the two tables may list a piece's document at different indices
         compared = slice(None) if self.packing.has_residue else [PIECE_ROW, PIECE_START, PIECE_STOP]
         assert expected.pieces.dtype == found.pieces.dtype == np.int64
         np.testing.assert_array_equal(expected.pieces[:, compared], found.pieces[:, compared])
@@ -161,8 +161,8 @@ class Lanes:
 
 
 def run(name: str, twin: Twin, corpus: Corpus, legs: Sequence[Leg]) -> int:
-    """Run the legs, each from the state at the end of the previous one. Returns the number of
-    rows."""
+    """Run the legs, each from the state at the end of the previous leg. Returns the number of rows
+    requested."""
     cursors, residues = np.zeros((LANES, 2), np.int64), [b""] * LANES
     rows = 0
     for number, leg in enumerate(legs):
@@ -199,7 +199,7 @@ corpora = st.builds(
 
 
 def long_run(seed: int) -> tuple[Corpus, list[Leg]]:
-    """Many legs, most of them with the `seq_len` of the previous one."""
+    """A corpus and 8 legs of 15 steps. Legs 0, 3, and 6 have a random `seq_len`, the others 24."""
     rng = np.random.default_rng(seed)
     sizes = np.where(rng.random(301) < 0.9, rng.integers(0, 30, 301), rng.integers(0, 200, 301))
     legs = [

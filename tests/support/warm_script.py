@@ -1,4 +1,4 @@
-"""Run a test's script in a program that starts warm. Takes the script's path and arguments.
+"""Run a test's script as a warm program, given the script's path and arguments.
 
 [*stand_in(), "tests.support.warm_script", "train.py", "--steps=7"]
 """

@@ -1,7 +1,7 @@
 """The process from which warm programs are forked.
 
-server           imports, then waits for requests at an address; has one thread
-  └─ keeper      one per program: reports its exit code, and kills it if its requester ends first
+server           imports modules, and then waits for requests at a Unix socket; has one thread
+  └─ keeper      one per program: reports its exit code, and kills it if the requester disconnects
        └─ program
 """
 
@@ -30,8 +30,8 @@ _PRELOAD = (
     "boto3",
     "tests.support.lone_trainer",
     "tests.support.trainer",
-    # meshes and checkpoints import these on first use. Not torch._dynamo, because it imports
-    # Triton, which reports leaks on stderr at the end of each program
+    # meshes and checkpoints import these on first use. torch._dynamo is not in the list, because
+    # it imports Triton, which reports leaks on stderr when a program exits
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
@@ -39,11 +39,11 @@ _PRELOAD = (
 
 
 def serve(address: str) -> str:
-    """Fork programs forever. Returns in each of them, with the name of its module."""
+    """Fork programs forever. In each program, returns the name of the module to run."""
     for module in _PRELOAD:
         importlib.import_module(module)
     _learn_backend()
-    # otherwise, garbage collection at the end of each program would copy every imported page
+    # otherwise, garbage collection in each program would copy the pages that it shares
     gc.freeze()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not live in what is forked"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -61,9 +61,9 @@ def serve(address: str) -> str:
 
 
 def _learn_backend() -> None:
-    """Choose the backend for the tests' tokenizer once, because each program would take a second.
+    """Choose the backend for the tests' tokenizer once, which saves each program about a second.
 
-    A child process chooses it, because that starts threads.
+    A child process makes the choice, because that starts threads, and the server must have none.
     """
     receiver, sender = os.pipe()
     if os.fork() == 0:
@@ -79,7 +79,7 @@ def _learn_backend() -> None:
 
 
 def _keep(connection: socket.socket) -> str:
-    """Fork a program and wait for its end; returns in the program."""
+    """Fork a program, and wait until it exits. In the program, returns the name of its module."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     header, streams, *_ = socket.recv_fds(connection, HEADER_BYTES, 3)
     with connection.makefile("rb") as file:
@@ -103,7 +103,7 @@ def _keep(connection: socket.socket) -> str:
 
 
 def _become(program: dict[str, object], streams: list[int]) -> str:
-    """Give this process a program's streams, environment, folder and arguments."""
+    """Give this process a program's streams, environment, folder, and arguments."""
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
         os.close(stream)

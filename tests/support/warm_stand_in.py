@@ -1,6 +1,8 @@
-"""Runs a module warm, and ends as it ends: `warm_stand_in.py ADDRESS MODULE [ARGUMENT]...`
+"""Run a module as a warm program, and exit with the program's exit code or signal.
 
-It imports little, and so starts in milliseconds. The program ends with it.
+    warm_stand_in.py ADDRESS MODULE [ARGUMENT]...
+
+This script starts in milliseconds, because it imports little. If it is killed, so is the program.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ def request(
     *,
     has_session: bool,
 ) -> socket.socket:
-    """Request a program with these streams. The connection then yields its PID and later its exit
-    code, one per line."""
+    """Request a program with these streams (file descriptors). The returned connection receives the
+    program's PID, and later its exit code, each on a line."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(address)
     program = {

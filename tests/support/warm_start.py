@@ -1,10 +1,10 @@
 """Programs that start warm: forks of a process that has already imported torch and cloudload.
 
-    start("tests.support.lone_trainer", [options])               # much as subprocess.Popen does
+    start("tests.support.lone_trainer", [options])               # similar to subprocess.Popen
     [*stand_in(), "tests.support.trainer", options]              # a command that runs a module
 
-A program calls the module's `main`, with its arguments in `sys.argv`. Programs that it starts warm
-are forks of the same process.
+A program calls the module's `main`, with its arguments in `sys.argv`. The warm
+programs that it starts are forks of the same server.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ atexit.register(_exits.close)
 
 @dataclass(frozen=True)
 class WarmServer:
-    """A running server of warm programs, and where it answers."""
+    """A running server that forks warm programs, and the path of its Unix socket."""
 
     address: str
 
 
 class Program:
-    """A program that runs in a separate session, with pipes for its streams."""
+    """A warm program in a separate session, with pipes for its standard streams."""
 
     def __init__(self, module: str, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         (input_end, stdin), (stdout, output_end), (stderr, error_end) = (
@@ -60,7 +60,7 @@ class Program:
         self.returncode: int | None = None
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Close its stdin, and read its output until it ends: [stdout, stderr]."""
+        """Close the program's stdin, wait until it exits, and return its stdout and stderr."""
         with contextlib.suppress(BrokenPipeError):
             self.stdin.close()
         texts = {self.stdout: "", self.stderr: ""}
@@ -87,20 +87,19 @@ class Program:
 def start(
     module: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> Program:
-    """Run a module with additional environment variables."""
+    """Start a module as a warm program, with additional environment variables."""
     return Program(module, arguments, {**os.environ, **(variables or {})})
 
 
 def stand_in() -> list[str]:
-    """The beginning of a command; the name of a module and its arguments follow."""
+    """The start of a command that runs a module warm. Append the module's name and arguments."""
     script = ROOT / "tests" / "support" / "warm_stand_in.py"
     return [sys.executable, "-I", "-S", str(script), _server_address()]
 
 
 @contextlib.contextmanager
 def servers_from(start_server: Callable[[], AbstractContextManager[WarmServer]]) -> Iterator[None]:
-    """Within the context, the first program that starts warm gets its server from
-    `start_server`."""
+    """Within the context, start the server for warm programs with `start_server`, on first use."""
     _starts.append(start_server)
     try:
         yield
@@ -112,10 +111,10 @@ def servers_from(start_server: Callable[[], AbstractContextManager[WarmServer]])
 
 @contextlib.contextmanager
 def start_warm_server() -> Iterator[WarmServer]:
-    """Run a server of warm programs."""
+    """Run a server that forks warm programs."""
     with tempfile.TemporaryDirectory(prefix="cloudload-warm-") as folder:
         address = f"{folder}/socket"
-        # the forked process must not have threads of numerical libraries
+        # keep numerical libraries from starting threads, because the server forks
         variables = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         command = [sys.executable, "-m", "tests.support.warm_server", address]
         variables["PYTHONPATH"] = str(ROOT)

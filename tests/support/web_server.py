@@ -1,4 +1,4 @@
-"""A web server of a folder."""
+"""A web server that serves the files of a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @contextmanager
 def web_server(folder: Path) -> Iterator[str]:
-    """The server's URL."""
+    """Serve the files of `folder` on a loopback port, and yield the server's URL."""
     handler = functools.partial(_Quiet, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

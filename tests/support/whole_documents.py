@@ -16,7 +16,7 @@ def make_loader(data: Any, local: Path, **settings: Any) -> CloudLoader:
 
 
 def read_all(loader: CloudLoader) -> dict[tuple[int, int], list[int]]:
-    """The tokens of every document, by stream and sample, joined from their spans."""
+    """The token IDs of every document, by (stream, sample), joined from the document's spans."""
     found: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
     with loader:
         for batch in loader:
