@@ -253,8 +253,8 @@ class Walker:
         epoch = int(cursors[lanes, CURSOR_ORDINAL].min()) // self._tables.num_ordinals
         budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT
         each, barren = _LEAST_OF_LANE, np.zeros(len(lanes), np.int64)
-        # at most half of the ordinals are holes, so this many ordinals cover an epoch
-        most_barren = 2 * self._sizes.component.lanes.num_positions
+        # at most half of the ordinals are holes
+        most_barren = 2 * self._sizes.component.lanes.most_barren
         while len(lanes) and (budget := budget - each * len(lanes)) >= 0:
             targets, starts = needed[lanes], cursors[lanes, CURSOR_ORDINAL]
             ordinals = starts[:, None] + np.arange(each)

@@ -121,9 +121,9 @@ class PlayedLanes:
         """Play each lane (int64 [lanes], distinct) up to its row in `rows` (int64 [lanes]).
 
         Returns which lanes end before their row: bool [lanes]. These lanes are then at their end.
-        An endless lane counts as ended after more than an epoch of documents without tokens. In
-        this case, other lanes may not reach their rows. Raises `CacheError` if an order cannot be
-        built, and `ValueError` for an invalid residue.
+        An endless lane counts as ended after more than `Lanes.most_barren` documents without
+        tokens. In this case, other lanes may not reach their rows. Raises `CacheError` if an order
+        cannot be built, and `ValueError` for an invalid residue.
         """
         is_dry = np.zeros(len(lanes), np.bool_)
         with self._wait, doing(_PLAYING):
@@ -227,7 +227,7 @@ class PlayedLanes:
 
     def _has_ended(self, lane: int) -> bool:
         player = self._players[lane]
-        is_barren = player.barren > self._sizes.component.lanes.num_positions
+        is_barren = player.barren > self._sizes.component.lanes.most_barren
         return player.next_ordinal >= self._ends[lane] or (is_barren and self._ends[lane] == NEVER)
 
     def _is_barren(self, dry: Ints) -> bool:

@@ -108,10 +108,9 @@ class LaneTables:
     def most_barren(self) -> int:
         """The number of consecutive tables without tokens after which a lane counts as dry.
 
-        A reader raises an error for such a lane, after more than an epoch of documents without
-        tokens.
+        A reader raises an error for such a lane, after more than `Lanes.most_barren` documents.
         """
-        return -(-2 * self._division.num_positions // self.num_ordinals)
+        return -(-2 * self._division.most_barren // self.num_ordinals)
 
     def is_ready(self, number: int) -> bool:
         """Whether a table is in memory or in its file."""

@@ -222,12 +222,12 @@ class LaneReader:
     def _check_barren(self, flat_lane: int) -> None:
         """Raise `DatasetError` if too many consecutive documents of an endless lane have no tokens.
 
-        The limit is the number of documents in an epoch of the lane's component.
+        The limit is `Lanes.most_barren`.
         """
         number, lane = divmod(flat_lane, self._num_lanes)
         component = self._components[number]
         is_endless = component.lanes.epochs is None
-        if is_endless and self._barren[flat_lane] > component.lanes.num_positions:
+        if is_endless and self._barren[flat_lane] > component.lanes.most_barren:
             raise DatasetError(
                 f"lane {lane} of {self._label(number)} has no tokens, because its last "
                 f"{self._barren[flat_lane]:,} documents, more than an epoch has, are all empty, "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader
@@ -38,6 +38,23 @@ LEGS = st.builds(
     num_lanes=st.sampled_from([12, 30, 60]),
     shares=st.sampled_from([(None,), (None, None), (1.0, 3.0), (0.5, 1.0, 0.2)]),
     legs=st.lists(st.tuples(LEGS, st.sampled_from([16, 50])), min_size=1, max_size=4),
+)
+@example(
+    # lanes that miss the only document with tokens for several epochs
+    case={
+        "packing": "best_fit",
+        "overflow": "cut",
+        "num_lanes": 1,
+        "min_tokens": 20,
+        "transform": None,
+        "bos": None,
+        "shuffle_algo": "py1e",
+        "seed": 2,
+        "epochs": None,
+    },
+    num_lanes=30,
+    shares=(0.5, 1.0, 0.2),
+    legs=[(Leg(15, 0, 3, 4, exchange_every=2), 50), (Leg(11, 0, 4, 4, exchange_every=2), 50)],
 )
 @settings(max_examples=EXAMPLES)
 def test_a_chain_of_any_worlds_reads_the_rows_of_one_rank(

@@ -184,7 +184,7 @@ def test_a_tokenizer_that_is_not_there_or_broken_is_named(tmp_path: Path) -> Non
     with pytest.raises(TokenizerError, match="cannot load the tokenizer 'no/such-tokenizer'"):
         load_tokenizer("no/such-tokenizer")
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a tokenizer\.json"):
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json is not a valid tokenizer\.json"):
         load_tokenizer(tmp_path)
 
 
