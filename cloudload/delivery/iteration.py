@@ -91,8 +91,7 @@ class Iteration(Iterator[Batch]):
         on_end: Callable[[], None] | None = None,
     ) -> None:
         self._known, self._on_end = known, on_end
-        """`_known` has the lanes of all ranks, or is None if ranks exchange them. `_on_end` is
-        called at the end of the data."""
+        """The lanes of all ranks, or None if ranks exchange them; a function for the data's end."""
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._log, self._start_log = log, start_log
         self._process = os.getpid()
@@ -108,8 +107,7 @@ class Iteration(Iterator[Batch]):
         self._wait_log = log.wait_log
         self._wait_log.restart()
         self._lanes_end = tail_exchange.find_lanes_end(plan)
-        """The position at which the lanes ended, once the tail is packed. Cursors do not advance in
-        the tail."""
+        """The position at which the lanes ended, once the tail is packed. Cursors stay there."""
         self._discarded_tokens = 0
         """The number of tokens before the dry row in the discarded batch: those of this rank, or,
         after the tail is packed, those of all ranks."""
