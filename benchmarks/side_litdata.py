@@ -1,6 +1,8 @@
-"""LitData on pre-tokenized documents. Before the timing, `optimize` writes their IDs with a
-`TokensLoader`. Then a `StreamingDataLoader` reads a shuffled `StreamingDataset` with
-`TokensLoader(block_size=2048)`. It tokenizes nothing, so its speed is a ceiling.
+"""LitData on pre-tokenized documents.
+
+Before timing starts, `optimize` writes the token IDs of the documents with a `TokensLoader`. A
+`StreamingDataLoader` then reads a shuffled `StreamingDataset` with `TokensLoader(block_size=2048)`.
+This side does not tokenize, so its speed is an upper bound of LitData's speed on raw text.
 """
 
 from __future__ import annotations

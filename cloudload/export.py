@@ -37,6 +37,7 @@ from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 from cloudload.storage.objects import delete_object, list_objects, write_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, is_local, join_url, local_path
+from cloudload.tokenization.framing import MOST_IDS
 
 logger = logging.getLogger(__name__)
 
@@ -170,10 +171,13 @@ def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
         return "uint16" if vocab_size <= 1 << 16 else "int32"
     most = int(np.iinfo(dtype).max)
     if vocab_size - 1 > most:
+        if vocab_size == MOST_IDS:
+            has, advice = "the largest ID is not known", "Pass a tokenizer to the loader, or use"
+        else:
+            has, advice = f"the tokenizer has IDs up to {vocab_size - 1:,}", "Use"
         raise ValueError(
-            f"dtype is {dtype!r}, which holds IDs up to {most:,}, but the vocabulary has IDs up to "
-            f"{vocab_size - 1:,}. Use a wider dtype, or 'auto'. Without a tokenizer, the "
-            "vocabulary is not known, so pass one to the loader"
+            f"dtype is {dtype!r}, which holds IDs up to {most:,}, but {has}. {advice} a wider "
+            "dtype, or 'auto'"
         )
     return dtype
 

@@ -213,9 +213,9 @@ class CloudLoader:
     def dataset(self) -> NoReturn:
         """Raises `AttributeError` with an explanation for wrappers that expect a `DataLoader`."""
         raise AttributeError(
-            "a CloudLoader has no dataset, because it shards and batches by itself. Do not pass it "
-            "to accelerate's prepare_data_loader or another wrapper of a DataLoader: iterate over "
-            "it, and save it with accelerator.register_for_checkpointing(loader)"
+            "a CloudLoader has no dataset, because it does its own sharding and batching. Do not "
+            "pass it to accelerate's prepare_data_loader or another wrapper of a DataLoader: "
+            "iterate over it, and save it with accelerator.register_for_checkpointing(loader)"
         )
 
     def plan(self) -> Plan:

@@ -54,7 +54,7 @@ def add_plan(commands: Commands) -> None:
     add("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
     ranks = "data-parallel ranks on each machine (default: 1)"
     add("--ranks-per-node", type=int, default=1, metavar="N", help=ranks)
-    rate = "tokens per second of one GPU, to compute the number of workers"
+    rate = "training speed of one GPU, in tokens per second, from which the workers are computed"
     add("--gpu-tokens-per-s", type=float, metavar="N", help=rate)
     prices = "a table of prices (default: list prices of S3 and GCS; see the docs)"
     add("--prices", type=Path, metavar="FILE", help=prices)

@@ -209,4 +209,4 @@ def _find_source(value: Any) -> str | None:
 
 def _slots_of(cls: type) -> list[str]:
     slots = [name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType)]
-    return [name for name in slots if not name.startswith("__")]  # C classes have dunder members
+    return [name for name in slots if not name.startswith("__")]  # dunder names are not slots

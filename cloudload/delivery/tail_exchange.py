@@ -78,11 +78,12 @@ def find_lanes_end(plan: Plan) -> Position:
 
 
 def count_rest(plan: Plan, position: Position, discarded: int) -> tuple[int, Ints]:
-    """Count the tokens and documents that remain when a run ends at a position.
+    """Return the number of tokens that are left over when a run ends at a position.
 
-    The position may be before the tail. `discarded` is the number of tokens that all ranks
-    discarded, which is not used in the phase `Foreseen`. Returns the number of tokens, and the
-    statistics of the documents that are not counted with any row: int64 [streams, counts].
+    Also returns the statistics of the documents that are not counted with any row: int64 [streams,
+    counts]. The position may be before the tail. `discarded` is the number of tokens, on all ranks,
+    in rows that were discarded although the lanes filled them. It is not used in the phase
+    `Foreseen`.
     """
     tail = plan.tail
     assert tail is not None

@@ -185,10 +185,12 @@ def check_world(num_lanes: int, world_size: int, *, has_lengths: bool) -> None:
         return
     sizes = divisors(num_lanes)
     place = bisect(sizes, world_size)
+    all_sizes = ", ".join(map(str, sizes))
     near = " or ".join(map(str, sizes[place - 1 : place + 1]))
     other_lanes = world_size * max(1, round(num_lanes / world_size))
     raise ValueError(
         f"{world_size} ranks cannot share {num_lanes} lanes evenly. Use {near} ranks; or count "
         "token lengths, which allow any number of ranks (run cloudload count); or start a "
-        f"new run with num_lanes={other_lanes}. The lanes can be shared by {sizes} ranks"
+        f"new run with num_lanes={other_lanes}. World sizes that divide the lanes evenly: "
+        f"{all_sizes}"
     )

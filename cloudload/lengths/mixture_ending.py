@@ -104,7 +104,7 @@ class MixtureTails:
         return numbers
 
     def row_of(self, component: int, number: int) -> int:
-        """Return the index in the run of the row with index `number` in a stream's tail."""
+        """Convert a row's index in a stream's tail, `number`, to its index in the run."""
         before = sum(rows for _, rows in self.ending.stages_of(component))
         return self._walk(component).find(self.ending.lane_ends[component], number - before)
 

@@ -66,7 +66,7 @@ def find_last(rows: Ints, times: Ints) -> Flags:
 
 
 def start_file(file: BinaryIO, header: Mapping[str, Any]) -> None:
-    """Write the beginning of a file. `header` has JSON types."""
+    """Write the magic number and the header of a loss log. `header` must be JSON-serializable."""
     file.write(_MAGIC)
     _write_chunk(file, json.dumps(header).encode())
 

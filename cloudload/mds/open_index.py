@@ -215,7 +215,7 @@ def _share(parsed: ShardTable, stream: Stream, place: _Place) -> ShardTable:
 
 
 def sweep_indexes(root: Path) -> None:
-    """Remove old tables of indexes, and temporary files that killed processes left beside them."""
+    """Remove index tables not used recently, and temporary files that killed processes left."""
     remove_orphans(root / INDEXES_FOLDER, _OWN_NAMES)
     _remove_old(root / INDEXES_FOLDER)
 

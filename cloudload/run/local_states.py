@@ -64,7 +64,7 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
     if (merged.cursors < 0).any():
         names = ", ".join(show(state["part"]) for state in states)
         raise StreamChangedError(
-            f"the local states {names} leave lanes without a cursor. Pass one from every rank"
+            f"the local states {names} do not cover all lanes. Pass the local state of every rank"
         )
     counts: Ints = np.asarray(sum(part.counts for part in parts))
     return {**states[0], "part": "", **encode_lanes(replace(merged, counts=counts), LaneTexts())}

@@ -213,7 +213,7 @@ def _decode_chunk(text: Any, ordinals: Ints) -> list[bytes]:
         data = np.frombuffer(planes, np.uint8).reshape(4, -1).T.tobytes()
         sizes = np.frombuffer(data, "<i4", num_lanes)
         if (sizes < 0).any() or sizes.nbytes + int(sizes.sum(dtype=np.int64)) != len(data):
-            raise ValueError("their sizes do not add up to their length")
+            raise ValueError(f"their sizes do not add up to the {len(data):,} bytes in them")
     except (zlib.error, ValueError) as error:
         raise damaged("residues", str(error)) from error
     return split_residues(data[sizes.nbytes :], sizes.tolist())

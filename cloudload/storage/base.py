@@ -99,7 +99,7 @@ class Backend(Protocol):
         ...
 
     def create(self, path: Path, url: str, retry: Retry) -> None:
-        """Create the object, unless it exists.
+        """Create the object, unless it already exists.
 
         If a store cannot do this atomically, check for the object first, then upload it.
         """

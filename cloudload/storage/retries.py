@@ -220,7 +220,10 @@ class _Request:
         return f"{begin}. Retrying for up to {max(0.0, self.left_s):.0f} s more"
 
     def _begin_message(self, waited_s: float, *, is_brief: bool) -> str:
-        """Describe what the request waits for. A brief description has no advice."""
+        """Return the start of a log message: the task, the attempts so far, and the last reason.
+
+        If `is_brief`, the message has no advice.
+        """
         if self._kind in _WRONG_ADDRESS and (self._store or not is_brief):
             why = _advise(self._kind, self._store)
             why = why.partition(". ")[0] if is_brief else why

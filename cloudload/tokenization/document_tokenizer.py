@@ -22,7 +22,7 @@ from cloudload.tokenization.tokenizer import TokenizerSpec
 
 
 class DocumentTokenizer:
-    """Encodes documents, and decodes their IDs. `options` are passed to `open_encoder`."""
+    """Encodes documents, and decodes token IDs. `options` are passed to `open_encoder`."""
 
     def __init__(self, spec: TokenizerSpec, backend: str = HF, **options: Any) -> None:
         self._json, self._open = spec.json, partial(open_encoder, spec.json, backend, **options)

@@ -73,7 +73,7 @@ def test_local_states_of_all_ranks_merge_and_others_do_not(larger_folder: str) -
     assert merge_state_dicts([parts[0], elsewhere, parts[2]]) == whole
     with pytest.raises(StreamChangedError, match=r"seed differs .*Pass the states of one run"):
         merge_state_dicts([parts[0], {**parts[1], "seed": 3}, parts[2]])
-    with pytest.raises(StreamChangedError, match="leave lanes without a cursor"):
+    with pytest.raises(StreamChangedError, match="do not cover all lanes"):
         merge_state_dicts(parts[:2])
     with pytest.raises(StreamChangedError, match="there are no local states"):
         merge_state_dicts([])
@@ -105,7 +105,7 @@ def test_parts_of_ranks_that_communicate_merge_to_the_state_that_all_have(
         ),
         (
             {"cursors": table(*[(-7, 0)] * 12)},
-            "leave lanes without a cursor|has lanes that another local state also has",
+            "do not cover all lanes|has lanes that another local state also has",
         ),
         ({"rows": 1 << 70}, "rows: "),
         ({"sources": []}, "sources: list"),

@@ -1,13 +1,14 @@
 """Tar archives of text in the format of WebDataset, one document per sample.
 
-    members    0001.txt  0001.json │ 0002.json │ doc/a.txt │ doc/a.cls      block_bytes = 1
-    keys       0001                │ 0002      │ doc/a
+    members    0001.txt  0001.json │ 0002.json                  │ doc/a.txt  doc/a.cls
+    keys       0001                │ 0002                       │ doc/a
     text       0001.txt            │ the text field of the JSON │ doc/a.txt
 
-Consecutive files are one sample if their paths are equal up to the first dot of the file name.
-`.txt` is its text, the object in `.json` has its fields, and any other extension is a field. Files
-are not unpacked to disk, so a name serves only as an ID. A block contains whole samples. Its offset
-is that of its first header, where a reader can restart.
+Consecutive files belong to one sample if their paths are equal up to the first dot of the file
+name. The `.txt` file of a sample is its text, and the object in its `.json` file has its fields. A
+file with any other extension is a field of that name. Files are never unpacked to disk, and paths
+are used only as IDs, so a malicious path does no harm. A block contains whole samples. The offset
+of a block is that of its first tar header, so a reader can restart there.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def test_a_quote_that_nothing_closes_is_named_where_its_record_begins(
         ("né,text\n1,a\n".encode("latin-1"), "a.csv:1: the header is not UTF-8"),
         (b"text,n,text\na,1,b\n", "a.csv:1: the header names the field 'text' twice"),
         (b'"text\na\n', "a.csv:1: a quoted field"),
-        (b"body\na\n", "no field 'text'. The fields are: body. Name the field"),
+        (b"body\na\n", "no field 'text'. The fields are: body. Set text_key"),
         (b"text\n", "no documents in a.csv: 0 empty, 0 bad"),
         (b"", "no documents in a.csv: 0 empty, 0 bad"),
     ],

@@ -119,7 +119,9 @@ def test_fields_may_be_nested_and_are_listed_if_the_text_is_not_found(
                 nested_rows(tmp_path, kind), tmp_path / "none", text_key=text_key, **QUIET
             )
         assert f"no field '{text_key}'" in str(raised.value)
-        assert "The fields are: n, page.at.x, page.body, page.url. Name" in str(raised.value)
+        assert "The fields are: n, page.at.x, page.body, page.url. Set text_key" in str(
+            raised.value
+        )
 
 
 @pytest.mark.parametrize(
@@ -324,13 +326,13 @@ WRONG_KEYS = {
         '{"body": "a"}',
         400,
         "in/a.jsonl:1, the first of 400 bad records in a block of 400: no field 'text'. The "
-        "fields are: body. Name the field that holds the text with text_key (--text-key)",
+        "fields are: body. Set text_key (--text-key) to the name of the field that has the text",
     ),
     "one": (
         '{"body": "a"}',
         1,
-        "in/a.jsonl:1: no field 'text'. The fields are: body. Name the field that holds the text "
-        "with text_key (--text-key)",
+        "in/a.jsonl:1: no field 'text'. The fields are: body. Set text_key (--text-key) to the "
+        "name of the field that has the text",
     ),
     "type": (
         '{"text": ["a"]}',

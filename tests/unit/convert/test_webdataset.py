@@ -57,7 +57,7 @@ def test_archives_that_webdataset_wrote_are_read(tmp_path: Path, name: str) -> N
 def test_a_reader_restarts_at_names_of_any_length(tmp_path: Path, format: int) -> None:
     names = [f"{'long/' * 60}{number}.é.txt" for number in range(50)]
     path = write_tar(tmp_path / "a.tar", zip(names, DOCUMENTS[:50], strict=True), format=format)
-    with pytest.raises(ConvertError, match=r"no field 'text'. The fields are: é.txt. Name the"):
+    with pytest.raises(ConvertError, match=r"no field 'text'. The fields are: é.txt. Set text_key"):
         convert_to_mds(path, tmp_path / "out", **QUIET)
     convert_to_mds(path, tmp_path / "out", text_key="é.txt", **QUIET)
     assert texts(str(tmp_path / "out"), tmp_path) == DOCUMENTS[:50]
