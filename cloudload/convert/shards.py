@@ -5,7 +5,6 @@ samples of consecutive blocks ─► ShardCutter ─► ShardJob, which `store_s
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -18,9 +17,6 @@ from cloudload.convert.work import FinishedWork, InputPosition
 from cloudload.mds.writer import (
     ShardFormat,
 )
-
-_MOST_NAMED = 20
-_TWO_SIZES = struct.Struct("<II")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ Two canonical nodes both read a shard at their border, but it counts as if only 
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 
 from cloudload.arrays import Ints
@@ -22,23 +24,29 @@ _NOTABLE_BYTES = 1e11
 def explain_repeated_downloads(plan: Plan) -> str | None:
     """Return a warning if the repeated downloads of one epoch exceed 100 GB, otherwise None."""
     num_machines = len(set(plan.hosts))
-    if num_machines == 1:
+    components = plan.recipe.components
+    stored = [_count_stored_bytes(plan, component) for component in components]
+    once = sum(stored)
+    if once * (num_machines - 1) < _NOTABLE_BYTES:
         return None
-    lane_hosts, once, all_bytes = plan.lane_hosts(), 0.0, 0.0
-    for component in plan.recipe.components:
-        stored = _count_stored_bytes(plan, component)
-        once += stored
-        all_bytes += stored * count_machines(component, lane_hosts)
+    lane_hosts = plan.lane_hosts()
+    machines = [count_machines(component, lane_hosts) for component in components]
+    all_bytes = sum(map(operator.mul, stored, machines))
     if all_bytes - once < _NOTABLE_BYTES:
         return None
-    advice = f"set num_canonical_nodes={num_machines}"
-    if plan.num_lanes % num_machines:
-        advice += " and num_lanes to a multiple of it"
     return (
-        f"{num_machines:,} machines share too few canonical nodes, so each shard is downloaded by "
+        f"{num_machines:,} machines read the same canonical nodes, so each shard is downloaded by "
         f"{all_bytes / once:,.1f} machines on average: {all_bytes / 1e9:,.0f} GB per epoch for "
-        f"{once / 1e9:,.0f} GB of shards. In a new run, {advice}"
+        f"{once / 1e9:,.0f} GB of shards{_advise(plan, num_machines)}"
     )
+
+
+def _advise(plan: Plan, num_machines: int) -> str:
+    """Return what a new run should set, or nothing if this run has already set it."""
+    if all(each.lanes.num_nodes % num_machines == 0 for each in plan.recipe.components):
+        return ""
+    advice = f". In a new run, set num_canonical_nodes={num_machines}"
+    return advice + " and num_lanes to a multiple of it" * bool(plan.num_lanes % num_machines)
 
 
 def count_machines(component: Component, lane_hosts: Ints) -> float:
@@ -46,8 +54,8 @@ def count_machines(component: Component, lane_hosts: Ints) -> float:
 
     `lane_hosts` has the machine of each lane: int64 [lanes].
     """
-    pairs = np.unique(np.stack([component.lanes.nodes, lane_hosts]), axis=1)
-    return float(pairs.shape[1] / component.lanes.num_nodes)
+    pairs = component.lanes.nodes * (int(lane_hosts.max()) + 1) + lane_hosts
+    return len(np.unique(pairs)) / component.lanes.num_nodes
 
 
 def _count_stored_bytes(plan: Plan, component: Component) -> int:

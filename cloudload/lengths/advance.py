@@ -248,13 +248,12 @@ class Walker:
         """Advance lanes that are between documents by measuring a limited number of documents.
 
         Changes `cursors`, `needed`, and `counts`. Returns the lanes that need to advance further,
-        and the dry lanes, which are endless lanes without tokens in a whole epoch.
+        and the dry lanes, which are endless lanes that pass the limit `most_barren`.
         """
         epoch = int(cursors[lanes, CURSOR_ORDINAL].min()) // self._tables.num_ordinals
         budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT
         each, barren = _LEAST_OF_LANE, np.zeros(len(lanes), np.int64)
-        # at most half of the ordinals are holes
-        most_barren = 2 * self._sizes.component.lanes.most_barren
+        most_barren = self._sizes.most_barren
         while len(lanes) and (budget := budget - each * len(lanes)) >= 0:
             targets, starts = needed[lanes], cursors[lanes, CURSOR_ORDINAL]
             ordinals = starts[:, None] + np.arange(each)

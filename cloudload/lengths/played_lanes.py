@@ -121,7 +121,7 @@ class PlayedLanes:
         """Play each lane (int64 [lanes], distinct) up to its row in `rows` (int64 [lanes]).
 
         Returns which lanes end before their row: bool [lanes]. These lanes are then at their end.
-        An endless lane counts as ended after more than `Lanes.most_barren` documents without
+        An endless lane counts as ended after more than `LaneSizes.most_barren` ordinals without
         tokens. In this case, other lanes may not reach their rows. Raises `CacheError` if an order
         cannot be built, and `ValueError` for an invalid residue.
         """
@@ -227,7 +227,7 @@ class PlayedLanes:
 
     def _has_ended(self, lane: int) -> bool:
         player = self._players[lane]
-        is_barren = player.barren > self._sizes.component.lanes.most_barren
+        is_barren = player.barren > self._sizes.most_barren
         return player.next_ordinal >= self._ends[lane] or (is_barren and self._ends[lane] == NEVER)
 
     def _is_barren(self, dry: Ints) -> bool:
@@ -242,7 +242,7 @@ class PlayedLanes:
         number = int(wanted * self._packing.seq_len / self._mean_tokens) + _LEAST_OF_LANE
         most = _DOCUMENTS_AT_ONCE // len(lanes)
         if not self._has_packed or any(player.barren for player in players):
-            # pack at most about an epoch at first, which shows whether a lane has any tokens
+            # pack at most about an epoch at first, because a lane may have no tokens
             most = min(most, 2 * self._sizes.component.lanes.num_positions)
         number = max(_LEAST_OF_LANE, min(number, most))
         self._has_packed = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -64,6 +65,24 @@ class LaneSizes:
     num_framing: Ints
     """int64 [streams]: the number of bos and eos tokens around a document."""
     min_tokens: int
+
+    @cached_property
+    def most_barren(self) -> int:
+        """The most consecutive ordinals without tokens that an endless lane may have.
+
+        At most half of them are holes. If no document has tokens, one epoch of them is enough.
+        Raises `CacheError` if the order of the first epoch cannot be built.
+        """
+        number, most = self.component.lanes.num_positions, self.component.most_barren
+        return 2 * (most if most == number or self._has_tokens() else number)
+
+    def _has_tokens(self) -> bool:
+        """Whether any document of the first epoch has tokens."""
+        division = self.component.lanes
+        lanes = np.flatnonzero(division.first_positions < division.stride)[:, None]
+        ordinals = np.arange(-(-division.stride // division.num_lanes))
+        found = self.measure(*np.broadcast_arrays(lanes, ordinals))
+        return bool((found.sizes > 0).any())
 
     def measure(self, lanes: Ints, ordinals: Ints) -> DocumentSizes:
         """Measure documents, given by lane and ordinal: int64 arrays of the same shape.

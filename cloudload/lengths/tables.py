@@ -108,9 +108,9 @@ class LaneTables:
     def most_barren(self) -> int:
         """The number of consecutive tables without tokens after which a lane counts as dry.
 
-        A reader raises an error for such a lane, after more than `Lanes.most_barren` documents.
+        A reader raises an error for such a lane, after more than `Component.most_barren` documents.
         """
-        return -(-2 * self._division.most_barren // self.num_ordinals)
+        return -(-self._sizes.most_barren // self.num_ordinals)
 
     def is_ready(self, number: int) -> bool:
         """Whether a table is in memory or in its file."""

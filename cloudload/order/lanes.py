@@ -63,16 +63,6 @@ class Lanes:
             return self.num_positions
         return -(-self.num_positions // self.num_lanes) * self.num_lanes
 
-    @property
-    def most_barren(self) -> int:
-        """An endless lane with more consecutive documents without tokens counts as having none.
-
-        This is at least an epoch's documents. If an epoch is short, it is up to 20 epochs' or
-        3,000 documents, because a lane may read only one document of an epoch, or of several. If
-        one of N documents has tokens, a lane misses it 20 · N times with a probability of e⁻²⁰.
-        """
-        return max(self.num_positions, min(20 * self.num_positions, 3_000))
-
     def epoch_position(self, lane: int, ordinal: int) -> tuple[int, int]:
         """The (epoch, position) of the document with this ordinal in a lane.
 

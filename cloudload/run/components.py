@@ -24,6 +24,8 @@ from cloudload.order.lanes import Lanes
 from cloudload.order.layout import Layout
 from cloudload.order.spec import OrderConfig, Sampling
 
+_MOST_BARREN = 100_000
+
 
 @dataclass(frozen=True)
 class ComponentSpec:
@@ -57,6 +59,18 @@ class Component(ComponentSpec):
 
     order: OrderConfig
     lanes: Lanes
+
+    @property
+    def most_barren(self) -> int:
+        """An endless lane with more consecutive documents without tokens counts as having none.
+
+        Without a shuffle, a lane only repeats an epoch's documents. With one, it reads others in
+        each epoch. If one of N documents has tokens, a lane misses it 20 · N times in a row with a
+        probability of e⁻²⁰. From 5,000 documents on, fewer epochs are read.
+        """
+        number = self.lanes.num_positions
+        varies = self.order.shuffle or self.sampling is not None
+        return max(number, min(20 * number, _MOST_BARREN)) if varies else number
 
     def orders(self, cache_root: Path) -> EpochOrders:
         """The order of each epoch. Orders that are kept on disk are in files under `cache_root`.

@@ -222,12 +222,15 @@ class LaneReader:
     def _check_barren(self, flat_lane: int) -> None:
         """Raise `DatasetError` if too many consecutive documents of an endless lane have no tokens.
 
-        The limit is `Lanes.most_barren`.
+        The limit is `Component.most_barren`, or an epoch's documents if this process has found no
+        tokens at all in as many documents of the component.
         """
         number, lane = divmod(flat_lane, self._num_lanes)
         component = self._components[number]
-        is_endless = component.lanes.epochs is None
-        if is_endless and self._barren[flat_lane] > component.lanes.most_barren:
+        is_endless, most = component.lanes.epochs is None, component.most_barren
+        if self._barren_of_component[number] > most:
+            most = component.lanes.num_positions
+        if is_endless and self._barren[flat_lane] > most:
             raise DatasetError(
                 f"lane {lane} of {self._label(number)} has no tokens, because its last "
                 f"{self._barren[flat_lane]:,} documents, more than an epoch has, are all empty, "

@@ -9,7 +9,6 @@ When a worker halts, it discards the rows it has made, but keeps its shards, ord
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import traceback
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from cloudload.cache.counters import WorkerCounts
 from cloudload.errors import CloudloadError
 from cloudload.stats import IDLE, PACK
 from cloudload.system.activity import published
+from cloudload.system.garbage import freeze_objects
 from cloudload.system.open_files import raise_open_file_limit
 from cloudload.system.parent_watch import exit_with_parent
 from cloudload.system.shared_memory import SharedMemoryRing
@@ -79,8 +79,8 @@ def work(number: int, memory: Memory, connection: Connection, plan: Plan | None)
     import torch
 
     exit_with_parent()
-    gc.freeze()  # a collection would write to, and so copy, memory that a forked worker shares
-    # use one thread, because work is parallelized across workers
+    freeze_objects()
+    # one thread per worker: work is parallel across workers
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     raise_open_file_limit()  # lanes keep many shards mapped at once

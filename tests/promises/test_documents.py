@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cloudload import Batch, CloudLoader
+from cloudload.count import count_tokens
 from cloudload.errors import DatasetError
 from cloudload.testing import Leg, run_leg
 from tests.support import loaders
@@ -158,13 +159,36 @@ def test_a_lane_of_which_all_is_left_out_is_an_error_not_a_wait(folder: Path) ->
         list(make_loader(folder, min_tokens=10_000, epochs=1))
 
 
+@pytest.mark.parametrize("size", [5, 13])
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
 def test_a_lane_that_misses_the_only_document_with_tokens_for_some_epochs_reads_on(
-    tmp_path: Path, packing: str
+    tmp_path: Path, packing: str, size: int
 ) -> None:
-    write_mds(tmp_path / "mds", ["long " * 20, "a", "b", "c", "d"])
-    loader = make_loader(tmp_path, min_tokens=20, packing=packing, num_lanes=12, batch_size=12)
-    assert samples_read(loader.take(4)) == {0}
+    """With 13 documents in 12 lanes, nearly half of the ordinals are holes."""
+    data = write_mds(tmp_path / "mds", ["long " * 20, *(size - 1) * ["short"]])
+    count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    options: dict[str, Any] = {"min_tokens": 20, "packing": packing, "num_lanes": 12}
+    for lengths in ("off", "require"):
+        loader = make_loader(tmp_path, batch_size=12, lengths=lengths, **options)
+        assert samples_read(loader.take(4)) == {0}
+    loader.seek(480)
+    assert samples_read(loader.take(1)) == {0}
+
+
+def read_after_seek(loader: CloudLoader) -> Batch:
+    loader.seek(48)
+    return next(iter(loader))
+
+
+def test_a_stream_without_tokens_is_refused_with_and_without_lengths(tmp_path: Path) -> None:
+    data = write_mds(tmp_path / "mds", 5 * ["short"])
+    count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    for packing in ("concat", "best_fit", "one_per_row"):
+        options: dict[str, Any] = {"min_tokens": 20, "packing": packing, "num_lanes": 12}
+        with pytest.raises(DatasetError, match="no tokens"):
+            next(iter(make_loader(tmp_path, **options)))
+        with pytest.raises(DatasetError, match="no tokens"):
+            read_after_seek(make_loader(tmp_path, lengths="require", **options))
 
 
 def test_without_an_eos_empty_documents_are_counted(folder: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_warning_says_how_many_machines_download_each_shard(
         assert warning is None
     else:
         assert warning is not None
-        assert f"{machines} machines share too few canonical nodes" in warning
+        assert f"{machines} machines read the same canonical nodes" in warning
         assert f"downloaded by {times} machines on average" in warning
         assert warning.endswith(f"set num_canonical_nodes={machines}")
 
