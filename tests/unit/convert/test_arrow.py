@@ -55,7 +55,9 @@ def test_files_of_pandas_and_pyarrow_are_read(tmp_path: Path, name: str, extensi
     assert samples[9]["id"] == f"{path.name}:10"
     assert report.input_bytes == path.stat().st_size
     check_blocks(path)
-    with pytest.raises(ConvertError, match=r"no field 'body'. The fields are: meta.n, text. Set text_key"):
+    with pytest.raises(
+        ConvertError, match=r"no field 'body'. The fields are: meta.n, text. Set text_key"
+    ):
         convert_to_mds(path, tmp_path / "none", text_key="body", **QUIET)
 
 
