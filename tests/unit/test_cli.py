@@ -123,7 +123,7 @@ def test_a_changed_recipe_is_told_in_the_words_of_the_options(
     assert cli.main(["convert", str(corpus), str(tmp_path / "new"), "--text-key", "body"]) == 1
     said = capsys.readouterr().err
     assert "text_key.jsonl" in said, "the name of a file stays"
-    assert "holds the text with --text-key\n" in said
+    assert "Set --text-key to the name of the field that has the text\n" in said
 
 
 def test_a_value_that_is_none_is_missing_on_the_command_line() -> None:
