@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.figures import Row
+from cloudload.delivery.repeated_downloads import count_machines
 from cloudload.delivery.world import World
 from cloudload.order.dealing import deal_lanes, find_lane_hosts
 from cloudload.order.lanes import Lanes
@@ -30,11 +31,11 @@ def count_downloads(ranks: int, nodes: int) -> Iterator[Row]:
     ):
         lanes = Lanes(num_lanes, _DOCUMENTS, None, num_nodes)
         found = find_lane_hosts(num_lanes, hosts, deal_lanes([lanes], hosts))
-        pairs = np.unique(np.stack([found, lanes.nodes]), axis=1).shape[1]
+        downloads = count_machines(lanes, found)
         yield {
             "num_lanes": num_lanes,
             "num_canonical_nodes": num_nodes,
             "divided evenly": "yes" if num_lanes % size == 0 else "no",
-            "downloads of each shard": pairs / num_nodes,
-            "canonical nodes of a node": pairs / nodes,
+            "downloads of each shard": downloads,
+            "canonical nodes of a node": downloads * num_nodes / nodes,
         }

@@ -14,9 +14,7 @@ from cloudload.arrays import Ints
 from cloudload.convert.report import Counts
 from cloudload.convert.samples import EncodedBlock, EncodedSamples
 from cloudload.convert.work import FinishedWork, InputPosition
-from cloudload.mds.writer import (
-    ShardFormat,
-)
+from cloudload.mds.writer import ShardFormat
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.mds.dataset import are_in_place
+from cloudload.order.lanes import Lanes
 from cloudload.run.components import Component
 from cloudload.workers.plan import Plan
 
@@ -30,7 +31,7 @@ def explain_repeated_downloads(plan: Plan) -> str | None:
     if once * (num_machines - 1) < _NOTABLE_BYTES:
         return None
     lane_hosts = plan.lane_hosts()
-    machines = [count_machines(component, lane_hosts) for component in components]
+    machines = [count_machines(component.lanes, lane_hosts) for component in components]
     all_bytes = sum(map(operator.mul, stored, machines))
     if all_bytes - once < _NOTABLE_BYTES:
         return None
@@ -49,13 +50,13 @@ def _advise(plan: Plan, num_machines: int) -> str:
     return advice + " and num_lanes to a multiple of it" * bool(plan.num_lanes % num_machines)
 
 
-def count_machines(component: Component, lane_hosts: Ints) -> float:
-    """Return the mean number of machines that read each canonical node of a component.
+def count_machines(lanes: Lanes, lane_hosts: Ints) -> float:
+    """Return the mean number of machines that read each canonical node.
 
     `lane_hosts` has the machine of each lane: int64 [lanes].
     """
-    pairs = component.lanes.nodes * (int(lane_hosts.max()) + 1) + lane_hosts
-    return len(np.unique(pairs)) / component.lanes.num_nodes
+    pairs = lanes.nodes * (int(lane_hosts.max()) + 1) + lane_hosts
+    return len(np.unique(pairs)) / lanes.num_nodes
 
 
 def _count_stored_bytes(plan: Plan, component: Component) -> int:

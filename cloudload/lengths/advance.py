@@ -248,12 +248,12 @@ class Walker:
         """Advance lanes that are between documents by measuring a limited number of documents.
 
         Changes `cursors`, `needed`, and `counts`. Returns the lanes that need to advance further,
-        and the dry lanes, which are endless lanes that pass the limit `most_barren`.
+        and the dry lanes, which are endless lanes without tokens; see `LaneSizes.is_barren`.
         """
         epoch = int(cursors[lanes, CURSOR_ORDINAL].min()) // self._tables.num_ordinals
         budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT
         each, barren = _LEAST_OF_LANE, np.zeros(len(lanes), np.int64)
-        most_barren = self._sizes.most_barren
+        most_at_once = 2 * self._sizes.component.lanes.num_positions
         while len(lanes) and (budget := budget - each * len(lanes)) >= 0:
             targets, starts = needed[lanes], cursors[lanes, CURSOR_ORDINAL]
             ordinals = starts[:, None] + np.arange(each)
@@ -264,7 +264,7 @@ class Walker:
             self._set_cursors(lanes, starts + places, into, cursors, counts)
             needed[lanes] -= passed
             barren = np.where(passed > 0, 0, barren + each)
-            is_barren = (barren > most_barren) & (self._tables.end is None)
+            is_barren = self._sizes.is_barren(barren) & (self._tables.end is None)
             if is_barren.any():
                 return np.flatnonzero(needed > 0), lanes[is_barren]
             is_left = (needed[lanes] > 0) & (starts + each < self._tables.ends[lanes])
@@ -272,7 +272,7 @@ class Walker:
             lanes, barren = lanes[is_left], barren[is_left]
             each = int(needed[lanes].max(initial=0) / mean) + _LEAST_OF_LANE
             most = _SCANNED_AT_ONCE // max(1, len(lanes))
-            most = min(most, most_barren) if barren.any() else most
+            most = min(most, most_at_once) if barren.any() else most
             each = max(_LEAST_OF_LANE, min(each, most))
         return np.flatnonzero(needed > 0), lanes[:0]
 

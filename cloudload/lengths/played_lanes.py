@@ -121,8 +121,8 @@ class PlayedLanes:
         """Play each lane (int64 [lanes], distinct) up to its row in `rows` (int64 [lanes]).
 
         Returns which lanes end before their row: bool [lanes]. These lanes are then at their end.
-        An endless lane counts as ended after more than `LaneSizes.most_barren` ordinals without
-        tokens. In this case, other lanes may not reach their rows. Raises `CacheError` if an order
+        An endless lane without tokens counts as ended (`LaneSizes.is_barren`). In this case, other
+        lanes may not reach their rows. Raises `CacheError` if an order
         cannot be built, and `ValueError` for an invalid residue.
         """
         is_dry = np.zeros(len(lanes), np.bool_)
@@ -227,8 +227,9 @@ class PlayedLanes:
 
     def _has_ended(self, lane: int) -> bool:
         player = self._players[lane]
-        is_barren = player.barren > self._sizes.most_barren
-        return player.next_ordinal >= self._ends[lane] or (is_barren and self._ends[lane] == NEVER)
+        if self._ends[lane] == NEVER:
+            return bool(self._sizes.is_barren(np.array(player.barren)))
+        return bool(player.next_ordinal >= self._ends[lane])
 
     def _is_barren(self, dry: Ints) -> bool:
         """Whether any of the dry lanes is endless. Such a lane has no tokens at all."""

@@ -66,13 +66,18 @@ class LaneSizes:
     """int64 [streams]: the number of bos and eos tokens around a document."""
     min_tokens: int
 
-    @cached_property
-    def most_barren(self) -> int:
-        """The most consecutive ordinals without tokens that an endless lane may have.
+    def is_barren(self, number: Ints) -> Flags:
+        """Whether endless lanes with `number` ordinals in a row without tokens have none at all.
 
-        At most half of them are holes. If no document has tokens, one epoch of them is enough.
+        At most half of the ordinals are holes. If no document has tokens, one epoch is enough.
         Raises `CacheError` if the order of the first epoch cannot be built.
         """
+        found: Flags = number > 2 * self.component.lanes.num_positions
+        # most lanes have tokens, so look for other documents with tokens only now
+        return found & (number > self._most_barren) if found.any() else found
+
+    @cached_property
+    def _most_barren(self) -> int:
         number, most = self.component.lanes.num_positions, self.component.most_barren
         return 2 * (most if most == number or self._has_tokens() else number)
 

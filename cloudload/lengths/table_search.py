@@ -51,7 +51,7 @@ class TableSearch:
             targets[short] -= totals[:, UNITS]
             numbers[short] += 1
             barren[short] = np.where(totals[:, UNITS] == 0, barren[short] + 1, 0)
-            is_dry |= barren > self._tables.most_barren
+            is_dry |= self._tables.is_barren(barren)
             if self._tables.end is not None:
                 is_dry |= numbers >= self._tables.end
         return is_dry

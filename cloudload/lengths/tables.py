@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import NEVER, Ints
+from cloudload.arrays import NEVER, Flags, Ints
 from cloudload.errors import CacheError
 from cloudload.lengths.sizes import DocumentSizes, LaneSizes, list_counts, units_of
 from cloudload.packing.packers import Packing
@@ -104,13 +104,12 @@ class LaneTables:
             return None
         return -(-int(self.ends.max()) // self.num_ordinals)
 
-    @property
-    def most_barren(self) -> int:
-        """The number of consecutive tables without tokens after which a lane counts as dry.
+    def is_barren(self, number: Ints) -> Flags:
+        """Whether endless lanes with `number` tables in a row without tokens count as having none.
 
-        A reader raises an error for such a lane, after more than `Component.most_barren` documents.
+        See `LaneSizes.is_barren`.
         """
-        return -(-self._sizes.most_barren // self.num_ordinals)
+        return self._sizes.is_barren(number * self.num_ordinals)
 
     def is_ready(self, number: int) -> bool:
         """Whether a table is in memory or in its file."""

@@ -162,7 +162,7 @@ def failure_kind_of_connection(error: BaseException) -> FailureKind:
 
 def _why_unreachable(error: BaseException) -> FailureKind:
     causes = list_causes(error)
-    # if a host has several addresses, asyncio lists their errors only in the text of its own error
+    # asyncio reports the errors of a host with several addresses only as text
     if any(isinstance(each, ConnectionRefusedError) for each in causes) or (
         "Connect call failed" in str(error) and f"[Errno {errno.ECONNREFUSED}]" in str(error)
     ):

@@ -1,6 +1,6 @@
 """Every benchmark runs on tiny data, in seconds, and reports its figures.
 
-Loaders that need an environment of their own are left out; `make bench` installs those.
+Only `make bench` runs the loaders that need separate environments, because it installs them.
 """
 
 from __future__ import annotations
