@@ -101,8 +101,8 @@ class Fetcher:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.parent.resolve().is_relative_to(folder.resolve()):
                 raise CacheError(
-                    f"{path} is outside {folder}, because of a symbolic link. Remove the link and "
-                    "run again"
+                    f"{path} is outside the cache folder {folder}, because of a symbolic link. "
+                    "Remove the link, and run again"
                 )
             url = join_url(dataset.url, info.stored.name)
             what = partial(self._describe_lock, url)
@@ -138,7 +138,7 @@ class Fetcher:
         """
         with contextlib.suppress(FileNotFoundError), locked(lock_path(path)):
             if fault := check_header(path, info):
-                logger.warning("%s %s; fetching it again", path, fault)
+                logger.warning("%s %s. Fetching it again", path, fault)
                 remove(self.root, [path])
 
     def _is_valid(self, path: Path, info: ShardInfo) -> bool:
@@ -149,7 +149,7 @@ class Fetcher:
             return False
         if not stat.S_ISREG(found.st_mode) or found.st_size != info.raw.bytes:
             fault = f"is not a regular file of {info.raw.bytes:,} bytes"
-            logger.warning("%s %s; fetching it again", path, fault)
+            logger.warning("%s %s. Fetching it again", path, fault)
             return False
         has_hash = fastest_hash(info.raw.hashes) is not None
         checks_again = self.verify == ALWAYS and has_hash
@@ -162,7 +162,7 @@ class Fetcher:
             if fault_found is None:
                 mark_verified(path)
                 return True
-            logger.warning("%s %s; fetching it again", path, fault_found)
+            logger.warning("%s %s. Fetching it again", path, fault_found)
         return False
 
     def _fetch_locked(self, folder: Path, dataset: Dataset, info: ShardInfo) -> None:
@@ -195,7 +195,7 @@ class Fetcher:
                     self.traffic.count_fetch(redact(url), info.stored.bytes, seconds)
                     return
                 if attempt == 1:
-                    logger.warning("%s %s; fetching it again", redact(url), fault)
+                    logger.warning("%s %s. Fetching it again", redact(url), fault)
         raise DatasetError(describe_second_fault(url, str(fault)))
 
     def _download_once(self, url: str, info: ShardInfo, file: BinaryIO) -> Download:
@@ -225,6 +225,6 @@ class Fetcher:
                 "to a different folder, or set or lower cache_limit"
             )
         return (
-            f"cannot write {what} to the cache {self.root}: {error}. Correct the cause, or set "
+            f"cannot write {what} to the cache folder {self.root}: {error}. Fix the cause, or set "
             "`local` to a different folder"
         )

@@ -88,7 +88,7 @@ class MemoryShards:
         fetch = self._fetches.pop(number, None)
         shard = self._open(*(fetch.result() if fetch else self._fetch(dataset, info)), info, url)
         if isinstance(shard, str):
-            logger.warning("%s %s; fetching it again", redact(url), shard)
+            logger.warning("%s %s. Fetching it again", redact(url), shard)
             shard = self._open(*self._fetch(dataset, info), info, url)
         if isinstance(shard, str):
             raise DatasetError(describe_second_fault(url, shard))

@@ -29,7 +29,7 @@ from cloudload.storage.versions import Version
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, partial_file
 
-_IF_WRONG = "If the store's times are wrong, verify='off' turns off this check"
+_IF_WRONG = "If the store's timestamps are wrong, set verify='off' to turn off this check"
 
 
 def check_fetched(folder: Path, dataset: Dataset, info: ShardInfo, version: Version) -> None:
@@ -39,10 +39,10 @@ def check_fetched(folder: Path, dataset: Dataset, info: ShardInfo, version: Vers
     started_s = _read_start(folder, dataset.read_s)
     if version.written_s > started_s:
         raise DatasetError(
-            f"{_explain(dataset, info, version.written_s)} the cache folder {folder} was started "
-            f"({_show(started_s)}), so shards in the cache may hold old text. Run again once the "
-            "dataset is complete. If its index.json was not written again, delete the cache folder "
-            f"first. {_IF_WRONG}"
+            f"{_explain(dataset, info, version.written_s)} the cache folder {folder} was first "
+            f"used ({_show(started_s)}), so shards in the cache may contain old text. Run again "
+            "once the dataset is complete. If its index.json was not rewritten, delete the cache "
+            f"folder first. {_IF_WRONG}"
         )
 
 
@@ -60,8 +60,8 @@ def check_written(dataset: Dataset, info: ShardInfo, written_s: float | None) ->
     if not info.has_hash and written_s is not None and written_s > dataset.read_s:
         raise DatasetError(
             f"{_explain(dataset, info, written_s)} index.json was read ({_show(dataset.read_s)}), "
-            "so shards that were read before may have held old text. Run again once the dataset "
-            f"is complete. {_IF_WRONG}"
+            "so shards that were read earlier may have contained old text. Run again once the "
+            f"dataset is complete. {_IF_WRONG}"
         )
 
 

@@ -141,7 +141,7 @@ class ShardCache:
                 self._fetcher.discard(path, info)
         raise CacheError(
             f"{path} was removed {_ATTEMPTS} times before it could be mapped. The shards in use "
-            "may exceed cache_limit. Raise it in every job that shares the cache"
+            "may exceed cache_limit. Raise cache_limit in every job that shares the cache"
         )
 
     def _map_in_place(self, dataset: Dataset, info: ShardInfo) -> Shard:
@@ -151,11 +151,11 @@ class ShardCache:
             if self._verify != OFF:
                 check_in_place(dataset, info, path)
             if self._verify == ALWAYS and (fault := check_hash(path, info)):
-                raise DatasetError(f"{path} {fault}. Convert or copy it again")
+                raise DatasetError(f"{path} {fault}. Convert or copy the dataset again")
         except FileNotFoundError:
             raise DatasetError(
-                f"{path} is missing, but the index of {dataset.url} lists it. Convert or copy it "
-                "again"
+                f"{path} is missing, but the index of {dataset.url} lists it. Convert or copy the "
+                "dataset again"
             ) from None
         return shard
 

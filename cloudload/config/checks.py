@@ -18,7 +18,8 @@ def parse_bytes(value: int | str) -> int:
     size = int(float(match[1]) * 1024 ** " kmgtp".index(match[2] or " ")) if match else 0
     if size < 1:
         raise ValueError(
-            f"{value!r} is not a size. Use a number of bytes above 0, or one with kb, mb, gb or tb"
+            f"{value!r} is not a size. Use a positive number of bytes, or a number with the unit "
+            "kb, mb, gb or tb"
         )
     return size
 
@@ -56,8 +57,8 @@ def check_tokens_column(key: Any, dtype: Any, where: str = "") -> None:
         )
     if key is None and dtype not in (None, SAME):
         raise ValueError(
-            f"tokens_dtype{where} is {dtype!r}, but there is no tokens_key. Pass the column of "
-            "token IDs, or omit tokens_dtype"
+            f"tokens_dtype{where} is {dtype!r}, but tokens_key is not set. Set tokens_key to the "
+            "column of token IDs, or omit tokens_dtype"
         )
 
 

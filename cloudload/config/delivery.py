@@ -114,7 +114,9 @@ class DeliveryConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.fields, Sequence | Set):
-            raise ValueError(f"fields is {self.fields!r}. Use a list of {', '.join(FIELDS)}")
+            raise ValueError(
+                f"fields is {self.fields!r}. Use a list with any of {', '.join(FIELDS)}"
+            )
         given = (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
         object.__setattr__(self, "fields", given)
         self._check_lengths()
@@ -160,7 +162,8 @@ class DeliveryConfig:
         is_named = place in (AUTO, REQUIRE, LEARN, OFF)
         if not is_named and "/" not in place and not os.path.isdir(place):
             raise ValueError(
-                f"lengths is {self.lengths!r}. Use auto, require, learn, off, or a URL or folder"
+                f"lengths is {self.lengths!r}. Use 'auto', 'require', 'learn', 'off', or the URL "
+                "or folder of token lengths"
             )
         object.__setattr__(self, "lengths", place)
 

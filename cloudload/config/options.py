@@ -53,7 +53,7 @@ def _check_memory(rows: RowsConfig, delivery: DeliveryConfig) -> None:
     if needed > (total := total_memory_bytes()):
         raise ValueError(
             f"a batch of {delivery.batch_size:,} rows of {rows.seq_len:,} tokens, and {ahead:,} "
-            f"read ahead, need at least {needed / 2**30:,.1f} GiB, but this machine has "
+            f"read ahead, need at least {needed / 2**30:,.1f} GiB of memory, but this machine has "
             f"{total / 2**30:,.1f} GiB. Use a smaller seq_len, batch_size, or prefetch_batches"
         )
 

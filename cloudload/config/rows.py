@@ -181,8 +181,8 @@ class RowsConfig:
         check_count("min_tokens", self.min_tokens)
         if self.transform is not None and not callable(self.transform):
             raise ValueError(
-                f"transform is {self.transform!r}. Use a function from a sample (a dict) to text "
-                "or None"
+                f"transform is {self.transform!r}. Use a function that takes a sample (a dict) and "
+                "returns text or None"
             )
         self._check_transform_id()
         self._check_mixing()
@@ -200,22 +200,25 @@ class RowsConfig:
     def _check_tokens_columns(self) -> None:
         check_tokens_column(self.tokens_key, self.tokens_dtype)
         if SAME in (self.tokens_key, self.tokens_dtype):
-            raise ValueError("tokens_key and tokens_dtype can be 'same' only for a Stream")
+            raise ValueError(
+                f"tokens_key is {self.tokens_key!r} and tokens_dtype is {self.tokens_dtype!r}, but "
+                "'same' is valid only for a Stream. Use a column and a dtype, or omit them"
+            )
         columns = self.token_columns
         if self.transform is not None and any(columns):
             raise ValueError(
                 "transform makes text from samples, but tokens_key says that samples are token "
-                "IDs. Omit one of them"
+                "IDs. Omit transform or tokens_key"
             )
         if self.text_key != TEXT_KEY and all(columns):
             raise ValueError(
-                f"text_key is {self.text_key!r}, but all documents are token IDs, because of "
-                "tokens_key. Omit one of them"
+                f"text_key is {self.text_key!r}, but all documents are token IDs, because "
+                "tokens_key is set. Omit text_key or tokens_key"
             )
         if self.on_error != RAISE and all(columns):
             raise ValueError(
-                f"on_error is {self.on_error!r}, but it does not apply to token IDs, and all "
-                "documents are token IDs, because of tokens_key. Omit one of them"
+                f"on_error is {self.on_error!r}, which does not apply to token IDs. All documents "
+                "are token IDs, because tokens_key is set. Omit on_error or tokens_key"
             )
 
     @property
@@ -258,7 +261,8 @@ class RowsConfig:
             return
         if self.stopping == FIRST and not self.has_stream_ends:
             raise ValueError(
-                "stopping is 'first', but no stream ends. Set epochs, or max_epochs of a stream"
+                "stopping is 'first', but no stream ends. Set epochs, or set max_epochs for a "
+                "stream"
             )
         if without := [
             stream.label
@@ -266,7 +270,7 @@ class RowsConfig:
             if stream.proportion is None and self.schedule is None
         ]:
             raise ValueError(
-                f"{without[0]} has no proportion, but other streams do. Set a proportion for "
+                f"{without[0]} has no proportion, but other streams have one. Set a proportion for "
                 "every stream, or for none"
             )
         if part := [
@@ -276,7 +280,7 @@ class RowsConfig:
         ]:
             raise ValueError(
                 f"{part[0]} has repeat or choose, which cannot be combined with a schedule or "
-                "proportions. Remove one or the other"
+                "proportions. Remove repeat and choose, or remove the schedule and proportions"
             )
 
     def _check_no_mixing(self) -> None:
@@ -284,13 +288,14 @@ class RowsConfig:
         capped = [stream.label for stream in self.streams if stream.max_epochs is not None]
         if capped:
             raise ValueError(
-                f"{capped[0]} has max_epochs, but only a mixture has epochs for each stream. Set "
-                "proportions or a schedule, or use epochs of the loader, and repeat or choose"
+                f"{capped[0]} has max_epochs, which requires a mixture. Set proportions or a "
+                "schedule. Otherwise, replace max_epochs with the loader's epochs and the stream's "
+                "repeat or choose"
             )
         if self.stopping == FIRST:
             raise ValueError(
-                "stopping is 'first', but the data is one corpus, which ends as a whole. Set "
-                "proportions or a schedule, or omit stopping"
+                "stopping is 'first', but without proportions or a schedule, all streams end "
+                "together. Set proportions or a schedule, or omit stopping"
             )
 
     def epochs_of(self, streams: range) -> int | None:
@@ -329,8 +334,8 @@ def _read_schedule(
         is_pair = isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2
         if not is_pair or not isinstance(entry[1], Mapping):
             raise ValueError(
-                f"schedule has the entry {entry!r}. Use pairs of a row and the weights from that "
-                "row on, such as [(0, {'web': 1.0})]"
+                f"schedule has the entry {entry!r}. Use pairs of a row and the weights that apply "
+                "from that row on, such as [(0, {'web': 1.0})]"
             )
     names = {redact(stream.url): stream.label for stream in streams}
     return tuple(

@@ -65,12 +65,12 @@ class Stream:
         share = self.proportion
         if share is not None and (not is_number(share) or not 0 <= share < math.inf):
             raise ValueError(
-                f"proportion of {self.label} is {share!r}. Use a finite number of at least 0"
+                f"the proportion of {self.label} is {share!r}. Use a finite number of at least 0"
             )
         if self.proportion is not None and (self.repeat is not None or self.choose is not None):
             raise ValueError(
-                f"{self.label} has a proportion and repeat or choose, which cannot be combined. "
-                "Remove one or the other"
+                f"{self.label} has a proportion, which cannot be combined with repeat or choose. "
+                "Remove the proportion, or remove repeat and choose"
             )
         if self.max_epochs is not None:
             check_positive(f"max_epochs of {self.label}", self.max_epochs)

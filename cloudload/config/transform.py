@@ -65,9 +65,9 @@ def _warn(name: str, left_out: tuple[tuple[str, str], ...]) -> None:
     shown = [f"{place.lstrip('.') or name} ({kind})" for place, kind in left_out[:_MOST_SHOWN]]
     more = len(left_out) - len(shown)
     logger.warning(
-        "the transform %s uses %s%s, whose content cannot be compared on resume. If it changes, "
-        "a resume continues with different text. Pass transform_id='NAME', and change NAME when "
-        "the transform's output changes",
+        "the transform %s uses %s%s, whose contents cannot be compared on resume. If they change, "
+        "a resumed run continues with different text. Pass transform_id='NAME', and change NAME "
+        "when the transform's output changes",
         name,
         ", ".join(shown),
         f" and {more} more" if more else "",

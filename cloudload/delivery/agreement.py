@@ -64,8 +64,8 @@ def advise_on_difference(names: Sequence[str]) -> str:
     """Return the next step for an error message. `names` are the values that differ."""
     if "data" in names:
         return (
-            "If data was appended or written again while the job started, start the job again. "
-            "Otherwise use the same config and load the same state on every rank"
+            "If data was appended or rewritten while the job was starting, restart the job. "
+            "Otherwise, use the same config and load the same state on every rank"
         )
     return "Use the same config and load the same state on every rank"
 
@@ -81,7 +81,7 @@ def check_can_end(recipe: Recipe, delivery: DeliveryConfig, world: World) -> Non
         return
     end = f"epochs={epochs}" if epochs else "stop_every='epoch'"
     raise RanksDisagreeError(
-        f"{end} on {world.size} ranks: they must communicate to end on the same step. "
-        "Initialize torch.distributed before iterating, count token lengths (cloudload count), or "
-        f"omit {end.partition('=')[0]} and use take(n)"
+        f"with {end}, the {world.size} ranks must communicate to end on the same step. Initialize "
+        "torch.distributed before iterating, run cloudload count to count token lengths, or omit "
+        f"{end.partition('=')[0]} and use take(n)"
     )

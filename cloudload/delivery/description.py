@@ -163,9 +163,7 @@ def _ranks(plan: Plan, world: World, delivered: DeliveryStats) -> Iterator[Setti
     origin = _option(plan.delivery, "num_workers").origin
     yield Setting("num_workers", plan.num_workers, origin, "per rank")
     rate = delivered.tokens_per_s(plan.num_workers)
-    note = (
-        "(known after the first batch)" if rate is None else "that the workers of a rank can make"
-    )
+    note = "(known after the first batch)" if rate is None else "that one rank's workers can make"
     yield Setting("tokens_per_s", None if rate is None else round(rate), MEASURED, note)
 
 
@@ -178,9 +176,7 @@ def _cache(plan: Plan, world: World) -> Iterator[Setting]:
         own_lanes=plan.machine_lanes(),
         downloads_at_once=count_downloads(plan, world),
     )
-    yield Setting(
-        "working_set_bytes", needed, DATA, "bytes of shards that this node uses at a time"
-    )
+    yield Setting("working_set_bytes", needed, DATA, "bytes of shards that this node uses at once")
     limit = plan.delivery.cache_limit_bytes()
     yield Setting("cache_limit_bytes", limit, DEFAULT if limit is None else GIVEN)
     yield Setting("local", str(plan.cache_root), GIVEN if plan.delivery.local else DEFAULT)

@@ -40,8 +40,8 @@ _FIRST_CAPACITY, _RECENT = 1 << 8, 16
 _opened: MutableMapping[Any, int] = weakref.WeakKeyDictionary()
 """Counts the exchanges of each torch.distributed job. Each exchange has separate store keys."""
 _LATE_RANK = (
-    "waiting for another rank. The rows of this rank are ready. The late rank is one that does not "
-    "log this line. Gives up after {:,g} s (exchange_timeout_s)"
+    "waiting for another rank. The rows of this rank are ready. A rank that does not log this line "
+    "is late. This rank raises an error after {:,g} s (exchange_timeout_s)"
 )
 
 
@@ -178,17 +178,18 @@ class DistributedExchange(Exchange):
         """Convert errors of torch.distributed to `RanksDisagreeError`."""
         if not self._dist.is_initialized() or self._job() is not self._dist.group.WORLD:
             raise RanksDisagreeError(
-                "the process group of the exchange between ranks was destroyed. If there is a new "
-                "one, call set_world on every rank"
+                "the torch.distributed process group that the ranks used to communicate was "
+                "destroyed. If you created a new one, call set_world on every rank"
             )
         try:
             yield
         except RuntimeError as error:
             raise RanksDisagreeError(
-                "the exchange between ranks failed: another rank has stopped, is out of step, "
-                f"or did not answer within {self._timeout_s:,g} s, or the "
-                "network failed. Look at the first rank that failed, and resume from the last "
-                "state. To continue on the other ranks, call set_world on every rank"
+                "the exchange between ranks failed, because another rank stopped, is out of step, "
+                f"or did not answer within {self._timeout_s:,g} s (exchange_timeout_s), or because "
+                "the network failed. Look at the log of the first rank that failed, and resume "
+                "from the last state. To continue without that rank, call set_world on every "
+                "remaining rank"
             ) from error
 
     def compare(self, facts: dict[str, Any], world: World) -> bool:
@@ -202,9 +203,8 @@ class DistributedExchange(Exchange):
         if differing:
             lines = [f"  {name}: {found}" for name, found in differing.items()]
             raise RanksDisagreeError(
-                "the ranks of one run must agree on these values, which differ (one per process):\n"
-                + "\n".join(lines)
-                + f"\n{advise_on_difference([*differing])}"
+                "these values must be the same on all ranks of a run, but differ (one value per "
+                "process):\n" + "\n".join(lines) + f"\n{advise_on_difference([*differing])}"
             )
         groups = group_processes([other["dp_rank"] for other in everybody], world.size)
         if len(groups) > 1 and self._group is self._all:
@@ -244,9 +244,10 @@ def group_processes(ranks: Sequence[int], world_size: int) -> list[list[int]]:
     numbers = np.bincount(ranks, minlength=world_size)
     if (numbers != numbers[0]).any():
         raise RanksDisagreeError(
-            f"the {len(ranks)} processes cannot be grouped evenly: the data-parallel ranks 0 to "
-            f"{world_size - 1} have {numbers.tolist()} processes. Give each rank the same number: "
-            "pass device_mesh, or the right dp_rank and dp_world_size, in every process"
+            f"the {len(ranks)} processes cannot be grouped evenly, because the data-parallel ranks "
+            f"0 to {world_size - 1} have {numbers.tolist()} processes. Give each rank the same "
+            "number of processes by passing device_mesh, or the correct dp_rank and dp_world_size, "
+            "in every process"
         )
     groups: list[list[int]] = np.argsort(ranks, kind="stable").reshape(world_size, -1).T.tolist()
     return groups

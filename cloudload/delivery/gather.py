@@ -55,8 +55,8 @@ def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
             if left_s <= 0:
                 raise RanksDisagreeError(
                     f"{_name_missing(store, size)} did not start iterating within {timeout_s:,g} s "
-                    "(exchange_timeout_s) of this rank. Look at the log of the first that is "
-                    "missing. All ranks must iterate over the loader together"
+                    "(exchange_timeout_s) of this rank. Look at the log of the first missing "
+                    "process. All ranks must iterate over the loader together"
                 )
             with contextlib.suppress(RuntimeError):  # a timeout; `check` raises if the store failed
                 store.wait(["all"], timedelta(seconds=min(left_s, _LOOK_EVERY_S)))

@@ -117,8 +117,8 @@ class Iteration(Iterator[Batch]):
             raise self._failure
         if os.getpid() != self._process:
             raise WorkerError(
-                f"this iteration belongs to process {self._process}, which started it, not to "
-                f"process {os.getpid()}. Create a loader in this process"
+                f"process {self._process} started this iteration, so process {os.getpid()} cannot "
+                "continue it. Create a loader in this process"
             )
         self._log.meter.begin_wait()
         try:
@@ -133,8 +133,8 @@ class Iteration(Iterator[Batch]):
         except BaseException as error:
             # an interrupt may leave the iteration between two batches, so it cannot continue
             self._failure = WorkerError(
-                f"this iteration was interrupted ({error!r}). Iterate over the loader again: it "
-                "continues after the last batch delivered"
+                f"this iteration was interrupted ({error!r}). Iterate over the loader again to "
+                "continue after the last batch delivered"
             )
             self.close()
             raise
@@ -163,8 +163,8 @@ class Iteration(Iterator[Batch]):
         """
         if reason and not self.is_over:
             self._failure = self._failure or WorkerError(
-                f"this iteration has ended: {reason}. Iterate over the loader again, unless you "
-                "already have a newer iterator"
+                f"this iteration has ended, because {reason}. Iterate over the loader again, "
+                "unless you already have a newer iterator"
             )
         self.is_over = True
         self._fetched.clear()

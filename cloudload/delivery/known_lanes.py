@@ -65,8 +65,8 @@ def check_not_dry(blocks: Sequence[Block], stop: int, num_lanes: int) -> None:
     first_dry = min(block.first_dry for block in blocks)
     if first_dry < stop:
         raise DatasetError(
-            f"lane {first_dry % num_lanes} ended at row {first_dry:,}, but has more tokens in the "
-            "token lengths. Run cloudload count again, or set lengths='off'"
+            f"lane {first_dry % num_lanes} ran out of tokens at row {first_dry:,}, but according "
+            "to the token lengths, it has more. Run cloudload count again, or set lengths='off'"
         )
 
 

@@ -148,4 +148,6 @@ def reason_to_refuse_caller() -> str | None:
     Returns None for every caller that is not in `_ADAPTERS`.
     """
     adapter = _ADAPTERS.get(sys._getframe(2).f_globals.get("__name__", ""))
-    return adapter and f"without an adapter, a resume may lose or repeat batches. Pass {adapter}"
+    return adapter and (
+        f"without an adapter, a resumed run may lose or repeat batches. Pass {adapter}"
+    )

@@ -37,8 +37,8 @@ def explain_repeated_downloads(plan: Plan) -> str | None:
         return None
     return (
         f"{num_machines:,} machines read the same canonical nodes, so each shard is downloaded by "
-        f"{all_bytes / once:,.1f} machines on average: {all_bytes / 1e9:,.0f} GB per epoch for "
-        f"{once / 1e9:,.0f} GB of shards{_advise(plan, num_machines)}"
+        f"{all_bytes / once:,.1f} machines on average. An epoch downloads {all_bytes / 1e9:,.0f} "
+        f"GB for {once / 1e9:,.0f} GB of shards{_advise(plan, num_machines)}"
     )
 
 

@@ -81,7 +81,7 @@ class RunLog:
         `move_to`.
         """
         if not 0 <= lag < _KEPT_POSITIONS:
-            raise ValueError(f"lag is {lag!r}. It must be from 0 to {_KEPT_POSITIONS - 1}")
+            raise ValueError(f"lag is {lag!r}. Use a lag from 0 to {_KEPT_POSITIONS - 1}")
         if lag >= len(self._positions):
             handed_out = len(self._positions) - 1
             raise ValueError(

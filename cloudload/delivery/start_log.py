@@ -91,7 +91,7 @@ class StartLog:
                 *(first.seconds, first.url, counted(first.bytes, "byte")),
             )
         elif any(block.traffic.misses for block in blocks):
-            logger.info("first shards fetched by another process of this node")
+            logger.info("another process on this node fetched the first shards")
         elif any(block.traffic.hits for block in blocks):
             logger.info("no shard fetched yet, because the first shards are in %s", plan.cache_root)
         else:

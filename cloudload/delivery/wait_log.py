@@ -68,7 +68,7 @@ class WaitLog:
 def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Plan) -> bool:
     """Log the waits unless another rank logs them. Returns whether this rank logged them."""
     waited = after.stall_s - before.stall_s
-    start = f"the training loop waited for batches {waited / seconds:.0%} of the last "
+    start = f"the training loop waited for batches for {waited / seconds:.0%} of the last "
     start += f"{seconds:.0f} s ({waited:.1f} s)"
     if plan.world_size > 1:
         start = f"rank {plan.rank}: {start}"
@@ -77,7 +77,7 @@ def _log(before: DeliveryStats, after: DeliveryStats, seconds: float, plan: Plan
         if plan.world_index:
             return False  # otherwise every rank but the late one would log this
         logger.info(
-            "%s, including %.1f s for other ranks while its own rows were ready. If the late "
+            "%s, including %.1f s for other ranks while this rank's rows were ready. If the late "
             "rank's loader is the cause, that rank's log says why",
             start,
             exchanged,
@@ -121,7 +121,7 @@ def _more_workers(plan: Plan) -> str:
 def _advise_fetch(plan: Plan) -> str:
     limit = "" if plan.delivery.cache_limit is None else ", or a larger cache_limit"
     return (
-        "The store is slower than training: use more download_threads (now "
+        "The store is slower than training, so use more download_threads (now "
         f"{plan.delivery.download_threads}), a larger predownload{limit}, or data that is closer "
         "or compressed"
     )
@@ -129,14 +129,14 @@ def _advise_fetch(plan: Plan) -> str:
 
 def _advise_read(plan: Plan) -> str:
     return (
-        "Reading shards is slower than training: set local to a faster disk than that of "
+        "Reading shards is slower than training, so set local to a folder on a faster disk than "
         f"{plan.cache_root}"
     )
 
 
 def _advise_transform(plan: Plan) -> str:
     return (
-        "The transform is slower than training: make it faster, apply it once with cloudload "
+        "The transform is slower than training, so make it faster, apply it once with cloudload "
         f"convert, or {_more_workers(plan)}"
     )
 
@@ -144,20 +144,20 @@ def _advise_transform(plan: Plan) -> str:
 def _advise_tokenize(plan: Plan) -> str:
     faster = "" if plan.backend.name == FASTOKENS else "use tokenizer_backend='fastokens', or "
     return (
-        f"Tokenization is slower than training: {faster}{_more_workers(plan)}, or train on token "
-        "IDs (cloudload export)"
+        f"Tokenization is slower than training, so {faster}{_more_workers(plan)}, or train on "
+        "token IDs (cloudload export)"
     )
 
 
 def _advise_pack(plan: Plan) -> str:
-    return f"Packing is slower than training: {_more_workers(plan)}"
+    return f"Packing is slower than training, so {_more_workers(plan)}"
 
 
 def _advise_idle(plan: Plan) -> str:
     return (
-        "The workers are fast enough. Either batches arrive unevenly: use a larger "
-        f"prefetch_batches (now {plan.delivery.prefetch_batches}). Or steps are so short that "
-        "joining a batch takes this share of them"
+        "The workers are fast enough. If batches arrive unevenly, use a larger prefetch_batches "
+        f"(now {plan.delivery.prefetch_batches}). Otherwise, steps are so short that assembling a "
+        "batch takes this share of them"
     )
 
 

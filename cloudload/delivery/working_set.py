@@ -47,7 +47,7 @@ def check_cache_limit(plan: Plan, world: World, orders: Sequence[Ints | Seekable
         advice = _lower_minimum(limit_bytes, int(cached_bytes(plan.recipe.corpus).max()))
         raise CacheError(
             f"cache_limit {limit_bytes:,} is below the {needed:,} bytes of shards that this node "
-            f"uses at a time. Raise it to {needed:,} or more, or {advice}"
+            f"uses at once. Raise it to {needed:,} or more, or {advice}"
         )
 
 
@@ -55,13 +55,13 @@ def _lower_minimum(limit_bytes: int, largest: int) -> str:
     """Advise how to lower the minimum, which is at least the size of the largest shard."""
     if limit_bytes < largest:
         return (
-            "write the data with smaller shards (cloudload convert --shard-bytes), because one of "
-            f"them has {largest:,} bytes"
+            "write the data with smaller shards (cloudload convert --shard-bytes), because one "
+            f"shard has {largest:,} bytes"
         )
     return (
-        "lower this minimum with fewer num_workers or download_threads. In a new run, a smaller "
-        "shuffle_block_size may also lower it, or a smaller num_canonical_nodes, down to the "
-        "number of nodes"
+        "lower this minimum with a smaller num_workers or download_threads. In a new run, a "
+        "smaller shuffle_block_size may also lower it, as may a smaller num_canonical_nodes (but "
+        "use at least the number of nodes)"
     )
 
 
@@ -134,10 +134,11 @@ def explain_later_working_set(plan: Plan, lengths: RunLengths, world: World) -> 
     place = "" if found.row is None else f" around row {found.row:,}"
     return (
         f"cache_limit {limit:,} is below the {needed:,} bytes of shards that this node will use at "
-        f"a time{place}, because lanes with short documents read ahead (token lengths of epochs up "
-        f"to {found.last_epoch}). Some shards will be downloaded again. If there is room, raise it "
-        f"to {needed:,}. In a new run, fewer lanes lower this, or fewer canonical nodes, down to "
-        "the number of nodes"
+        f"once{place}, because lanes with short documents read ahead (according to the token "
+        f"lengths of epochs up to {found.last_epoch}). Some shards will be downloaded again. If "
+        f"the disk has room, raise cache_limit to {needed:,}. In a new run, a smaller num_lanes "
+        "lowers the number of bytes, as does a smaller num_canonical_nodes (but use at least the "
+        "number of nodes)"
     )
 
 

@@ -32,13 +32,13 @@ class World:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(
-                f"the data-parallel world has size {self.size}. Use a dp_world_size, or an "
-                "environment variable WORLD_SIZE, of at least 1"
+                f"the data-parallel world size is {self.size}. Set dp_world_size, or the "
+                "environment variable WORLD_SIZE, to at least 1"
             )
         if not 0 <= self.rank < self.size:
             raise ValueError(
-                f"data-parallel rank {self.rank} is not in a world of size {self.size}. Use a rank "
-                f"from 0 to {self.size - 1}"
+                f"the data-parallel rank is {self.rank}, but the world size is {self.size}. Use a "
+                f"rank from 0 to {self.size - 1}"
             )
 
     @property
@@ -130,7 +130,7 @@ def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
 def _environment_number(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     if text and not text.isdecimal():
-        raise ValueError(f"the environment variable {name} is {text!r}. It must be a whole number")
+        raise ValueError(f"the environment variable {name} is {text!r}. Set it to a whole number")
     return int(text) if text else default
 
 
@@ -170,8 +170,8 @@ def explain_few_cores(
     ranks = f" in each of {num_ranks} ranks on a node" if num_ranks > 1 else ""
     cores = f"{own_cores} core{'s' * (own_cores != 1)}"
     return (
-        f"num_workers is {num_workers}{ranks}, but this process may use {cores}, and the "
-        f"node has {node_cores}. Workers then slow each other and the training process down. Use "
+        f"num_workers is {num_workers}{ranks}, but this process may use {cores}, and the node has "
+        f"{node_cores}. The workers then slow down each other and the training process. Use "
         f"num_workers={most}"
     )
 
@@ -189,8 +189,7 @@ def check_world(num_lanes: int, world_size: int, *, has_lengths: bool) -> None:
     near = " or ".join(map(str, sizes[place - 1 : place + 1]))
     other_lanes = world_size * max(1, round(num_lanes / world_size))
     raise ValueError(
-        f"{world_size} ranks cannot share {num_lanes} lanes evenly. Use {near} ranks; or count "
-        "token lengths, which allow any number of ranks (run cloudload count); or start a "
-        f"new run with num_lanes={other_lanes}. World sizes that divide the lanes evenly: "
-        f"{all_sizes}"
+        f"{world_size} ranks cannot share {num_lanes} lanes evenly. Use {near} ranks, start a new "
+        f"run with num_lanes={other_lanes}, or run cloudload count, because token lengths allow "
+        f"any number of ranks. World sizes that divide the lanes evenly: {all_sizes}"
     )

@@ -49,8 +49,8 @@ def open_processes(number: int) -> Iterator[LocalProcesses | None]:
     """
     if number > 1 and (script := find_missing_script()):
         logger.warning(
-            "working in one process, because others cannot import the program: %s is not a file. "
-            "Save the program as a file to use %d processes",
+            "working in one process, because worker processes cannot import the program: %s is not "
+            "a file. Save the program as a file to use %d processes",
             script,
             number,
         )
@@ -153,11 +153,11 @@ def _describe_loss(process: Any) -> str:
         number = signal.SIGTERM if code > 0 else signal.Signals(-code)
         hint = " (out of memory?)" if number == signal.SIGKILL else ""
         return (
-            f"{worker} was killed by {number.name}{hint}. Run again to resume, with fewer "
-            "processes if memory is short"
+            f"{worker} was killed by {number.name}{hint}. Run again to resume. If memory is short, "
+            "use fewer processes"
         )
     return (
-        f"{worker} ended with exit status {code}. {GUARD_ADVICE}. Run again to resume, or use "
+        f"{worker} exited with status {code}. {GUARD_ADVICE}. Run again to resume, or use "
         "processes=1"
     )
 

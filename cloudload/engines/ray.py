@@ -42,8 +42,8 @@ class RayExecutor(Executor):
                 ray.init(address=address, logging_level="warning", log_to_driver=False)
             except Exception as error:
                 raise WorkerError(
-                    f"cannot connect to the Ray cluster at {address!r}: {error}. Start it with: "
-                    "ray start --head, or correct the address"
+                    f"cannot connect to the Ray cluster at {address!r}: {error}. Start a cluster "
+                    "with 'ray start --head', or correct the address"
                 ) from error
         self._task = ray.remote(**{"max_retries": _RETRIES, "num_cpus": 1} | options)(_call)
         self._stored: tuple[Any, Any] = (None, None)
@@ -88,7 +88,8 @@ def parse_resources(text: str) -> dict[str, Any]:
                 options.setdefault("resources", {})[name] = float(value)
         except ValueError:
             raise ValueError(
-                f"the resource {item!r} is not NAME=NUMBER. An example is cpus=2,memory=4g,disk=1"
+                f"the resource {item!r} does not have the form NAME=NUMBER. Use a list such as "
+                "cpus=2,memory=4g,disk=1"
             ) from None
     return options
 

@@ -64,13 +64,14 @@ def _read_environment(environment: Mapping[str, str]) -> Share:
     count_name = next((name for name in _COUNTS if name in environment), None)
     if index_name is None:
         raise ValueError(
-            "worker is 'auto', but this job is not part of an array, because neither "
+            "worker is 'auto', but this job is not part of a job array, because neither "
             f"SLURM_ARRAY_TASK_ID nor {' nor '.join(_INDEXES)} is set. Use I/N, such as 0/64"
         )
     if count_name is None:
         raise ValueError(
             f"worker is 'auto', and {index_name} is {environment[index_name]}, but the number of "
-            "workers is unknown. Set WORKER_COUNT to the number of completions"
+            "workers is unknown. Set WORKER_COUNT to the number of workers, which are the "
+            "completions of a Kubernetes job"
         )
     index, count = int(environment[index_name]), int(environment[count_name])
     return _share(index, count, f"{index_name} is {index} and {count_name} is {count}")

@@ -64,12 +64,12 @@ def find_extent(
     if tokens is not None and steps is not None:
         raise ValueError(f"tokens is {tokens:,} and steps is {steps:,}. Set only one of them")
     if steps is not None and steps < 1:
-        raise ValueError(f"steps is {steps}. It must be at least 1")
+        raise ValueError(f"steps is {steps}. Use at least 1")
     all_rows = lengths.count_rows(start) if lengths.recipe.has_tails else None
     if tokens is None and steps is None and all_rows is None:
         instead = "the loader's epochs"
         if lengths.recipe.has_stream_ends:
-            instead += ", because some streams have no max_epochs, or use stopping='first'"
+            instead += " (because some streams have no max_epochs), or use stopping='first'"
         raise ValueError(
             "the run is endless, so its length is unknown. Set tokens (--tokens 300B), steps, or "
             f"{instead}"
@@ -113,8 +113,8 @@ def count_at(lengths: RunLengths, start: Position, row: int) -> Ints:
     found = lengths.advance(start, row, pads=True)
     if found is None:
         raise ValueError(
-            "the token lengths do not determine the lanes' positions, because a lane of the run "
-            "has no tokens. Use fewer lanes (num_lanes), or a different min_tokens"
+            "the run cannot be planned from its token lengths, because one of its lanes has no "
+            "tokens. Use a smaller num_lanes, or a different min_tokens"
         )
     return found.counts
 

@@ -102,7 +102,7 @@ def open_cases(plan: Plan, share: float, rows_of_lane: int | None) -> Iterator[C
         return
     samples = sample_streams(recipe, plan.backend.name, share, plan.delivery.retry)
     read = sum(each.estimate.samples_read for each in samples)
-    basis = f"a sample of {read:,} of {recipe.corpus.num_samples:,} documents"
+    basis = f"a sample of {read:,} out of {recipe.corpus.num_samples:,} documents"
     if all(each.is_whole for each in samples):
         basis = f"all {read:,} documents, which were tokenized for this plan"
     is_large = recipe.corpus.num_samples > _MOST_REPEATED

@@ -76,7 +76,7 @@ def plan_run(
     budget = None if tokens is None else parse_tokens(tokens)
     for name, number in (("nodes", nodes), ("ranks_per_node", ranks_per_node)):
         if number < 1:
-            raise ValueError(f"{name} is {number}. It must be at least 1")
+            raise ValueError(f"{name} is {number}. Use at least 1")
     world_size = nodes * ranks_per_node
     options = {**options, "data": data, "device_mesh": None}
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}
@@ -245,8 +245,9 @@ class _Forecast:
 
     def _warn(self, found: RunPlan) -> list[str]:
         warnings = [
-            f"stream {each.name} is repeated {each.epochs.value:.1f} times, more than "
-            f"{_MOST_EPOCHS}. Repeated tokens teach less: add data, or lower its proportion"
+            f"stream {each.name} is repeated {each.epochs.value:.1f} times, which is more than "
+            f"{_MOST_EPOCHS}. A model learns less from repeated tokens, so add data, or lower the "
+            "stream's proportion"
             for each in found.streams
             if each.epochs.value > _MOST_EPOCHS
         ]
@@ -258,8 +259,8 @@ class _Forecast:
         warnings += self._warn_of_cache(found)
         if not self._cases.is_exact and self._cases.samples:
             warnings.append(
-                "there are no token lengths, so figures are estimates. Run cloudload count for "
-                "exact ones"
+                "there are no token lengths, so the figures are estimates. Run cloudload count to "
+                "get exact figures"
             )
         return warnings
 
@@ -271,13 +272,14 @@ class _Forecast:
         needed = max(each.needed_bytes.value for each in found.node_plans)
         if limit < found.least_cache_bytes:
             return [
-                f"cache_limit {limit:,} is below {found.least_cache_bytes:,}, so the loader will "
-                f"refuse to start. Raise it to {max(found.least_cache_bytes, round(needed)):,}"
+                f"cache_limit {limit:,} is below the minimum of {found.least_cache_bytes:,} bytes, "
+                "so the loader will refuse to start. Raise it to "
+                f"{max(found.least_cache_bytes, round(needed)):,}"
             ]
         if limit < working:
             return [
-                f"cache_limit {limit:,} is below the working set of {working:,.0f} bytes that "
-                "drifting lanes reach, so shards will be downloaded again and again. Raise it to "
+                f"cache_limit {limit:,} is below the working set, which grows to {working:,.0f} "
+                "bytes as lanes drift apart, so shards will be downloaded repeatedly. Raise it to "
                 f"{needed:,.0f}"
             ]
         return []

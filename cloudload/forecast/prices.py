@@ -62,9 +62,9 @@ def read_prices(path: str | os.PathLike[str] | None = None) -> Prices:
         return Prices(str(table.get("currency", "USD")), stores)
     except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{name} is not a price table ({error!r:.200}). It needs, for each store, "
-            f"{_REQUESTS!r} and {_PER_GB!r}: {{stores: {{s3: {{{_REQUESTS}: 0.0004, "
-            f"{_PER_GB}: {{internet: 0.09}}}}}}}}"
+            f"{name} is not a price table ({error!r:.200}). For each store, set {_REQUESTS!r} and "
+            f"{_PER_GB!r}, as in {{stores: {{s3: {{{_REQUESTS}: 0.0004, {_PER_GB}: {{internet: "
+            "0.09}}}}"
         ) from error
 
 

@@ -37,8 +37,8 @@ def list_sections(plan: RunPlan) -> Iterator[Section]:
 
 def _list_length(plan: RunPlan) -> list[tuple[str, str]]:
     return [
-        ("steps", f"{plan.steps}, of {plan.global_batch:,} rows"),
-        ("rows", f"{plan.rows}, of {plan.seq_len:,} tokens"),
+        ("steps", f"{plan.steps}, of {plan.global_batch:,} rows each"),
+        ("rows", f"{plan.rows}, of {plan.seq_len:,} tokens each"),
         ("tokens", str(plan.tokens)),
         ("padding", describe_share(plan.padding)),
         ("epochs", str(plan.epochs)),
@@ -93,7 +93,7 @@ def describe_worlds(plan: RunPlan) -> str:
     if len(plan.worlds) > _MOST_WORLDS:
         shown += ", …"
     if plan.any_world:
-        return f"any; reads least if it divides the {plan.num_lanes:,} lanes: {shown}"
+        return f"any; one that divides the {plan.num_lanes:,} lanes reads the least data: {shown}"
     return shown
 
 
@@ -119,7 +119,10 @@ def _list_cache(plan: RunPlan) -> Iterator[tuple[str, str]]:
         sizes = [(getattr(each, field), each.node) for each in plan.node_plans]
         size, node = max(sizes, key=lambda each: each[0].value)
         yield name, describe_bytes(size) + (f", on node {node}" if plan.nodes > 1 else "")
-    yield "least cache_limit", f"{plan.least_cache_bytes:,} bytes, or the loader refuses to start"
+    yield (
+        "least cache_limit",
+        f"{plan.least_cache_bytes:,} bytes; with less, the loader refuses to start",
+    )
     limit = plan.cache_limit_bytes
     yield "cache_limit", "none" if limit is None else f"{limit:,} bytes"
 
@@ -130,7 +133,7 @@ def _list_downloads(plan: RunPlan) -> Iterator[tuple[str, str]]:
     for node in plan.node_plans[:_MOST_NODES] if plan.nodes > 1 else ():
         yield f"node {node.node}", describe_bytes(node.bytes_downloaded)
     if plan.nodes > _MOST_NODES:
-        yield "…", f"{plan.nodes - _MOST_NODES:,} more nodes, in --json"
+        yield "…", f"{plan.nodes - _MOST_NODES:,} more nodes, listed by --json"
     yield "by epoch", describe_epochs(plan.node_plans[0])
     for route, cost in plan.costs.items():
         yield (

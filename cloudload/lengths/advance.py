@@ -217,9 +217,9 @@ class Walker:
             place = int(np.argmax(is_wrong))
             raise StreamChangedError(
                 f"lane {lanes[place]}: the state is at token {offsets[place]:,} of document "
-                f"{ordinals[place]:,}, which had {sizes[place]:,} tokens (0 if not known), but has "
-                f"{found.whole[place]:,} in the token lengths. The data, the tokenizer or the "
-                "transform changed. Restore them, or set lengths='off'"
+                f"{ordinals[place]:,}, which had {sizes[place]:,} tokens (0 if unknown), but "
+                f"according to the token lengths, it has {found.whole[place]:,}. The data, the "
+                "tokenizer, or the transform changed. Restore what changed, or set lengths='off'"
             )
         return found
 

@@ -113,9 +113,9 @@ class BestFitWalker(Walker):
             place = int(np.argmax(is_wrong))
             raise StreamChangedError(
                 f"lane {owners[place]}: the state has a part of document {ordinals[place]:,}, "
-                f"which had {stops[place]:,} tokens, but has {found.whole[place]:,} in the token "
-                "lengths. The data, the tokenizer or the transform changed. Restore them, or set "
-                "lengths='off'"
+                f"which had {stops[place]:,} tokens, but according to the token lengths, it has "
+                f"{found.whole[place]:,}. The data, the tokenizer, or the transform changed. "
+                "Restore what changed, or set lengths='off'"
             )
 
     def _count_passed(self, lanes: Ints, cursors: Ints, after: Ints) -> Ints:

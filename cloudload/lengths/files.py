@@ -57,7 +57,7 @@ def find_index(place: str, key: LengthsKey, data: str, retry: Retry) -> LengthsI
     try:
         index = LengthsIndex.decode(content)
         if index.key != asdict(key) or index.data != data:
-            raise ValueError("it belongs to different data or a different tokenizer")
+            raise ValueError("the file belongs to different data or a different tokenizer")
     except ValueError as error:
         raise _damaged(url, error) from error
     return index
@@ -149,8 +149,8 @@ def open_dataset_lengths(counted: CountedDataset, root: Path, retry: Retry) -> D
         return _map_file(path)
     except OSError as error:
         raise CacheError(
-            f"cannot keep token lengths in {path}: {error}. Free disk space, or choose a "
-            "different `local`"
+            f"cannot write token lengths to {path}: {error}. Free disk space, or set `local` to a "
+            "different folder"
         ) from error
 
 
@@ -213,7 +213,11 @@ def _compare_groups(counted: CountedDataset) -> None:
     listed = [group.name for group in counted.index.groups]
     if listed != list(expected):
         missing = [name for name in expected if name not in set(listed)]
-        what = f"it lacks {missing[0]}" if missing else "its groups do not match the data"
+        what = (
+            f"the file does not list {missing[0]}"
+            if missing
+            else "the groups in the file do not match the data"
+        )
         raise _damaged(counted.place, ValueError(what))
     for group in counted.index.groups:
         samples = expected[group.name].samples
@@ -226,10 +230,12 @@ def _read_group(url: str, group: Group, samples: int, retry: Retry) -> GroupLeng
     data = read_object(url, retry, group.bytes)
     try:
         if len(data) != group.bytes or hashlib.sha256(data).hexdigest() != group.hash:
-            raise ValueError("its size or hash is not the one in the index")
+            raise ValueError("the size or hash of the file differs from the one in the index")
         found = decode_group(data)
         if len(found.short) != samples:
-            raise ValueError(f"it has {len(found.short):,} samples, but the shards {samples:,}")
+            raise ValueError(
+                f"the file has {len(found.short):,} samples, but its shards have {samples:,}"
+            )
     except ValueError as error:
         raise _damaged(url, error) from error
     return found

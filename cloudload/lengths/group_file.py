@@ -88,23 +88,26 @@ def decode_group(data: bytes) -> GroupLengths:
     """Decode the file of a group. Raises a `ValueError` that says what is wrong if the file is
     damaged."""
     if len(data) < _START.size:
-        raise ValueError(f"it has {len(data):,} bytes, which is too short")
+        raise ValueError(f"the file has {len(data):,} bytes, which is too short")
     magic, version, size = _START.unpack_from(data)
     if magic != _MAGIC:
-        raise ValueError("it is not a file of token lengths")
+        raise ValueError("the file does not contain token lengths")
     if version != _VERSION:
-        raise ValueError(f"it has version {version}, but this cloudload reads version {_VERSION}")
+        raise ValueError(
+            f"the file has format version {version}, but this version of cloudload reads only "
+            f"{_VERSION}"
+        )
     header = _read_header(data[_START.size : _START.size + size])
     samples, long = header["samples"], header["long"]
     end = _START.size + size + 2 * samples + 8 * long
     if len(data) != end:
-        raise ValueError(f"it has {len(data):,} bytes, but its header says {end:,}")
+        raise ValueError(f"the file has {len(data):,} bytes, but its header says {end:,}")
     start = _START.size + size
     short = np.frombuffer(data, "<u2", samples, start)
     places = np.frombuffer(data, "<u4", long, start + 2 * samples)
     values = np.frombuffer(data, "<u4", long, start + 2 * samples + 4 * long)
     if not np.array_equal(np.flatnonzero(short == LISTED), places):
-        raise ValueError("its list of long samples does not match its lengths")
+        raise ValueError("the file's list of long samples does not match its lengths")
     return GroupLengths(header, short, places, values)
 
 
@@ -112,11 +115,11 @@ def _read_header(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"its header is not JSON: {error}") from None
+        raise ValueError(f"the file's header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise ValueError("its header is not an object")
+        raise ValueError("the file's header is not a JSON object")
     for name in ("samples", "long"):
         value = header.get(name)
         if type(value) is not int or not 0 <= value < 1 << 40:
-            raise ValueError(f"its header has {name} {value!r}")
+            raise ValueError(f"the file's header has an invalid value for {name!r}, {value!r}")
     return header

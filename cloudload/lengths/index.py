@@ -116,12 +116,13 @@ class LengthsIndex:
             values = json.loads(data)
             if values["version"] != _VERSION:
                 raise ValueError(
-                    f"it has version {values['version']!r}, but this cloudload reads {_VERSION}"
+                    f"the file has format version {values['version']!r}, but this version of "
+                    f"cloudload reads only {_VERSION}"
                 )
             groups = tuple(map(_read_group, values["groups"]))
             return LengthsIndex(dict(values["key"]), str(values["data"]), groups)
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"it is not an index of token lengths ({error!r})") from None
+            raise ValueError(f"the file is not an index of token lengths ({error!r})") from None
 
 
 def _read_group(values: Mapping[str, Any]) -> Group:
@@ -129,9 +130,9 @@ def _read_group(values: Mapping[str, Any]) -> Group:
     numbers = {name: value for name, value in asdict(group).items() if name not in ("name", "hash")}
     for name, value in numbers.items():
         if type(value) is not int or not 0 <= value < 1 << 60:
-            raise ValueError(f"a group has {name} {value!r}")
+            raise ValueError(f"a group has an invalid value for {name!r}, {value!r}")
     if "/" in group.name or not group.name.endswith(".lengths"):
-        raise ValueError(f"a group has the name {group.name!r}")
+        raise ValueError(f"a group has the invalid name {group.name!r}")
     return group
 
 

@@ -107,8 +107,8 @@ class LaneMarks:
             yield
         except OSError as error:
             logger.warning(
-                "cannot keep marks of best_fit lanes in %s, so that later jumps take longer: %s. "
-                "Free disk space, or choose a different `local`",
+                "cannot save the packer's state for best_fit lanes in %s, so later seeks will take "
+                "longer: %s. Free disk space, or set `local` to a different folder",
                 self._folder,
                 error,
             )

@@ -110,7 +110,10 @@ def open_learned(
             if not path.exists() or path.stat().st_size != 8 * samples:
                 _create(path, 8 * samples)
     except OSError as error:
-        raise CacheError(f"cannot save learned token lengths in {path}: {error}") from error
+        raise CacheError(
+            f"cannot save learned token lengths in {path}: {error}. Free disk space, or set "
+            "`local` to a different folder"
+        ) from error
     return LearnedDataset(path, first, samples)
 
 
@@ -139,4 +142,7 @@ def find_node(root: Path) -> str:
                     part.replace(path)
             return found
     except OSError as error:
-        raise CacheError(f"cannot save the name of this node in {path}: {error}") from error
+        raise CacheError(
+            f"cannot save the name of this node in {path}: {error}. Free disk space, or set "
+            "`local` to a different folder"
+        ) from error

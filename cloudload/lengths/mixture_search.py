@@ -232,8 +232,8 @@ def _no_rows(recipe: Recipe, ends: StreamEnds) -> DatasetError:
         if not end
     ]
     return DatasetError(
-        f"no document of {', '.join(names)} has any tokens, because all are empty, filtered out, "
-        "or left out by on_error='skip', so the mixture has no rows with "
-        f"stopping={recipe.config.stopping!r}. Set an eos, or use a different transform, "
-        "min_tokens, or data"
+        f"no document of {', '.join(names)} has any tokens, because all documents are empty, "
+        f"filtered out, or left out by on_error='skip'. With stopping={recipe.config.stopping!r}, "
+        "the mixture then has no rows. Set an eos, or use a different transform, min_tokens, or "
+        "data"
     )

@@ -68,7 +68,7 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
         raise _missing(recipe, missing, places)
     if 0 < len(missing) < len(found):
         logger.info(
-            "%d of %d streams have no token lengths, such as %s, so the run uses none",
+            "%d of %d streams (such as %s) have no token lengths, so the run uses none",
             len(missing),
             len(found),
             redact(datasets[missing[0]].url),
@@ -76,7 +76,7 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
     if missing:
         return None
     logger.info(
-        "token lengths: found for %s in %s",
+        "found token lengths for %s in %s",
         "all streams" if len(found) > 1 else "the dataset",
         ", ".join(dict.fromkeys(map(redact, places))),
     )
@@ -102,7 +102,7 @@ def _ask_for_needed(asked: str) -> str:
     if asked == OFF:
         raise ValueError(
             "lengths is 'off', but a mixture with epochs or max_epochs needs token lengths to know "
-            "where its streams end. Use 'auto', and run cloudload count for each stream"
+            "where its streams end. Set lengths='auto', and run cloudload count for each stream"
         )
     return REQUIRE if asked in (AUTO, LEARN) else asked
 
@@ -127,7 +127,7 @@ def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | N
     except StoreError as error:
         if asked not in (AUTO, LEARN):
             raise
-        logger.info("looking for token lengths failed, so the run uses none: %s", error)
+        logger.info("the search for token lengths failed, so the run uses none: %s", error)
         return None
     return [
         CountedDataset(dataset, key, place, index) if index is not None else None
@@ -146,7 +146,7 @@ def _missing(recipe: Recipe, missing: list[int], places: list[str]) -> DatasetEr
         why = "a mixture with epochs or max_epochs needs token lengths"
         instead = "without epochs and max_epochs, and with take(n)"
     return DatasetError(
-        f"{why}, but {who} none for this tokenizer, text column and transform "
-        f"(looked in {redact(places[missing[0]])}). Run: cloudload count {redact(dataset.url)} "
-        f"--tokenizer NAME. A CloudLoader can also read the data {instead}; Rows needs the lengths"
+        f"{why}, but {who} none for this tokenizer, text column, and transform in "
+        f"{redact(places[missing[0]])}. Run: cloudload count {redact(dataset.url)} --tokenizer "
+        f"NAME. A CloudLoader can also read the data {instead}, but Rows needs the lengths"
     )

@@ -27,7 +27,7 @@ from cloudload.packing.tables import FLAT_LANE, NUM_DOCUMENT_COLUMNS, ORDINAL, S
 from cloudload.system.activity import Wait, doing
 
 logger = logging.getLogger(__name__)
-_PLAYING = "packing documents by their token lengths, to find rows of best_fit"
+_PLAYING = "packing documents by their token lengths to find best_fit rows"
 _LEAST_OF_LANE, _DOCUMENTS_AT_ONCE = 8, 1 << 17
 _LANES_AT_ONCE = 64
 _NEAR_ROWS = 256  # playing this many rows is about as fast as leaping to a mark and playing from it

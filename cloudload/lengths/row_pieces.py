@@ -162,8 +162,8 @@ def check_has_rows(lanes: Ints, is_dry: Flags) -> None:
     """Raise `DatasetError` if a lane of an endless run is dry. Both arguments are [lanes]."""
     if is_dry.any():
         raise DatasetError(
-            f"lane {lanes[np.argmax(is_dry)]} has no tokens in at least an epoch of documents. "
-            "Use fewer lanes (num_lanes), or more documents"
+            f"lane {lanes[np.argmax(is_dry)]} has no tokens in a whole epoch of its documents. Use "
+            "a smaller num_lanes, or more documents"
         )
 
 

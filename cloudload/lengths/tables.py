@@ -152,7 +152,11 @@ class LaneTables:
                 lock_path(self._path(number)),
             )
         except OSError as error:
-            logger.info("cannot build %s ahead of time: %s", self._path(number), error)
+            logger.info(
+                "cannot build %s ahead of time: %s. It will be built when it is needed",
+                self._path(number),
+                error,
+            )
             return False
 
     def build(self, number: int) -> None:
@@ -176,8 +180,8 @@ class LaneTables:
             flat = np.memmap(path, np.int64, "r").view(np.ndarray)
         except OSError as error:
             raise CacheError(
-                f"cannot keep a table of token lengths in {path}: {error}. Free disk space, or "
-                "choose a different `local`"
+                f"cannot write a table of token lengths to {path}: {error}. Free disk space, or "
+                "set `local` to a different folder"
             ) from error
         return flat.reshape(-1, self.num_lanes, self.num_columns)
 

@@ -126,7 +126,7 @@ def blame(
     chosen = losses.of_steps(asked)
     if not len(chosen.records.table):
         raise ValueError(
-            f"the log has no steps {asked.start:,} to {asked.stop - 1:,}. It has steps "
+            f"the log has no steps {asked.start:,} to {asked.stop - 1:,}. Use steps from "
             f"{losses.steps.start:,} to {losses.steps.stop - 1:,}"
         )
     documents = _sum_documents(chosen)

@@ -92,7 +92,7 @@ class LossLog:
         flush_every: int = 100,
     ) -> None:
         if flush_every < 1:
-            raise ValueError(f"flush_every is {flush_every}. It must be at least 1")
+            raise ValueError(f"flush_every is {flush_every}. Use at least 1")
         self._loader, self._flush_every = loader, flush_every
         self._path: Path | None = None
         if folder is not None:
@@ -139,9 +139,9 @@ class LossLog:
             labels = batch["labels"][at_row:stop_row]
         if labels.shape != (num_rows, seq_len) or stop_row > len(batch.rows):
             raise ValueError(
-                f"token_losses of {num_rows} rows from row {at_row} on do not match labels of "
-                f"shape {tuple(labels.shape)} in a batch of {len(batch.rows)} rows. Pass at_row "
-                "and the labels of the same rows"
+                f"token_losses has {num_rows} rows, starting at row {at_row} of the batch, which "
+                f"do not match labels of shape {tuple(labels.shape)} in a batch of "
+                f"{len(batch.rows)} rows. Pass at_row and the labels for the same rows"
             )
         low, high = np.searchsorted(spans[:, SPAN_ROW], [at_row, stop_row])
         spans = spans[low:high]

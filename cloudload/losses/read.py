@@ -81,7 +81,7 @@ def read_losses(*places: str | os.PathLike[str]) -> Losses:
     if not paths:
         raise DatasetError(
             f"there is no loss log in {', '.join(map(str, places))}. Pass the folder that LossLog "
-            "writes, after its first flush"
+            "writes to, after its first flush"
         )
     streams: tuple[str, ...] = ()
     state = None
@@ -104,7 +104,7 @@ def _join_streams(before: tuple[str, ...], own: tuple[str, ...], path: Path) -> 
     if before[:shared] != own[:shared]:
         raise DatasetError(
             f"{path} is the log of a run with the streams {', '.join(own)}, but an earlier file "
-            f"has {', '.join(before)}. Pass the logs of one run"
+            f"has the streams {', '.join(before)}. Pass the logs of a single run"
         )
     return max(before, own, key=len)
 

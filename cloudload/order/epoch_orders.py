@@ -181,9 +181,9 @@ class EpochOrders:
                     "(a saved run cannot switch to it)"
                 ) from error
             raise CacheError(
-                f"cannot write {order} to {self._folder}: {error!r}. Free disk space, or "
-                "choose a different `local`. A new run can also use shuffle_algo='seekable', which "
-                "needs no file (a saved run cannot switch to it)"
+                f"cannot write {order} to {self._folder}: {error!r}. Free disk space, or set "
+                "`local` to a different folder. A new run can also use shuffle_algo='seekable', "
+                "which needs no file (a saved run cannot switch to it)"
             ) from error
 
     def _find(self, path: Path) -> Ids | None:

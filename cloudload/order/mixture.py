@@ -60,8 +60,8 @@ class Mixture:
             row >= after for row, after in zip(rows, [*rows[1:], _MOST_ROWS], strict=True)
         ):
             raise ValueError(
-                f"schedule: its entries start at rows {rows}. The first must start at row 0, "
-                "and each later one at a higher row than the one before it, below 2^62"
+                f"schedule: the entries start at rows {rows}. Start the first entry at row 0, and "
+                "each later entry at a higher row than the previous one, below 2^62"
             )
         for row, weights in self.schedule:
             self._check(row, weights)
@@ -108,7 +108,7 @@ class Mixture:
             raise StreamChangedError(
                 f"mixture: the state has streams {list(saved.names)}, but the loader has "
                 f"{list(self.names)}. List the saved streams first, in the same order, and add new "
-                "ones at the end. To end a stream, set its proportion or its weight to 0"
+                "ones at the end. To end a stream, set its proportion or weight to 0"
             )
         added = (0.0,) * (len(self.names) - len(saved.names))
         before = [(first, weights + added) for first, weights in saved.schedule if first < row]
@@ -133,8 +133,8 @@ class Mixture:
             fields = json.loads(text)
             if not _is_mixture(fields):
                 raise ValueError(
-                    "it is not an object with names, a list of strings, and a schedule, a list of "
-                    "[row, weights]"
+                    "it is not an object with `names` (a list of strings) and `schedule` (a list "
+                    "of [row, weights])"
                 )
             return Mixture(
                 tuple(fields["names"]),

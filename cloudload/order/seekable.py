@@ -116,7 +116,9 @@ class SeekableOrder:
             positions = np.arange(*positions.indices(self._length))
         wanted = np.asarray(positions)
         if wanted.dtype.kind not in "iu" and wanted.size:
-            raise IndexError(f"an order is indexed by integers, not by {wanted.dtype}")
+            raise IndexError(
+                f"the dtype of the index is {wanted.dtype}. Index an order with integers"
+            )
         flat = wanted.ravel().astype(np.int64)
         if len(flat) and not (-self._length <= flat.min() and flat.max() < self._length):
             raise IndexError(

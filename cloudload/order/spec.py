@@ -77,7 +77,9 @@ def _chosen(label: str, samples: int, repeat: float | None, choose: int | None) 
     """The number of samples that a stream contributes to an epoch."""
     stream = f"stream {label!r}"
     if repeat is not None and choose is not None:
-        raise ValueError(f"{stream} has repeat {repeat!r} and choose {choose!r}. Use one of them")
+        raise ValueError(
+            f"{stream} has repeat {repeat!r} and choose {choose!r}. Use only one of them"
+        )
     if repeat is None and choose is None:
         return samples
     if repeat is not None:
@@ -89,11 +91,13 @@ def _chosen(label: str, samples: int, repeat: float | None, choose: int | None) 
     elif not isinstance(choose, int) or isinstance(choose, bool) or choose < 1:
         raise ValueError(f"{stream} has choose {choose!r}. Use a whole number of at least 1")
     if not samples:
-        raise ValueError(f"{stream} has no samples. Remove its repeat or choose, or the stream")
+        raise ValueError(
+            f"{stream} has no samples. Remove its repeat or choose, or remove the stream"
+        )
     if not choose:
         raise ValueError(
             f"{stream} has repeat {repeat!r}, which selects none of its {samples:,} samples. "
-            "Increase it, or remove the stream"
+            "Increase repeat, or remove the stream"
         )
     return choose
 

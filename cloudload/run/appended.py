@@ -49,9 +49,9 @@ def describe_left_out(recipe: Recipe) -> Iterator[str]:
         if dataset.num_left_out:
             number = len(dataset.shards)
             yield (
-                f"{stream.label}: this run reads the first {number:,} of "
-                f"{number + dataset.num_left_out:,} shards, with which it began. A new run reads "
-                "all of them"
+                f"{stream.label}: this run reads only the first {number:,} of "
+                f"{number + dataset.num_left_out:,} shards, because the others were added after it "
+                "began. A new run reads all shards"
             )
 
 

@@ -58,11 +58,11 @@ def check_on_change(on_change: Mapping[str, str]) -> None:
     """Raise `ValueError` for an invalid `on_change`."""
     for name, value in on_change.items():
         if value != _ACCEPT and (name, value) != ("data", SAME):
-            choices = "Use 'accept' or 'same'" if name == "data" else "The only choice is 'accept'"
+            choices = "Use 'accept' or 'same'" if name == "data" else "Use 'accept'"
             raise ValueError(f"on_change[{name!r}] is {value!r}. {choices}")
         if name not in ACCEPTABLE_FIELDS:
             raise ValueError(
-                f"on_change: a change of {name!r} cannot be accepted, or needs no acceptance. You "
+                f"on_change: a change of {name!r} cannot be accepted, or does not need to be. You "
                 f"can accept changes of {', '.join(sorted(ACCEPTABLE_FIELDS))}"
             )
 
@@ -80,7 +80,9 @@ def find_changes(saved: Saved, recipe: Recipe) -> Changes:
         if value != now:
             changes[name] = (value, found[name])
     if "data" in changes and has_same_samples(saved.fields, found):
-        logger.info("data: the shards differ, but each has the same samples as the saved one")
+        logger.info(
+            "data: the shards differ from those of the saved run, but contain the same samples"
+        )
         del changes["data"]
     if "tokenizer" in changes or not recipe.has_text:  # IDs must differ, or no text is encoded
         changes.pop("token_ids", None)
@@ -140,9 +142,9 @@ def check_moment(saved: Saved, changes: Changes) -> None:
     if changes and position.tail is not None:
         raise StreamChangedError(
             f"{names}: cannot change in the tail of a finite run, or after its end. From row "
-            f"{position.table_rows:,} on, its rows contain the leftover tokens of all lanes, so "
-            "no lane can continue after them. Restore the saved values, load a state that was "
-            "saved before that row, or start a new run, with a different seed if you like"
+            f"{position.table_rows:,} on, the rows contain the leftover tokens of all lanes, so no "
+            "lane can continue after them. Restore the saved values, load a state that was saved "
+            "before that row, or start a new run, which may have a different seed"
         )
     ended = [
         name
@@ -156,7 +158,9 @@ def check_moment(saved: Saved, changes: Changes) -> None:
             "load an earlier state, or start a new run"
         )
     if changes and position.rows != position.table_rows:
-        raise StreamChangedError(f"{names}: cannot change at this state. {explain_replay(saved)}")
+        raise StreamChangedError(
+            f"{names}: cannot change on a resume from this state. {explain_replay(saved)}"
+        )
 
 
 def explain_replay(saved: Saved) -> str:
@@ -164,7 +168,7 @@ def explain_replay(saved: Saved) -> str:
     gap."""
     position = saved.position
     return (
-        f"It is at row {position.rows:,}, but its cursors are those of row "
+        f"The state is at row {position.rows:,}, but its cursors are from row "
         f"{position.table_rows:,}, because it was saved between two exchanges, or after seek and "
         "before the next batch. Load it with the saved values and exchange_every=1, take one "
         "batch, and save a new state"

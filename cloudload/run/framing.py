@@ -38,8 +38,8 @@ def keep_framing(saved: Saved, recipe: Recipe) -> Recipe:
     if len(frames) < len(pairs) or len(frames) > len(tokenizer.frames) or not all(known):
         return recipe
     logger.warning(
-        "bos_eos: the tokenizer's files now give %s, but the run continues with the state's %s. To "
-        "change it, pass bos and eos, and on_change={'bos_eos': 'accept'}",
+        "bos_eos: the tokenizer's files now specify %s, but the run continues with %s from the "
+        "state. To change the IDs, pass bos and eos, and on_change={'bos_eos': 'accept'}",
         show(recipe.fields["bos_eos"]),
         show(saved.fields["bos_eos"]),
     )

@@ -57,8 +57,8 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
         known = part.cursors[..., CURSOR_ORDINAL] != UNKNOWN
         if (merged.cursors[known] != UNKNOWN).any():
             raise StreamChangedError(
-                f"part: {show(state['part'])} has lanes that another local state also has. "
-                "Pass each rank's state once"
+                f"part: the local state {show(state['part'])} has lanes that another local state "
+                "also has. Pass each rank's local state only once"
             )
         merged.set_lanes(known, part)
     if (merged.cursors < 0).any():

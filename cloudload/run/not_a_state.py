@@ -26,7 +26,9 @@ def explain_not_a_state(value: Any) -> str:
     if isinstance(value, str | os.PathLike):
         return _explain_text(os.fspath(value))
     if isinstance(value, bytes | bytearray):
-        return f"this is {type(value).__name__}, not a state. Decode it, for instance by json.loads"
+        return (
+            f"this is {type(value).__name__}, not a state. Decode it, for instance with json.loads"
+        )
     if isinstance(value, Mapping) and not value:
         return (
             "the state is empty. Either no state was saved, or another rank's checkpoint has it. "
@@ -41,20 +43,20 @@ def explain_not_a_state(value: Any) -> str:
             "states of all ranks"
         )
     if place is not None:
-        return f"this is a whole checkpoint. Pass the loader's state, at {place}"
+        return f"this is a whole checkpoint. Pass only the loader's state, which is at {place}"
     if find_nested(value, _is_streaming_state) is not None:
         return (
-            "this is the state of a StreamingDataset, or a Composer checkpoint that has one. Use "
-            "loader.load_streaming_state"
+            "this is the state of a StreamingDataset, or a Composer checkpoint that contains one. "
+            "Use loader.load_streaming_state"
         )
     if isinstance(value, Mapping):
         names = ", ".join(map(str, list(value)[:8]))
         return (
-            f"this is not a cloudload state: it has the keys {redact(names)[:200]}, and no version."
-            " Pass what loader.state_dict() returned"
+            "this is not a cloudload state, because it has no version. Its keys are "
+            f"{redact(names)[:200]}. Pass what loader.state_dict() returned"
         )
     return (
-        f"this is not a cloudload state but {type(value).__name__}. Pass what loader.state_dict() "
+        f"this {type(value).__name__} is not a cloudload state. Pass what loader.state_dict() "
         "returned"
     )
 

@@ -61,7 +61,7 @@ def check_stream_tails(position: Position, recipe: Recipe) -> None:
     if recipe.has_stream_ends and (position.rows != position.table_rows or position.tail):
         raise StreamChangedError(
             f"table_rows: a mixture whose streams end is at row {position.rows:,}, but its cursors "
-            f"are those of row {position.table_rows:,}. The state is damaged. Load an earlier one"
+            f"are from row {position.table_rows:,}. The state is damaged. Load an earlier one"
         )
     for component, stages in zip(recipe.components, position.lanes.arrays.tails, strict=False):
         is_possible = all(seq_len >= 1 for seq_len, _ in stages) and recipe.has_stream_ends
@@ -76,7 +76,8 @@ def _check_tail(position: Position, epochs: int | None) -> None:
     assert position.tail is not None
     if epochs is None:
         raise StreamChangedError(
-            "tail: an endless run has no tail. The state is damaged. Load an earlier one"
+            "tail: the state has a tail, but the run is endless. The state is damaged. Load an "
+            "earlier one"
         )
     delivered = sum(rows for _, rows in position.tail)
     is_possible = all(seq_len >= 1 and rows >= 0 for seq_len, rows in position.tail)

@@ -142,8 +142,8 @@ def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
         return position
     if position.rows != position.table_rows:
         raise StreamChangedError(
-            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but it cannot change at "
-            f"this state. {explain_replay(saved)}"
+            f"seq_len: saved {saved.seq_len!r}, found {seq_len!r}, but seq_len cannot change on a "
+            f"resume from this state. {explain_replay(saved)}"
         )
     if position.residues is None:
         return position

@@ -62,7 +62,7 @@ def check_has_tokens(recipe: Recipe, num_rows: int) -> None:
     """Raise `DatasetError` if a finite run has no rows, because no document has tokens."""
     if not num_rows:
         raise DatasetError(
-            f"no document of {', '.join(recipe.labels)} has any tokens, because all are empty, "
-            "filtered out, or left out by on_error='skip'. Set an eos, or use a different "
+            f"no document of {', '.join(recipe.labels)} has any tokens, because all documents are "
+            "empty, filtered out, or left out by on_error='skip'. Set an eos, or use a different "
             "transform, min_tokens, or data"
         )

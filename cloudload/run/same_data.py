@@ -36,20 +36,21 @@ def explain_data(names: set[str], saved: Mapping[str, Any], found: Mapping[str, 
         return [_describe_other_data(saved, found)]
     if SHARDS_FIELD in names:
         return [
-            "The samples are cut into different shards, and the order of documents depends on the "
-            "number of samples in each shard. A different compression, hash algorithm, or size "
+            "The samples are split into different shards, and the order of documents depends on "
+            "the number of samples in each shard. A different compression, hash algorithm, or size "
             "limit can cause this, because a shard's header counts toward its size"
         ]
     if DATA_FIELD not in names:
         return []
     pairs = _list_differing(saved, found)
     if any(before and now and before != now for before, now in pairs):
-        return ["Each shard has as many samples as before, but different samples or columns"]
+        return ["Each shard has as many samples as before, but the samples or columns differ"]
     lacking = "index" if all(before for before, _ in pairs) else "state"
     return [
-        "Each shard has as many samples as before. cloudload cannot tell whether they are the "
-        f"same, because the {lacking} has no hashes of them. If they are, for example written with "
-        "a different compression, continue with on_change={'data': 'same'}, which drops no tokens"
+        "Each shard has as many samples as before. cloudload cannot tell whether the samples are "
+        f"the same, because the {lacking} has no hashes of them. If they are the same, for example "
+        "because only the compression changed, continue with on_change={'data': 'same'}, which "
+        "drops no tokens"
     ]
 
 
@@ -59,8 +60,8 @@ def _describe_other_data(saved: Mapping[str, Any], found: Mapping[str, Any]) -> 
         now = now[: len(before)]  # ignore added streams
     difference = ""
     if all(map(str.isdecimal, before)) and (old := sum(map(int, before))) != sum(map(int, now)):
-        difference = f": {sum(map(int, now)):,} samples instead of {old:,}"
-    return f"This is a different dataset{difference}. Check the location"
+        difference = f", with {sum(map(int, now)):,} samples instead of {old:,}"
+    return f"This is a different dataset{difference}. Check that its URL is correct"
 
 
 def _list_differing(saved: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str]]:

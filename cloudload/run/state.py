@@ -267,8 +267,9 @@ def check_keys(state: Mapping[str, Any]) -> None:
         raise StreamChangedError(explain_not_a_state(state))
     if not isinstance(state["version"], int) or state["version"] != VERSION:
         raise StreamChangedError(
-            f"version: the state has {show(state['version'])}, but this cloudload reads {VERSION}. "
-            f"Use the cloudload that wrote it ({show(state.get('cloudload', 'unknown'))})"
+            f"version: the state has format version {show(state['version'])}, but this version of "
+            f"cloudload reads only {VERSION}. Use the version of cloudload that wrote the state "
+            f"({show(state.get('cloudload', 'unknown'))})"
         )
     missing, unknown = (
         sorted(KEYS - state.keys()),
@@ -277,7 +278,7 @@ def check_keys(state: Mapping[str, Any]) -> None:
     if missing or unknown:
         raise StreamChangedError(
             f"the state has the wrong fields: missing {missing}, unknown [{', '.join(unknown)}]. "
-            "It is damaged. Load an earlier one"
+            "The state is damaged. Load an earlier one"
         )
     for name, value in state.items():
         if not isinstance(value, str | int | None):
@@ -292,7 +293,7 @@ def read_position(state: Mapping[str, Any]) -> Position:
     """The position of a state, whole or local. Raises `StreamChangedError` if it is damaged."""
     rows, table_rows = state["rows"], state["table_rows"]
     if table_rows > rows:
-        raise damaged("table_rows", f"{table_rows} is past rows {rows}")
+        raise damaged("table_rows", f"{table_rows} is greater than rows, which is {rows}")
     cursors = read_cursors(state)
     skipped = read_pairs("skipped", state["skipped"])
     bounds = [0, *(row for pair in skipped for row in pair), rows]

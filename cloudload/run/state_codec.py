@@ -62,7 +62,7 @@ def read_cursors(state: Mapping[str, Any]) -> Ints:
         component, lane, _ = out[0].tolist()
         raise damaged(
             "cursors",
-            f"lane {lane} is at {cursors[component, lane].tolist()}, beyond any real run",
+            f"lane {lane} is at {cursors[component, lane].tolist()}, which is beyond any real run",
         )
     sizes = read_sizes(state, cursors.shape[:2])
     return np.concatenate([cursors, sizes[..., None]], axis=2)
@@ -79,7 +79,10 @@ def read_sizes(state: Mapping[str, Any], shape: tuple[int, ...]) -> Ints:
     data, number = _decode("document_sizes", state["document_sizes"]), math.prod(shape)
     widths = {number * int(width[-1]): width for width in SIZE_WIDTHS}
     if len(data) not in widths:
-        raise damaged("document_sizes", f"they have {len(data)} bytes, not one of {list(widths)}")
+        raise damaged(
+            "document_sizes",
+            f"they have {len(data)} bytes, but the only possible sizes are {list(widths)}",
+        )
     sizes = np.frombuffer(data, widths[len(data)])
     if (sizes > _MOST_OFFSET).any():
         raise damaged("document_sizes", f"{sizes.max():,} tokens are beyond any real document")
@@ -191,7 +194,10 @@ def decode_residues(state: Mapping[str, Any], cursors: Ints) -> Residues | None:
     chunks = text.split(CHUNK_END) if isinstance(text, str) else [text]
     step = RESIDUES_PER_CHUNK if len(chunks) > 1 else len(ordinals)
     if len(chunks) != -(-len(ordinals) // step):
-        raise damaged("residues", f"they have {len(chunks)} chunks for {len(ordinals):,} lanes")
+        raise damaged(
+            "residues",
+            f"they have {len(chunks)} chunks, which is wrong for {len(ordinals):,} lanes",
+        )
     found: list[bytes] = []
     for number, chunk in enumerate(chunks):
         found += _decode_chunk(chunk, ordinals[number * step : (number + 1) * step])

@@ -47,8 +47,8 @@ def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Reci
     if config.is_mixed:
         raise StreamChangedError(
             "the streams have proportions or a schedule, so each has a separate order, but "
-            "StreamingDataset reads all streams in one order. Use repeat or choose "
-            "instead. StreamingDataset, too, turns its proportions into choose"
+            "StreamingDataset reads all streams in one order. Use repeat or choose instead, "
+            "because StreamingDataset itself converts its proportions to choose"
         )
     if config.shuffle_algo == "seekable":
         raise StreamChangedError(
@@ -74,7 +74,8 @@ def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Reci
     if config.epochs is not None and (saved.epoch, count) >= (config.epochs - 1, num_samples):
         raise StreamChangedError(
             f"epoch: the state has read {saved.epoch} epochs and {count:,} of {num_samples:,} "
-            f"samples, and epochs is {config.epochs}, so nothing is left to read. Use more epochs"
+            f"samples, but the loader has epochs={config.epochs}, so nothing is left to read. Use "
+            "more epochs"
         )
     return recipe, Position.start(recipe, origin)
 
@@ -110,19 +111,20 @@ def read_streaming_state(state: Mapping[str, Any]) -> StreamingState:
         timestamp = (composer.get("timestamp") or {}).get("Timestamp", {})
         state = {**own, **{name: timestamp.get(name) for name in ("epoch", "sample_in_epoch")}}
     if (place := find_nested(state, is_state)) is not None:
-        place = f" has, at {place}," if place else " is"
+        place = f" contains, at {place}," if place else " is"
         raise StreamChangedError(f"this{place} a CloudLoader's state. Use loader.load_state_dict")
     names = StreamingState.__dataclass_fields__
     missing = [name for name in names if not isinstance(state, Mapping) or name not in state]
     if missing:
         raise StreamChangedError(
-            f"this is not a StreamingDataset's state: it has no {', '.join(missing)}. Pass its "
-            "state_dict(), or a Composer checkpoint loaded by torch.load"
+            f"this is not a StreamingDataset's state: it has no {', '.join(missing)}. Pass the "
+            "dataset's state_dict(), or a Composer checkpoint loaded with torch.load"
         )
     values = {name: state[name] for name in names}
     if values["epoch"] == -1:
         raise StreamChangedError(
-            "epoch: the state has -1, so its dataset was never iterated. Start the run without it"
+            "epoch: the state has -1, so its dataset was never iterated over. Start the run "
+            "without this state"
         )
     for name, value in values.items():
         least = int(name == "num_canonical_nodes")

@@ -9,8 +9,8 @@ from cloudload.session.current_run import CurrentRun
 from cloudload.session.membership import Membership
 
 NO_DATASET = (
-    "A CloudLoader is not a dataset: iterate over it, and do not wrap it in a DataLoader. With the "
-    "Hugging Face Trainer, use cloudload.integrations.transformers.CloudloadTrainer"
+    "A CloudLoader is not a dataset. Iterate over it directly, and do not wrap it in a DataLoader. "
+    "With the Hugging Face Trainer, use cloudload.integrations.transformers.CloudloadTrainer"
 )
 
 
@@ -34,11 +34,11 @@ def count_pass(run: CurrentRun, member: Membership) -> int:
     rows = None if delivery.stop_every is not None else run.count_rows()
     if rows is None:
         raise TypeError(
-            f"{NO_DATASET}. Its number of batches is known only with stop_every=N (see "
-            "count_batches for an epoch); or with epochs=N and token lengths, which cloudload "
-            "count makes; or if every document is "
-            "one row: packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no "
-            "transform, stop_every, or min_tokens above 1"
+            f"{NO_DATASET}. Its number of batches is known only in three cases. The first is "
+            "stop_every=N (for an epoch, compute N with count_batches). The second is epochs=N "
+            "with token lengths, which cloudload count writes. The third is one row per document: "
+            "packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no transform, "
+            "stop_every, or min_tokens above 1"
         )
     is_dropped = delivery.tail == "drop"
     return rows // member.global_batch if is_dropped else -(-rows // member.global_batch)
@@ -50,11 +50,11 @@ def count_epochs(run: CurrentRun, member: Membership, epochs: int) -> int:
     Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
     """
     if epochs < 1:
-        raise ValueError(f"epochs is {epochs}. It must be at least 1")
+        raise ValueError(f"epochs is {epochs}. Use at least 1")
     rows = run.count_rows_of_epochs(epochs)
     if rows is None:
         raise ValueError(
-            "the number of batches in an epoch is unknown, because there are no token lengths. "
-            "Run cloudload count, or choose a number of batches"
+            "the number of batches in an epoch is unknown, because there are no token lengths. Run "
+            "cloudload count, or set a number of batches"
         )
     return -(-rows // member.global_batch)

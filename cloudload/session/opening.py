@@ -57,8 +57,8 @@ def read_arguments(arguments: Mapping[str, Any], callee: type) -> tuple[RowsConf
         rank, size = options["dp_rank"], options["dp_world_size"]
         if rank is not None or size is not None:
             raise ValueError(
-                f"device_mesh sets dp_rank and dp_world_size, but dp_rank is {rank} and "
-                f"dp_world_size is {size}. Pass either the mesh or these two"
+                f"device_mesh is set, but dp_rank is {rank} and dp_world_size is {size}. Pass "
+                "either device_mesh, or dp_rank and dp_world_size"
             )
         options["dp_rank"], options["dp_world_size"] = place_in_mesh(mesh)
     options = adopt_streaming(options, _find_defaults(callee), options["retry"] or Retry())

@@ -164,7 +164,7 @@ class Reader:
 
     def _iterate(self) -> Iteration:
         run, member = self._run, self.member
-        self.stop("another was started")
+        self.stop("another iteration was started")
         self._start_log.begin_iteration()
         plan, exchange = self._connect()
         plan = foresee(run, plan, exchange)

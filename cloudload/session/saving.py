@@ -35,8 +35,8 @@ def check_knows_all_lanes(log: RunLog) -> None:
     if not log.knows_all_lanes and log.has_read:
         raise RanksDisagreeError(
             "the ranks cannot communicate, so no rank knows the whole state. Initialize "
-            "torch.distributed before iterating, or save local_state_dict() on every rank and "
-            "load merge_state_dicts([...])"
+            "torch.distributed before iterating, or save local_state_dict() on every rank, and "
+            "load the result of merge_state_dicts([...])"
         )
 
 
@@ -76,10 +76,10 @@ def log_resumed(run: CurrentRun, state: Mapping[str, Any]) -> None:
         logger.info("%s", line)
     if state["tokenizer_backend"] != run.backend.versions:
         logger.info(
-            "the state was saved with %s, and the run continues with %s, %s",
+            "the state was saved with %s. The run continues with %s, %s",
             state["tokenizer_backend"],
             run.backend.versions,
-            "which gives the same IDs for fixed texts"
+            "which produces the same IDs for a fixed set of texts"
             if "token_ids" in state
             else "whose IDs cannot be compared, because the state has no token_ids",
         )

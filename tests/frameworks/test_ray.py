@@ -249,5 +249,5 @@ def test_resources_are_those_of_ray() -> None:
         "memory": 1 << 30,
         "resources": {"disk": 0.5},
     }
-    with pytest.raises(ValueError, match="the resource 'cpus' is not NAME=NUMBER"):
+    with pytest.raises(ValueError, match="the resource 'cpus' does not have the form NAME=NUMBER"):
         parse_resources("cpus")

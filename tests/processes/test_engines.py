@@ -209,7 +209,7 @@ def test_the_job_of_an_array_knows_its_share(
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({}, "not part of an array"),
+        ({}, "not part of a job array"),
         ({"JOB_COMPLETION_INDEX": "0"}, "Set WORKER_COUNT"),
         ({"JOB_COMPLETION_INDEX": "3", "WORKER_COUNT": "3"}, "numbered from 0"),
         ({"SLURM_ARRAY_TASK_ID": "3"}, "worker 3 of 0"),

@@ -234,7 +234,7 @@ def test_ranks_that_would_not_read_one_stream_are_an_error(
         launch(corpus, tmp_path, 0, Run(2, 2, 0, 2))
     with pytest.raises(subprocess.CalledProcessError) as failure:
         launch(corpus, tmp_path, 1, Run(2, 2, 0, 2), differ_in=fault)
-    assert "the ranks of one run must agree on these values" in failure.value.stderr
+    assert "these values must be the same on all ranks of a run, but differ" in failure.value.stderr
     assert message in failure.value.stderr
 
 
@@ -258,7 +258,7 @@ def test_ranks_that_start_while_data_is_appended_agree_or_stop(
     shutil.copy(before, data / "index.json")
     with pytest.raises(subprocess.CalledProcessError) as failure:
         launch(growing, tmp_path, 2, Run(2, 2, 0, 2), append=str(after))
-    assert "If data was appended or written again while the job started" in failure.value.stderr
+    assert "If data was appended or rewritten while the job was starting" in failure.value.stderr
 
 
 def test_ranks_that_start_while_lengths_appear_use_none(corpus: Corpus, tmp_path: Path) -> None:

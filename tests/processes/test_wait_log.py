@@ -84,7 +84,9 @@ def test_a_slow_transform(
     message = read_until_logged(loader, caplog)
     assert message.startswith("the training loop waited for batches ")
     assert re.search(rf"\. {re.escape(who)} spent \d+% running the transform", message), message
-    assert "The transform is slower than training: make it faster, apply it once with " in message
+    assert (
+        "The transform is slower than training, so make it faster, apply it once with "
+    ) in message
     assert advice in message
     delivery = loader.stats().delivery
     spent = [delivery.read_s, delivery.tokenize_s, delivery.pack_s, delivery.idle_s]
@@ -97,7 +99,7 @@ def test_too_few_workers(documents: str, tmp_path: Path, caplog: pytest.LogCaptu
     )
     message = read_until_logged(loader, caplog)
     assert "% tokenizing" in message.partition(",")[0]
-    assert "Tokenization is slower than training: use tokenizer_backend='fastokens', or use" in (
+    assert "Tokenization is slower than training, so use tokenizer_backend='fastokens', or use" in (
         message
     )
     assert message.endswith("or train on token IDs (cloudload export)")
@@ -112,7 +114,7 @@ def test_a_slow_store(
     options: dict[str, Any] = {"num_workers": 1, "predownload": 1, "download_threads": 1}
     message = read_until_logged(make_loader(data, local=tmp_path, **options), caplog)
     assert "% waiting for shards (0.0 MB/s downloaded)" in message
-    assert "The store is slower than training: use more download_threads (now 1), a larger" in (
+    assert "The store is slower than training, so use more download_threads (now 1), a larger" in (
         message
     )
 
@@ -174,7 +176,9 @@ def test_a_late_rank_is_the_reason_of_the_others(
     wait_for_others(log, meter, plan)
     [message] = messages_of(caplog)
     assert message.startswith("rank 0: the training loop waited for batches ")
-    assert "s for other ranks while its own rows were ready. If the late rank's loader" in message
+    assert (
+        "s for other ranks while this rank's rows were ready. If the late rank's loader"
+    ) in message
 
 
 def test_a_rank_that_waited_for_others_still_says_why_it_is_late_itself(

@@ -192,7 +192,9 @@ def test_an_abandoned_iterator_says_so_and_leaves_no_process(corpus: Corpus) -> 
     next(first)
     second = iter(loader)
     next(second)
-    with pytest.raises(WorkerError, match="this iteration has ended: another was started"):
+    with pytest.raises(
+        WorkerError, match="this iteration has ended, because another iteration was started"
+    ):
         next(first)
     loader.close()
     with pytest.raises(WorkerError, match="the loader was closed"):

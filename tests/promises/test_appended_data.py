@@ -110,7 +110,10 @@ def test_new_runs_read_all_shards_and_the_log_and_description_say_so(
         assert "this run reads" not in caplog.text
         loader.load_state_dict(state)
         assert loader.num_samples == loader.describe()[stream] == 60
-        expected = f"this run reads the first {began} of {total} shards, with which it began"
+        expected = (
+            f"this run reads only the first {began} of {total} shards, because the others were "
+            "added after it began"
+        )
         assert f"{stream[7:]}: {expected}. A new run reads all of them" in caplog.text
         assert f"samples in the first {began} of {total} shards" in str(loader.describe())
         assert loader.state_dict() == state

@@ -293,7 +293,7 @@ def test_a_damaged_shard_and_a_tokenizer_that_fails_are_never_skipped(tmp_path: 
 
 
 def test_it_does_not_apply_to_token_ids() -> None:
-    with pytest.raises(ValueError, match="on_error is 'skip', but it does not apply to token IDs"):
+    with pytest.raises(ValueError, match="on_error is 'skip', which does not apply to token IDs"):
         loaders.make_loader("nowhere", tokens_key="ids", on_error="skip")
     with pytest.raises(ValueError, match="on_error"):
         loaders.make_loader("nowhere", on_error="ignore")

@@ -168,7 +168,10 @@ def test_seq_len_may_change_while_sizes_stay_known(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        (np.ones(5, "<u2"), r"document_sizes: they have 10 bytes, not one of \[12, 24, 48\]"),
+        (
+            np.ones(5, "<u2"),
+            r"document_sizes: they have 10 bytes, but the only possible sizes are \[12, 24, 48\]",
+        ),
         (np.full(6, 1 << 41, "<u8"), "document_sizes: 2,199,023,255,552 tokens are beyond any"),
         (
             np.ones(6, "<u2"),

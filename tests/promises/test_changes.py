@@ -212,11 +212,11 @@ def test_a_transform_is_known_by_its_values_or_by_the_id_it_was_given(folder: Pa
     [
         (
             {"seed": "accept"},
-            "a change of 'seed' cannot be accepted, or needs no acceptance. "
-            "You can accept changes of bos_eos",
+            "a change of 'seed' cannot be accepted, or does not need to be. You can accept changes "
+            "of bos_eos",
         ),
         ({"nothing": "accept"}, "a change of 'nothing' cannot be accepted"),
-        ({"epochs": True}, "The only choice is 'accept'"),
+        ({"epochs": True}, "is True. Use 'accept'"),
     ],
 )
 def test_what_cannot_be_accepted_is_said(

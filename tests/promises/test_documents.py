@@ -154,7 +154,7 @@ def test_a_lane_of_which_all_is_left_out_is_an_error_not_a_wait(folder: Path) ->
         next(iter(make_loader(folder, min_tokens=10_000)))
     with pytest.raises(
         DatasetError,
-        match="has any tokens, because all are empty, filtered out, or left out",
+        match="has any tokens, because all documents are empty, filtered out, or left out",
     ):
         list(make_loader(folder, min_tokens=10_000, epochs=1))
 

@@ -269,6 +269,6 @@ def test_a_finite_run_without_a_token_is_an_error_that_says_so(
     corpus = write(documents, **packing, **changes)
     with pytest.raises(
         DatasetError,
-        match=r"no document of corpus\d* has any tokens, because all are empty, filtered out",
+        match=r"no document of corpus\d* has any tokens, because all documents are empty, filter",
     ):
         corpus.run(Leg(ranks, batches=None))

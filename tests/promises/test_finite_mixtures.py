@@ -621,8 +621,8 @@ def test_what_a_mixture_with_ends_cannot_have_is_refused(data: Data, tmp_path: P
         with pytest.raises(ValueError, match=message):
             make_mixture(data, **{"epochs": 1, **options})
     for options, message in (
-        ({"stopping": "first"}, "the data is one corpus"),
-        ({}, "has max_epochs, but only a mixture"),
+        ({"stopping": "first"}, "without proportions or a schedule, all streams end together"),
+        ({}, "has max_epochs, which requires a mixture"),
     ):
         stream = Stream(data.folders[0], max_epochs=None if options else 2)
         with pytest.raises(ValueError, match=message):

@@ -121,7 +121,9 @@ def test_a_damaged_group_is_refused_by_name(
         decode_group(bytes(changed))
     try:
         group.write_bytes(changed)
-        with pytest.raises(DatasetError, match=f"{group.name}: its size or hash is not"):
+        with pytest.raises(
+            DatasetError, match=f"{group.name}: the size or hash of the file differs"
+        ):
             read_lengths(folder, cache)
     finally:
         group.write_bytes(content)
@@ -147,7 +149,7 @@ def test_the_lengths_of_another_version_of_the_data_are_not_taken(
     count(tmp_path)
     [other] = [each for each in tmp_path.glob("lengths/*/index-*.json") if each != index]
     other.write_bytes(index.read_bytes())
-    with pytest.raises(DatasetError, match=f"{other.name}: it belongs to different data"):
+    with pytest.raises(DatasetError, match=f"{other.name}: the file belongs to different data"):
         make_loader(str(tmp_path))
 
 

@@ -291,7 +291,7 @@ def test_damaged_lengths_are_refused_by_name(tmp_path: Path) -> None:
     content[-1] ^= 1
     group.write_bytes(content)
     loader = make_loader(str(tmp_path), lengths="auto", local=str(tmp_path.parent / "cache"))
-    with pytest.raises(DatasetError, match=rf"{group.name}: its size or hash"):
+    with pytest.raises(DatasetError, match=rf"{group.name}: the size or hash"):
         next(iter(loader))
     index = group.parent / next(group.parent.glob("index-*.json")).name
     index.write_text("[]")

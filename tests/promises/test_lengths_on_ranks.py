@@ -121,7 +121,7 @@ def test_passes_of_an_epoch_end_on_the_same_step_without_communication(folders: 
 
 def test_ranks_without_lengths_still_need_to_communicate(folders: list[str]) -> None:
     loader = make_ranks(folders[0], epochs=1, lengths="off")[0]
-    with pytest.raises(RanksDisagreeError, match="they must communicate to end"):
+    with pytest.raises(RanksDisagreeError, match="ranks must communicate to end"):
         next(iter(loader))
 
 

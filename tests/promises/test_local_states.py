@@ -135,6 +135,6 @@ def test_a_part_given_twice_is_refused_for_it_would_count_twice(larger_folder: s
     with pytest.raises(
         StreamChangedError,
         match=r"part: '1/2' has lanes that another local state also has\. "
-        r"Pass each rank's state once",
+        r"Pass each rank's local state only once",
     ):
         merge_state_dicts(parts)

@@ -242,7 +242,7 @@ def test_wrong_arguments_are_refused(streams: list[Stream], tmp_path: Path) -> N
         for losses in (torch.zeros(4, 3), torch.zeros(4 * 15), torch.tensor(3.0)):
             with pytest.raises(ValueError, match=r"\[rows, 15\] or \[rows, 16\], as from cross"):
                 log.add(batch, losses)
-        with pytest.raises(ValueError, match=r"Pass at_row and the labels of the same rows"):
+        with pytest.raises(ValueError, match=r"Pass at_row and the labels for the same rows"):
             log.add(batch, torch.zeros(2, 15), at_row=3)
         with pytest.raises(ValueError, match=r"this is a copy of a batch's tensors"):
             log.add(Batch(batch), losses_of(batch))
@@ -250,7 +250,7 @@ def test_wrong_arguments_are_refused(streams: list[Stream], tmp_path: Path) -> N
         LossLog(loader, flush_every=0)
     with make_loader(Stream(streams[0].url, name="other"), local=tmp_path) as other:
         log_one(other)
-    with pytest.raises(DatasetError, match=r"Pass the logs of one run"):
+    with pytest.raises(DatasetError, match=r"Pass the logs of a single run"):
         read_losses(tmp_path / "log")
 
 
@@ -292,7 +292,7 @@ def test_only_planted_outliers_are_found() -> None:
     none = Losses(losses.streams, losses.records.take(slice(9)), None)
     none.records.table[:, TOKENS] = 0
     assert np.isnan(blame(none).loss)
-    with pytest.raises(ValueError, match=r"no steps 600 to 600\. It has steps 1 to 500"):
+    with pytest.raises(ValueError, match=r"no steps 600 to 600\. Use steps from 1 to 500"):
         blame(losses, range(600, 601))
 
 

@@ -157,7 +157,10 @@ def test_a_world_that_cannot_be_changed_leaves_the_loader_as_it_was(folder: str)
         next(iterator)
     refused: dict[str, tuple[type[Exception], dict[str, Any]]] = {
         "5 ranks cannot share 12 lanes evenly": (ValueError, {"rank": 1, "size": 5}),
-        "data-parallel rank 2 is not in a world of size 2": (ValueError, {"rank": 2, "size": 2}),
+        "the data-parallel rank is 2, but the world size is 2": (
+            ValueError,
+            {"rank": 2, "size": 2},
+        ),
         "batch_size is 0": (ValueError, {"rank": 0, "size": 2, "batch_size": 0}),
         "ranks_per_node is 0": (ValueError, {"rank": 0, "size": 2, "ranks_per_node": 0}),
         "already at row 12": (ValueError, {"rank": 0, "size": 2, "rows": 2}),

@@ -268,7 +268,7 @@ def test_a_stream_may_have_its_own_frame(urls: dict[str, str], cache: Path) -> N
         ({"web": -1, "code": 1}, {}, "proportion of web is -1"),
         ({"web": 0, "code": 0}, {}, "all weights are 0"),
         ({"web": 1, "code": 1}, {"stopping": "first"}, "stopping is 'first', but no stream ends"),
-        ({"web": None}, {"schedule": [(5, {"web": 1})]}, "first must start at row 0"),
+        ({"web": None}, {"schedule": [(5, {"web": 1})]}, "Start the first entry at row 0"),
         ({"web": None}, {"schedule": [(0, {"wiki": 1})]}, "wiki"),
     ],
 )
@@ -297,7 +297,10 @@ def test_an_empty_stream_in_a_mixture_is_an_error(
         ({"repeat": 0}, "stream '.*' has repeat 0. Use a finite number above 0"),
         ({"choose": 0}, "choose 0. Use a whole number"),
         ({"repeat": 1, "choose": 5}, "Use one of them"),
-        ({"repeat": 2, "proportion": 1}, "has a proportion and repeat or choose"),
+        (
+            {"repeat": 2, "proportion": 1},
+            "has a proportion, which cannot be combined with repeat or choose",
+        ),
     ],
 )
 def test_repeat_and_choose_are_checked(

@@ -189,7 +189,7 @@ def test_a_small_cache_downloads_again_within_the_stated_range(
     assert found.warnings == ()
     for too_small, warning in (
         (free.least_cache_bytes - 1, "refuse to start"),
-        (free.least_cache_bytes, "downloaded again and again"),
+        (free.least_cache_bytes, "downloaded repeatedly"),
     ):
         options["cache_limit"] = too_small
         [shown] = plan(tmp_path, options, tokens=120_000).warnings or ("",)
@@ -246,7 +246,7 @@ def test_the_length_of_a_run_is_checked(corpora: list[Path], tmp_path: Path) -> 
     assert "the data ends after" in shortened.warnings[0]
     repeated = plan(tmp_path, options, tokens=int(5 * shortened.tokens.value))
     assert repeated.epochs.value == pytest.approx(5, abs=0.1)
-    assert "is repeated 5.0 times, more than 4" in repeated.warnings[0]
+    assert "is repeated 5.0 times, which is more than 4" in repeated.warnings[0]
     assert (repeated.any_world, repeated.worlds) == (True, (1, 2, 3, 4, 6, 12))
     with pytest.raises(ValueError, match="8 ranks cannot share 12 lanes"):
         plan(tmp_path, {**options, "lengths": "off"}, tokens=5, ranks_per_node=8)
@@ -316,7 +316,7 @@ def test_the_command_takes_a_loaders_arguments_from_files_and_flags(
     flags = ["--option", "seq_len=96", "--nodes", "2"]
     assert main(["plan", "--config", str(python), *common, *flags]) == 0
     shown = capsys.readouterr().out
-    assert "rows     120, of 96 tokens" in shown
+    assert "rows     120, of 96 tokens each" in shown
     assert "2 ranks on 2 nodes" in shown
     for wrong, message in (
         (["--steps", "20", "--option", "seqlen=3"], "seq_len"),

@@ -319,8 +319,8 @@ def test_a_column_that_cannot_be_read_is_named(
         ({"tokens_key": None}, r"tokenizer is None, but the documents are text"),
         ({"tokens_dtype": "float32"}, r"tokens_dtype is 'float32'. Use one of"),
         ({"tokens_key": 3}, r"tokens_key is 3. Use the name of a column"),
-        ({"tokens_key": "same"}, r"can be 'same' only for a Stream"),
-        ({"tokens_key": None, "tokens_dtype": "uint16"}, r"but there is no tokens_key"),
+        ({"tokens_key": "same"}, r"'same' is valid only for a Stream"),
+        ({"tokens_key": None, "tokens_dtype": "uint16"}, r"but tokens_key is not set"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(

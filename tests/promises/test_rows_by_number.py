@@ -216,7 +216,7 @@ def test_data_without_lengths_is_refused_with_the_command_that_counts_them(
         with pytest.raises(DatasetError, match="Run: cloudload count") as error:
             Rows(str(tmp_path), seq_len=16, **{**SETTINGS, **options})
         assert "off" not in str(error.value)
-    with pytest.raises(DatasetError, match=r"lengths='auto'; Rows needs the lengths$"):
+    with pytest.raises(DatasetError, match=r"lengths='auto', but Rows needs the lengths$"):
         Rows(str(tmp_path), seq_len=16, **SETTINGS)
 
 

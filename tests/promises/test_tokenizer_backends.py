@@ -70,7 +70,7 @@ def test_a_resume_on_the_other_backend_reads_the_same_rows(
             found += [batch["input_ids"].tolist() for batch in loader.take(3)]
             state = loader.state_dict()
     assert found == expected
-    assert caplog.text.count("which gives the same IDs for fixed texts") == 3
+    assert caplog.text.count("which produces the same IDs for a fixed set of texts") == 3
 
 
 def test_a_backend_that_there_is_not_is_a_wrong_argument(

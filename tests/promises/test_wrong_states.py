@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
             lambda _: {"state": {"dataset_state": {"train": STREAMING}}},
             r"Composer checkpoint.*load_streaming_state",
         ),
-        (lambda _: {"model": {}, "step": 3}, "it has the keys model, step, and no version"),
+        (lambda _: {"model": {}, "step": 3}, "it has no version. Its keys are model, step. Pass"),
         (lambda _: b"state", "this is bytes"),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_state_without_a_hash_of_ids_resumes_and_says_so(
     state = {**loader.state_dict(), "tokenizer_backend": "tokenizers 0.1"}
     with caplog.at_level(logging.INFO, "cloudload"):
         loader.load_state_dict(state)
-        assert "which gives the same IDs for fixed texts" in caplog.text
+        assert "which produces the same IDs for a fixed set of texts" in caplog.text
         del state["token_ids"]
         loader.load_state_dict(state)
     assert "whose IDs cannot be compared, because the state has no token_ids" in caplog.text
@@ -162,7 +162,7 @@ def test_an_automatic_framing_is_kept_from_the_state(
     )
     resumed = make_loader(folder, **options)
     resumed.load_state_dict(state)
-    assert "the run continues with the state's 'None/256'" in caplog.text
+    assert "the run continues with 'None/256' from the state" in caplog.text
     assert [batch["input_ids"].tolist() for batch in resumed.take(3)] == rest
     assert before
 

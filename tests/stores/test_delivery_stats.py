@@ -196,4 +196,4 @@ def test_the_speed_of_the_workers_is_known_after_the_first_batches(
         made, described = loader.stats().delivery, loader.describe()
     assert made.tokens_made >= tokens > 0
     assert 0 < described["tokens_per_s"] < 1e9
-    assert f"{described['tokens_per_s']:,} that the workers of a rank can make" in str(described)
+    assert f"{described['tokens_per_s']:,} that one rank's workers can make" in str(described)

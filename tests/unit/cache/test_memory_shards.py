@@ -79,7 +79,7 @@ def test_a_damaged_shard_is_fetched_twice_and_then_named(
     with open_shards(corpus, tmp_path / "cache") as shards:
         with pytest.raises(DatasetError, match=rf"{name} has xxh64 .* second invalid download"):
             shards.shard(2)
-        assert "fetching it again" in caplog.text
+        assert "Fetching it again" in caplog.text
         assert texts_of(shards.shard(3))
 
 

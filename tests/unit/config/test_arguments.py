@@ -32,7 +32,7 @@ def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(
         ({"num_workers": True}, "num_workers is True"),
         (
             {"device_mesh": object(), "dp_rank": 0, "dp_world_size": 1},
-            "device_mesh sets dp_rank and dp_world_size",
+            "device_mesh is set, but dp_rank is 0 and dp_world_size is 1. Pass either",
         ),
     ],
 )

@@ -205,7 +205,7 @@ def test_a_default_number_of_workers_is_never_a_warning(
 @pytest.mark.parametrize("size", ["0", "00"])
 def test_a_world_without_ranks_is_refused(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
     monkeypatch.setenv("WORLD_SIZE", size)
-    with pytest.raises(ValueError, match=r"has size 0. Use a dp_world_size, or .* at least 1"):
+    with pytest.raises(ValueError, match=r"world size is 0. Set dp_world_size, or .* at least 1"):
         find_world()
-    with pytest.raises(ValueError, match=r"has size 0\. Use"):
+    with pytest.raises(ValueError, match=r"world size is 0\. Set"):
         find_world(0, 0)

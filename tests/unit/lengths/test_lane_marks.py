@@ -97,4 +97,6 @@ def test_if_the_folder_cannot_be_written_a_warning_names_it_once(
     add(marks, 1, 0)
     assert leaps(marks, 0) == EXPECTED[:3]
     [record] = caplog.records
-    assert f"cannot keep marks of best_fit lanes in {tmp_path}/file/folder" in record.getMessage()
+    assert (
+        f"cannot save the packer's state for best_fit lanes in {tmp_path}/file/folder"
+    ) in record.getMessage()

@@ -333,7 +333,9 @@ def test_a_damaged_state_is_refused(text: str) -> None:
     ],
 )
 def test_a_mixture_of_another_form_is_described(text: str) -> None:
-    with pytest.raises(StreamChangedError, match="it is not an object with names, a list of str"):
+    with pytest.raises(
+        StreamChangedError, match="it is not an object with `names` \\(a list of str"
+    ):
         Mixture.from_json(text)
 
 
@@ -366,24 +368,24 @@ Entries = Sequence[tuple[int, Mapping[str, float]]]
         ),
         (["a", "b"], [0, 0], None, "all weights are 0 from row 0. Set at least one above 0"),
         (["a"], ["1"], None, "a weight is '1'. Use a finite number of at least 0"),
-        (["a"], [1], [], r"schedule: its entries start at rows \[\]. The first must start at"),
+        (["a"], [1], [], r"schedule: the entries start at rows \[\]. Start the first entry at"),
         (
             ["a"],
             [1],
             [(5, {"a": 1})],
-            r"schedule: its entries start at rows \[5\]. The first must start at",
+            r"schedule: the entries start at rows \[5\]. Start the first entry at",
         ),
         (
             ["a"],
             [1],
             [(0, {"a": 1}), (9, {"a": 1}), (5, {"a": 1})],
-            r"rows \[0, 9, 5\]. .* each later one at a higher row",
+            r"rows \[0, 9, 5\]. .* each later entry at a higher row",
         ),
         (
             ["a"],
             [1],
             [(0, {"a": 1}), (0, {"a": 2})],
-            r"rows \[0, 0\]. .* each later one at a higher row",
+            r"rows \[0, 0\]. .* each later entry at a higher row",
         ),
         (["a"], [1], [(0.5, {"a": 1})], "an entry starts at row 0.5. Use a whole number"),
         (

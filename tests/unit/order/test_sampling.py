@@ -61,18 +61,18 @@ def test_a_repeat_is_cut_to_whole_samples_as_floats_have_it() -> None:
         (
             10,
             {"repeat": 0.09},
-            "stream 'code' has repeat 0.09, which selects none of its 10 samples. "
-            "Increase it, or remove the stream",
+            "stream 'code' has repeat 0.09, which selects none of its 10 samples. Increase repeat, "
+            "or remove the stream",
         ),
         (
             0,
             {"choose": 3},
-            "stream 'code' has no samples. Remove its repeat or choose, or the stream",
+            "stream 'code' has no samples. Remove its repeat or choose, or remove the stream",
         ),
         (
             0,
             {"repeat": 2},
-            "stream 'code' has no samples. Remove its repeat or choose, or the stream",
+            "stream 'code' has no samples. Remove its repeat or choose, or remove the stream",
         ),
     ],
 )

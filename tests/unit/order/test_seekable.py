@@ -104,7 +104,7 @@ def test_an_order_is_asked_as_an_array_is() -> None:
     ):
         assert order[wanted].tolist() == array[wanted].tolist()
     for strange in (np.array([0.5]), np.ones(50, bool)):
-        with pytest.raises(IndexError, match="indexed by integers"):
+        with pytest.raises(IndexError, match="Index an order with integers"):
             order[strange]
     for beyond in (50, -51, np.array([0, 50])):
         with pytest.raises(
