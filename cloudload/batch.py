@@ -105,8 +105,8 @@ class Batch(dict[str, torch.Tensor]):
 
 def _copied(what: str) -> ValueError:
     return ValueError(
-        f"this is a copy of a batch's tensors, which has no {what}. Use the batch that the loader "
-        "delivered"
+        f"this batch is a copy of a batch's tensors, so it has no {what}. Use the batch that the "
+        "loader returned"
     )
 
 

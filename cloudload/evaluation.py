@@ -19,8 +19,8 @@ class FromStart:
     def __init__(self, loader: CloudLoader) -> None:
         if loader.is_endless:
             raise ValueError(
-                "an evaluation with this loader would never end, because it has neither epochs nor "
-                "stop_every. Create the loader with epochs=1 or stop_every=<batches>"
+                "an evaluation with this loader would never end, because neither epochs nor "
+                "stop_every is set. Create the loader with epochs=1 or stop_every=<batches>"
             )
         self._loader, self._start = loader, loader.state_dict()
         self.batch_size = loader.batch_size

@@ -214,8 +214,9 @@ class CloudLoader:
         """Raises `AttributeError` with an explanation for wrappers that expect a `DataLoader`."""
         raise AttributeError(
             "a CloudLoader has no dataset, because it does its own sharding and batching. Do not "
-            "pass it to accelerate's prepare_data_loader or another wrapper of a DataLoader: "
-            "iterate over it, and save it with accelerator.register_for_checkpointing(loader)"
+            "pass it to accelerate's prepare_data_loader or another DataLoader wrapper. Iterate "
+            "over the CloudLoader directly, and save its state with "
+            "accelerator.register_for_checkpointing(loader)"
         )
 
     def plan(self) -> Plan:
@@ -403,8 +404,8 @@ class CloudLoader:
         """The tokenizer's largest token ID, plus 1. Raises `ValueError` without a tokenizer."""
         if not self.recipe.tokenizer.json:
             raise ValueError(
-                "the loader has no tokenizer, so the vocabulary is not known. Pass the tokenizer "
-                "that made the token IDs"
+                "the loader has no tokenizer, so the vocabulary size is unknown. Create the loader "
+                "with the tokenizer that produced the token IDs"
             )
         return self.recipe.tokenizer.vocab_size
 
@@ -445,7 +446,7 @@ class CloudLoader:
         """
         rows = batch.rows
         if row is not None and not 0 <= row < len(rows):
-            raise ValueError(f"row is {row}. Use 0 to {len(rows) - 1}, the rows of the batch")
+            raise ValueError(f"row is {row}. Use a row of the batch, from 0 to {len(rows) - 1}")
         spans = batch.spans if row is None else batch.spans[batch.spans[:, SPAN_ROW] == row]
         return self.open_tracer().trace(spans, rows)
 

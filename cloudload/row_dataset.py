@@ -95,13 +95,14 @@ class Rows(torch.utils.data.Dataset[Item]):
             check_positive("num_rows", num_rows)
             if own is not None and num_rows > own:
                 raise ValueError(
-                    f"num_rows is {num_rows:,}, but the run has {own:,} rows. Use at most that, or "
-                    "more epochs"
+                    f"num_rows is {num_rows:,}, but the run has {own:,} rows. Use at most {own:,}, "
+                    "or set more epochs"
                 )
             if num_rows <= plan.position.rows:
                 raise ValueError(
                     f"num_rows is {num_rows:,}, but the state is at row {plan.position.rows:,}. "
-                    "num_rows counts from the start of the run, so use more than that"
+                    "num_rows counts from the start of the run, so it must be larger than "
+                    f"{plan.position.rows:,}"
                 )
         self._plan, self._num_rows = plan, own if num_rows is None else num_rows
         self._reader: RegularReader | None = None
@@ -133,9 +134,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         Raises `TypeError` for an endless run without `num_rows`.
         """
         if self._num_rows is None:
-            raise TypeError(
-                "the run is endless, so it has no number of rows. Pass epochs=N or num_rows=N"
-            )
+            raise TypeError("the run is endless, so it has no length. Pass epochs=N or num_rows=N")
         return self._num_rows
 
     def __getitem__(self, row: int) -> Item:
@@ -187,11 +186,11 @@ class Rows(torch.utils.data.Dataset[Item]):
         end = np.iinfo(np.int64).max if self._num_rows is None else self._num_rows
         if len(wrong := np.flatnonzero((indices < 0) | (indices >= end))):
             size = "is endless" if self._num_rows is None else f"has {self._num_rows:,} rows"
-            raise IndexError(f"row {rows[wrong[0]]} is asked for, but the dataset {size}")
+            raise IndexError(f"row {rows[wrong[0]]} is out of range, because the dataset {size}")
         if indices.min(initial=end) < self.first_row:
             raise IndexError(
                 f"row {indices.min():,} is before the state, which is at row {self.first_row:,}. "
-                "Use an earlier state, or none"
+                "Use an earlier state, or no state"
             )
         return indices
 
@@ -219,24 +218,24 @@ def _check(options: Mapping[str, Any]) -> None:
         if name in options:
             raise ValueError(
                 f"Rows has no option {name}, because the sampler, the DataLoader or the training "
-                "loop decides it. Pass it there"
+                "loop controls it. Set it there instead"
             )
     of_batch = sorted(set(options.get("fields", ())) & set(BATCH_ARRAYS))
     if of_batch:
         raise ValueError(
-            f"fields has {', '.join(of_batch)}, which describes a whole batch. Use 'segment_ids' "
-            "or 'position_ids', or a CloudLoader"
+            "Rows does not support fields that describe a whole batch, such as "
+            f"{', '.join(of_batch)}. Use 'segment_ids' or 'position_ids', or use a CloudLoader"
         )
 
 
 def _missing_lengths(plan: Plan) -> Exception:
     asked = plan.delivery.lengths
     if asked == OFF:
-        return ValueError("lengths is 'off', but Rows needs token lengths. Use 'require'")
+        return ValueError("lengths is 'off', but Rows needs token lengths. Use lengths='require'")
     return DatasetError(
-        f"lengths is {asked!r}, and not all data has token lengths, but Rows needs them. Run: "
-        f"cloudload count {redact(plan.recipe.corpus.datasets[0].url)} --tokenizer NAME, also "
-        "for every other stream"
+        f"lengths is {asked!r}, but Rows needs token lengths, and some of the data has none. Count "
+        "the tokens of each stream, starting with the first. Run: cloudload count "
+        f"{redact(plan.recipe.corpus.datasets[0].url)} --tokenizer NAME"
     )
 
 

@@ -129,7 +129,7 @@ def pad_lengths(rows: Ints, lengths: Ints, shape: tuple[int, int]) -> Ints:
         row = int(filled.argmax())
         raise ValueError(
             f"the spans of row {row} have {filled[row]} tokens, but a row has only {seq_len}. Pass "
-            "the shape of the batch that the spans are from"
+            "the spans and the shape of the same batch"
         )
     padded = np.empty(len(rows) + num_rows, np.int64)
     padded[_places(rows)] = lengths
@@ -142,7 +142,7 @@ def _check_rows(rows: Ints, num_rows: int) -> None:
     if len(rows) and not 0 <= rows[0] <= rows[-1] < num_rows:
         raise ValueError(
             f"the spans are in rows {rows[0]} to {rows[-1]}, but the batch has {num_rows} rows. "
-            "Pass the shape of the batch that the spans are from"
+            "Pass the spans and the shape of the same batch"
         )
 
 

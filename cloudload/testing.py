@@ -172,7 +172,7 @@ def assert_same_rows(found: Sequence[Row], expected: Sequence[Row], what: str) -
     """
     for number, (one, other) in enumerate(zip(found, expected, strict=False)):
         assert one == other, f"{what}: row {number} is {one}, expected {other}"
-    assert len(found) == len(expected), f"{what}: {len(found)} rows, expected {len(expected)}"
+    assert len(found) == len(expected), f"{what}: found {len(found)} rows, expected {len(expected)}"
 
 
 def real_tokens(rows: Iterable[Row]) -> list[int]:
@@ -250,7 +250,7 @@ class _Ranks:
         batches = [batch for future in futures if (batch := future.result()) is not None]
         ended = len(futures) - len(batches)
         assert ended in (0, len(futures)), (
-            f"{ended} of {len(futures)} ranks ended before the others"
+            f"{ended} of {len(futures)} ranks reached the end before the other ranks"
         )
         return batches
 
@@ -290,7 +290,7 @@ def _rows_in_order(batches: list[Batch]) -> list[Row]:
             assert number not in rows, f"row {number} was received twice"
             rows[number] = Row(tuple(ids), tuple(labels), tuple(own))
     assert sorted(rows) == list(range(min(rows), max(rows) + 1)), (
-        f"only rows {sorted(rows)} were received"
+        f"some rows are missing, because only rows {sorted(rows)} were received"
     )
     return [rows[number] for number in sorted(rows)]
 

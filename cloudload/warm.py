@@ -84,12 +84,12 @@ def warm_cache(
     least_one = {"nodes": nodes, "ranks_per_node": ranks_per_node, "threads": threads}
     for name, number in least_one.items():
         if number < 1:
-            raise ValueError(f"{name} is {number}. It must be at least 1")
+            raise ValueError(f"{name} is {number}. Use at least 1")
     if not 0 <= node < nodes:
         raise ValueError(f"node is {node}. Use 0 to {nodes - 1}, because there are {nodes} nodes")
     for name, most in (("shards", shards), ("max_bytes", max_bytes)):
         if most is not None and most < 0:
-            raise ValueError(f"{name} is {most}. It must not be negative")
+            raise ValueError(f"{name} is {most}. Use 0 or more")
     plan = loader.plan()
     world = World(node * ranks_per_node, nodes * ranks_per_node, ranks_per_node)
     check_world(plan.num_lanes, world.size, has_lengths=plan.lengths is not None)

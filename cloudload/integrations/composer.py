@@ -100,8 +100,9 @@ class CloudloadLosses(Callback):
         loader, labels = state.dataloader, state.batch["labels"]
         if not isinstance(loader, _DataLoader) or loader.batch is None:
             raise ValueError(
-                "CloudloadLosses does not know the documents of this batch. Train on "
-                "data_spec(loader)"
+                "CloudloadLosses cannot identify the documents of this batch, because the batch "
+                "did not come from data_spec(loader). Pass data_spec(loader) to the Trainer as "
+                "train_dataloader"
             )
         self._log.add(loader.batch, self._find(state), labels=labels, at_row=self._row)
         self._row += len(labels)
@@ -188,9 +189,10 @@ class _Dataset(IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, str] | None) -> None:
         if not state or "cloudload" not in state:
             raise StreamChangedError(
-                f"the checkpoint's train dataset has the keys {sorted(state or ())}: it was "
-                "not saved with data_spec(loader). Load a checkpoint that was saved with it, or "
-                "load only the weights: load_weights_only=True"
+                "the checkpoint was not saved with data_spec(loader), because its train dataset "
+                f"has the keys {sorted(state or ())}, without 'cloudload'. Load a checkpoint that "
+                "was saved with data_spec(loader), or set load_weights_only=True to load only the "
+                "weights"
             )
         saved = json.loads(state["cloudload"])
         self._loader.load_state_dict(saved["loader"])

@@ -52,7 +52,8 @@ class CloudloadDataModule(LightningDataModule):
         if self.trainer.ckpt_path and not self._is_loaded:
             raise StreamChangedError(
                 f"{self.trainer.ckpt_path} has no {type(self).__qualname__} state. Load a "
-                "checkpoint that was saved with this data module, or load only the weights"
+                "checkpoint that was saved with this data module, or load only the weights and do "
+                "not pass ckpt_path"
             )
         return _Batches(self)
 

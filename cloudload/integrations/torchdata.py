@@ -62,8 +62,8 @@ class CloudloadDataset(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         if get_worker_info() is not None:
             raise ValueError(
-                "a CloudLoader cannot be read in a DataLoader's workers: each would read all of "
-                "the data. Set num_workers=0 on the DataLoader, and num_workers=N on the "
+                "a DataLoader's workers cannot read a CloudLoader, because each worker would read "
+                "all of the data. Set num_workers=0 on the DataLoader, and num_workers=N on the "
                 "CloudLoader"
             )
         return iter(self._loader)

@@ -79,7 +79,7 @@ class CloudloadDataLoader(BaseDataLoader):
         if rest:
             raise ValueError(
                 f"batches of {sizes['num_tokens_per_batch']} tokens cannot be divided into "
-                f"sequences of {seq_len}: {rest} tokens are left over. Set "
+                f"sequences of {seq_len} tokens, because {rest} tokens would be left over. Set "
                 "training.num_tokens_per_microbatch_per_dp_rank to a multiple of "
                 "training.max_context_length"
             )
@@ -122,9 +122,10 @@ class CloudloadDataLoader(BaseDataLoader):
             return  # torchtitan passes an empty dict if the checkpoint has no dataloader state
         if "cloudload" not in state_dict:
             raise StreamChangedError(
-                "the checkpoint was not written with CloudloadDataLoader: its dataloader state "
-                f"has the keys {sorted(state_dict)}. Resume with the dataloader that wrote it, or "
-                "start the data over with checkpoint.exclude_from_loading=['dataloader']"
+                "CloudloadDataLoader did not write this checkpoint's dataloader state, which has "
+                f"the keys {sorted(state_dict)}. Resume with the dataloader that wrote it, or set "
+                "checkpoint.exclude_from_loading=['dataloader'] to start from the beginning of the "
+                "data"
             )
         LoaderState(self.loader).load_state_dict(state_dict)
 

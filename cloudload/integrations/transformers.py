@@ -55,8 +55,8 @@ class CloudloadCallback(TrainerCallback, ExportableState):
     ) -> None:
         if args.auto_find_batch_size:
             raise ValueError(
-                "auto_find_batch_size cannot change the batches of a CloudLoader. Remove it, and "
-                "set the CloudLoader's batch_size"
+                "auto_find_batch_size cannot change a CloudLoader's batch size. Remove "
+                "auto_find_batch_size, and set the CloudLoader's batch_size"
             )
         # the loader resumes at its saved position, so the Trainer must not skip batches
         args.ignore_data_skip = True
@@ -68,9 +68,9 @@ class CloudloadCallback(TrainerCallback, ExportableState):
         saved = state.stateful_callbacks.get(name)
         if state.global_step and saved is None:
             raise StreamChangedError(
-                f"the checkpoint of step {state.global_step} has no loader state: it was saved "
-                f"without {name}. Load a checkpoint that has one, or start a new run from the "
-                "weights only"
+                f"the checkpoint of step {state.global_step} has no loader state, because it was "
+                f"saved without {name}. Load a checkpoint that was saved with {name}, or start a "
+                "new run from the weights alone"
             )
         if state.global_step:
             self._saved = saved["attributes"]["loader"]
@@ -133,15 +133,15 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         if rest:
             raise ValueError(
                 f"a pass over the loader has {len(self.loader)} batches, which is not a multiple "
-                f"of gradient_accumulation_steps {accumulate}. The gradients accumulated at its "
-                "end may be lost. Set stop_every to a multiple of gradient_accumulation_steps, or "
-                "change gradient_accumulation_steps"
+                f"of gradient_accumulation_steps={accumulate}, so the gradients accumulated at the "
+                "end of the pass may be lost. Set stop_every to a multiple of "
+                "gradient_accumulation_steps, or change gradient_accumulation_steps"
             )
         if rest is None:
             logger.warning(
-                "gradients accumulated at the end of a pass over the loader may be lost, because "
-                "the Trainer may take no step with them. Set stop_every to a multiple of "
-                "gradient_accumulation_steps"
+                "the number of batches in a pass over the loader is unknown, so the Trainer may "
+                "lose the gradients accumulated at the end of a pass. Set stop_every to a multiple "
+                "of gradient_accumulation_steps"
             )
 
     def num_examples(self, dataloader: object) -> int:

@@ -37,7 +37,7 @@ def load_state(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"no such checkpoint: {path}")
+        raise FileNotFoundError(f"the checkpoint {path} does not exist")
     for content in _load_folder(path) if path.is_dir() else [_load_file(path)]:
         if found := _find_state(content):
             return found
@@ -81,7 +81,7 @@ def _load_distributed(folder: Path) -> Iterator[Any]:
         raise
     except Exception as error:
         raise StreamChangedError(
-            f"{path} is not the metadata of a distributed checkpoint ({error!r:.200}). Use another "
+            f"cannot read the distributed checkpoint {folder} ({error!r:.200}). Use a different "
             "checkpoint"
         ) from error
 

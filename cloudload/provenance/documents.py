@@ -190,11 +190,14 @@ def _check_sample(plan: Plan, stream: int, sample: int) -> None:
     """Raise `ValueError` if the stream or the sample does not exist."""
     sizes = np.diff(plan.recipe.corpus.stream_starts).tolist()
     if not 0 <= stream < len(sizes):
-        raise ValueError(f"the run has no stream {stream}. Use 0 to {len(sizes) - 1} (--sample)")
+        raise ValueError(
+            f"the run has no stream {stream}. Use a stream from 0 to {len(sizes) - 1} (--sample "
+            "STREAM:N)"
+        )
     if not 0 <= sample < sizes[stream]:
         raise ValueError(
-            f"{plan.recipe.labels[stream]} has no sample {sample}. Use 0 to {sizes[stream] - 1} "
-            "(--sample)"
+            f"{plan.recipe.labels[stream]} has no sample {sample}. Use a sample from 0 to "
+            f"{sizes[stream] - 1} (--sample)"
         )
 
 

@@ -149,7 +149,10 @@ def read_golden(path: Path) -> Golden:
     try:
         content = json.loads(path.read_text("utf-8"))
         if content[_KEY] != _FORMAT:
-            raise ValueError(f"its format is {content[_KEY]}, not {_FORMAT}")
+            raise ValueError(
+                f"its format is {content[_KEY]}, but this version of cloudload reads format "
+                f"{_FORMAT}"
+            )
         rows = tuple(tuple(GoldenSpan(*span) for span in row) for row in content["rows"])
         golden = Golden(content["state"], rows, is_whole=content["is_whole"])
         if golden.digest != content["digest"]:
@@ -252,9 +255,9 @@ def _explain(before: Row, now: Row, changed: Sequence[Difference]) -> tuple[str,
     where = f"document {place + 1} of the row"
     if old is None or new is None or old.place != new.place or old.start != new.start:
         was, is_now = (str(each) if each else "missing" for each in (old, new))
-        return _blame(changed, ORDER), f"{where} was {was}, and is {is_now}"
+        return _blame(changed, ORDER), f"{where} was {was}, but is now {is_now}"
     if old.text != new.text:
-        return DATA, f"{where}, {new}, has a different text"
+        return DATA, f"{where}, {new}, has different text"
     if old.stop != new.stop and _lists(changed, "seq_len"):
         return ORDER, f"{where}, {new}, is cut at a different token"
     return TOKENIZER, f"{where}, {new}, has the same text, but different tokens"

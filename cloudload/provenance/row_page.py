@@ -36,7 +36,7 @@ def render_rows(rows: Iterable[ViewedRow], title: str) -> str:
     """
     shown = list(rows)
     if not shown:
-        raise ValueError("there are no rows to render. Choose steps that the run has")
+        raise ValueError("there are no rows to render. Choose steps that are in the run")
     folder = files("cloudload.provenance") / "page"
     page, style, script = (
         (folder / f"rows.{suffix}").read_text("utf-8") for suffix in ("html", "css", "js")

@@ -44,7 +44,9 @@ def check_rows(run: Run, rows: Sequence[int] | None) -> int | None:
     """
     for row in rows or ():
         if not 0 <= row < run.global_batch:
-            raise ValueError(f"row is {row}. Use 0 to {run.global_batch - 1}, the rows of a step")
+            raise ValueError(
+                f"row is {row}. Use a row of the step, from 0 to {run.global_batch - 1}"
+            )
     return rows[0] if rows is not None and len(rows) == 1 else None
 
 
@@ -92,7 +94,7 @@ def trace_documents(run: Run, spans: Ints, rows: Ints, **delivery: Any) -> list[
         if not is_known.all():
             stream, sample = spans[~is_known][0, [SPAN_STREAM, SPAN_SAMPLE]].tolist()
             raise DatasetError(
-                f"the data has no sample {sample:,} in stream {stream}. It is not the data of this "
-                "run, or has fewer shards. Pass the data that the run read (--data)"
+                f"the data has no sample {sample:,} in stream {stream}. Either this is not the "
+                "data of the run, or shards are missing. Pass the data that the run read (--data)"
             )
         return loader.open_tracer().trace(spans, rows)

@@ -28,7 +28,7 @@ def open_runs(states: Sequence[Mapping[str, Any]], **options: Any) -> list[Run]:
     or if the rows per step changed more than once between two states.
     """
     if not states:
-        raise ValueError("there are no states. Pass at least one")
+        raise ValueError("no states were passed. Pass at least one state")
     global_batch = options.pop("global_batch", None)
     runs: list[Run] = []
     for number, state in enumerate(ordered := sorted(states, key=_num_batches)):
@@ -65,9 +65,10 @@ def _end_at(run: Run, later: Run) -> Run:
     if rows != steps * end.global_batch:
         raise ValueError(
             f"the states after steps {start.batches:,} and {end.batches:,} are {rows:,} rows "
-            f"apart, which is not {steps:,} steps of {end.global_batch:,} rows. The rows per step "
-            "changed more than once in between, or seek moved the loader. Also pass the states "
-            "saved in between, or leave out the earlier one"
+            f"apart, but {steps:,} steps of {end.global_batch:,} rows have "
+            f"{steps * end.global_batch:,} rows. Either the number of rows per step changed more "
+            "than once between the states, or seek moved the loader. Also pass the states that "
+            "were saved between them, or leave out the earlier state"
         )
     changed = [name for name in ACCEPTABLE_FIELDS if run.state.get(name) != later.state.get(name)]
     return replace(

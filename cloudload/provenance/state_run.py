@@ -73,7 +73,7 @@ class Run:
         position = self.saved.position
         if step <= position.batches:
             raise ValueError(
-                f"step {step:,} is not after the state, which was saved after step "
+                f"step {step:,} is too early, because the state was saved after step "
                 f"{position.batches:,}. Use a later step or an earlier state"
             )
         start = position.rows + (step - 1 - position.batches) * self.global_batch
@@ -118,12 +118,15 @@ def open_run(
     if isinstance(transform, str):
         transform = import_transform(transform)
     if transform is None and state["transform"] is not None:
-        raise ValueError(f"the run had the transform {state['transform']!r}. Pass it (--transform)")
+        raise ValueError(
+            f"the run used the transform {state['transform']!r}. Pass the same transform "
+            "(--transform)"
+        )
     global_batch = global_batch or saved.position.global_batch
     if not global_batch:
         raise ValueError(
             "the state was saved before the first batch, so it does not record the rows per step. "
-            "Pass that number (--global-batch)"
+            "Pass the number of rows per step (--global-batch)"
         )
     streams = name_streams(_move_streams(sources.streams, data))
     names = [stream.label for stream in streams]

@@ -37,15 +37,15 @@ _FREE = {
     "stopping": "may change: it applies from the next row on",
     "sources": "may change: the data may have moved",
     "tokenizer_backend": "may change: all backends give the same IDs",
-    "global_batch": "may change: nothing is lost or repeated",
-    "cloudload": "may change: the version that wrote the state",
+    "global_batch": "may change: no rows are lost or repeated",
+    "cloudload": "may change: it is the version that wrote the state",
     STREAM_SHARDS_FIELD: "may change: a resume reads the shards that the run began with",
     SAMPLES_FIELD: "compared only if data differs",
 }
 _BY_STREAM = (TOKENS_FIELD, MAX_EPOCHS_FIELD)
 """The fields with a comma-separated value for each stream. A value may be empty."""
-_HELD = "held: a resume refuses another value"
-_ACCEPTABLE = "held, unless you accept another value with on_change={{{name!r}: 'accept'}}"
+_HELD = "held: a resume rejects a different value"
+_ACCEPTABLE = "held, unless you accept a different value with on_change={{{name!r}: 'accept'}}"
 _MOST_SHOWN = 120
 
 

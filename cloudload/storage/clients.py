@@ -44,7 +44,7 @@ class LengthCheckedReader(io.RawIOBase):
         data = self._body.read(len(buffer))
         if self._left is not None:
             if not data and self._left:
-                raise ShortReadError(f"the body ended {self._left} bytes early")
+                raise ShortReadError(f"the response ended {self._left} bytes early")
             self._left -= len(data)
         buffer[: len(data)] = data
         return len(data)
@@ -67,7 +67,8 @@ def check_tag(url: str, expected: str, found: str) -> None:
     """
     if expected and found and expected != found:
         raise StoreError(
-            f"{redact(url)} changed since it was listed. Restore it, or start over (--overwrite)"
+            f"{redact(url)} changed since it was listed. Restore the previous version, or start "
+            "over with --overwrite"
         )
 
 

@@ -152,8 +152,9 @@ def _resolve(url: str) -> tuple[Any, str]:
         return filesystem, str(path)
     except (ImportError, ValueError) as error:
         raise StoreError(
-            f"cannot access {scheme_of(url)}:// URLs ({error}). Install fsspec and the scheme's "
-            "package if they are missing, or else check the URL and the scheme's settings"
+            f"cannot access {scheme_of(url)}:// URLs ({error}). If fsspec or the package for this "
+            "scheme is missing, install it. Otherwise, check the URL and the settings for this "
+            "scheme"
         ) from None
 
 

@@ -35,8 +35,8 @@ def check_connection() -> None:
     """Raise `StoreError` if the Hub cannot be reached. After the first success, do nothing."""
     if obstacle := find_obstacle():
         raise StoreError(
-            f"{obstacle}. Check the connection, or download the files on a machine that has one, "
-            "and pass their folder",
+            f"{obstacle}. Check the network connection, or download the files on a machine that "
+            "can reach the Hub and pass their folder",
             kind=FailureKind.UNREACHABLE,
         )
 

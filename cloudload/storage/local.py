@@ -53,7 +53,7 @@ class LocalStore:
         if root.is_file():
             yield _describe(url, root.stat())
         elif not root.is_dir():
-            raise FileNotFoundError(f"no such file or folder: {root}")
+            raise FileNotFoundError(f"{root} does not exist")
         for folder, _, names in os.walk(root):
             for name in names:
                 path = Path(folder, name)

@@ -77,7 +77,7 @@ def _explain_path(url: str, noun: str, retry: Retry) -> str | None:
         if Path(nearest, name, *others).exists():
             meant = os.path.relpath(Path(nearest, name, *others))
             return f"{missing}. Did you mean {path_like(url, meant)}?"
-    return f"{missing}. The nearest folder, {nearest}, {_describe_names(names)}"
+    return f"{missing}. The nearest existing folder, {nearest}, {_describe_names(names)}"
 
 
 def path_like(url: str, relative: str) -> str:

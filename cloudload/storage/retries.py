@@ -58,8 +58,8 @@ _SHORT_S, _FAILING_S, _SILENT_S = 2.0, 3.0, 5.0
 _WRONG_ADDRESS = (FailureKind.REFUSED, FailureKind.UNKNOWN_HOST)
 
 _ADVICE = {
-    FailureKind.MISSING_OBJECT: "There is no such object. Check the location",
-    FailureKind.MISSING_BUCKET: "There is no such bucket. Check the location",
+    FailureKind.MISSING_OBJECT: "The object does not exist. Check the location",
+    FailureKind.MISSING_BUCKET: "The bucket does not exist. Check the location",
     FailureKind.DENIED: "The store or a proxy denied access. Check the credentials and their "
     "permissions, and your proxy's login if you use one",
     FailureKind.NO_CREDENTIALS: "No credentials were found, and the store refused an anonymous "
@@ -74,17 +74,25 @@ _ADVICE = {
     FailureKind.UNTRUSTED: "This machine does not trust the store's certificate. If its CA is "
     "private, set AWS_CA_BUNDLE (s3://), REQUESTS_CA_BUNDLE (gs://) or SSL_CERT_FILE (https://) to "
     "a file that contains the CA's certificate",
-    FailureKind.BUSY: "The store failed or was busy. Run again. If it keeps failing, send fewer "
-    "requests at a time, for example with fewer workers",
-    FailureKind.REFUSED: "{Store} refused the connection. Check that a server is running there, "
-    "and check the host and the port",
-    FailureKind.UNKNOWN_HOST: "The host name of {store} could not be resolved. Check its spelling, "
-    "and this machine's DNS",
-    FailureKind.TIMED_OUT: "{Store} did not answer in time. Check the network and the location, "
-    "and run again. If a loader's connection is slow, raise its Retry.deadline_s",
+    FailureKind.BUSY: (
+        "The store had an internal error or was too busy. Run again. If the error persists, send "
+        "fewer requests at a time, for example by using fewer workers"
+    ),
+    FailureKind.REFUSED: (
+        "{Store} refused the connection. Check that the server is running, and that the host and "
+        "the port are correct"
+    ),
+    FailureKind.UNKNOWN_HOST: (
+        "The host name of {store} could not be resolved. Check its spelling and this machine's DNS "
+        "settings"
+    ),
+    FailureKind.TIMED_OUT: (
+        "{Store} did not answer in time. Check the network and the location, and run again. If the "
+        "connection is slow, raise deadline_s in the loader's Retry"
+    ),
     FailureKind.UNREACHABLE: "{Store} could not be reached, or broke the connection. Check the "
     "network and the location, and run again",
-    FailureKind.OTHER: "Check the location and the store's message",
+    FailureKind.OTHER: "Check the location and the store's error message",
 }
 
 _warned: dict[str, tuple[int, float]] = {}

@@ -108,7 +108,7 @@ class S3Store:
                 )
         except ClientError as error:
             if status_of(error) == 409:  # another client is creating the object
-                raise ConnectionError(f"the object is being created ({error})") from error
+                raise ConnectionError(f"another client is creating the object ({error})") from error
             if status_of(error) not in (412, 501):
                 raise
             if status_of(error) == 501:

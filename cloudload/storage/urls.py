@@ -44,7 +44,7 @@ def check_location(url: str) -> None:
     if not url.strip():
         raise ValueError("the location is empty. Use a folder or a URL such as s3://bucket/folder")
     if separator and (not rest.strip("/") or (scheme in BUCKET_SCHEMES and rest.startswith("/"))):
-        raise ValueError(f"{redact(url)!r} names no bucket. Use {scheme}://bucket/folder")
+        raise ValueError(f"{redact(url)!r} has no bucket name. Use {scheme}://bucket/folder")
     if not separator and _URL_WITHOUT_SLASHES.match(url):
         meant = redact(re.sub(":/*", "://", url, count=1))
         raise ValueError(

@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 # (argument of a StreamingDataset, the warning's text if it is not the default)
 _WITHOUT_COUNTERPART = (
-    ("sampling_method", "each epoch reads a new selection of a stream's samples"),
-    ("sampling_granularity", "samples are selected one by one"),
-    ("batching_method", "each batch takes the next rows of one order over all streams"),
-    ("allow_unsafe_types", "columns of pickled values cannot be read"),
-    ("replication", "pass device_mesh, or dp_rank and dp_world_size"),
+    ("sampling_method", "Each epoch reads a new selection of a stream's samples"),
+    ("sampling_granularity", "Samples are selected one at a time"),
+    ("batching_method", "Each batch contains the next rows of a single order over all streams"),
+    ("allow_unsafe_types", "Columns of pickled values cannot be read"),
+    ("replication", "Pass device_mesh, or dp_rank and dp_world_size"),
 )
 
 
@@ -83,7 +83,7 @@ def options_of(dataset: DatasetArguments, retry: Retry) -> dict[str, Any]:
     """
     for name, instead in _WITHOUT_COUNTERPART:
         if (value := getattr(dataset, name)) != getattr(DatasetArguments, name):
-            logger.warning("StreamingDataset(%s=%r) has no counterpart: %s", name, value, instead)
+            logger.warning("CloudLoader ignores StreamingDataset(%s=%r). %s", name, value, instead)
     streams = _list_streams(dataset)
     found_retry = retry_of(streams)
     options = {
@@ -120,7 +120,7 @@ def adopt_streams(
     proportions = [each.proportion for each in theirs if each.proportion is not None]
     if proportions and len(proportions) < len(theirs):
         raise ValueError(
-            "some of the streams have a proportion and others do not. Set it for all of them, or "
+            "some streams have a proportion and others do not. Set a proportion for all streams or "
             "for none"
         )
     weighted = [each for each in streams if (each.repeat, each.choose) != (None, None)]
@@ -154,8 +154,8 @@ def choose_by_proportion(
     shares = np.array(proportions, np.float64)
     if not shares.sum() > 0 or shares.min() < 0:
         raise ValueError(
-            f"the streams' proportions are {[*proportions]}. Use numbers of at least 0, and one "
-            "above 0"
+            f"the streams' proportions are {[*proportions]}. Use numbers of at least 0, with at "
+            "least one above 0"
         )
     shares /= shares.sum()
     chosen = (total * shares).astype(np.int64)
@@ -173,7 +173,8 @@ def parse_count(value: int | str) -> int:
     count = int(float(match[1]) * 1000 ** " kmbt".index(match[2] or " ")) if match else 0
     if count < 1:
         raise ValueError(
-            f"epoch_size is {value!r}. Use a number of samples above 0, or one with k, m, b or t"
+            f"epoch_size is {value!r}. Use a number of samples above 0, optionally with the suffix "
+            "k, m, b or t"
         )
     return count
 
@@ -191,7 +192,8 @@ def retry_of(streams: Sequence[StreamArguments]) -> Retry | None:
 def _list_streams(dataset: DatasetArguments) -> list[StreamArguments]:
     if bool(dataset.streams) == bool(dataset.remote or dataset.local):
         raise ValueError(
-            "a StreamingDataset needs either streams, or remote or local. Set one of them"
+            "a StreamingDataset needs either streams, or remote or local, but not both. Set only "
+            "one of the two"
         )
     streams = dataset.streams or [StreamArguments(remote=dataset.remote, local=dataset.local)]
     return [_fill(stream, dataset) for stream in streams]
@@ -212,13 +214,14 @@ def _adopt_stream(stream: StreamArguments) -> Stream:
         )
     if stream.keep_zip:
         logger.warning(
-            "Stream(keep_zip=True) of %s has no counterpart: the cache keeps raw shards only",
+            "CloudLoader ignores keep_zip=True of the Stream for %s, because its cache keeps only "
+            "raw shards",
             redact(remote),
         )
     if stream.remote and stream.local:
         logger.info(
-            "local=%r of the Stream for %s is ignored, because cloudload has its own cache, whose "
-            "folder is CloudLoader(local=…)",
+            "CloudLoader ignores local=%r of the Stream for %s, because it has its own cache. To "
+            "set the cache folder, use CloudLoader(local=…)",
             stream.local,
             redact(remote),
         )

@@ -49,8 +49,8 @@ def adopt_streaming(
         return dict(options)
     if not all(theirs):
         raise ValueError(
-            "data mixes streaming.Stream objects with others. Pass only streaming.Stream objects, "
-            "or only cloudload.Stream objects, URLs and folders"
+            "data mixes streaming.Stream objects with other types. Pass only streaming.Stream "
+            "objects, or only cloudload.Stream objects, URLs and folders"
         )
     arguments = [
         _read_stream(item, proportion=item._proportion, repeat=item._repeat, choose=item._choose)
@@ -71,9 +71,10 @@ def _check_not_overridden(value: object, methods: Sequence[str]) -> None:
         owner = next((base for base in type(value).__mro__ if method in vars(base)), None)
         if owner is not None and owner.__module__ not in _BASES:
             raise ValueError(
-                f"{owner.__name__} overrides {method} of Streaming, which CloudLoader does not "
-                "call, because it reads shards itself. Pass an object of Streaming's own class. "
-                "To change samples, pass CloudLoader(transform=function of a sample to its text)"
+                f"{owner.__name__} overrides {method} of Streaming, but CloudLoader never calls "
+                f"{method}, because it reads shards itself. Pass an object of Streaming's own "
+                "class. To change samples, pass a function that returns the text of a sample, as "
+                "CloudLoader(transform=…)"
             )
 
 

@@ -33,13 +33,23 @@ from cloudload.streaming_arguments.yaml_files import (
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or false", dict: "keys"}
+_NAMES = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    dict: "keys",
+}
 # (key of an llm-foundry dataset, the warning's text if it is set)
 _WITHOUT_COUNTERPART = (
-    ("eos_token_id", "documents end with the loader's eos, and fields=['segment_ids'] counts them"),
-    ("bos_token_id", "documents begin with the loader's bos"),
-    ("mlm_probability", "labels are for next-token prediction"),
-    ("seq_parallel_replication", "pass device_mesh, or dp_rank and dp_world_size"),
+    (
+        "eos_token_id",
+        "Documents end with the loader's eos. To number the documents of each row, pass "
+        "fields=['segment_ids']",
+    ),
+    ("bos_token_id", "Documents begin with the loader's bos"),
+    ("mlm_probability", "Labels are for next-token prediction"),
+    ("seq_parallel_replication", "Pass device_mesh, or dp_rank and dp_world_size"),
 )
 
 
@@ -117,7 +127,9 @@ def config_from_yaml(
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     except RecursionError:
-        raise ValueError(f"{name}: an anchor contains itself. Replace it with its value") from None
+        raise ValueError(
+            f"{name}: a YAML anchor refers to itself. Replace the reference with a value"
+        ) from None
 
 
 def _read_options(root: Mapping[str, Any], loader: str) -> dict[str, Any]:
@@ -125,7 +137,7 @@ def _read_options(root: Mapping[str, Any], loader: str) -> dict[str, Any]:
     dataset = _read_dataset(content, path)
     for name, instead in _WITHOUT_COUNTERPART:
         if (value := getattr(dataset, name)) != getattr(TextDatasetArguments, name):
-            logger.warning("%s=%r has no counterpart: %s", join_keys(path, name), value, instead)
+            logger.warning("CloudLoader ignores %s=%r. %s", join_keys(path, name), value, instead)
     try:
         options = options_of(dataset, Retry())
     except ValueError as error:
@@ -155,20 +167,25 @@ def _find_dataset(
         path, found = "", root
         if "dataset" not in root:
             raise ValueError(
-                f"there is no {loader}, and no dataset. Pass the YAML of a training run and the "
-                "name of one of its loaders, or the YAML of a dataset with streams, remote or local"
+                f"there is neither a key {loader} nor a key dataset. Pass the YAML of a training "
+                "run and the name of one of its loaders, or the YAML of a dataset with streams, "
+                "remote or local"
             ) from None
     found = resolve(found, root, path)
     if is_list(found):
         names = " or ".join(repr(f"{path}.{place}") for place in range(len(found)))
         raise ValueError(f"{path} is a list of loaders. Pass loader={names}")
     if not isinstance(found, dict) or not isinstance(content := found.pop("dataset", None), dict):
-        raise ValueError(f"{join_keys(path, 'dataset')} has no keys. Set its streams, or remote")
+        raise ValueError(
+            f"{join_keys(path, 'dataset')} is missing or has no keys. Set streams, remote or local "
+            "in it"
+        )
     arguments = _build(TextLoaderArguments, found, path)
     if arguments.name != "text":
         raise ValueError(
-            f"{join_keys(path, 'name')} is {arguments.name!r}, but only loaders of text, for "
-            "pretraining, are read. If the samples of this one are texts, pass its dataset alone"
+            f"{join_keys(path, 'name')} is {arguments.name!r}, but cloudload reads only loaders "
+            "with the name 'text', which are for pretraining. If the samples of this loader are "
+            "text, pass only the dataset of the loader"
         )
     return arguments, content, join_keys(path, "dataset")
 
@@ -179,27 +196,31 @@ def _read_dataset(given: Mapping[str, Any], path: str) -> TextDatasetArguments:
     path = join_keys(path, "streams")
     found = given.get("streams") or {}
     if not isinstance(found, Mapping):
-        raise ValueError(f"{path} has no keys. Set it to streams by name")
+        raise ValueError(f"{path} has no keys. Use a mapping from names to streams")
     streams = {
         name: _build(StreamArguments, each, f"{path}.{name}") for name, each in found.items()
     }
     for name, stream in streams.items():
         if not (stream.remote or stream.local):
-            raise ValueError(f"{path}.{name} has neither remote nor local. Set remote to its URL")
+            raise ValueError(
+                f"{path}.{name} has neither remote nor local. Set remote to the URL of the stream"
+            )
     return replace(dataset, streams=tuple(streams.values()))
 
 
 def _build(kind: type[T], given: Any, path: str) -> T:
     """Create a dataclass from the keys of a mapping. A key without a value gets its default."""
     if not isinstance(given, Mapping):
-        raise ValueError(f"{path} has no keys. Set those of a {kind.__name__}")
+        raise ValueError(
+            f"{path} has no keys. Set keys such as {', '.join([*get_type_hints(kind)][:3])}"
+        )
     hints, values = get_type_hints(kind), {}
     for key, value in given.items():
         place = join_keys(path, key)
         if key not in hints:
             near = difflib.get_close_matches(key, hints, 1)
             advice = f"Did you mean {near[0]}?" if near else "Remove it if it is not needed"
-            raise ValueError(f"{place} is not a key that cloudload knows. {advice}")
+            raise ValueError(f"cloudload does not recognize the key {place}. {advice}")
         if value is not None:
             values[key] = _convert(value, hints[key], place)
     return kind(**values)
@@ -255,5 +276,6 @@ def _find_tokenizer(root: Mapping[str, Any]) -> Any:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
         raise TokenizerError(
             f"cannot load the tokenizer {tokenizer.name!r} with {', '.join(arguments)}: "
-            f"{redact(reason)}. Remove it from the YAML, and pass CloudLoader(tokenizer=…)"
+            f"{redact(reason)}. Remove the tokenizer from the YAML, and pass "
+            "CloudLoader(tokenizer=…)"
         ) from error

@@ -52,9 +52,11 @@ def read_yaml(path: str | os.PathLike[str]) -> Mapping[str, Any]:
         content = yaml.load(Path(path).expanduser().read_text("utf-8"), _Loader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "unknown"
-        raise ValueError(f"line {line} is not YAML: {error.problem}. Correct it") from error
+        raise ValueError(
+            f"line {line} is not valid YAML: {error.problem}. Correct the line"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"the file is not YAML: {error}. Correct it") from error
+        raise ValueError(f"the file is not valid YAML: {error}. Correct the file") from error
     if not isinstance(content, Mapping):
         raise ValueError("the file has no keys. Pass the YAML of a training run, or of a dataset")
     return content
@@ -107,16 +109,17 @@ def _follow(name: str, root: Mapping[str, Any], path: str, passed: tuple[str, ..
     """Return the value of the interpolation `${name}`."""
     if not _KEYS.fullmatch(name):
         raise ValueError(
-            f"{path} has ${{{name}}}, but only paths such as ${{variables.remote}} are resolved "
-            "without OmegaConf. Pass OmegaConf.load(the file) instead of the file"
+            f"{path} has ${{{name}}}, but without OmegaConf, cloudload resolves only paths such as "
+            "${variables.remote}. Pass OmegaConf.load(the file) instead of the file"
         )
     if name in passed:
-        raise ValueError(f"{path} has ${{{name}}}, which refers to itself. Set it to a value")
+        raise ValueError(f"{path} has ${{{name}}}, which refers to itself. Replace it with a value")
     try:
         value = look_up(root, name)
     except KeyError:
         raise ValueError(
-            f"{path} has ${{{name}}}, but there is no such key. Add it, or pass the whole YAML"
+            f"{path} has ${{{name}}}, but the YAML has no key {name}. Add the key, or pass the "
+            "whole YAML"
         ) from None
     return resolve(value, root, name, (*passed, name))
 
@@ -125,6 +128,7 @@ def _follow_in_text(name: str, root: Mapping[str, Any], path: str, passed: tuple
     value = _follow(name, root, path, passed)
     if not isinstance(value, str | int | float):
         raise ValueError(
-            f"{path} has ${{{name}}} within a text, but its value is {value!r}. Set it to a text"
+            f"{path} has ${{{name}}} within a string, but the value of {name} is {value!r}. Set "
+            f"{name} to a string or a number"
         )
     return str(value)

@@ -56,7 +56,7 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
         process = _spawn([function, str(lock.absolute())], argument, inherited)
     except OSError as error:
         logger.info(
-            "cannot start a background process for %s: %s. Its result will be built when it is "
+            "cannot start a background process for %s: %s. The result will be computed when it is "
             "needed",
             function,
             error,

@@ -63,7 +63,7 @@ def acquire(
 
     def describe() -> str:
         work = what if isinstance(what, str) else what()
-        return f"waiting for another process of this node to {work or f'unlock {path}'}"
+        return f"waiting for another process on this node to {work or f'unlock {path}'}"
 
     while True:
         with creation():

@@ -11,8 +11,9 @@ import os
 import sys
 
 GUARD_ADVICE = (
-    "Workers that are not forked import the program's script first, and this may have failed (see "
-    "stderr). In the script, put the code that starts work below `if __name__ == '__main__':`"
+    "A worker that is not forked first imports the program's main script, and that import may have "
+    "failed (see stderr). In the script, put the code that starts the work under `if __name__ == "
+    "'__main__':`"
 )
 """The advice in an error about a worker that ended before it received its work."""
 

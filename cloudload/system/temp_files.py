@@ -137,8 +137,8 @@ def creation() -> Iterator[None]:
     while ending.daemon:
         time.sleep(_SETTLE_S)
     raise ProcessEndsError(
-        "a thread cannot create a temporary file, because this process is exiting. Read before the "
-        "process exits, not in a function of atexit"
+        "a thread cannot create a temporary file, because this process is exiting. Finish reading "
+        "before the process exits, and do not read in an atexit function"
     )
 
 

@@ -111,8 +111,8 @@ def log_choice(choice: Choice) -> None:
     _warnings.add(choice.why)
     advice = "Pass tokenizer_backend='hf' to use it without a warning"
     logger.warning(
-        "tokenizer backend: %s. It is about %d times slower than fastokens, as measured with the "
-        "tokenizers of GPT-2 and Llama 3. %s",
+        "tokenizer backend: %s. In measurements with the GPT-2 and Llama 3 tokenizers, hf was "
+        "about %d times slower than fastokens. %s",
         *(choice, _TIMES_SLOWER, advice if _is_measured() else _INSTALL),
     )
 
@@ -142,8 +142,8 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
         return "fastokens is not installed"
     if found not in MEASURED_VERSIONS:
         return (
-            f"fastokens {found} has not been verified to give the same IDs, unlike "
-            f"{', '.join(MEASURED_VERSIONS)}"
+            f"fastokens {found} has not been verified to produce the same IDs as tokenizers, "
+            f"unlike version {', '.join(MEASURED_VERSIONS)}"
         )
     digest = _hash(text)
     if digest not in _refusals:
@@ -234,11 +234,11 @@ def find_probe_mismatch(text: str, content: Mapping[str, Any]) -> str | None:
     except BaseException as error:
         if not is_failure(error):
             raise
-        raise _FailedError(f"fastokens does not load this tokenizer ({error})") from None
+        raise _FailedError(f"fastokens cannot load this tokenizer ({error})") from None
     for is_text in (False, True):
         hf.encode_special_tokens = is_text
         if different := _different(hf, fast, strings, is_text):
-            return f"fastokens gives different IDs than tokenizers for {different[0][:60]!r}"
+            return f"fastokens and tokenizers produce different IDs for {different[0][:60]!r}"
     keep_hf(text, hf)
     return None
 
@@ -286,7 +286,7 @@ def find_code_point_mismatch(text: str) -> str | None:
     if not found:
         return None
     return (
-        f"fastokens gives different IDs than tokenizers for {len(found)} code points, such as "
+        f"fastokens and tokenizers produce different IDs for {len(found)} code points, such as "
         f"U+{found[0]:04X}"
     )
 

@@ -128,8 +128,8 @@ class FastokensEncoder:
         encoded = HFEncoder(self._text, self._special_tokens).encode(documents)
         if not self.num_failed:
             logger.warning(
-                "fastokens failed on a document (%s), so tokenizers encodes it, and any others on "
-                "which fastokens fails. The document begins %r",
+                "fastokens failed on a document (%s), so tokenizers encodes this document and any "
+                "others on which fastokens fails. The document begins %r",
                 *(error, documents[0][:_SHOWN_CHARACTERS]),
             )
         self.num_failed += 1
@@ -229,22 +229,22 @@ def _explain_failure(documents: Sequence[str], error: BaseException) -> Tokenize
             document.encode()
         except UnicodeEncodeError as found:
             return TokenizerError(
-                f"a document has a lone surrogate, U+{ord(document[found.start]):X}, at "
-                f"character {found.start:,}, so it is not valid text. It begins "
+                f"a document has a lone surrogate, U+{ord(document[found.start]):X}, at character "
+                f"{found.start:,}, so it is not valid text. The document begins "
                 f"{document[:_SHOWN_CHARACTERS]!r}. Fix it in `transform`, for instance with "
                 "text.encode('utf-8', 'replace').decode()"
             )
     return TokenizerError(
-        f"tokenizers failed: {error}. Filter out such documents in `transform`, or start a new run "
-        "with a different tokenizer"
+        f"tokenizers failed on a document: {error}. Filter out such documents in `transform`, or "
+        "start a new run with a different tokenizer"
     )
 
 
 def _explain_uncompared(document: str, error: TokenizerError) -> TokenizerError:
     return TokenizerError(
-        f"tokenizers failed on a document that fastokens encoded: {error.__cause__!r}. Its IDs "
-        f"cannot be compared. The document begins {document[:_SHOWN_CHARACTERS]!r}. Filter out "
-        "such documents in `transform`, or start a new run with a different tokenizer"
+        "the IDs of a document cannot be compared, because fastokens encoded it but tokenizers "
+        f"failed: {error.__cause__!r}. The document begins {document[:_SHOWN_CHARACTERS]!r}. "
+        "Filter out such documents in `transform`, or start a new run with a different tokenizer"
     )
 
 
@@ -254,9 +254,10 @@ def _explain_difference(document: str, ids: list[int], expected: list[int]) -> T
         min(len(ids), len(expected)),
     )
     return TokenizerError(
-        f"fastokens and tokenizers gave different IDs for a document: from token {place} of "
-        f"{len(expected)}, fastokens gave {ids[place : place + 5]}, and tokenizers "
-        f"{expected[place : place + 5]}. The document begins {document[:_SHOWN_CHARACTERS]!r}. "
-        "Rows read so far may contain wrong IDs. Restart with tokenizer_backend='hf', from the "
-        "beginning or from a state that you trust, and open a cloudload issue with the text"
+        "fastokens and tokenizers produced different IDs for a document. Starting at token "
+        f"{place} of {len(expected)}, fastokens produced {ids[place : place + 5]}, but tokenizers "
+        f"produced {expected[place : place + 5]}. The document begins "
+        f"{document[:_SHOWN_CHARACTERS]!r}. Rows read so far may contain wrong IDs. Restart with "
+        "tokenizer_backend='hf', from the beginning or from a state that you trust, and open a "
+        "cloudload issue that includes the text"
     )

@@ -32,8 +32,8 @@ def _check_added_tokens(
         name, number = token["content"], token["id"]
         if vocabulary.get(name, number) != number:
             return (
-                f"the tokenizer's added token {name!r} has the ID {number}, but "
-                f"{vocabulary[name]} in the vocabulary"
+                f"the tokenizer's added token {name!r} has the ID {number}, but its ID in the "
+                f"vocabulary is {vocabulary[name]}"
             )
         if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]:
             return f"the tokenizer's added token {name!r} has {flags[0]}"
@@ -52,7 +52,8 @@ def _check_bytes(content: Mapping[str, Any]) -> str | None:
         return "the tokenizer is not byte-level and does not fall back to bytes"
     missing = [symbol for symbol in symbols if symbol not in model["vocab"]]
     return (
-        f"the tokenizer's vocabulary lacks {len(missing)} of 256 bytes, such as {missing[0]!r}"
+        f"the tokenizer's vocabulary is missing {len(missing)} of the 256 bytes, such as "
+        f"{missing[0]!r}"
         if missing
         else None
     )

@@ -84,7 +84,7 @@ def list_named_tokens(tokenizer: Any) -> NamedTokens:
 
 def _add(named: NamedTokens, content: Any, place: str) -> NamedTokens:
     if not isinstance(content, Mapping):
-        raise ValueError(f"it is a JSON {type(content).__name__}, not an object")
+        raise ValueError(f"it contains a {type(content).__name__}, not a JSON object")
     for name, field in (("bos_token", "bos"), ("eos_token", "eos")):
         token = content.get(name)
         token = token.get("content") if isinstance(token, dict) else token
@@ -134,8 +134,9 @@ def choose_eos(
         text = f"eos {token!r} ({_TEMPLATE})"
         return FramingToken(int(with_template.ids[-1]), text, _doubt(backend, token, _TEMPLATE))
     raise TokenizerError(
-        f"{source} does not define an eos token. Pass eos='<token>', eos=None to join documents "
-        "without one, or a folder that has a tokenizer_config.json with an eos_token"
+        f"{source} does not define an eos token. Pass eos='<token>', pass eos=None to join "
+        "documents without an eos, or use a tokenizer folder whose tokenizer_config.json has an "
+        "eos_token"
     )
 
 
@@ -149,8 +150,8 @@ def _take(backend: Tokenizer, token: TokenName, field: str, place: str) -> Frami
         number, name = backend.token_to_id(token), token
     if number is None or name is None:
         raise TokenizerError(
-            f"{field}={token!r} is not a token of this tokenizer. Set bos and eos to its tokens or "
-            "to None"
+            f"{field}={token!r} is not a token of this tokenizer. Set bos and eos to tokens of "
+            "this tokenizer or to None"
         )
     return FramingToken(int(number), f"{kind} {name!r} ({place})")
 
@@ -162,9 +163,9 @@ def _doubt(backend: Tokenizer, token: str, place: str) -> str | None:
     others = [each for each in _END_TOKENS if backend.token_to_id(each) is not None]
     meant = f", such as eos={others[0]!r}, which this tokenizer has" if others else ""
     return (
-        f"documents end with {token!r} ({place}), which looks like the end of a chat turn. To "
-        f"pretrain, pass the token that ends a document{meant}. Pass eos={token!r} to keep this "
-        "one without a warning"
+        f"documents end with {token!r} ({place}), which looks like the end of a chat turn. For "
+        f"pretraining, set eos to the token that ends a document{meant}. To keep {token!r} without "
+        f"this warning, pass eos={token!r}"
     )
 
 

@@ -62,9 +62,9 @@ def _is_absent_from_cache(name: str) -> bool:
 
 def _explain_offline(name: str, obstacle: str) -> str:
     return (
-        f"cannot load the tokenizer {name!r}: {obstacle}, and it is not in the local cache. "
-        "Pass a folder or a tokenizer.json, or load it once on a machine with a connection "
-        "and copy the cache (HF_HOME)"
+        f"cannot load the tokenizer {name!r}, because {obstacle} and the tokenizer is not in the "
+        "local cache. Pass a folder or a tokenizer.json, or load the tokenizer once on a machine "
+        "that can reach the Hub and copy that machine's cache (HF_HOME)"
     )
 
 

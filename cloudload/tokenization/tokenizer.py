@@ -196,8 +196,8 @@ def frame_without_tokenizer(frames: Sequence[tuple[TokenName, TokenName]]) -> To
     for token in itertools.chain.from_iterable(frames):
         if isinstance(token, str) or not 0 <= (token or 0) < MOST_IDS:
             raise TokenizerError(
-                f"bos or eos is {token!r}, and there is no tokenizer. Pass its ID, None, or "
-                "the tokenizer"
+                f"bos or eos is {token!r}, but without a tokenizer it must be None or a token ID "
+                f"from 0 to {MOST_IDS - 1:,}. Pass None or the token's ID, or pass the tokenizer"
             )
     ids = tuple((bos, eos) for bos, eos in frames)
     texts = [f"{_describe_id(bos, 'bos')}, {_describe_id(eos, 'eos')}" for bos, eos in frames]
@@ -231,13 +231,13 @@ def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.exists() and not (path / CONFIG_NAME).exists():
         raise TokenizerError(
-            f"no tokenizer.json in {path}. Pass the folder of a fast tokenizer, or its "
+            f"{path} has no tokenizer.json. Pass the folder of a fast tokenizer, or its "
             "tokenizer.json"
         )
     if path.is_absolute() and not path.exists():
         raise TokenizerError(
-            f"no tokenizer at {path}. Pass a name on the Hugging Face Hub, a folder, or a "
-            "tokenizer.json"
+            f"the tokenizer {path} does not exist. Pass a name on the Hugging Face Hub, a folder, "
+            "or a tokenizer.json"
         )
     named = read_named_tokens(file.parent) if path.exists() else NamedTokens()
     if file.is_file():

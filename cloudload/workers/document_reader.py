@@ -127,13 +127,16 @@ class DocumentReader:
             return
         key = self._text_key
         documents = f"in column {key!r}" if self._transform is None else "from the transform"
-        advice = f"Set text_key to a column of text, or, if {key!r} holds token IDs, tokens_key"
+        advice = (
+            f"Set text_key to a column of text. If {key!r} contains token IDs, set "
+            f"tokens_key={key!r} instead"
+        )
         if self._transform is not None:
             advice = "Fix the transform, or set text_key to a column of text"
         self._doubts[stream] = (
             f"most of the first documents of stream {self._labels[stream]!r} {documents} do not "
-            f"look like text. Check {self.where(doubt.sample)}: it {doubt.reason}, and "
-            f"starts with {doubt.excerpt}. {advice}. Training continues on these documents"
+            f"look like text. For example, {self.where(doubt.sample)} {doubt.reason} and starts "
+            f"with {doubt.excerpt}. {advice}. Training continues on these documents"
         )
 
     def _read_shard(self, shard: Shard, samples: Sequence[int]) -> Sequence[TextOrError]:
@@ -207,8 +210,9 @@ class DocumentReader:
     def _wrong_id(self, sample: int, place: int, found: int, dtype: np.dtype[Any]) -> DatasetError:
         return DatasetError(
             f"token {place:,} of {self.where(sample)} is {found:,} as {dtype.name}, not an ID from "
-            f"0 to {self._vocab_size - 1:,}. Usually tokens_dtype is not the dtype that was "
-            "written, or the data was made with a different tokenizer"
+            f"0 to {self._vocab_size - 1:,}. Usually, tokens_dtype is not the dtype that was "
+            "written, or the data was tokenized with a different tokenizer. Set tokens_dtype and "
+            "the tokenizer to match the data"
         )
 
     def _by_shard(self, samples: Ints) -> Iterator[tuple[int, Ints, Ints]]:
@@ -296,8 +300,9 @@ class DocumentReader:
         advice = "Fix the transform, or the cause of the error on this machine"
         if self._skips:
             advice += (
-                f". on_error='skip' does not apply, because {type(cause).__name__} may have a "
-                "cause other than the document. To leave the document out, return None"
+                ". on_error='skip' does not apply, because something other than the document may "
+                f"have caused the {type(cause).__name__}. To leave the document out, return None "
+                "from the transform"
             )
         return DatasetError(f"{message}{advice}")
 

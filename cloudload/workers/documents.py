@@ -55,9 +55,9 @@ from cloudload.workers.plan import Plan
 
 CHANGED_ADVICE = (
     "The transform, the tokenizer or the data changed in a way that the state's fingerprints do "
-    "not show, or the transform is not deterministic. Restore them, or load an earlier state. To "
-    "continue with a changed transform, pass transform_id='NAME' and "
-    "on_change={'transform': 'accept'}"
+    "not show, or the transform is not deterministic. Restore the original transform, tokenizer "
+    "and data, or load an earlier state. To continue with a changed transform, pass "
+    "transform_id='NAME' and on_change={'transform': 'accept'}"
 )
 
 

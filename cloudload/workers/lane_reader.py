@@ -232,9 +232,9 @@ class LaneReader:
             most = component.lanes.num_positions
         if is_endless and self._barren[flat_lane] > most:
             raise DatasetError(
-                f"lane {lane} of {self._label(number)} has no tokens, because its last "
-                f"{self._barren[flat_lane]:,} documents, more than an epoch has, are all empty, "
-                "filtered out, or left out by on_error='skip'. Set an eos, use a different "
+                f"lane {lane} of {self._label(number)} has no tokens. Its last "
+                f"{self._barren[flat_lane]:,} documents, which are more than an epoch has, are all "
+                "empty, filtered out, or left out by on_error='skip'. Set an eos, use a different "
                 "transform or min_tokens, or start a new run with more documents or a smaller "
                 "num_lanes"
             )

@@ -42,7 +42,11 @@ def check_some_lengths(plan: Plan, documents: LaneDocuments) -> None:
             with _open_start(corpus, number, retry) as starts:
                 documents.compare(samples, DocumentReader(plan.recipe, starts))
     except StoreError as error:
-        logger.info("token lengths are not checked before the jump: %s", error)
+        logger.info(
+            "token lengths were not checked before moving to the new position, because of a store "
+            "error: %s",
+            error,
+        )
 
 
 def choose_samples(corpus: Corpus) -> Iterator[tuple[int, Ints]]:

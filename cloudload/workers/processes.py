@@ -54,9 +54,9 @@ class WorkerProcess:
         self._is_forked = self._context.get_start_method() == "fork"
         if not self._is_forked and (script := find_missing_script()):
             raise WorkerError(
-                f"worker processes cannot start, because they cannot import the program: {script} "
-                "is not a file. Save the program as a file, use start_method='fork', or use "
-                "num_workers=0"
+                "worker processes cannot start, because they cannot import the program from "
+                f"{script}, which is not a file. Save the program as a file, use "
+                "start_method='fork', or use num_workers=0"
             )
         self._has_block, self._owner = False, os.getpid()
         self._begin()
@@ -118,14 +118,14 @@ class WorkerProcess:
                 self._receive()
                 return
             logger.warning(
-                "worker process %s did not start within %d s; starting another",
+                "worker process %s did not start within %d s, so another one is being started",
                 self._process.pid,
                 _START_S,
             )
             end_workers([self], self._plan.cache_root)
             self._begin()
         raise WorkerError(
-            f"a worker process did not start in {_STARTS} attempts of {_START_S:.0f} s. Use "
+            f"a worker process did not start in {_STARTS} attempts of {_START_S:.0f} s each. Use "
             "start_method='spawn', or fewer workers"
         )
 
@@ -195,8 +195,8 @@ class WorkerProcess:
             raise item
         if isinstance(item, Failed):
             raise WorkerError(
-                "a worker process failed with an unexpected error. Fix its cause, and resume from "
-                f"the last state\n\n{item.traceback}"
+                "a worker process failed with an unexpected error. Fix the cause of the error, and "
+                f"resume from the last state\n\n{item.traceback}"
             )
         assert item == HALTED or isinstance(item, PackedBlock)
         return item if isinstance(item, PackedBlock) else None
@@ -292,12 +292,12 @@ def _describe_end(code: int | None) -> str:
     what = f"was killed by {names.get(-code, f'signal {-code}')}"
     if code in _CRASHES:
         what += (
-            " (native code crashed, perhaps that of a transform or the tokenizer: to find out, use "
-            "tokenizer_backend='hf', or num_workers=0 with python -X faulthandler)"
+            ", because native code crashed, perhaps in the transform or the tokenizer. To find the "
+            "cause, use tokenizer_backend='hf', or num_workers=0 with python -X faulthandler"
         )
     if code == -signal.SIGKILL:
         what += (
-            " (probably the machine or container ran out of memory: check the kernel log, and use "
-            "fewer workers)"
+            ", probably because the machine or container ran out of memory. Check the kernel log, "
+            "and use fewer workers"
         )
     return what

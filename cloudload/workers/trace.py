@@ -164,8 +164,8 @@ class Tracer:
         found = FoundDocuments(nowhere, nowhere, nowhere, number)
         count, where = self._documents.read(found).table[0, COUNT], self._reader.where(number[0])
         if count == FILTERED:
-            return f"the transform or min_tokens filters out the document: {where}"
-        return f"the document has no tokens: {where}" if count == EMPTY else None
+            return f"the transform or min_tokens filters out {where}"
+        return f"{where} has no tokens" if count == EMPTY else None
 
     def find_id(self, identifier: str) -> list[tuple[int, int]]:
         """Find every sample whose column `id`, as text, is `identifier`. Reads all shards.

@@ -11,9 +11,9 @@ from typing import Any
 from cloudload.errors import CloudloadError, WorkerError
 
 _ADVICE = (
-    "Workers that are not forked import the transform by its name. Define it at the top level of a "
-    "module, not as a lambda, in a notebook, or below `if __name__ == '__main__':`. Or pass "
-    "start_method='fork'"
+    "Workers that are not forked import the transform by its name. Define the transform at the top "
+    "level of a module (not as a lambda, in a notebook, or under `if __name__ == '__main__':`), or "
+    "pass start_method='fork'"
 )
 
 

@@ -126,6 +126,8 @@ def test_a_loader_wrapped_in_a_dataloader_is_refused(folder: str) -> None:
 def test_preparing_a_loader_as_a_dataloader_is_refused(folder: str) -> None:
     accelerator, loader = Accelerator(cpu=True), make_loader(folder, epochs=1)
     for each in (loader, FromStart(loader)):
-        with pytest.raises(AttributeError, match=r"save it with accelerator\.register_for_checkp"):
+        with pytest.raises(
+            AttributeError, match=r"save its state with accelerator\.register_for_checkp"
+        ):
             accelerator.prepare_data_loader(cast(Any, each))
         assert not hasattr(each, "dataset")

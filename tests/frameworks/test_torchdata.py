@@ -84,6 +84,6 @@ def test_workers_of_torchdata_are_refused(folder: str) -> None:
         CloudloadDataset(make_loader(folder)), batch_size=None, num_workers=1
     )
     with pytest.raises(
-        ValueError, match=r"cannot be read in a DataLoader's workers.*num_workers=0"
+        ValueError, match=r"a DataLoader's workers cannot read a CloudLoader.*num_workers=0"
     ):
         next(iter(batches))

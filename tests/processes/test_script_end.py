@@ -110,7 +110,7 @@ def test_a_transform_that_workers_cannot_import_is_an_error_with_advice(
     last = ended.stderr.strip().splitlines()[-1]
     assert last.startswith("cloudload.errors.WorkerError: ")
     assert reason in last
-    assert "Define it at the top level of a module" in last
+    assert "Define the transform at the top level of a module" in last
 
 
 def test_a_program_that_is_no_file_starts_no_workers_and_says_so(

@@ -149,7 +149,7 @@ def test_what_one_per_row_cuts_off_is_counted(folder: Path) -> None:
 def test_a_lane_of_which_all_is_left_out_is_an_error_not_a_wait(folder: Path) -> None:
     with pytest.raises(
         DatasetError,
-        match=r"has no tokens, because its last [\d,]+ documents, .* filtered out, or left",
+        match=r"has no tokens\. Its last [\d,]+ documents, .* filtered out, or left",
     ):
         next(iter(make_loader(folder, min_tokens=10_000)))
     with pytest.raises(

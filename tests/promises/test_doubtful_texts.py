@@ -33,10 +33,13 @@ def test_a_column_of_token_ids_is_doubted_once_by_name_with_an_excerpt(
     data = write_mds(tmp_path / "web", IDS, encoding="bytes", shard_bytes=4_000)
     loader = make_loader(data, num_workers=num_workers, start_method="fork")
     [said] = warnings_of(loader, caplog)
-    assert "stream 'web' in column 'text' do not look like text. Check sample " in said
+    assert "stream 'web' in column 'text' do not look like text. For example, sample " in said
     assert f"{data}/shard.0000" in said
-    assert re.search(r"it has \d\d% NUL and control characters, and starts with .*\\x00", said)
-    assert "Set text_key to a column of text, or, if 'text' holds token IDs, tokens_key" in said
+    assert re.search(r"has \d\d% NUL and control characters and starts with .*\\x00", said)
+    assert (
+        "Set text_key to a column of text. If 'text' contains token IDs, set tokens_key='text'"
+        in said
+    )
     assert warnings_of(loader, caplog) == [said]
 
 
@@ -47,8 +50,8 @@ def test_a_column_of_base64_is_doubted_once_by_name_with_an_excerpt(
     data = write_mds(tmp_path / "web", BASE64, shard_bytes=4_000)
     loader = make_loader(data, num_workers=num_workers, start_method="fork")
     [said] = warnings_of(loader, caplog)
-    assert "stream 'web' in column 'text' do not look like text. Check sample " in said
-    [excerpt] = re.findall(r"it is base64, and starts with '(.+)'\. Set text_key", said)
+    assert "stream 'web' in column 'text' do not look like text. For example, sample " in said
+    [excerpt] = re.findall(r"is base64 and starts with '(.+)'\. Set text_key", said)
     assert any(text.startswith(excerpt) for text in BASE64)
     assert warnings_of(loader, caplog) == [said]
 

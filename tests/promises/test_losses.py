@@ -244,7 +244,7 @@ def test_wrong_arguments_are_refused(streams: list[Stream], tmp_path: Path) -> N
                 log.add(batch, losses)
         with pytest.raises(ValueError, match=r"Pass at_row and the labels for the same rows"):
             log.add(batch, torch.zeros(2, 15), at_row=3)
-        with pytest.raises(ValueError, match=r"this is a copy of a batch's tensors"):
+        with pytest.raises(ValueError, match=r"this batch is a copy of a batch's tensors"):
             log.add(Batch(batch), losses_of(batch))
     with pytest.raises(ValueError, match=r"flush_every is 0"):
         LossLog(loader, flush_every=0)

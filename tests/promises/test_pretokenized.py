@@ -152,7 +152,7 @@ def test_every_encoding_that_streaming_writes_is_read(
         assert own.vocab_size == 257
     with make_loader(str(tmp_path / "mds"), tmp_path, **options) as own:
         assert own.describe()["tokenizer"] is None
-        with pytest.raises(ValueError, match="the vocabulary is not known"):
+        with pytest.raises(ValueError, match="the vocabulary size is unknown"):
             _ = own.vocab_size
 
 

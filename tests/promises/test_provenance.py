@@ -85,7 +85,7 @@ def test_later_steps_are_traced_from_a_state_as_they_were_consumed(
             for step in steps
         ]
     with pytest.raises(
-        ValueError, match="step 7 is not after the state, which was saved after step 7"
+        ValueError, match="step 7 is too early, because the state was saved after step 7"
     ):
         list(trace_steps(run, range(SAVED, SAVED + 1)))
 
@@ -381,19 +381,19 @@ def test_where_finds_no_step_and_says_so_by_the_exit_status(
     [
         (
             ["trace", "{state}", "--steps", "3"],
-            "step 3 is not after the state, which was saved after step 7",
+            "step 3 is too early, because the state was saved after step 7",
         ),
         (
             ["trace", "{state}", "--steps", "9", "--row", "6"],
-            "row is 6. Use 0 to 5, the rows of a step",
+            "row is 6. Use a row of the step, from 0 to 5",
         ),
         (["trace", "{empty}", "--steps", "9"], "has no cloudload state"),
         (["trace", "{text}", "--steps", "9"], "is neither JSON nor a torch checkpoint"),
-        (["trace", "{none}", "--steps", "9"], "no such checkpoint: "),
-        (["where", "{none}", "--id", "a", "--until", "9"], "no such checkpoint: "),
-        (["rows", "{none}", "--steps", "9"], "no such checkpoint: "),
+        (["trace", "{none}", "--steps", "9"], "does not exist"),
+        (["where", "{none}", "--id", "a", "--until", "9"], "does not exist"),
+        (["rows", "{none}", "--steps", "9"], "does not exist"),
         (["rows", "--yaml", "{none}", "--steps", "9"], "no such file or directory: "),
-        (["export", "{none}", "out", "--steps", "9"], "no such checkpoint: "),
+        (["export", "{none}", "out", "--steps", "9"], "does not exist"),
         (
             ["where", "{state}", "--id", "nothing", "--until", "9"],
             "no sample has 'nothing' in its column 'id'",

@@ -113,7 +113,7 @@ def test_a_difference_says_what_a_resume_does_about_it(
     assert moved.keys() >= {"rows", "batches", "cursors"}
     assert {rule for rule in moved.values() if not rule.startswith("position")} == set()
     rules = {each.name: each.rule for each in compare_states(before, other)}
-    assert rules["seed"].startswith("held: a resume refuses")
+    assert rules["seed"].startswith("held: a resume rejects")
     assert "on_change={'min_tokens': 'accept'}" in rules["min_tokens"]
     assert rules["seq_len"].startswith("may change")
     paths = []
@@ -123,7 +123,7 @@ def test_a_difference_says_what_a_resume_does_about_it(
     assert main(["state", "diff", paths[0], paths[1]]) == 0
     assert "+2 steps, +8 rows and +128 tokens" in capsys.readouterr().out
     assert main(["state", "diff", paths[0], paths[2]]) == 1
-    assert "seed: 17 → 4 (held: a resume refuses another value)" in capsys.readouterr().out
+    assert "seed: 17 → 4 (held: a resume rejects a different value)" in capsys.readouterr().out
     assert main(["state", "diff", paths[0], paths[0]]) == 0
     assert capsys.readouterr().out == "the states are equal\n"
     assert main(["state", "diff", paths[0]]) == 1

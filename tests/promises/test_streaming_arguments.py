@@ -199,11 +199,11 @@ def test_remote_and_split_are_the_url(folders: list[str], tmp_path: Path) -> Non
 
 WARNINGS: list[tuple[dict[str, Any], str]] = [
     ({"sampling_method": "fixed"}, "sampling_method='fixed'.*a new selection"),
-    ({"sampling_granularity": 2}, "sampling_granularity=2.*one by one"),
-    ({"batching_method": "per_stream"}, "batching_method='per_stream'.*one order"),
+    ({"sampling_granularity": 2}, "sampling_granularity=2.*one at a time"),
+    ({"batching_method": "per_stream"}, "batching_method='per_stream'.*single order"),
     ({"allow_unsafe_types": True}, "allow_unsafe_types=True.*cannot be read"),
     ({"replication": 1}, "replication=1.*device_mesh"),
-    ({"keep_zip": True}, "keep_zip=True.*raw shards only"),
+    ({"keep_zip": True}, "keep_zip=True.*only raw shards"),
 ]
 
 
@@ -242,13 +242,13 @@ def test_the_patience_of_streams_is_kept(folders: list[str], tmp_path: Path) -> 
 
 
 def test_streams_of_both_libraries_are_not_mixed(folders: list[str]) -> None:
-    with pytest.raises(ValueError, match=r"data mixes streaming\.Stream objects with others"):
+    with pytest.raises(ValueError, match=r"data mixes streaming\.Stream objects with other types"):
         CloudLoader([*streams_of(folders[:1], [{}]), folders[1]], **OPTIONS)
 
 
 def test_a_proportion_for_some_streams_only_is_refused(folders: list[str]) -> None:
     streams = streams_of(folders, [{"proportion": 1.0}, {}, {"proportion": 1.0}])
-    with pytest.raises(ValueError, match="Set it for all of them, or for none"):
+    with pytest.raises(ValueError, match="Set a proportion for all streams or for none"):
         CloudLoader(streams, **OPTIONS)
 
 

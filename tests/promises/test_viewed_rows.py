@@ -169,7 +169,7 @@ def test_a_row_that_a_step_does_not_have_is_an_error(make_loader: MakeLoader) ->
     with make_loader() as loader:
         _, state = consume(loader)
     for rows in ([6], [0, -1]):
-        with pytest.raises(ValueError, match="Use 0 to 5, the rows of a step"):
+        with pytest.raises(ValueError, match="Use a row of the step, from 0 to 5"):
             next(view_rows(open_run(state), range(20, 21), rows))
 
 

@@ -245,7 +245,7 @@ def test_an_object_exists_once_it_is_stored(place: Place) -> None:
 def test_what_is_missing_is_an_error_of_that_kind(place: Place) -> None:
     place.put("there", b"")
     url = join_url(place.url, "not-there")
-    with pytest.raises(StoreError, match=r"1 attempt.*no such object") as caught:
+    with pytest.raises(StoreError, match=r"1 attempt.*object does not exist") as caught:
         read_object(url)
     assert caught.value.kind is FailureKind.MISSING_OBJECT
     assert caught.value.is_missing

@@ -147,7 +147,7 @@ def test_gcs_is_read_and_written_with_an_hmac_key(s3_url: str, s3_server: S3Serv
             if name.startswith(("x-amz-checksum", "x-amz-sdk-checksum", "x-amz-trailer"))
         ]
         delete_object(join_url(folder, "key"))
-        with pytest.raises(StoreError, match=rf"cannot read {folder}/key .*no such object"):
+        with pytest.raises(StoreError, match=rf"cannot read {folder}/key .*object does not exist"):
             read_object(join_url(folder, "key"))
 
 

@@ -101,7 +101,7 @@ def test_a_store_that_refuses_to_list_gives_its_own_error(
 ) -> None:
     put(s3_url, "a.jsonl")
     s3_proxy.set_faults([Fault("list-type", "status", status=403, code="AccessDenied")])
-    with pytest.raises(StoreError, match=r"cannot read .*index\.json .*no such object"):
+    with pytest.raises(StoreError, match=r"cannot read .*index\.json .*object does not exist"):
         make_loader(s3_url)
 
 

@@ -131,8 +131,8 @@ def test_a_refusal_is_not_repeated(faulty: tuple[str, FaultProxy], status: int) 
         (301, "PermanentRedirect", "AWS_DEFAULT_REGION"),
         (400, "AuthorizationHeaderMalformed", "AWS_DEFAULT_REGION"),
         (400, "IllegalLocationConstraintException", "AWS_DEFAULT_REGION"),
-        (404, "NoSuchBucket", "no such bucket"),
-        (404, "NoSuchKey", "no such object"),
+        (404, "NoSuchBucket", "bucket does not exist"),
+        (404, "NoSuchKey", "object does not exist"),
         (403, "InvalidObjectState", "InvalidObjectState"),
     ],
 )
@@ -176,7 +176,10 @@ def test_what_s3_refuses_for_now_is_asked_again(
     s3_proxy.set_faults([Fault("GET .*key", "status", status=status, code=code)])
     with (
         within(SOON_S),
-        pytest.raises(StoreError, match=rf"\d+ attempts, .*{code}.*The store failed or was busy"),
+        pytest.raises(
+            StoreError,
+            match=rf"\d+ attempts, .*{code}.*The store had an internal error or was too busy",
+        ),
     ):
         read_object(join_url(s3_url, "key"), QUICK)
 
@@ -200,9 +203,9 @@ def test_a_redirect_to_another_region_is_followed_once_and_not_for_ever(
 
 @pytest.mark.usefixtures("s3_server")
 def test_a_missing_s3_bucket_and_a_missing_object_are_told_apart(s3_url: str) -> None:
-    with pytest.raises(StoreError, match="no such bucket") as bucket:
+    with pytest.raises(StoreError, match="bucket does not exist") as bucket:
         read_object("s3://no-such-bucket/key")
-    with pytest.raises(StoreError, match="no such object") as missing:
+    with pytest.raises(StoreError, match="object does not exist") as missing:
         read_object(join_url(s3_url, "key"))
     assert bucket.value.is_missing
     assert missing.value.is_missing
@@ -239,8 +242,8 @@ def signed_in_gcs(
     [
         (403, "forbidden", "reader does not have storage.objects.get access", "permissions"),
         (401, "authError", "Invalid Credentials", "credentials were rejected"),
-        (404, "notFound", "The specified bucket does not exist.", "no such bucket"),
-        (404, "notFound", "No such object: cloudload/key", "no such object"),
+        (404, "notFound", "The specified bucket does not exist.", "bucket does not exist"),
+        (404, "notFound", "No such object: cloudload/key", "object does not exist"),
         (
             412,
             "conditionNotMet",
@@ -284,7 +287,8 @@ def test_what_gcs_refuses_for_now_is_asked_again(
     with (
         within(SOON_S),
         pytest.raises(
-            StoreError, match=r"\d+ attempts, .*a fault of the test.*The store failed or was busy"
+            StoreError,
+            match=r"\d+ attempts, .*a fault of the test.*The store had an internal error or was too busy",
         ),
     ):
         read_object(join_url(gcs_url, "key"), QUICK)

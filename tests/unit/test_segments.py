@@ -156,7 +156,7 @@ def test_spans_that_overflow_their_row_are_refused() -> None:
         with pytest.raises(
             ValueError,
             match=r"the spans of row 0 have 6 tokens, but a row has only 5\. "
-            r"Pass the shape of the batch",
+            r"Pass the spans and the shape of the same batch",
         ):
             function(rows, lengths, (2, 5))
 

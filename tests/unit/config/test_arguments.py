@@ -76,9 +76,9 @@ def test_a_time_that_is_no_number_of_seconds_is_refused_in_all_options_alike(
     "url", ["", " ", "s3://", "s3:///larger_folder", "s3:/bucket/larger_folder", "gs:bucket"]
 )
 def test_a_broken_location_is_refused_not_taken_for_a_folder(url: str) -> None:
-    with pytest.raises(ValueError, match=r"empty|names no bucket|neither a path nor a URL"):
+    with pytest.raises(ValueError, match=r"empty|has no bucket name|neither a path nor a URL"):
         make_loader(url)
-    with pytest.raises(ValueError, match=r"empty|names no bucket|neither a path nor a URL"):
+    with pytest.raises(ValueError, match=r"empty|has no bucket name|neither a path nor a URL"):
         convert_to_mds(iter(["a"]), url, processes=1)
 
 

@@ -26,7 +26,7 @@ def test_the_scheme_of_a_file_may_be_in_capitals(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["S3:///folder", "Gs:///folder"])
 def test_a_missing_bucket_is_noticed_in_capitals_too(url: str) -> None:
-    with pytest.raises(ValueError, match="names no bucket"):
+    with pytest.raises(ValueError, match="has no bucket name"):
         check_location(url)
 
 

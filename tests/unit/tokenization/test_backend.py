@@ -69,7 +69,7 @@ DEFECTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda c: c["model"].update(continuing_subword_prefix="##"),
         "the tokenizer's model has a continuing_subword_prefix",
     ),
-    "byte": (lose_byte, "the tokenizer's vocabulary lacks 1 of 256 bytes, such as 'Z'"),
+    "byte": (lose_byte, "the tokenizer's vocabulary is missing 1 of the 256 bytes, such as 'Z'"),
     "no bytes": (
         lambda c: c.update(pre_tokenizer=None),
         "the tokenizer is not byte-level and does not fall back to bytes",
@@ -104,7 +104,7 @@ def test_a_sentencepiece_vocabulary_that_lacks_a_byte_is_refused(tmp_path: Path)
     text = changed(lambda content: content["model"]["vocab"].pop("<0x0A>"), "sentencepiece")
     assert (
         choose_backend(text, "auto", tmp_path).reason
-        == "the tokenizer's vocabulary lacks 1 of 256 bytes, such as '<0x0A>'"
+        == "the tokenizer's vocabulary is missing 1 of the 256 bytes, such as '<0x0A>'"
     )
 
 
@@ -124,13 +124,13 @@ def test_sound_tokenizers_pass_the_gate(name: str, tmp_path: Path) -> None:
 def test_a_tokenizer_for_which_fastokens_makes_tokens_of_text_is_refused(tmp_path: Path) -> None:
     """If `<` is not in the vocabulary, fastokens 0.3.5 encodes the text `<0x0A>` as a newline."""
     choice = choose_backend(sentencepiece("thequickbrwnfxé"), "auto", tmp_path)
-    assert str(choice.reason).startswith("fastokens gives different IDs than tokenizers for ")
+    assert str(choice.reason).startswith("fastokens and tokenizers produce different IDs for ")
 
 
 @needs_fastokens
 def test_what_fastokens_does_not_load_is_refused(tmp_path: Path) -> None:
     text = changed(lambda content: content.update(normalizer={"type": "NFKC"}))
-    assert "fastokens does not load this tokenizer" in str(
+    assert "fastokens cannot load this tokenizer" in str(
         choose_backend(text, "auto", tmp_path).reason
     )
 
@@ -142,7 +142,8 @@ def test_a_version_that_was_not_measured_is_refused(
     monkeypatch.setattr(gate, "version", lambda _: found)
     reason = choose_backend(JSONS["byte-level"](), "auto", tmp_path).reason
     assert (
-        reason == f"fastokens {found} has not been verified to give the same IDs, unlike {MEASURED}"
+        reason
+        == f"fastokens {found} has not been verified to produce the same IDs as tokenizers, unlike version {MEASURED}"
     )
 
 
@@ -239,10 +240,10 @@ def test_a_plain_installation_has_a_measured_fastokens_where_it_has_wheels() -> 
 @pytest.mark.parametrize(
     ("mark", "named"),
     [
-        ("<|endoftext|>", r"fastokens gives different IDs than tokenizers for '.*<\|endoftext\|>"),
+        ("<|endoftext|>", r"fastokens and tokenizers produce different IDs for '.*<\|endoftext\|>"),
         (
             "\U00013000",
-            r"fastokens gives different IDs than tokenizers for 1 code points, such as U\+13000",
+            r"fastokens and tokenizers produce different IDs for 1 code points, such as U\+13000",
         ),
     ],
 )
@@ -331,5 +332,5 @@ def test_what_the_sweep_found_is_found_again(
     assert choose_backend(JSONS["byte-level"](), "auto", tmp_path) == first
     assert (
         first.reason
-        == "fastokens gives different IDs than tokenizers for 2 code points, such as U+0041"
+        == "fastokens and tokenizers produce different IDs for 2 code points, such as U+0041"
     )

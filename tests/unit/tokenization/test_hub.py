@@ -53,7 +53,7 @@ def test_without_a_connection_a_name_is_one_sentence_with_the_next_step(
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(TokenizerError, match=rf"cannot be reached \({unreachable}\)") as raised:
         load_tokenizer("no/such-tokenizer")
-    assert "and it is not in the local cache. Pass a folder" in str(raised.value)
+    assert "and the tokenizer is not in the local cache. Pass a folder" in str(raised.value)
     assert raised.value.__context__ is None
     assert "Retrying" not in caplog.text
 

@@ -193,7 +193,7 @@ def test_a_tokenizer_that_is_not_there_or_broken_is_named(tmp_path: Path) -> Non
     ("content", "reason"),
     [
         ("{", "Expecting property name"),
-        ("[]", "it is a JSON list, not an object"),
+        ("[]", "it contains a list, not a JSON object"),
         ('{"eos_token": {"content": 5}}', "its eos_token is 5, not a string"),
     ],
 )
