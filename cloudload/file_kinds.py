@@ -44,18 +44,18 @@ _REFUSED = {f".{name}": advice for advice, names in _ADVICE.items() for name in 
 _KINDS_BY_CONTENT = {
     b"\xff\xfe": "UTF-16. Convert it with iconv",
     b"\xfe\xff": "UTF-16. Convert it with iconv",
-    b"\x1f\x8b": "gz. Name it .gz",
-    b"\x28\xb5\x2f\xfd": "zstd. Name it .zst",
-    b"BZh": "bz2. Name it .bz2",
-    b"\xfd7zXZ\0": "xz. Name it .xz",
-    b"PAR1": "Parquet. Name it .parquet, or set the format",
-    b"ARROW1": "Arrow. Name it .arrow, or set the format",
+    b"\x1f\x8b": "gz. Rename the file to end in .gz",
+    b"\x28\xb5\x2f\xfd": "zstd. Rename the file to end in .zst",
+    b"BZh": "bz2. Rename the file to end in .bz2",
+    b"\xfd7zXZ\0": "xz. Rename the file to end in .xz",
+    b"PAR1": "Parquet. Rename the file to end in .parquet, or set the format",
+    b"ARROW1": "Arrow. Rename the file to end in .arrow, or set the format",
     b"PK\x03\x04": "zip. Unpack it",
     b"%PDF": "PDF. Extract its text",
     b"\x89PNG": "a PNG image",
     b"\xff\xd8\xff": "a JPEG image",
     b"\x7fELF": "a program",
-    b"SQLite format 3": "an SQLite database. Convert it to JSON Lines or Parquet",
+    b"SQLite format 3": "a SQLite database. Convert it to JSON Lines or Parquet",
 }
 """Maps the first bytes of a file that is not UTF-8 text to its format, with advice."""
 

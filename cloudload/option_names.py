@@ -78,20 +78,20 @@ _ADVICE = {
     "repeat": "Pass Stream(url, repeat=…) as data, or epochs=… to the loader",
     "drop_last": "Use tail='drop' or tail='pad'",
     "dataloader_drop_last": "Use tail='drop' or tail='pad'",
-    "infinite": "Omit epochs, and the data repeats forever",
+    "infinite": "Omit epochs to repeat the data forever",
     "epoch_size": "Pass Stream(url, choose=…) as data",
     "global_batch_size": "Use batch_size, which counts the rows of one rank",
     "global_train_batch_size": "Use batch_size, which counts the rows of one rank",
     "collate_fn": "Batches are already tensors. To change texts, use transform",
-    "persistent_workers": "Use stop_every. Workers then continue from pass to pass",
+    "persistent_workers": "Use stop_every. Workers then keep running between passes",
     "sampling_method": "Each epoch reads a new selection of a stream's samples",
     "sampling_granularity": "Samples are selected one by one",
-    "batching_method": "Each batch takes the next rows of one order. See Stream(url, proportion=…)",
+    "batching_method": "All batches follow one order. To mix streams, use Stream(url, proportion=…)",
     "partition_algo": "The order of documents does not depend on the partition",
     "allow_unsafe_types": "Columns of pickled values cannot be read",
     "keep_zip": "The cache keeps only raw shards",
     "device": "Move each batch with batch.to(device)",
-    "compression": "The index of the data names the compression",
+    "compression": "The compression is read from the dataset's index",
     "max_steps": "Use loader.take(n)",
     "streaming": "Data is always streamed",
 }
@@ -101,7 +101,7 @@ _PROGRESS = dict.fromkeys(
 _ADVICE_BY_CALLEE = {
     "check_dataset": _PROGRESS,
     "config_from_yaml": {
-        "batch_size": "Pass it to CloudLoader, beside the options that are returned",
+        "batch_size": "Pass it to CloudLoader with the options that config_from_yaml returns",
     },
     "export_rows": {
         **dict.fromkeys(
@@ -114,13 +114,13 @@ _ADVICE_BY_CALLEE = {
         **dict.fromkeys(("local", "cache_limit", "seq_len", "tokenizer"), "Pass it to CloudLoader"),
         **dict.fromkeys(
             ("download_retry", "download_timeout", "validate_hash", "shuffle", "text_key"),
-            "It is an option of the whole loader. See help(CloudLoader)",
+            "This option applies to the whole loader. See help(CloudLoader)",
         ),
     },
     "convert_to_mds": {
         **dict.fromkeys(
             ("seq_len", "concat_tokens", "bos_text", "eos_text"),
-            "Shards hold raw text. CloudLoader tokenizes and packs it",
+            "Shards contain raw text. CloudLoader tokenizes and packs the text",
         ),
         **_PROGRESS,
         "exist_ok": "Use overwrite=True to replace a dataset",

@@ -116,7 +116,9 @@ def check_dataset(
     chosen, framing = _choose_rules(rules, max_bytes, tokenizer, (bos, eos), expected)
     limits = parse_limits(fail_on, chosen.names)
     if limits and sample == 0:
-        raise ValueError("fail_on needs documents, but sample is 0. Omit one of them")
+        raise ValueError(
+            "fail_on requires documents, but sample=0 reads none. Omit fail_on, or increase sample"
+        )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     if processes < 1:
         raise ValueError(f"processes is {processes}. Use at least 1")
@@ -178,7 +180,9 @@ def _choose_rules(
     """Return the rules for documents, and findings about the bos and eos around documents."""
     if tokenizer is None:
         if any(expected.values()):
-            raise ValueError("expect_bos and expect_eos need a tokenizer. Pass one")
+            raise ValueError(
+                "expect_bos and expect_eos require a tokenizer. Pass tokenizer=…, or omit them"
+            )
         return choose_rules(names, max_bytes), []
     from cloudload.tokenization.tokenizer import load_tokenizer
 

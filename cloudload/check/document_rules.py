@@ -71,12 +71,15 @@ def choose_rules(
     asked = [names] if isinstance(names, str) else list(names)
     if unknown := [each for each in asked if each not in (*DOCUMENT_RULES, ALL, NONE)]:
         raise ValueError(
-            f"there is no rule {unknown[0]!r}. Use all, none, or any of {', '.join(DOCUMENT_RULES)}"
+            f"rules has the unknown rule {unknown[0]!r}. Use all, none, or any of "
+            f"{', '.join(DOCUMENT_RULES)}"
         )
     if ALL in asked:
         asked = [each for each in DOCUMENT_RULES if tokenizer or each != FRAMED_TEXT]
     if FRAMED_TEXT in asked and tokenizer is None:
-        raise ValueError(f"the rule {FRAMED_TEXT} needs a tokenizer. Pass one")
+        raise ValueError(
+            f"the rule {FRAMED_TEXT} requires a tokenizer. Pass a tokenizer, or omit the rule"
+        )
     chosen = frozenset(asked) - {NONE}
     if tokenizer is None:
         return DocumentRules(chosen, parse_bytes(max_bytes))
@@ -106,7 +109,11 @@ def check_frame(rules: DocumentRules, origin: str, **expected: str | None) -> It
         if token is not None and found != ("" if token == NO_TOKEN else token):
             asked = f"no {name}" if token == NO_TOKEN else f"{name} {token!r}"
             got = f"{name} {found!r}" if found else f"no {name}"
-            yield find("framing-differs", "", f"documents get {got}, not {asked}: {origin}")
+            yield find(
+                "framing-differs",
+                "",
+                f"documents get {got} instead of {asked}. The tokenizer adds {origin}",
+            )
 
 
 def list_tests(rules: DocumentRules) -> list[tuple[str, Test]]:
@@ -197,7 +204,7 @@ def parse_limits(limits: Any, chosen: Collection[str]) -> dict[str, float]:
     shares = {name: _parse_share(name, share) for name, share in given.items()}
     if unknown := [name for name in shares if name not in (*DOCUMENT_RULES, ALL)]:
         known = ", ".join(DOCUMENT_RULES)
-        raise ValueError(f"fail_on has an unknown rule, {unknown[0]!r}. Use all, or any of {known}")
+        raise ValueError(f"fail_on has the unknown rule {unknown[0]!r}. Use all, or any of {known}")
     if shares and not chosen:
         raise ValueError(f"fail_on has {next(iter(shares))!r}, but rules is empty. Add rules to it")
     if idle := [name for name in shares if name not in (*chosen, ALL)]:

@@ -150,6 +150,6 @@ def add_repeats(
             named[shard] = name, dict(zip(sorted(samples), described, strict=True))
         for each in repeats:
             (name, texts), (first_name, first) = named[each.shard], named[each.first_shard]
-            what = f"{texts[each.sample]} has the {noun} of {first[each.first_sample]}"
+            what = f"{texts[each.sample]} has the same {noun} as {first[each.first_sample]}"
             findings.add([find(kind, name, f"{what} of {first_name}")])
         findings.add_unlisted(kind, count - len(repeats))

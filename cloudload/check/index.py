@@ -119,8 +119,8 @@ def _check_fields(entry: dict[str, Any], where: str) -> Iterator[Finding]:
 
 def _compare_fields(found: dict[str, Any], expected: frozenset[str], prefix: str) -> str:
     lacking, extra = sorted(expected - found.keys()), sorted(found.keys() - expected)
-    parts = [f"no field {prefix}{name}" for name in lacking]
-    parts += [f"an unknown field {prefix}{name[:100]}" for name in extra]
+    parts = [f"lacks the field {prefix}{name}" for name in lacking]
+    parts += [f"has the unknown field {prefix}{name[:100]}" for name in extra]
     return "; ".join(parts)
 
 
@@ -129,14 +129,14 @@ def _check_compression(entry: dict[str, Any], where: str) -> Iterator[Finding]:
     family = value.partition(":")[0] if isinstance(value, str) else None
     if is_compressed and family not in COMPRESSIONS:
         names = ", ".join(COMPRESSIONS)
-        what = f"has compressed data, but its compression is {value!r:.100}, not one of {names}"
+        what = f"has compressed data, but its compression is {value!r:.100}. Known names: {names}"
         yield find("compression-unknown", where, what)
     elif is_compressed and value not in streaming.COMPRESSIONS:
         yield find("compression-level", where, f"compression is {value!r:.100}")
     elif value and not is_compressed:
         what = (
             f"compression is {value!r:.100}, but there is no compressed file. StreamingDataset "
-            "deletes the raw file of such a shard when its folder is opened as local= alone"
+            "deletes the raw file of such a shard if you pass local= without remote="
         )
         yield find("compression-unused", where, what)
 
@@ -148,7 +148,7 @@ def _check_files(entry: dict[str, Any], where: str) -> Iterator[Finding]:
         if isinstance(name, str) and (fault := fault_of_name(name)):
             normal = posixpath.normpath(name)
             if normal.startswith("/") or normal.split("/")[0] == "..":
-                what = f"the file name {name[:100]!r} leaves the dataset's folder"
+                what = f"the file name {name[:100]!r} points outside the dataset's folder"
                 yield find("name-escapes", where, f"{what}. Streaming would write to that path")
             else:
                 yield find("name-refused", where, f"the file name {name[:100]!r} {fault}")
@@ -163,11 +163,11 @@ def _check_files(entry: dict[str, Any], where: str) -> Iterator[Finding]:
 def _check_samples(shards: list[ShardInfo]) -> Iterator[Finding]:
     samples = sum(shard.samples for shard in shards)
     if not samples:
-        yield find("empty", "", f"{len(shards):,} shards and no samples")
+        yield find("empty", "", f"the dataset has {len(shards):,} shards, but no samples")
     elif samples <= _MOST_NODES_BY_DEFAULT:
         what = (
-            f"{samples} samples. StreamingDataset repeats samples if it has that many canonical "
-            "nodes or more. With py1s and py2s it has 64 per node by default"
+            f"the dataset has {samples} samples. StreamingDataset repeats samples if it has that "
+            "many canonical nodes or more. With py1s and py2s, it has 64 per node by default"
         )
         yield find("few-samples", "", what)
 
@@ -190,8 +190,8 @@ def _check_hashes(shards: list[ShardInfo]) -> Iterator[Finding]:
         counts.update(shard.stored.hashes.keys())
         if fastest_hash(shard.stored.hashes) is None:
             what = (
-                "no hash that can be checked. cloudload checks sizes and offsets only. "
-                "Streaming's validate_hash fails"
+                "has no hash that can be checked. cloudload checks only sizes and offsets. "
+                "Streaming's validate_hash fails for this shard"
             )
             yield find("hash-absent", shard.raw.name, what)
     for name, count in counts.items():
@@ -240,7 +240,7 @@ def _check_tokens(found: Mapping[str, str], tokens_key: str, where: str) -> Iter
     if tokens_key not in found or not holds_tokens(found[tokens_key]):
         has = f"{found[tokens_key][:100]}, not token IDs, in" if tokens_key in found else "no"
         could = _list(name for name in found if holds_tokens(found[name])) or "none"
-        what = f"has {has} column {tokens_key!r}. Its columns that could hold token IDs: {could}"
+        what = f"has {has} column {tokens_key!r}. Columns that could contain token IDs: {could}"
         yield find("text-column", where, what, advice="Pass the name of the column: tokens_key=")
 
 
@@ -251,9 +251,9 @@ def _list(names: Any) -> str:
 def _check_encoding(name: str, encoding: str, where: str, *, is_read: bool) -> Iterator[Finding]:
     column = f"column {name[:100]!r} has the encoding {encoding[:100]!r}"
     if encoding in streaming.UNSAFE_ENCODINGS:
-        yield find("pickle", where, f"{column}: pickled values, which may run code when read")
+        yield find("pickle", where, f"{column}. Reading its pickled values may run code")
     elif not streaming.knows_encoding(encoding):
-        what = f"{column}, which Streaming does not know. It decodes every column of a sample"
+        what = f"{column}, which Streaming does not support. Streaming decodes all columns"
         yield find("encoding-unknown", where, what)
     elif not is_read and encoding not in ("str", "bytes", "json", *FIXED_FORMATS):
         yield find("encoding-unread", where, f"{column}, which cloudload does not decode")

@@ -37,7 +37,9 @@ def check_files(
         stored = shard.stored
         size, raw = found.get(stored.name), found.get(shard.raw.name)
         if size is None:
-            yield find("shard-missing", stored.name, "there is no such object")
+            yield find(
+                "shard-missing", stored.name, "the index names this object, but it does not exist"
+            )
         elif size != stored.bytes:
             yield size_finding(stored, size, shard.compression)
         if shard.zipped is not None and raw is not None and is_local(url):
@@ -81,7 +83,7 @@ def check_others(
         if name not in _OURS and not any(folder in datasets for folder in _folders_of(name))
     }
     if unlisted := {name: rest[name] for name in rest.keys() - raw if ".mds" in name}:
-        what = f"the index does not name {_sum_up(unlisted)}, which look like shards"
+        what = f"the index does not list {_sum_up(unlisted)}, although the names look like shards"
         yield find("unlisted", "", what)
     if left := {name: size for name, size in rest.items() if name not in unlisted}:
         yield find("leftover", "", f"no reader needs {_sum_up(left)}")
@@ -102,7 +104,7 @@ def _sum_up(objects: Mapping[str, int]) -> str:
 def check_url(url: str, shards: Sequence[ShardInfo]) -> Iterator[Finding]:
     """Yield findings about locations that Streaming's downloaders cannot reach."""
     if url.startswith("file:"):
-        advice = "Pass Streaming the path without file://"
+        advice = "Pass the path without file:// to Streaming"
         yield find("url", "", "Streaming does not read file:// URLs", advice=advice)
     if is_local(url):
         return

@@ -69,7 +69,7 @@ RULES: dict[str, Rule] = {
         _REWRITE_INDEX,
     ),
     "entry-fields": Rule(
-        "A shard's entry has a field that Streaming does not know, or lacks one that it needs.",
+        "A shard's entry has an unknown field, or lacks a field that Streaming requires.",
         ERROR,
         (STREAMING,),
         "Add the missing fields to index.json, and remove the others",
@@ -81,7 +81,7 @@ RULES: dict[str, Rule] = {
         "Convert the corpus again with a size limit below 4 GiB",
     ),
     "name-escapes": Rule(
-        "A file name leaves the dataset's folder.",
+        "A file name points outside the dataset's folder.",
         ERROR,
         BOTH,
         "Do not open this dataset with Streaming unless you trust its author",
@@ -105,7 +105,7 @@ RULES: dict[str, Rule] = {
         "Rename one of the objects, and its basename in index.json",
     ),
     "url": Rule(
-        "Streaming's downloaders cannot request a name or location.",
+        "Streaming's downloaders cannot request an object's name or location.",
         ERROR,
         (STREAMING,),
         "Rename the object or folder without these characters",
@@ -142,21 +142,21 @@ RULES: dict[str, Rule] = {
         "Streaming cannot compute a hash.",
         WARNING,
         (STREAMING,),
-        "Use a different hash as validate_hash",
+        "Set validate_hash to a different hash, or omit it",
     ),
     "hash-partial": Rule(
         "Only some shards have a hash.",
         WARNING,
         (STREAMING,),
-        "As validate_hash, use only a hash that all shards have",
+        "Set validate_hash to a hash that all shards have, or omit it",
     ),
     # columns
     "pickle": Rule(
         "A column has pickled values.",
         WARNING,
         BOTH,
-        "Streaming needs allow_unsafe_types=True, which runs code from the data. cloudload reads "
-        "the text, but not with a transform, which gets every column",
+        "Streaming requires allow_unsafe_types=True, which runs code from the data. cloudload "
+        "reads the text only without a transform, because a transform receives every column",
     ),
     "encoding-unknown": Rule(
         "Streaming does not support the encoding of a column.",
@@ -168,25 +168,28 @@ RULES: dict[str, Rule] = {
         "cloudload does not decode the encoding of a column.",
         WARNING,
         (CLOUDLOAD,),
-        "Read the text without a transform, which gets every column",
+        "Read the text without a transform, because a transform receives every column",
     ),
     "columns-differ": Rule(
         "Shards have different columns.",
         WARNING,
         (STREAMING,),
-        "Convert the corpus again, with the same columns in all shards",
+        "Convert the corpus again with the same columns in all shards",
     ),
     "text-column": Rule(
         "A shard has no column of text, or of token IDs, with the given name.",
         ERROR,
         (CLOUDLOAD,),
-        "Pass the name of the text column: text_key= (--text-key). For a column of token IDs, pass "
-        "tokens_key= (--tokens-key) instead",
+        "Pass the name of the text column as text_key= (--text-key). For a column of token IDs, "
+        "pass tokens_key= (--tokens-key) instead",
     ),
     # objects
     "shard-missing": Rule("A shard's object does not exist.", ERROR, BOTH, _COPY_AGAIN),
     "shard-unreachable": Rule(
-        "A shard's object cannot be read.", ERROR, BOTH, "Correct the cause, and check again"
+        "A shard's object cannot be read.",
+        ERROR,
+        BOTH,
+        "Correct the cause that the store reports, then run the check again",
     ),
     "raw-alone": Rule(
         "The folder has only the raw file of a compressed shard.",
@@ -211,7 +214,7 @@ RULES: dict[str, Rule] = {
         "The store cannot list the folder.",
         NOTE,
         (),
-        "Missing objects are found only by reading all shards, so do not set sample",
+        "Do not set sample, because missing objects can be found only by reading all shards",
     ),
     "leftover": Rule(
         "The folder has other objects that no reader needs.",
@@ -248,25 +251,25 @@ RULES: dict[str, Rule] = {
         "A text is empty or only white space.",
         WARNING,
         (),
-        "Leave such documents out when the corpus is converted. A run counts them as empty",
+        "Leave out such documents when you convert the corpus. A run counts them as empty",
     ),
     "text-long": Rule(
         "A text has more bytes than `max_bytes`.",
         WARNING,
         (),
-        "Look at the documents with `cloudload head`. Long ones are often logs, tables, or data",
+        "View the documents with `cloudload head`. Long documents are often logs, tables, or data",
     ),
     "text-control": Rule(
         "A text has NUL or other control characters, except white space and escape sequences.",
         WARNING,
         (),
-        "Remove the characters when the corpus is converted, or with a transform",
+        "Remove the characters when you convert the corpus, or use a transform",
     ),
     "text-mojibake": Rule(
         "A text was decoded with the wrong encoding, or has replacement characters (U+FFFD).",
         WARNING,
         (),
-        "Decode the source again, with its true encoding",
+        "Decode the source again with its actual encoding",
     ),
     "text-special": Rule(
         "A text has the name of a special token.",
@@ -284,13 +287,13 @@ RULES: dict[str, Rule] = {
         "A text is the same as an earlier one.",
         WARNING,
         (),
-        "Remove the duplicates before the corpus is converted",
+        "Remove the duplicates before you convert the corpus",
     ),
     "id-repeated": Rule(
         "An ID is the same as an earlier one.",
         WARNING,
         (),
-        "Give each document a unique ID. `cloudload where --id` finds all that have it",
+        "Give each document a unique ID. `cloudload where --id` finds all documents with an ID",
     ),
     "framing-differs": Rule(
         "The tokenizer gives documents a different bos or eos than expected.",

@@ -171,7 +171,7 @@ def _check_raw(
     with path.open("rb") as file:
         count = struct.unpack("<I", file.read(4))[0]
     if count != info.samples:
-        what = f"holds {count:,} samples, but the index says {info.samples:,}"
+        what = f"contains {count:,} samples, but the index says {info.samples:,}"
         yield find("sample-count", info.raw.name, what)
         return
     try:

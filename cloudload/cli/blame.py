@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 _SHOWN_CHARACTERS, _INDENT = 300, "    "
 _EXAMPLE = """\
-LOG is the folder in which cloudload.losses.LossLog keeps the losses of all ranks and restarts of a
-run. A document is compared with documents of the same source and of similar length and step; a
-source is compared with its earlier steps. The score is the distance in robust standard deviations.
-The exit status is 1 if nothing stands out.
+LOG is the folder in which cloudload.losses.LossLog saves the losses of all ranks and restarts of a
+run. Each document is compared with documents of similar length from the same source and similar
+steps. Each source is compared with its own earlier steps. The score measures the difference in
+robust standard deviations. The exit status is 1 if nothing stands out.
 
 example:
   cloudload blame losses/ --steps 81200:81240
@@ -39,7 +39,7 @@ def add_blame(commands: Commands) -> None:
         _blame,
         help="find the documents and sources with high losses",
         description="Find the documents and sources whose losses stand out in given steps, from "
-        "the loss log of a run. Reads each document found to print its ID, shard and text.",
+        "a run's loss log. Reads each of these documents to print its ID, shard, and text.",
         epilog=_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
@@ -50,9 +50,13 @@ def add_blame(commands: Commands) -> None:
     add("--top", type=int, default=10, metavar="N", help="documents to print (default: 10)")
     threshold = "the lowest score at which a document or source stands out (default: 6)"
     add("--threshold", type=float, default=6.0, metavar="SCORE", help=threshold)
-    fewest = "ignore documents with fewer tokens in these steps (default: 8)"
+    fewest = "ignore documents with fewer than N tokens in these steps (default: 8)"
     add("--min-tokens", type=int, default=8, metavar="N", help=fewest)
-    add("--no-text", action="store_true", help="read no data: print only stream and sample")
+    add(
+        "--no-text",
+        action="store_true",
+        help="do not read the data; print only the stream and sample",
+    )
     add_data_options(parser)
 
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from cloudload.provenance import GoldenReport
 
 _CHECK_EXAMPLE = """\
-The exit status is 1 if there is an error, a rule is above its limit in --fail-on, or golden rows
-differ. Warnings and notes do not count.
+The exit status is 1 if the check finds an error, if more documents break a rule than --fail-on
+allows, or if the rows differ from those in the --golden file. Warnings and notes do not affect it.
 
 examples:
   cloudload check s3://bucket/mds --split train
@@ -31,7 +31,7 @@ examples:
   cloudload check --config run.yaml --write-golden golden.json
   cloudload check --config run.yaml --golden golden.json
   cloudload check s3://bucket/mds --engine ray --address auto
-  cloudload check s3://bucket/mds --worker 3/64     one job of an array of 64
+  cloudload check s3://bucket/mds --worker 3/64     one job in an array of 64
 """
 _MOST_SHOWN = 5
 _CHECK_OPTIONS = ("rules", "max_bytes", "fail_on", "expect_bos", "expect_eos", "sample")
@@ -43,9 +43,10 @@ def add_check(commands: Commands) -> None:
         "check",
         _check,
         help="check an MDS dataset, its documents, and the first rows of a run",
-        description="Read an MDS dataset's index and shards, and list the problems that cloudload "
-        "or MosaicML Streaming would have with it, and documents that look wrong. Compare the "
-        "first rows of a run with those of an earlier one. Nothing is written to the dataset.",
+        description="Read an MDS dataset's index and shards. List the problems that cloudload or "
+        "MosaicML Streaming would have with the dataset, and the documents that look wrong. "
+        "Optionally, compare the first rows of a run with those of an earlier run. Nothing is "
+        "written to the dataset.",
         epilog=_CHECK_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
@@ -53,23 +54,25 @@ def add_check(commands: Commands) -> None:
     data = "location of the dataset: a folder or URL (default: the data of --config)"
     add("dataset", nargs="?", metavar="DATASET", help=data)
     add("--split", metavar="NAME", help="check DATASET/NAME")
-    add("--text-key", metavar="COLUMN", help="column that holds the document (default: text)")
-    tokens = "column that holds the document as token IDs, if the run reads them"
+    add("--text-key", metavar="COLUMN", help="column that contains the document (default: text)")
+    tokens = "column that contains the document as token IDs, if the run reads token IDs"
     add("--tokens-key", metavar="COLUMN", help=tokens)
-    rules = "rules for documents, separated by commas: all, none, or names such as text-repeated; "
-    rules += "see the docs for all (default: all)"
+    rules = "rules to test documents with, separated by commas: all, none, or names such as "
+    rules += "text-repeated; the docs list all rules (default: all)"
     add("--rules", type=_split, metavar="NAMES", help=rules)
-    size = "size above which a text breaks the rule text-long, such as 1mb (default: 10mb)"
+    size = "texts larger than SIZE, such as 1mb, break the rule text-long (default: 10mb)"
     add("--max-bytes", metavar="SIZE", help=size)
-    tokenizer = "tokenizer of the run, for the rules text-special and text-framed"
+    tokenizer = "the run's tokenizer, for the rules text-special and text-framed"
     add("--tokenizer", metavar="NAME", help=tokenizer)
-    expect = "token that the tokenizer should put {} each document, or none"
+    expect = "token that the tokenizer should add {} each document, or none"
     add("--expect-bos", metavar="TOKEN", help=expect.format("before"))
     add("--expect-eos", metavar="TOKEN", help=expect.format("after"))
-    fail = "rules that make the exit status 1, separated by commas, each with the share of "
-    fail += "documents that may break it, as in text-mojibake=0.1%%; all means all of --rules"
+    fail = "rules that set the exit status to 1, separated by commas; a rule may have the share of "
+    fail += "documents that may break it, such as text-mojibake=0.1%%; all means all of --rules"
     add("--fail-on", type=_parse_limits, metavar="NAME[=SHARE],...", help=fail)
-    sample = "shards to read, evenly spread, or all. 0 checks only the index and the objects' sizes"
+    sample = (
+        "number of evenly spaced shards to read, or all; 0 checks only the index and object sizes"
+    )
     add("--sample", type=_sample, metavar="N", help=f"{sample} (default: all)")
     add_loader_options(parser)
     golden = "write the first rows of the --config run to FILE, and check nothing"
@@ -78,7 +81,7 @@ def add_check(commands: Commands) -> None:
     compare = "also compare the first rows of the --config run with those in FILE"
     add("--golden", type=Path, metavar="FILE", help=compare)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
-    share = "check a share of the shards: I/N, from 0/N to N-1/N, or auto in an array of jobs"
+    share = "check one of N shares of the shards: 0/N to N-1/N, or auto in a job array"
     add("--worker", metavar="I/N", help=share)
     add_engine_options(add, "groups of shards")
     add("--json", action="store_true", help="print the report as JSON")
@@ -89,7 +92,9 @@ def _sample(text: str) -> int | str:
     if text == "all":
         return text
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of shards nor all")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of shards nor all. Use a number such as 8, or all"
+        )
     return int(text)
 
 
@@ -157,7 +162,7 @@ def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
     if not isinstance(config, Mapping) or set(config) - set(_CHECK_OPTIONS):
         known = ", ".join(_CHECK_OPTIONS)
         raise ValueError(
-            f"`check` in the config is {config!r}. Use a mapping with the keys {known}"
+            f"`check` in the config is {config!r}. Use a mapping with keys from {known}"
         )
     flags = {name: getattr(options, name) for name in _CHECK_OPTIONS}
     given = {**config, **{name: value for name, value in flags.items() if value is not None}}
@@ -276,10 +281,12 @@ def _summary(report: CheckReport) -> str:
         lines += [f"    {advice}" for advice in dict.fromkeys(each.advice for each in found)]
     for kind, count in report.counts.items():
         if more := count - shown.get(kind, 0):
-            lines.append(f"  and {more:,} more of the kind {kind}")
+            lines.append(f"  and {more:,} more {kind}")
     for kind in report.above_limits:
         share = report.counts[kind] / max(1, report.documents)
-        lines.append(f"  failed: {kind}, {share:.3%} of the documents")
+        lines.append(
+            f"  failed: {share:.3%} of the documents break {kind}, more than --fail-on allows"
+        )
     if "index-missing" not in report.counts:
         lines += [
             f"  shards     {report.shards:,} ({report.shards_read:,} read)",

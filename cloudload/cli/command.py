@@ -93,6 +93,8 @@ def check_output(flag: str, path: Path | None) -> None:
         return
     folder = path.absolute().parent
     if not folder.is_dir():
-        raise ValueError(f"{flag} is {path}, but there is no folder {folder}. Create it first")
+        raise ValueError(
+            f"{flag} is {path}, but the folder {folder} does not exist. Create the folder first"
+        )
     if path.is_dir():
         raise ValueError(f"{flag} is {path}, which is a folder. Add a file name")

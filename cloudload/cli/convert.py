@@ -19,8 +19,8 @@ FORMATS = tuple(_NAMES.split())
 _MOST_BAD_FILES = 5
 
 _CONVERT_EXAMPLE = """\
-A conversion that was stopped or killed resumes when you run it again, without --overwrite. It
-recognizes its input by file names and sizes.
+If a conversion is stopped or killed, run the same command again without --overwrite to resume it.
+The input files must have the same names and sizes.
 
 examples:
   cloudload convert corpus/ 's3://bucket/*.jsonl.zst' s3://bucket/mds --split train --keep source
@@ -43,52 +43,58 @@ def add_convert(commands: Commands) -> None:
     )
     add = parser.add_argument
     where = (
-        "a file, folder or glob, local or in a store, such as hf://datasets/OWNER/NAME/PATH; the "
-        "folder of an MDS dataset; - for stdin; hf://OWNER/NAME"
+        "a local path or URL of a file, folder, or glob, such as hf://datasets/OWNER/NAME/PATH; "
+        "the folder of an MDS dataset; hf://OWNER/NAME; or - for stdin"
     )
     add("inputs", nargs="+", metavar="INPUT", help=where)
     add("out", metavar="OUT", help="location of the dataset: a folder or URL")
-    split = "write to OUT/NAME (also the split of hf:// inputs); or NAME=SHARE,... such as "
-    split += "train=0.999,val=0.001 to divide the documents by a hash into OUT/train and OUT/val"
+    split = "write to OUT/NAME, and read this split of hf:// inputs; or NAME=SHARE,... such as "
+    split += "train=0.999,val=0.001 to divide the documents by hash into OUT/train and OUT/val"
     add("--split", metavar="NAME", help=split)
-    form = "format of all files (default: by file name; text if unknown, jsonl for stdin)"
+    form = "format of all inputs (default: set by the file name; text if unknown; jsonl for stdin)"
     add("--format", default="auto", choices=FORMATS, help=form)
-    text = "field that holds the document (default: text)"
+    text = "field that contains the document (default: text)"
     add("--text-key", default="text", metavar="FIELD", help=text)
-    identifier = "field that holds the ID; without it, the ID is FILE or FILE:LINE (default: id)"
+    identifier = (
+        "field that contains the ID; if it is missing, the ID is FILE or FILE:LINE (default: id)"
+    )
     add("--id-key", default="id", metavar="FIELD", help=identifier)
     kept = "additional field to keep; may be repeated"
     add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)
-    codecs = "zstd, gz, bz2, br or none; such as zstd:7 (default: zstd)"
+    codecs = "zstd, gz, bz2, br or none, optionally with a level, such as zstd:7 (default: zstd)"
     add("--compression", default="zstd", metavar="NAME[:LEVEL]", help=codecs)
     hashes = "hash algorithms for each shard, or none (default: xxh64)"
     add("--hashes", default="xxh64", metavar="NAME,...", help=hashes)
-    size = "maximum raw size of a shard that holds several documents (default: 64m)"
+    size = "maximum raw size of a shard that contains several documents (default: 64m)"
     add("--shard-bytes", type=_bytes, default="64m", metavar="SIZE", help=size)
-    parts = "stored input bytes of a segment, the part that a process converts (default: 256m)"
+    parts = "stored bytes of input that a process converts as one segment (default: 256m)"
     add("--segment-bytes", type=_bytes, default="256m", metavar="SIZE", help=parts)
-    tokens = "also count the tokens, as cloudload count does: name, folder or tokenizer.json"
+    tokens = "also count tokens, as cloudload count does, with this name, folder or tokenizer.json"
     add("--tokenizer", metavar="NAME", help=tokens)
-    function = "the transform of the runs that will use the token counts; changes no shard"
+    function = (
+        "the transform of the runs that will use the token counts; does not change the shards"
+    )
     add("--transform", metavar="MODULE:FUNCTION", help=function)
     add("--transform-id", metavar="ID", help="the transform_id of the run, if it has one")
     on_error = "skip leaves documents out of the count if the transform fails (default: raise)"
     add("--on-error", choices=("raise", "skip"), default="raise", help=on_error)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
-    share = "convert a share of the segments: I/N, from 0/N to N-1/N; or auto, in an array of jobs"
+    share = "convert one of N shares of the segments: 0/N to N-1/N, or auto in a job array"
     add("--worker", metavar="I/N", help=share)
-    join = "convert nothing; write the index if all segments are finished, or list the others"
+    join = (
+        "convert nothing; if all segments are finished, write the index; otherwise, list the rest"
+    )
     add("--finish", action="store_true", help=join)
     add_engine_options(add, "segments")
-    show = "print the files found, the segments, and an estimate, and write nothing"
+    show = "print the files found, the segments, and a time estimate; write nothing"
     add("--plan", action="store_true", help=show)
     skip = "leave out and count bad records instead of stopping"
     add("--skip-bad", action="store_true", help=skip)
-    lines = "with --skip-bad, write the bad records to FILE, or a URL, as JSON Lines"
+    lines = "with --skip-bad, write the bad records as JSON Lines to FILE, a path or URL"
     add("--rejects", metavar="FILE", help=lines)
     remove = "first remove the dataset or unfinished conversion at OUT"
     add("--overwrite", action="store_true", help=remove)
-    more = "add the documents to the finished dataset at OUT, whose shards do not change"
+    more = "add the documents to the finished dataset at OUT without changing its shards"
     add("--append", action="store_true", help=more)
     add("--quiet", action="store_true", help="no progress bar and no summary; log only warnings")
     add("--json", action="store_true", help="print the report as JSON")
@@ -147,7 +153,8 @@ def _print_outline(options: argparse.Namespace) -> int:
         f"{counted(outline.segments, 'segment')}, the largest of "
         f"{counted(outline.largest_segment_bytes, 'byte')}\n"
         f"about {outline.core_seconds:,.0f} s on one core, and at least "
-        f"{outline.largest_segment_seconds:,.0f} s on any number, because of the largest segment"
+        f"{outline.largest_segment_seconds:,.0f} s on any number of cores, because of the largest "
+        "segment"
     )
     return 0
 

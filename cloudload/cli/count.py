@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from cloudload.count.tally import ValueCount
 
 _COUNT_EXAMPLE = """\
-Run it again to resume. A loader with this data, tokenizer, text column and transform finds the
-lengths by itself.
+To resume an interrupted count, run the same command again. A loader with the same data, tokenizer,
+text column, and transform finds the lengths automatically.
 
 examples:
   cloudload count s3://bucket/mds --tokenizer gpt2
   cloudload count s3://bucket/mds --tokenizer gpt2 --sample 1%       an estimate, in seconds
-  cloudload count s3://bucket/mds --tokenizer gpt2 --worker 3/64     one job of an array of 64
+  cloudload count s3://bucket/mds --tokenizer gpt2 --worker 3/64     one job in an array of 64
   cloudload count s3://bucket/mds --tokenizer gpt2 --engine ray --address auto
 """
 _BAR = 40
@@ -37,8 +37,8 @@ def add_count(commands: Commands) -> None:
         "count",
         _count,
         help="count the tokens of a dataset",
-        description="Count the tokens of each document of an MDS dataset, and keep the lengths "
-        "beside it, at 2 bytes per document.",
+        description="Count the tokens of each document in an MDS dataset, and store these lengths "
+        "in the dataset's folder, using 2 bytes per document.",
         epilog=_COUNT_EXAMPLE,
         after_interrupt="Run the same command again to resume",
     )
@@ -46,26 +46,27 @@ def add_count(commands: Commands) -> None:
     add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
     add("--tokenizer", metavar="NAME", help="name, folder or tokenizer.json of the tokenizer")
     add("--split", metavar="NAME", help="count DATASET/NAME")
-    text = "column that holds the document (default: text)"
+    text = "column that contains the document (default: text)"
     add("--text-key", default="text", metavar="COLUMN", help=text)
-    tokens = "column that holds the document as token IDs, for pre-tokenized data"
+    tokens = "column that contains the document as token IDs, for pre-tokenized data"
     add("--tokens-key", metavar="COLUMN", help=tokens)
     add("--tokens-dtype", metavar="DTYPE", help="dtype of the IDs, if that column holds bytes")
     add("--transform", metavar="MODULE:FUNCTION", help="the transform of the run, if it has one")
     add("--transform-id", metavar="ID", help="the transform_id of the run, if it has one")
-    on_error = "skip leaves bad documents out, as the run does (default: raise)"
+    on_error = "skip leaves out bad documents, like a run with on_error=skip (default: raise)"
     add("--on-error", choices=("raise", "skip"), default="raise", help=on_error)
-    out = "where the lengths are kept (default: DATASET/lengths)"
+    out = "folder or URL for the lengths (default: DATASET/lengths)"
     add("--out", metavar="URL", help=out)
-    by = "also print documents and tokens by the values of this column, such as source"
+    by = "also count documents and tokens for each value of this column, such as source"
     add("--by", metavar="COLUMN", help=by)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
-    worker = "count every N-th group, as job I of N (from 0), or take both from the environment"
+    worker = "count every N-th group of shards, as job I of N (from 0); auto reads both from the "
+    worker += "environment"
     add("--worker", metavar="I/N|auto", help=worker)
     add_engine_options(add, "groups of shards")
-    sample = "estimate from this share of the documents, such as 1%%, and write nothing"
+    sample = "estimate the tokens from this share of the documents, such as 1%%; write nothing"
     add("--sample", type=parse_share, metavar="SHARE", help=sample)
-    png = "also draw the histogram of lengths to FILE (extra: plot)"
+    png = "also save a histogram of the lengths to FILE (requires cloudload[plot])"
     add("--png", type=Path, metavar="FILE", help=png)
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
@@ -78,13 +79,17 @@ def parse_share(text: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share, such as 1% or 0.01")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a share above 0. Use one such as 1% or 0.01"
+        )
     return share
 
 
 def _count(options: argparse.Namespace) -> int:
     if options.tokenizer is None and options.tokens_key is None:
-        options.parser.error("--tokenizer is missing. If the data is token IDs, pass --tokens-key")
+        options.parser.error(
+            "--tokenizer is missing. Pass --tokenizer, or --tokens-key if the data is token IDs"
+        )
     from cloudload.count.count import count_tokens, estimate_tokens
 
     names = (
@@ -106,7 +111,7 @@ def _count(options: argparse.Namespace) -> int:
 
         check_picture(options.png)
     if options.sample is not None and options.by is not None:
-        raise ValueError("--by needs a full count. Remove --sample")
+        raise ValueError("--by requires a full count. Remove --sample")
     if options.sample is not None:
         found = estimate_tokens(options.dataset, options.sample, **documents)
         _draw(found, options.png)

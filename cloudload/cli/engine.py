@@ -10,11 +10,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 def add_engine_options(add: Callable[..., object], units: str) -> None:
     """Add the options to a command. `units` names the units of its work, such as `segments`."""
-    engine = f"run the {units} in processes of this machine or on a Ray cluster (default: local)"
+    engine = f"process the {units} on this machine or on a Ray cluster (default: local)"
     add("--engine", default="local", choices=["local", "ray"], help=engine)
-    cluster = "the Ray cluster: auto, or ray://HOST:PORT (default: one on this machine)"
+    cluster = "the Ray cluster: auto, or ray://HOST:PORT (default: start one on this machine)"
     add("--address", metavar="URL", help=cluster)
-    resources = "resources of each task on Ray, such as cpus=1,memory=2g (default: cpus=1)"
+    resources = "resources for each Ray task, such as cpus=1,memory=2g (default: cpus=1)"
     add("--task-resources", metavar="NAME=N,...", help=resources)
 
 
@@ -25,7 +25,9 @@ def open_engine(options: argparse.Namespace) -> AbstractContextManager[Executor 
     """
     if options.engine != "ray":
         if options.address or options.task_resources:
-            raise ValueError("--address and --task-resources need --engine ray")
+            raise ValueError(
+                "--address and --task-resources require --engine ray. Add it, or omit these options"
+            )
         return nullcontext()
     from cloudload.engines.ray import RayExecutor, parse_resources
 

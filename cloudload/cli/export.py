@@ -18,7 +18,7 @@ _EXAMPLE = """\
 Steps count from 1. Reading starts at the state, so pass the last state saved before the steps, or a
 state saved before the first batch. If the run was resumed from that state with other options, use a
 state saved after the resume. The output is a dataset with one column, `tokens`, and one
-sample per row. Nothing can read it before the export is complete.
+sample per row. The dataset cannot be read until the export is complete.
 
 example:
   cloudload export checkpoint.pt s3://bucket/rows --steps 1:1001
@@ -39,9 +39,11 @@ def add_export(commands: Commands) -> None:
     add_run_options(parser)
     add = parser.add_argument
     add("out", metavar="OUT", help="folder or URL of the dataset to write")
-    steps = "steps A up to, but not including, B (default: from the state to a finite run's end)"
+    steps = (
+        "steps from A up to, but not including, B (default: from the state to the end of the run)"
+    )
     add("--steps", type=parse_steps, metavar="A:B", help=steps)
-    dtype = "dtype of the token IDs (default: uint16 if it fits, else int32; int64 for bytes)"
+    dtype = "dtype of the token IDs (default: uint16 if all IDs fit, else int32; int64 for bytes)"
     add("--dtype", default="auto", metavar="DTYPE", help=dtype)
     encoding = "encoding of the column: ndarray (default), or bytes for old versions of llm-foundry"
     add("--encoding", choices=["ndarray", "bytes"], default="ndarray", help=encoding)
@@ -71,7 +73,10 @@ def _export(options: argparse.Namespace) -> int:
     print(report.to_json() if options.json else _summary(report))
     if options.steps and report.batches < len(options.steps):
         missing = options.steps[report.batches]
-        print(f"cloudload: the data ends before step {missing:,}", file=sys.stderr)
+        print(
+            f"cloudload: the data ends before step {missing:,}",
+            file=sys.stderr,
+        )
     return 0
 
 

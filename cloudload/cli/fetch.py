@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from cloudload.loader import CloudLoader
 
 _EXAMPLE = """\
-Run this on a node before the run starts or resumes, with the run's world and cache folder. The
-loader then does not download these shards. Shards that are already in the cache are not downloaded
-again, so you can interrupt and repeat the command.
+Run this on a node before the run starts or resumes. Pass the run's number of nodes and ranks, and
+its cache folder. The loader then finds these shards in the cache. Shards that are already there are
+not downloaded again, so you can interrupt and repeat the command.
 
 examples:
   cloudload fetch checkpoint.pt --nodes 16 --node 3 --ranks-per-node 8 --shards 500
@@ -33,31 +33,31 @@ def add_fetch(commands: Commands) -> None:
         "fetch",
         _fetch,
         help="warm a node's cache before a run starts or resumes",
-        description="Fetch the shards that a node reads first, from a checkpoint or from the start "
-        "of a run, into its cache.",
+        description="Fetch into a node's cache the shards that it reads first, either after a "
+        "checkpoint or from the start of a run.",
         epilog=_EXAMPLE,
-        after_interrupt="Shards that were fetched stay in the cache",
+        after_interrupt="The shards that were fetched remain in the cache",
     )
     add = parser.add_argument
-    state = "a checkpoint with a state (default: the start of the run)"
+    state = "a checkpoint that contains a loader state (default: the start of the run)"
     add("states", metavar="STATE", type=Path, nargs="*", help=state)
-    data = "location of the data, or its new location if it moved; once per stream, in order"
+    data = "location of the data, or its new location if it moved; repeat for each stream, in order"
     add("--data", action="append", metavar="URL", help=data)
-    tokenizer = "the tokenizer, or its new location if it moved"
+    tokenizer = "the tokenizer, or its new location if it has moved"
     add("--tokenizer", metavar="NAME", help=tokenizer)
     add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it has one")
-    lengths = "folder or URL of the token lengths, if they are not with the data"
+    lengths = "folder or URL of the token lengths, if they are not in the data's folder"
     add("--lengths", metavar="URL", help=lengths)
     add_loader_options(parser)
     add("--local", metavar="FOLDER", help="folder of the shard cache")
-    limit = "the run's cache_limit, which is not exceeded"
+    limit = "the run's cache_limit; the fetch does not exceed it"
     add("--cache-limit", metavar="SIZE", help=limit)
     add("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
     add("--node", type=int, default=0, metavar="I", help="index of this machine (default: 0)")
     ranks = "data-parallel ranks on each machine (default: 1)"
     add("--ranks-per-node", type=int, default=1, metavar="N", help=ranks)
     add("--shards", type=int, metavar="N", help="fetch the first N shards (default: one epoch)")
-    add("--bytes", metavar="SIZE", help="fetch at most SIZE, uncompressed, such as 200gb")
+    add("--bytes", metavar="SIZE", help="fetch at most SIZE of uncompressed shards, such as 200gb")
     add("--threads", type=int, default=8, metavar="N", help="concurrent downloads (default: 8)")
     add("--json", action="store_true", help="print the result as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
@@ -70,7 +70,10 @@ def _fetch(options: argparse.Namespace) -> int:
     from cloudload.warm import warm_cache
 
     if len(options.states) > 1:
-        raise ValueError("there is more than one state. Pass the one that the run will resume from")
+        raise ValueError(
+            f"{len(options.states)} states were given, but fetch takes one. Pass the one that "
+            "the run will resume from"
+        )
     arguments = {} if options.states else read_loader_options(options)
     # keep the limit from the loader, which would check it as if one node read all lanes
     limit = options.cache_limit or arguments.pop("cache_limit", None)
@@ -106,8 +109,8 @@ def _open_loader(options: argparse.Namespace, arguments: dict[str, Any]) -> Clou
 
         if options.yaml or options.config or options.option:
             raise ValueError(
-                "there is a state, so --yaml, --config and --option have no effect. Omit them, or "
-                "the state"
+                "a state was given, so --yaml, --config, and --option have no effect. Omit these "
+                "options, or omit the state"
             )
         run = open_run(
             load_state(options.states[0]),

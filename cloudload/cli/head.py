@@ -23,8 +23,8 @@ _INDENT = "    "
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _EXAMPLE = """\
 On a terminal, long documents are shortened, and control characters are escaped. In a pipe, or with
---json, each document is one line of JSON, in full. The first documents are read from the first
-bytes of a shard, and their hash is not checked. --id and --grep read whole shards, in order.
+--json, each full document is printed as one line of JSON. The first documents are read from the
+first bytes of a shard, and their hash is not checked. --id and --grep read whole shards, in order.
 The exit status is 1 if no document matches.
 
 example:
@@ -48,12 +48,12 @@ def add_head(commands: Commands) -> None:
     add("--split", metavar="NAME", help="read DATASET/NAME")
     number = "print at most N documents (default: 5, or 1 with --id)"
     add("-n", dest="limit", type=int, metavar="N", help=number)
-    add("--id", metavar="DOC", help="only documents with this value in the column id")
+    add("--id", metavar="DOC", help="only documents whose id column has this value")
     add("--grep", metavar="PATTERN", help="only documents that contain this regular expression")
-    text = "column that holds the document (default: text)"
+    text = "column that contains the document (default: text)"
     add("--text-key", metavar="COLUMN", help=text)
     add("--full", action="store_true", help="print the full text, not only its beginning")
-    add("--json", action="store_true", help="print JSON Lines, also on a terminal")
+    add("--json", action="store_true", help="print JSON Lines, even on a terminal")
     add("--quiet", action="store_true", help="log only warnings")
 
 

@@ -17,7 +17,7 @@ _BAR_WIDTH = 40
 _FEWEST_DRAWN = 5
 _EXAMPLE = """\
 Counts, bytes, columns, compression and hashes come from the index and are exact. The sizes of
-samples come from a few shards (--sample), of which only the first bytes are fetched.
+samples come from a few shards (--sample). Only the first bytes of these shards are fetched.
 
 example:
   cloudload info s3://bucket/mds --split train
@@ -37,7 +37,7 @@ def add_info(commands: Commands) -> None:
     ).add_argument
     add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
     add("--split", metavar="NAME", help="summarize DATASET/NAME")
-    sample = "shards to read for the sizes of samples, evenly spread; 0 reads only the index"
+    sample = "number of evenly spaced shards to read for sample sizes; 0 reads only the index"
     add("--sample", type=int, default=8, metavar="N", help=f"{sample} (default: 8)")
     add("--json", action="store_true", help="print the summary as JSON")
     add("--quiet", action="store_true", help="log only warnings")

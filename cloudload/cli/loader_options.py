@@ -24,12 +24,14 @@ CHECK = "check"
 def add_loader_options(parser: argparse.ArgumentParser) -> None:
     """Add `--yaml`, `--config` and `--option`."""
     add = parser.add_argument
-    yaml = "start the run that this llm-foundry training YAML describes, instead of using a state"
+    yaml = "use the run described by this llm-foundry training YAML, instead of a state"
     add("--yaml", metavar="FILE", type=Path, help=yaml)
-    config = "start a run with the CloudLoader arguments in a YAML or JSON file, or in the "
-    config += "dict `config` of a Python file, which is executed"
+    config = "use a run with the CloudLoader arguments in a YAML or JSON file, or in the dict "
+    config += "`config` of a Python file, which is executed"
     add("--config", metavar="FILE", type=Path, help=config)
-    option = "a CloudLoader argument, if there is no state; the value is YAML; may be repeated"
+    option = (
+        "a CloudLoader argument, if no state is given; VALUE is parsed as YAML; may be repeated"
+    )
     add("--option", action="append", default=[], metavar="NAME=VALUE", help=option)
 
 
@@ -61,7 +63,10 @@ def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, A
     _check_names(arguments, known)
     for name, flag in (("data", "--data"), ("seq_len", "--option seq_len=2048")):
         if name not in arguments:
-            raise ValueError(f"there is neither a state nor {name}. Pass a state, or {flag}")
+            raise ValueError(
+                f"{name} is missing, and no state was given. Pass {flag}, or pass a state if "
+                "the command takes one"
+            )
     return arguments
 
 
@@ -74,10 +79,14 @@ def _read_config(path: Path) -> dict[str, Any]:
         else:
             found = yaml.safe_load(path.read_text("utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"--config {path} is not YAML: {error}") from None
+        raise ValueError(
+            f"--config {path} is not valid YAML. Correct the file. The parser reported: {error}"
+        ) from None
     if not isinstance(found, Mapping):
         what = "a dict `config`" if path.suffix == ".py" else "CloudLoader arguments by name"
-        raise ValueError(f"--config {path} does not have {what}")
+        raise ValueError(
+            f"--config {path} does not contain {what}. Add the arguments of the loader"
+        )
     return dict(found)
 
 
@@ -99,4 +108,7 @@ def _parse_option(text: str) -> tuple[str, Any]:
     try:
         return name, yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ValueError(f"--option {name} is {value!r}, which is not YAML: {error}") from None
+        raise ValueError(
+            f"--option {name} is {value!r}, which is not valid YAML. Quote or correct the value. "
+            f"The parser reported: {error}"
+        ) from None

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from cloudload.forecast import RunPlan
 
 _EXAMPLE = """\
-Pass the loader's arguments with --option, --config or --yaml. Figures are exact if the data has
-token lengths (cloudload count). Otherwise a sample of documents is tokenized, and figures are
-estimates with error bounds. The first batch and the reader are measured on this machine.
+Pass the loader's arguments with --option, --config or --yaml. If the data has token
+lengths (see cloudload count), the figures are exact. Otherwise, a sample of documents is tokenized,
+and the figures are estimates with error bounds. The time to the first batch and the speed of the
+reader are measured on this machine.
 
 examples:
   cloudload plan --data s3://bucket/mds --tokenizer gpt2 --option seq_len=2048 \\
@@ -43,7 +44,7 @@ def add_plan(commands: Commands) -> None:
         after_interrupt="Nothing was changed",
     )
     add = parser.add_argument
-    data = "location of the data; once per stream"
+    data = "location of the data; repeat for each stream"
     add("--data", action="append", metavar="URL", help=data)
     add("--tokenizer", metavar="NAME", help="name, folder or tokenizer.json of the tokenizer")
     add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it has one")
@@ -54,15 +55,20 @@ def add_plan(commands: Commands) -> None:
     add("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
     ranks = "data-parallel ranks on each machine (default: 1)"
     add("--ranks-per-node", type=int, default=1, metavar="N", help=ranks)
-    rate = "training speed of one GPU, in tokens per second, from which the workers are computed"
+    rate = "training speed of one GPU in tokens per second, used to compute the number of workers"
     add("--gpu-tokens-per-s", type=float, metavar="N", help=rate)
-    prices = "a table of prices (default: list prices of S3 and GCS; see the docs)"
+    prices = "file with a table of prices (default: list prices of S3 and GCS; see the docs)"
     add("--prices", type=Path, metavar="FILE", help=prices)
-    sample = "documents to tokenize if there are no token lengths (default: 1%%)"
+    sample = "share of documents to tokenize if there are no token lengths (default: 1%%)"
     add("--sample", type=parse_share, default=0.01, metavar="SHARE", help=sample)
     add("--no-measure", action="store_true", help="do not measure the reader on this machine")
     add("--html", type=Path, metavar="FILE", help="also write an HTML page")
-    add("--png", type=Path, metavar="FILE", help="also plot the cache over the run (extra: plot)")
+    add(
+        "--png",
+        type=Path,
+        metavar="FILE",
+        help="also plot cache use over the run (requires cloudload[plot])",
+    )
     add("--json", action="store_true", help="print the plan as JSON")
     add("--quiet", action="store_true", help="log only warnings")
 

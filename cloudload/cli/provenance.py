@@ -26,22 +26,22 @@ _START_LOGGERS = tuple(
 )
 _SHOWN_CHARACTERS = 160
 _TRACE_EXAMPLE = """\
-Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. In
-an endless run, --row with a single row is much faster for a few steps, because it reads one lane
-per step.
+Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. If
+you need a few steps of an endless run, --row with a single row is much faster, because the command
+then reads only a small part of the data for each step.
 
-If the run was resumed from that state with another seq_len, mixture or other options, also pass a
-state saved after the resume, which has the new options. Steps between two states start at the
-earlier one and use the options of the later one.
+If the run was resumed from that state with a different seq_len, mixture, or other option, also pass
+a state saved after the resume, because it contains the new options. Steps between two states are
+read from the earlier state with the options of the later state.
 
 example:
   cloudload trace checkpoint.pt --steps 81200:81205 --row 3
   cloudload trace before.pt after.pt --steps 81200:81205
 """
 _WHERE_EXAMPLE = """\
-Reads every row up to the last step, so pass the last state saved before the steps. If options
-changed at a resume from that state, also pass a state saved after the resume. The exit status is 1
-if no step reads the document.
+Reads every row from the state up to the step --until, so pass the last state saved before the steps
+of interest. If options changed when the run resumed from that state, also pass a state saved after
+the resume. The exit status is 1 if no step reads the document.
 
 example:
   cloudload where checkpoint.pt --id wiki/10472 --until 90000
@@ -63,7 +63,7 @@ def add_trace(commands: Commands) -> None:
     add = parser.add_argument
     steps = "steps from A up to, but not including, B; or a single step"
     add("--steps", type=parse_steps, required=True, metavar="A:B", help=steps)
-    row = "only these rows of each global batch, from 0: from A up to, but not including, B; or one"
+    row = "only rows A up to, but not including, B of each global batch, from 0; or a single row"
     add("--row", type=parse_rows, metavar="A:B", help=row)
     add("--full", action="store_true", help="print the full text, not only its beginning")
 
@@ -82,7 +82,7 @@ def add_where(commands: Commands) -> None:
     add_run_options(parser, num_states="+")
     document = parser.add_mutually_exclusive_group(required=True).add_argument
     document("--id", metavar="DOC", help="the document's ID; finding it reads all shards")
-    number = "the document's index in its stream; STREAM is the stream's index (default: 0)"
+    number = "the document's index N in its stream; STREAM is the stream's index (default: 0)"
     document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
     last = "the last step to search"
     parser.add_argument("--until", type=int, required=True, metavar="N", help=last)
@@ -96,9 +96,9 @@ def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 
     `num_states` is passed to argparse as `nargs` of the states.
     """
     add = parser.add_argument
-    state = "a checkpoint with a state: a JSON file, a torch file, or a folder"
+    state = "a checkpoint that contains a loader state: a JSON file, a torch file, or a folder"
     if num_states == "+":
-        state += "; and later ones of the run, if its options changed"
+        state += "; also pass later checkpoints of the run if its options changed"
     add("states", metavar="STATE", type=Path, nargs=num_states, help=state)
     batch = "rows per global batch (default: as in the state)"
     add("--global-batch", type=int, metavar="ROWS", help=batch)
@@ -109,12 +109,12 @@ def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that locate a run's data and tokenizer, and the output options."""
     add = parser.add_argument
-    data = "if the data has moved: a stream's folder with index.json; once per stream, in order"
+    data = "new location of the data, if it has moved; repeat for each stream, in order"
     add("--data", action="append", metavar="URL", help=data)
     tokenizer = "the tokenizer, if it has moved or the state does not record it"
     add("--tokenizer", metavar="NAME", help=tokenizer)
     add("--transform", metavar="MODULE:FUNCTION", help="the run's transform, if it had one")
-    lengths = "folder or URL of the token lengths, if they are not with the data"
+    lengths = "folder or URL of the token lengths, if they are not in the data's folder"
     add("--lengths", metavar="URL", help=lengths)
     add("--local", metavar="FOLDER", help="folder of the shard cache")
     add("--json", action="store_true", help="print JSON Lines")
@@ -136,16 +136,20 @@ def _parse_range(text: str, noun: str) -> range:
     try:
         found = range(int(first), int(stop) if colon else int(first) + 1)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither A:B nor a single {noun}") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither A:B nor a single {noun}. Use 3:5 or 3, for example"
+        ) from None
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} has no {noun}s; B must be above A")
+        raise argparse.ArgumentTypeError(f"{text!r} has no {noun}s. In A:B, use a B above A")
     return found
 
 
 def _sample(text: str) -> tuple[int, int]:
     stream, _, number = text.rpartition(":")
     if not number.isdecimal() or (stream and not stream.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither N nor STREAM:N")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither N nor STREAM:N. Use 7 or 1:7, for example"
+        )
     return int(stream or 0), int(number)
 
 

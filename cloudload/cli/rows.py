@@ -26,9 +26,9 @@ _MOST_ROWS, _ROWS_PER_STEP = 1_024, 8
 _EXAMPLE = """\
 Steps count from 1. Reading starts at the state, so pass the last state saved before the steps. If
 the run was resumed from that state with other options, use a state saved after the resume.
-Without a state, the run begins with the options given: --data and --tokenizer, or --yaml, and
---option for any argument of CloudLoader. A step then has 8 rows unless you set
---global-batch. Open the page in a browser; it needs no other file.
+Without a state, the command shows the start of a new run. Describe the run with --data and
+--tokenizer, or with --yaml, and pass any other CloudLoader argument with --option. A step then has
+8 rows unless you set --global-batch. Open the page in a browser. The page needs no other files.
 
 example:
   cloudload rows checkpoint.pt --steps 81200:81202 --row 0:8 --out rows.html
@@ -42,9 +42,9 @@ def add_rows(commands: Commands) -> None:
         "rows",
         _rows,
         help="show the rows of steps, token by token, as an HTML page",
-        description="Show the rows of given steps as the model gets them, as one HTML page: "
-        "tokens, documents, padding, masked labels and position IDs, from a state or from a "
-        "loader's options.",
+        description="Write an HTML page with the rows of given steps as the model receives them: "
+        "tokens, documents, padding, masked labels, and position IDs. Reads the rows from a state "
+        "or from the start of a run.",
         epilog=_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
@@ -102,11 +102,14 @@ def _open_run(options: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     if options.states:
         if options.yaml or options.config or options.option:
             raise ValueError(
-                "there is a state, so --yaml, --config and --option have no effect. Omit them, or "
-                "the state"
+                "a state was given, so --yaml, --config, and --option have no effect. Omit these "
+                "options, or omit the state"
             )
         if len(options.states) > 1:
-            raise ValueError("there is more than one state. Pass the last one before the steps")
+            raise ValueError(
+                f"{len(options.states)} states were given, but rows takes one. Pass the last one "
+                "saved before the steps"
+            )
         [run], delivery = open_runs_of(options)
         return run, delivery
     from cloudload.provenance import start_run

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 _MOST_WORLDS = 24
 _EXAMPLE = """\
-A STATE is a JSON file, a file that torch.save wrote, or a framework's checkpoint folder, with the
-loader's state anywhere in it. No code in it is executed. Only diff with --config, --yaml or
---option, which compares a state with a loader, reads data. The exit status of diff is 1 if a resume
-would be refused.
+A STATE is a JSON file, a file that torch.save wrote, or a framework's checkpoint folder. The
+loader's state may be anywhere in it. No code in a checkpoint is executed. With --config, --yaml or
+--option, diff compares a state with a loader and reads the loader's data. Otherwise, no data is
+read. The exit status of diff is 1 if the loader would refuse to resume.
 
 examples:
   cloudload state show checkpoint.pt
@@ -38,13 +38,13 @@ def add_state(commands: Commands) -> None:
         "state",
         _state,
         help="show the position of a checkpoint, or compare two",
-        description="Show the position of a checkpoint, or the differences between two, or between "
-        "one and a loader.",
+        description="Show the position of a checkpoint, or compare a checkpoint with another one "
+        "or with a loader's options.",
         epilog=_EXAMPLE,
         after_interrupt="Nothing was changed",
     )
     add = parser.add_argument
-    add("action", choices=("show", "diff"), help="what to do")
+    add("action", choices=("show", "diff"), help="show a state, or list differences")
     add("states", metavar="STATE", type=Path, nargs="+", help="one checkpoint, or two for diff")
     add("--data", action="append", metavar="URL", help="location of the loader's data, for diff")
     add("--tokenizer", metavar="NAME", help="the loader's tokenizer, for diff")
@@ -62,7 +62,8 @@ def _state(options: argparse.Namespace) -> int:
     expected = 2 if options.action == "diff" and not has_loader else 1
     if len(options.states) != expected:
         raise ValueError(
-            f"state {options.action} has {len(options.states)} checkpoints, but needs {expected}. "
+            f"state {options.action} takes {expected} checkpoint{'s' * (expected > 1)}, but "
+            f"{len(options.states)} were given. "
             "Pass one for show, two for diff, or one for diff with a loader's options"
         )
     states = [load_state(path) for path in options.states]
@@ -168,7 +169,7 @@ def _diff_with_loader(state: Mapping[str, Any], options: argparse.Namespace) -> 
         found = [asdict(each) for each in differences]
         print(json.dumps({"differences": found, "refusal": refusal}, indent=2, default=str))
         return int(refusal is not None)
-    print("\n".join(_list_differences(differences)) or "nothing that matters to a resume differs")
+    print("\n".join(_list_differences(differences)) or "no difference affects a resume")
     verdict = f"refuses it: {refusal}" if refusal else "continues from it"
     print(f"a loader with these options {verdict}")
     return int(refusal is not None)

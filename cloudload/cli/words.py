@@ -25,7 +25,7 @@ def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:
 
 def _translate(message: str, action: argparse.Action) -> str:
     name, option = action.dest, action.option_strings[-1]
-    if re.match(rf"{name} (is|was)\b", message):
+    if re.match(rf"{name} (is|was|must)\b", message):
         takes_none = re.search(r"\bnone\b", action.help or "")
         message = message.replace("or None", "or none" if takes_none else "or omit it")
         message = option + message.removeprefix(name)

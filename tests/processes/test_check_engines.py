@@ -152,7 +152,7 @@ def test_the_command_takes_a_share_and_processes(
     printed = capsys.readouterr().err
     assert "processes is 0. Use at least 1" in printed
     assert "numbered from 0" in printed
-    assert "--address and --task-resources need --engine ray" in printed
+    assert "--address and --task-resources require --engine ray" in printed
 
 
 def test_shards_are_grouped_in_order() -> None:

@@ -141,4 +141,4 @@ def test_a_plan_shows_files_and_segments_and_writes_nothing(
 def test_options_of_ray_need_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus = write_corpus(tmp_path / "corpus", lines=2)
     assert cli.main(["convert", str(corpus), str(tmp_path / "out"), "--address", "auto"]) == 1
-    assert "need --engine ray" in capsys.readouterr().err
+    assert "require --engine ray" in capsys.readouterr().err

@@ -128,10 +128,10 @@ def test_the_tokenizer_gives_special_tokens_and_the_tokens_around_documents(
     assert wrong.counts["framing-differs"] == 1
     assert not wrong.is_sound
     assert wrong.findings[0].what == (
-        f"documents get no eos, not eos '{EOS}': no bos (the template of tokenizer.json adds none),"
+        f"documents get no eos instead of eos '{EOS}'. The tokenizer adds no bos (the template of tokenizer.json adds none),"
         " no eos"
     )
-    with pytest.raises(ValueError, match="expect_bos and expect_eos need a tokenizer"):
+    with pytest.raises(ValueError, match="expect_bos and expect_eos require a tokenizer"):
         check(folder, expect_bos="<s>")
 
 
@@ -148,9 +148,9 @@ def test_documents_that_repeat_an_earlier_one_are_named_with_it(repeated: Path) 
     found = [each.what for each in report.findings if each.kind != "text-empty"]
     first = "(id 'plain-3') of shard.00000.mds"
     assert found == [
-        f"sample 0 (id 'a') has the text of sample 3 {first}",
-        f"sample 2 (id 'a') has the text of sample 3 {first}",
-        "sample 2 (id 'a') has the ID of sample 0 (id 'a') of shard.00007.mds",
+        f"sample 0 (id 'a') has the same text as sample 3 {first}",
+        f"sample 2 (id 'a') has the same text as sample 3 {first}",
+        "sample 2 (id 'a') has the same ID as sample 0 (id 'a') of shard.00007.mds",
     ]
     assert check(repeated, sample=1).counts == {}
     assert check(repeated, rules=["id-repeated"]).counts == {"id-repeated": 1}
@@ -169,7 +169,7 @@ def test_token_ids_that_a_run_reads_are_not_text(
     [finding] = check(data, tokens_key="ids").findings[:1]
     assert (finding.kind, finding.what) == (
         "text-column",
-        "has no column 'ids'. Its columns that could hold token IDs: tokens",
+        "has no column 'ids'. Columns that could contain token IDs: tokens",
     )
     config = tmp_path / "run.yaml"
     run = {"data": data, "seq_len": 8, "tokens_key": "tokens", "tokens_dtype": "uint16"}
@@ -243,16 +243,19 @@ def test_many_broken_documents_are_counted_and_a_share_of_them_may_be_allowed(
 def test_wrong_rules_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path / "data")
     for options, message in (
-        ({"rules": "text-empt"}, "there is no rule 'text-empt'. Use all, none, or any of text-emp"),
-        ({"fail_on": ["size"]}, "fail_on has an unknown rule, 'size'"),
+        (
+            {"rules": "text-empt"},
+            "rules has the unknown rule 'text-empt'. Use all, none, or any of text-emp",
+        ),
+        ({"fail_on": ["size"]}, "fail_on has the unknown rule 'size'"),
         ({"fail_on": {"text-long": "2"}}, "fail_on has text-long=2. Use a share of documents"),
-        ({"fail_on": "size"}, "fail_on has an unknown rule, 'size'"),
+        ({"fail_on": "size"}, "fail_on has the unknown rule 'size'"),
         ({"fail_on": "text-long", "rules": "none"}, "'text-long', but rules is empty"),
         ({"fail_on": "all", "rules": []}, "fail_on has 'all', but rules is empty"),
         ({"fail_on": "text-long", "rules": "text-empty"}, "does not apply. Add it to rules"),
         ({"fail_on": "text-framed"}, "'text-framed', but this rule does not .* Pass a tokenizer"),
-        ({"fail_on": "all", "sample": 0}, "fail_on needs documents, but sample is 0"),
-        ({"rules": ["text-framed"]}, "the rule text-framed needs a tokenizer"),
+        ({"fail_on": "all", "sample": 0}, "fail_on requires documents, but sample=0 reads none"),
+        ({"rules": ["text-framed"]}, "the rule text-framed requires a tokenizer"),
         ({"max_bytes": 0}, "0 is not a size"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -273,7 +276,7 @@ def test_the_command_takes_rules_from_flags_and_from_a_config(
     assert "  warning: text-control\n    shard.00007.mds: sample 0 has 1 control char" in printed
     assert "samples    71 (71 tested by the rules)" in printed
     assert cli.main([*command, "--fail-on", "text-control=1%,text-empty"]) == 1
-    assert "failed: text-control, 1.408% of the documents" in capsys.readouterr().out
+    assert "failed: 1.408% of the documents break text-control" in capsys.readouterr().out
     assert cli.main([*command, "--rules", "text-empty,text-long", "--fail-on", "all"]) == 0
     capsys.readouterr()
 

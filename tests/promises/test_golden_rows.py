@@ -178,7 +178,10 @@ def test_the_command_writes_and_compares(
     assert cli.main([*other, "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["golden"]
     assert (found["first_row"], found["cause"], found["is_same"]) == (0, "order", False)
-    for wrong_file, message in (("no/x.json", "there is no folder"), ("", "which is a folder")):
+    for wrong_file, message in (
+        ("no/x.json", "does not exist. Create the folder"),
+        ("", "which is a folder"),
+    ):
         assert cli.main([*command, "--write-golden", str(tmp_path / wrong_file)]) == 1
         assert message in capsys.readouterr().err
     both = [*command[1:], "--golden", golden, "--write-golden", golden]

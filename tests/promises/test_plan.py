@@ -320,7 +320,7 @@ def test_the_command_takes_a_loaders_arguments_from_files_and_flags(
     assert "2 ranks on 2 nodes" in shown
     for wrong, message in (
         (["--steps", "20", "--option", "seqlen=3"], "seq_len"),
-        (["--config", str(listed)], "does not have CloudLoader arguments"),
+        (["--config", str(listed)], "does not contain CloudLoader arguments"),
     ):
         assert main(["plan", "--config", str(yaml), *wrong, "--quiet"]) == 1
         assert message in capsys.readouterr().err

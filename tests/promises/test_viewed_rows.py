@@ -224,15 +224,18 @@ def test_the_command_starts_a_run_from_options_or_a_yaml(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps", "1"], "there is neither a state nor data. Pass a state, or --data"),
+        (["--steps", "1"], "--data is missing, and no state was given. Pass --data"),
         (["--steps", "1", "--data", "x"], "nor seq_len. Pass a state, or --option seq_len=2048"),
         (
             ["--steps", "1", "--data", "x", "--option", "seq_len=8", "--option", "sed=1"],
             "--option: CloudLoader has no argument 'sed'. Did you mean seed?",
         ),
-        (["--steps", "1", "--out", "/no/such/page.html"], "there is no folder /no/such. Create"),
+        (
+            ["--steps", "1", "--out", "/no/such/page.html"],
+            "the folder /no/such does not exist. Create",
+        ),
         (["--steps", "1", "--option", "seq_len"], "Use NAME=VALUE, such as seq_len=2048"),
-        (["--steps", "1", "--option", "seq_len=["], "which is not YAML"),
+        (["--steps", "1", "--option", "seq_len=["], "which is not valid YAML"),
         (["state", "--steps", "1", "--option", "seq_len=1"], "--option have no effect"),
     ],
 )

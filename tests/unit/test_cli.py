@@ -96,7 +96,10 @@ def test_a_tokenizer_that_count_needs_is_missed_before_anything_is_read(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(["count", "no/such/folder"])
-    assert ": error: --tokenizer is missing. If the data is token IDs" in capsys.readouterr().err
+    assert (
+        ": error: --tokenizer is missing. Pass --tokenizer, or --tokens-key if"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_check_of_what_is_not_a_dataset_reports_no_counts(

@@ -52,7 +52,7 @@ CALLEES: dict[str, Any] = {
         ("Retry", "timeout", "Use timeout_s"),
         ("convert_to_mds", "num_proc", "Use processes"),
         ("convert_to_mds", "size_limit", "Use shard_bytes"),
-        ("convert_to_mds", "seq_len", "Shards hold raw text"),
+        ("convert_to_mds", "seq_len", "Shards contain raw text"),
         ("check_dataset", "remote", "Use dataset"),
         ("check_dataset", "num_samples", "Use sample"),
         ("check_dataset", "verbose", "Use progress=True or progress=False"),

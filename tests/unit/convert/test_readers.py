@@ -162,9 +162,9 @@ def test_a_file_that_is_not_text_by_its_name_is_refused(
     ("content", "kind"),
     [
         ("hello".encode("utf-16"), "UTF-16. Convert it with iconv"),
-        (gzip.compress(b"hello", mtime=0), "gz. Name it .gz"),
+        (gzip.compress(b"hello", mtime=0), "gz. Rename the file to end in .gz"),
         (b"\x89PNG\r\n\x1a\n\0", "a PNG image"),
-        (b"PAR1\x15\x04\x87", "Parquet. Name it .parquet"),
+        (b"PAR1\x15\x04\x87", "Parquet. Rename the file to end in .parquet"),
     ],
 )
 def test_a_file_that_is_not_text_by_its_content_is_recognized(
