@@ -86,7 +86,7 @@ _ADVICE = {
     "persistent_workers": "Use stop_every. Workers then keep running between passes",
     "sampling_method": "Each epoch reads a new selection of a stream's samples",
     "sampling_granularity": "Samples are selected one by one",
-    "batching_method": "All batches follow one order. Mix streams with Stream(url, proportion=…)",
+    "batching_method": "All batches follow one order. To mix streams, use Stream(proportion=…)",
     "partition_algo": "The order of documents does not depend on the partition",
     "allow_unsafe_types": "Columns of pickled values cannot be read",
     "keep_zip": "The cache keeps only raw shards",

@@ -128,8 +128,8 @@ def test_the_tokenizer_gives_special_tokens_and_the_tokens_around_documents(
     assert wrong.counts["framing-differs"] == 1
     assert not wrong.is_sound
     assert wrong.findings[0].what == (
-        f"documents get no eos instead of eos '{EOS}'. The tokenizer adds no bos (the template of "
-        "tokenizer.json adds none), no eos"
+        f"documents get no eos instead of eos '{EOS}'. The tokenizer adds "
+        "no bos (the template of tokenizer.json adds none), no eos"
     )
     with pytest.raises(ValueError, match="expect_bos and expect_eos require a tokenizer"):
         check(folder, expect_bos="<s>")
