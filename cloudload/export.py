@@ -121,13 +121,13 @@ def export_rows(
         check_positive("num_batches", num_batches)
     elif loader.is_endless:
         raise ValueError(
-            "the run has no end, because the loader has no epochs. Pass num_batches "
+            "the run has no end, because the loader was created without epochs. Pass num_batches "
             "(--steps), or create the loader with epochs=1"
         )
     if loader.world_size > 1:
         raise ValueError(
-            f"the loader is one of {loader.world_size} ranks, and has only its own rows. Create it "
-            "with dp_rank=0 and dp_world_size=1"
+            f"the loader belongs to one of {loader.world_size} ranks, so it has only the rows of "
+            "that rank. Create the loader with dp_rank=0 and dp_world_size=1"
         )
     recipe = loader.recipe
     dtype = _choose_dtype(dtype, encoding, recipe.tokenizer.vocab_size)
@@ -176,8 +176,8 @@ def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
         else:
             has, advice = f"the tokenizer has IDs up to {vocab_size - 1:,}", "Use"
         raise ValueError(
-            f"dtype is {dtype!r}, which holds IDs up to {most:,}, but {has}. {advice} a wider "
-            "dtype, or 'auto'"
+            f"dtype is {dtype!r}, which can store IDs up to {most:,}, but {has}. {advice} a wider "
+            "dtype or 'auto'"
         )
     return dtype
 
@@ -192,7 +192,9 @@ def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[s
     check_location(out)
     location = _resolve(out)
     if location in map(_resolve, data):
-        raise ValueError(f"the output {redact(out)} is the data of the run. Choose another output")
+        raise ValueError(
+            f"the output {redact(out)} is data that the run reads. Choose another output"
+        )
     try:
         found = list_objects(location)
     except StoreError as error:
@@ -203,8 +205,8 @@ def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[s
     own = [name for name in names if _OWN_NAME.fullmatch(name)]
     if own and not overwrite:
         raise ConvertError(
-            f"{redact(location)} already holds a dataset, or an interrupted export. Choose another "
-            "output, or overwrite it (--overwrite)"
+            f"{redact(location)} already contains a dataset or an interrupted export. Choose "
+            "another output, or replace the contents (--overwrite)"
         )
     return location, sorted(own, key=lambda name: (name != INDEX_NAME, name))
 
@@ -250,7 +252,9 @@ class _ShardWriter:
         if self._samples:
             self._store()
         if not self.entries:
-            raise ConvertError("there are no rows to export: the loader is at the end of its run")
+            raise ConvertError(
+                "there are no rows to export, because the loader is at the end of its run"
+            )
         write_object(join_url(self._location, INDEX_NAME), encode_index(self.entries))
 
     def _store(self) -> None:

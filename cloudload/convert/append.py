@@ -40,8 +40,8 @@ def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
     report = _read_report(output)
     if report is None or not all(map(does_exist, _index_urls(output))):
         raise ConvertError(
-            f"{redact(location)} holds no finished conversion to append to. Finish it first, or "
-            "convert without append (--append)"
+            f"cannot append to {redact(location)}, because it has no finished conversion. Finish "
+            "the conversion first, or convert without append (--append)"
         )
     compare_claims(
         location,
@@ -67,8 +67,8 @@ def find_appended(
     first = stored["claim"]["inputs"]
     if all(claim["inputs"].get(key) == value for key, value in first.items()):
         raise ConvertError(
-            f"{redact(location)} was made from files with the names and sizes of those to append. "
-            "If their contents differ, rename one of them"
+            f"{redact(location)} was already converted from files with the same names and sizes as "
+            "the files to append. If their contents differ, rename one of the files to append"
         )
     return None
 
@@ -94,8 +94,8 @@ def join_base(output: Output, plan: ConversionPlan) -> Joined:
     }
     if _digest(entries) != plan.base["index"]:
         raise ConvertError(
-            f"the index of {redact(output.home)} changed since data began to be appended. Restore "
-            "it, and run again to resume"
+            f"the index of {redact(output.home)} changed after the append started. Restore the "
+            "index, and run again to resume"
         )
     joined.add("", entries, ConvertReport.of_stored(plan.base["stored"]).counts())
     return joined

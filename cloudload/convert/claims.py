@@ -53,8 +53,9 @@ def compare_claims(
             if part == "inputs":
                 change = describe_changes(files_before, files_now or {}) or change
             raise ConvertError(
-                f"the {part} of {redact(location)} changed: {change}. Run with the original "
-                f"{part}, choose another output, or start over (--overwrite)"
+                f"{redact(location)} belongs to a conversion with different inputs or options: "
+                f"{change}. Run with the original inputs and options, choose another output, or "
+                "start over (--overwrite)"
             )
 
 

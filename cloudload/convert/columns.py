@@ -55,8 +55,9 @@ def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column
     if missing:
         name = min(missing)
         raise ConvertError(
-            f"no record near the start of the input has a non-null field {name!r}. Check the "
-            f"name, or keep it with an encoding: {name}:json"
+            f"cannot infer the encoding of the field {name!r}, because no record near the start of "
+            "the input has a non-null value for it. Check the name in keep (--keep), or add an "
+            f"encoding: {name}:json"
         )
     return tuple(Column.of(name, encoding or "json") for name, encoding in encodings.items())
 

@@ -54,8 +54,8 @@ class ConvertConfig:
         names = [name for name, _ in self.kept()]
         if clash := {name for name in names if names.count(name) > 1 or name in ("text", "id")}:
             raise ValueError(
-                f"cannot keep {sorted(clash)}: `text` and `id` are always written, and no field "
-                "can be kept twice. Remove the extra names from keep"
+                f"cannot keep {sorted(clash)}, because `text` and `id` are always written, and "
+                "each field can be kept only once. Remove the extra names from keep"
             )
         for name, encoding in self.kept():
             if not name or (encoding and not _WRITABLE.fullmatch(encoding)):
@@ -64,15 +64,18 @@ class ConvertConfig:
                     "encoding such as str, bytes, json, int, int32, or float64"
                 )
         if self.block_bytes < 1:
-            raise ValueError(f"block_bytes is {self.block_bytes}. Use at least 1")
+            raise ValueError(f"block_bytes is {self.block_bytes}. Use an integer of at least 1")
         if not 1024 <= self.shard_bytes < 1 << 32:
             raise ValueError(
-                f"shard_bytes is {self.shard_bytes:,}. Use 1,024 to 4,294,967,295, the limit of an "
-                "MDS shard"
+                f"shard_bytes is {self.shard_bytes:,}. Use an integer from 1,024 to 4,294,967,295, "
+                "the limit of an MDS shard"
             )
         self.shard_format([])
         if folders := [name for name in self.split_names if _SEGMENT_FOLDER.fullmatch(name)]:
-            raise ValueError(f"a split has the name {folders[0]!r}, which segments use. Rename it")
+            raise ValueError(
+                f"a split has the name {folders[0]!r}, which is reserved for a segment's folder. "
+                "Rename the split"
+            )
 
     @cached_property
     def shares(self) -> SplitShares | None:

@@ -178,9 +178,11 @@ def convert_to_mds(
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     for name, number in {"processes": processes, "segment_bytes": segment_bytes}.items():
         if number < 1:
-            raise ValueError(f"{name} is {number}. Use at least 1")
+            raise ValueError(f"{name} is {number}. Use an integer of at least 1")
     if rejects is not None and not (skip_bad or finish):
-        raise ValueError("rejects (--rejects) needs skip_bad (--skip-bad)")
+        raise ValueError(
+            "rejects (--rejects) requires skip_bad (--skip-bad). Set skip_bad, or remove rejects"
+        )
     if splits is not None and tokenizer is not None:
         raise ValueError(
             "splits (--split NAME=SHARE,...) and tokenizer (--tokenizer) cannot be combined yet. "
@@ -269,7 +271,7 @@ def _open_count(location: str, tokenizer: Any, documents: Mapping[str, Any]) -> 
     for name, default in {"transform": None, "transform_id": None, "on_error": "raise"}.items():
         if documents[name] != default:
             raise ValueError(
-                f"{name} applies only to the count of tokens. Pass the tokenizer, too, or remove it"
+                f"{name} applies only when tokens are counted. Set tokenizer, too, or remove {name}"
             )
     return None
 
@@ -277,11 +279,15 @@ def _open_count(location: str, tokenizer: Any, documents: Mapping[str, Any]) -> 
 def _check_overwrite(overwrite: bool, *, is_array: bool, append: bool) -> None:
     if overwrite and is_array:
         raise ValueError(
-            "with overwrite, each worker would remove the work of the others. First remove the "
-            "output"
+            "overwrite (--overwrite) cannot be combined with worker or finish, because each worker "
+            "would remove the work of the others. Remove the output first, and run without "
+            "overwrite"
         )
     if overwrite and append:
-        raise ValueError("overwrite removes the dataset to which append adds. Use only one of them")
+        raise ValueError(
+            "overwrite (--overwrite) would remove the dataset to which append (--append) adds. "
+            "Use only one of these options"
+        )
 
 
 def _plan_or_convert(
@@ -295,12 +301,14 @@ def _plan_or_convert(
     folders = [item for item in listed if isinstance(item, FolderFiles)]
     is_files = len(folders) == len(listed) and all(item.root != "-" for item in folders)
     if append and not is_files:
-        raise ValueError("only files can be appended. First write the rows to a file")
+        raise ValueError(
+            "append (--append) accepts only files. Write the rows to a file first, and append it"
+        )
     if not append and (report := journal.finished_report()):
         if unknown := [unit.name for unit in units if unit.size is None]:
             raise ConvertError(
                 f"{redact(run.location)} is already complete, but cloudload cannot check that it "
-                f"was made from {unknown[0]}. Choose another output, or overwrite it (--overwrite)"
+                f"was made from {unknown[0]}. Choose another output, or start over (--overwrite)"
             )
         return already_complete(report, run)
     segment_bytes = journal.claim["recipe"]["segment_bytes"]
@@ -333,6 +341,6 @@ def _check_not_within(location: str, inputs: Any) -> None:
         )
         if f"{inner}/".startswith(f"{outer}/"):
             raise ValueError(
-                f"the output {redact(location)} is inside the input {redact(folder)}. Choose a "
-                "folder beside it"
+                f"the output {redact(location)} is inside the input {redact(folder)}. Choose an "
+                "output outside the input"
             )

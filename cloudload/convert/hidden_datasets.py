@@ -27,8 +27,8 @@ def refuse_to_hide(location: str, names: Iterable[str]) -> None:
     more = f", and {len(folders) - MAX_LISTED:,} more" if len(folders) > MAX_LISTED else ""
     place = redact(location)
     raise ConvertError(
-        f"{place} has datasets in its folders: {named}{more}. A dataset in {place} itself would "
-        "hide them. Pass split (--split NAME) to write to a folder, or choose another output"
+        f"{place} has datasets in its subfolders: {named}{more}. A dataset in {place} itself would "
+        "hide them. Set split (--split NAME) to write to a subfolder, or choose another output"
     )
 
 
@@ -36,6 +36,7 @@ def describe_hidden(location: str, splits: Sequence[str]) -> str:
     """Return an error message about new splits below a location that is itself a dataset."""
     noun = "split" if len(splits) == 1 else "splits"
     return (
-        f"{redact(location)} is a dataset ({INDEX_NAME}), which would hide the {noun} "
-        f"{', '.join(map(redact, splits))}. Choose another output, or move the dataset to a folder"
+        f"{redact(location)} has an {INDEX_NAME}, so it is a dataset that would hide the {noun} "
+        f"{', '.join(map(redact, splits))}. Choose another output, or move the dataset to a "
+        "subfolder"
     )

@@ -124,12 +124,12 @@ def _decompress(chunks: Iterator[bytes], compression: str) -> Iterator[bytes]:
                 yield decoder.decompress(left)
             except Exception as error:
                 raise DamagedError(
-                    f"the {compression} data is damaged from here on ({error})"
+                    f"the {compression} data is damaged from this point on ({error})"
                 ) from error
             left = decoder.unused_data if decoder.eof else b""
             decoder = None if decoder.eof else decoder
     if decoder:
-        raise DamagedError(f"the {compression} data ends too early; the file is incomplete")
+        raise DamagedError(f"the {compression} data ends too early, so the file is incomplete")
 
 
 def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> Iterator[bytes]:
@@ -160,7 +160,7 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
             if failures > _MOST_RECONNECTS or is_local(file.url):
                 raise StoreError(
                     f"cannot read {redact(file.url)} after byte {position:,}: "
-                    f"{redact(str(error))}. Check the file or the connection, and run again to "
+                    f"{redact(str(error))}. Check the file and the connection, and run again to "
                     "resume"
                 ) from (None if contains_secrets(error) else error)
 

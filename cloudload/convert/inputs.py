@@ -78,10 +78,10 @@ def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles
     not text.
     """
     if format not in INPUT_FORMATS:
-        raise ValueError(f"no format named {format!r}. Use one of {', '.join(INPUT_FORMATS)}")
+        raise ValueError(f"format is {format!r}. Use one of {', '.join(INPUT_FORMATS)}")
     several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     if not several:
-        raise ValueError("no inputs. Pass files, folders, globs, a dataset, or - for stdin")
+        raise ValueError("inputs is empty. Pass files, folders, globs, a dataset, or - for stdin")
     found = [_resolve(item, format, split) for item in several]
     named = iter(unique_names([item.files for item in found if isinstance(item, FolderFiles)]))
     return [
@@ -126,7 +126,7 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
         name = getattr(getattr(item, "info", None), "dataset_name", None)
         return RowsUnit(str(name or "row"), item)
     raise ValueError(
-        f"{type(item).__name__} is not an input. Pass a path or URL, a datasets object, or an "
+        f"{type(item).__name__} cannot be an input. Pass a path or URL, a datasets object, or an "
         "iterable of rows"
     )
 
@@ -137,7 +137,7 @@ def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
         for value in datasets.values()
     ):
         raise ValueError(
-            "a dict is not an input. For rows in memory, pass an iterator: iter([{...}, ...])"
+            "a dict cannot be an input. For rows in memory, pass an iterator: iter([{...}, ...])"
         )
     chosen = next(iter(datasets)) if split is None and len(datasets) == 1 else split
     if chosen is None or chosen not in datasets:
@@ -174,8 +174,8 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
         )
     except Exception as error:
         raise ConvertError(
-            f"cannot load {shown} (split {chosen!r}). Check its name, config and split, and the "
-            f"connection: {type(error).__name__}: {redact(str(error))}"
+            f"cannot load {shown} (split {chosen!r}). Check its name, config, and split, and the "
+            f"connection. The error was {type(error).__name__}: {redact(str(error))}"
         ) from (None if contains_secrets(error) else error)
     return RowsUnit(PurePosixPath(name).name, loaded)
 
@@ -226,8 +226,8 @@ def _find_files(location: str) -> tuple[str, list[FoundFile]]:
     files = _list_input(root, select)
     if not files:
         reason = None if pattern else explain_nothing(root, "file or folder", Retry())
-        reason = reason or "Check the location (hidden files are skipped)"
-        raise ConvertError(f"no files in {redact(location)}. {reason[0].upper()}{reason[1:]}")
+        reason = reason or "Check the location. Hidden files are skipped"
+        raise ConvertError(f"found no files in {redact(location)}. {reason[0].upper()}{reason[1:]}")
     return root, files
 
 
@@ -250,10 +250,10 @@ def _refuse_binary(files: Iterable[FoundFile]) -> None:
     refused = [(file.url, reason) for file in files if (reason := reason_to_refuse(file.url))]
     if refused:
         url, reason = refused[0]
-        others = f" ({len(refused) - 1:,} more files are refused)" if len(refused) > 1 else ""
+        others = f" (refused files in total: {len(refused):,})" if len(refused) > 1 else ""
         raise ConvertError(
             f"{redact(url)} is {reason}{others}. To leave files out, pass a glob such as "
-            "'corpus/**/*.jsonl'. To read the file in spite of its name, set the format (--format)"
+            "'corpus/**/*.jsonl'. To read the file despite its name, set format (--format)"
         )
 
 
@@ -275,7 +275,7 @@ def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
     if twice := [url for url, count in urls.items() if count > 1]:
         raise ValueError(
             f"{redact(twice[0])} is in the inputs twice, so its documents would be written twice. "
-            "List it once"
+            "List the file once"
         )
     names = Counter(file.name for files in inputs for file in files)
     if max(names.values(), default=0) == 1:

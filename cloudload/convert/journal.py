@@ -128,24 +128,24 @@ class Journal:
             data = self._read(report_name) if report_name in names else None
             if data is None or not all(found):
                 raise ConvertError(
-                    f"{redact(self.location)} already holds a dataset. Choose another output, or "
-                    "overwrite it (--overwrite)"
+                    f"{redact(self.location)} already contains a dataset. Choose another output, "
+                    "or replace the dataset (--overwrite)"
                 )
             stored = json.loads(data)
             self._compare(stored)
             plan = self._read(f"{JOURNAL_FOLDER}/plan.json")
             if plan is not None and json.loads(plan)["base"] is not None:
                 raise ConvertError(
-                    f"data is being appended to {redact(self.location)}. Run again with append "
-                    "(--append) and the files that were appended, to finish"
+                    f"an append to {redact(self.location)} is not finished. To finish it, run "
+                    "again with append (--append) and the same input files"
                 )
             self.remove()
             return ConvertReport.of_stored(stored)
         owned = filter(None, map(self._name_in_dataset, names))
         if not is_begun and any(map(_SHARD_NAME.fullmatch, owned)):
             raise ConvertError(
-                f"{redact(self.location)} holds shards, but no journal to resume from. "
-                "Choose another output, or overwrite it (--overwrite)"
+                f"{redact(self.location)} has shards, but no journal to resume from. "
+                "Choose another output, or replace the shards (--overwrite)"
             )
         return None
 
@@ -236,8 +236,8 @@ class Journal:
             refuse_to_hide(location, indexes)
         if lost:
             raise ConvertError(
-                f"{len(lost)} of {found.shards} shards in {redact(location)} disappeared or "
-                f"changed size during the conversion, such as {lost[0]}. Run again to resume"
+                f"{len(lost)} of {found.shards} shards in {redact(location)}, such as {lost[0]}, "
+                "disappeared or changed size during the conversion. Run again to resume"
             )
 
     def seconds(self) -> float:

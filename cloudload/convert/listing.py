@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.records import InputUnit, sum_bytes
 
-_ROWS = "rows in memory or by name"
+_ROWS = "datasets and iterators"
 
 
 def describe_inputs(units: Iterable[InputUnit]) -> list[str]:
@@ -50,10 +50,10 @@ def describe_mixture(units: Iterable[InputUnit]) -> str | None:
     if not texts or not records:
         return None
     others = f" and {len(texts) - 1:,} more" if len(texts) > 1 else ""
-    verb = "become documents" if len(texts) > 1 else "becomes a document"
+    verb = "become plain-text documents" if len(texts) > 1 else "becomes a plain-text document"
     noun = "file is" if len(records) == 1 else "files are"
     return (
-        f"{texts[0].name}{others} {verb} of text, although the other {len(records):,} {noun} "
+        f"{texts[0].name}{others} {verb}, although the other {len(records):,} {noun} "
         f"{', '.join(sorted({_kind(file) for file in records}))}. To leave files out, pass a glob "
         "such as 'corpus/**/*.jsonl.gz'"
     )

@@ -23,7 +23,7 @@ def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
     with suppress(DatasetError):
         parse_index(read_object(files[0].url, most_bytes=MOST_INDEX_BYTES), redact(location))
         raise ConvertError(
-            f"{redact(location)} is the index of an MDS dataset. Pass the folder that it is in"
+            f"{redact(location)} is the index of an MDS dataset. Pass the folder that contains it"
         )
 
 
@@ -42,8 +42,8 @@ def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
     found = {file.name: file for file in files}
     if INDEX_NAME not in found:
         raise ConvertError(
-            f"{redact(folder)} has no {INDEX_NAME}. Pass the folder of an MDS dataset, or omit the "
-            "format"
+            f"{redact(folder)} has no {INDEX_NAME}. Pass the folder of an MDS dataset, or omit "
+            "format (--format)"
         )
     try:
         data = read_object(found[INDEX_NAME].url, most_bytes=MOST_INDEX_BYTES)

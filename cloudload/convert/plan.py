@@ -209,8 +209,8 @@ def check_versions(planned: Mapping[str, str]) -> None:
         if (found := _VERSIONS[name]()) != version:
             raise ConvertError(
                 f"this worker has {name} {found}, but the conversion was planned with {name} "
-                f"{version}, which may write different bytes. Install that version, or start over "
-                "(--overwrite)"
+                f"{version}. The two versions may write different bytes. Install {name} {version}, "
+                "or start over (--overwrite)"
             )
 
 
@@ -237,6 +237,6 @@ def check_files(planned: ConversionPlan, now: Sequence[PlannedInput]) -> None:
         for name, old, new in zip(before.names, before.tags, after.tags, strict=True):
             if old and new and old != new:
                 raise ConvertError(
-                    f"{name or before.root} changed after the conversion was planned. Restore it, "
-                    "or start over (--overwrite)"
+                    f"{name or before.root} changed after the conversion was planned. Restore the "
+                    "original file, or start over (--overwrite)"
                 )

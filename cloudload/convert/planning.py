@@ -78,8 +78,8 @@ def agree_on_plan(
     plan = ConversionPlan.parse(data)
     if append and plan.base is None:
         raise ConvertError(
-            f"the conversion to {redact(journal.location)} is not finished. Finish it first, "
-            "without append (--append)"
+            f"cannot append to {redact(journal.location)}, because its conversion is not finished. "
+            "Finish it first by converting without append (--append)"
         )
     compare_claims(journal.location, plan.claim, journal.claim, plan.sizes, journal.files)
     check_versions(plan.versions)

@@ -92,9 +92,9 @@ def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) 
         if run.finish:
             raise ConvertError(
                 f"{redact(run.location)} is not finished, because its only segment is missing. "
-                "Convert it without --finish"
+                "Convert the segment without --finish"
             )
-        logger.info("the input is one segment, which worker 0 converts")
+        logger.info("the input has only one segment, which worker 0 converts")
         return _report(run, Joined.none(run.output.splits), len(units), {}, unfinished=1)
     total = _total_bytes(units)
     with (
@@ -180,9 +180,9 @@ def _join_rejects(run: Run, joined: Joined, finished: Sequence[int]) -> None:
     assert run.rejects
     if lacking := sorted({*joined.with_bad} - {*finished}):
         raise ConvertError(
-            f"segments {_name_some(lacking)} of {redact(run.location)} left out bad records "
-            "without keeping them. Run their workers again with rejects (--rejects), or finish "
-            "without it"
+            f"the workers of segments {_name_some(lacking)} of {redact(run.location)} left out bad "
+            "records without storing them. Run these workers again with rejects (--rejects), or "
+            "finish without rejects"
         )
     join_rejects(run.location, joined.with_bad, run.rejects)
 
@@ -238,8 +238,9 @@ def _open_executor(run: Run, units: int) -> Iterator[Engine | None]:
 
 def _describe_missing(location: str, missing: Sequence[int], total: int) -> str:
     return (
-        f"{redact(location)} is not finished: {len(missing):,} of {total:,} segments are missing "
-        f"({_name_some(missing)}). Run their workers again, or convert without --finish"
+        f"{redact(location)} is not finished, because {len(missing):,} of {total:,} segments are "
+        f"missing ({_name_some(missing)}). Run the workers of these segments again, or convert "
+        "without --finish"
     )
 
 
@@ -317,16 +318,16 @@ def _finish(
     if report.documents:
         for name in (name for name, split in report.splits.items() if not split["documents"]):
             logger.warning(
-                "the split %s has no documents, so its dataset is empty, and a loader refuses it. "
-                "Give it a larger share, or convert more documents",
+                "the split %s has no documents, so a loader cannot open its empty dataset. Give "
+                "the split a larger share, or convert more documents",
                 name,
             )
         return journal.finish(joined.datasets, report, base and base["stored"])
     journal.remove()
     first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""
     raise ConvertError(
-        f"no documents in {inputs}: {report.empty:,} empty, {report.bad:,} bad.{first} No dataset "
-        "was written. Check the input"
+        f"found no documents in {inputs} (empty documents: {report.empty:,}, bad records: "
+        f"{report.bad:,}).{first} No dataset was written. Check the input and text_key (--text-key)"
     )
 
 

@@ -204,16 +204,17 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
         names = sorted(set(list_fields(fields)))
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         found = f"{', '.join(names[:_MOST_NAMED])}{more}" if names else "none"
-        raise _NoFieldError(f"no field {key!r}. The fields are: {found}") from None
+        raise _NoFieldError(f"the record has no field {key!r}. Its fields are: {found}") from None
     if isinstance(value, bytes):
         try:
             return value.decode()
         except UnicodeDecodeError as error:
             raise _BadRecordError(
-                f"not UTF-8 (byte 0x{value[error.start]:02x} at offset {error.start} of {key!r})"
+                f"the field {key!r} is not UTF-8 (byte 0x{value[error.start]:02x} at offset "
+                f"{error.start})"
             ) from None
     if not isinstance(value, str):
-        raise _BadRecordError(f"{key!r} is {type(value).__name__}, not a string")
+        raise _BadRecordError(f"the field {key!r} is {type(value).__name__}, not a string")
     return value
 
 
@@ -233,7 +234,7 @@ def _kept_value(value: Any, column: Column) -> Any:
     if isinstance(value, bool) or not isinstance(value, kinds.get(column.encoding, numbers)):
         found = "missing or null" if value is None else type(value).__name__
         raise _BadRecordError(
-            f"the field {column.name!r} is {found}, not {column.encoding}; keep "
-            f"{column.name}:json to allow any value"
+            f"the field {column.name!r} is {found}, not {column.encoding}. To allow any value, "
+            f"keep {column.name}:json"
         )
     return value

@@ -58,8 +58,8 @@ def select_saved_files(
         raise _unreadable(by_name[prefix + _STATE], error) from error
     if has_indices:
         raise ConvertError(
-            f"{redact(folder)} is a selection of rows in the format of an old version of datasets. "
-            "Save it again with load_from_disk and save_to_disk"
+            f"{redact(folder)} is a selection of rows that an old version of datasets saved. Load "
+            "it with load_from_disk, and save it again with save_to_disk"
         )
     if missing := [name for name in names if name not in by_name]:
         raise _lacks(folder, missing[0], prefix + _STATE)
@@ -90,8 +90,8 @@ def _choose_split(folder: str, listing: FoundFile, split: str | None) -> str:
 def _check_not_saved(folder: str, inner: str, by_name: dict[str, FoundFile]) -> None:
     if inner + _INFO in by_name:
         raise ConvertError(
-            f"{redact(join_url(folder, inner))} is a dataset that save_to_disk wrote, inside the "
-            f"input {redact(folder)}. Pass it as a separate input"
+            f"the input {redact(folder)} contains {redact(join_url(folder, inner))}, a dataset "
+            "that save_to_disk wrote. Pass that dataset as a separate input"
         )
 
 
@@ -104,6 +104,6 @@ def _read_json(file: FoundFile) -> Any:
 
 def _unreadable(file: FoundFile, error: Exception) -> ConvertError:
     return ConvertError(
-        f"{redact(file.url)} is not a file that save_to_disk writes ({error!r:.200}). Copy the "
-        "dataset again, or pass its Arrow files one by one"
+        f"{redact(file.url)} does not have the format that save_to_disk writes ({error!r:.200}). "
+        "Copy the dataset again, or pass its Arrow files one by one"
     )

@@ -152,9 +152,8 @@ def read_note(location: str, number: int, plan: str) -> Note | None:
     note = json.loads(data)
     if note["plan"] != plan:
         raise ConvertError(
-            f"segment {number} was converted by another plan. Two conversions with different "
-            "inputs or options write to the same output. Choose another output for one of them, "
-            "and start over (--overwrite)"
+            f"another conversion, with different inputs or options, wrote segment {number} to this "
+            "output. Use a separate output for each conversion, and start over (--overwrite)"
         )
     entries = note["entries"]
     return Note(

@@ -55,12 +55,12 @@ def parse_shares(spec: str) -> SplitShares:
     pairs = [_parse_part(part, spec) for part in parts]
     names = [name for name, _ in pairs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"the splits {spec!r} name {twice[0]!r} twice. Name each split once")
+        raise ValueError(f"the splits {spec!r} have {twice[0]!r} twice. List each split once")
     total = sum((share for _, share in pairs), Fraction(0))
     if total != 1:
         raise ValueError(
             f"the shares of {spec!r} add up to {Decimal(total.numerator) / total.denominator}, "
-            f"not 1. Correct them; an example is {_EXAMPLE}"
+            f"not 1. Use shares that add up to 1, such as {_EXAMPLE}"
         )
     return SplitShares(tuple(names), tuple(_limits([share for _, share in pairs])))
 
@@ -69,12 +69,12 @@ def _parse_part(part: str, spec: str) -> tuple[str, Fraction]:
     name, sign, number = (each.strip() for each in part.partition("="))
     if not sign:
         raise ValueError(
-            f"the splits {spec!r} have no share for {part!r}. Use NAME=SHARE,…; an example is "
-            f"{_EXAMPLE}"
+            f"the splits {spec!r} have no share for {part!r}. Use NAME=SHARE,…, such as {_EXAMPLE}"
         )
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"the splits {spec!r} have the name {name!r}. Use letters, digits, '_', '-', and '.'"
+            f"the splits {spec!r} have the invalid name {name!r}. Use letters, digits, '_', '-', "
+            "and '.'"
         )
     try:
         share = Fraction(Decimal(number)) if _NUMBER.fullmatch(number) else Fraction(0)
@@ -82,7 +82,7 @@ def _parse_part(part: str, spec: str) -> tuple[str, Fraction]:
         share = Fraction(0)
     if not 0 < share <= 1:
         raise ValueError(
-            f"the share of {name!r} in {spec!r} is {number!r}. Use a number above 0 and up to 1"
+            f"the share of {name!r} in {spec!r} is {number!r}. Use a number above 0 and at most 1"
         )
     return name, share
 

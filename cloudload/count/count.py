@@ -122,7 +122,7 @@ def count_tokens(
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     tallies = _count(work, units, by, min(processes, len(units)) or 1, executor, progress=progress)
     if missing := _list_uncounted(work, jobs) if worker is not None else []:
-        logger.info("%d of %d groups are not counted yet, by other jobs", len(missing), len(jobs))
+        logger.info("other jobs have not yet counted %d of %d groups", len(missing), len(jobs))
         return None
     counted = finish_count(work, data, jobs)
     report = _report(data, work, counted, len(own), time.monotonic() - began)
@@ -215,8 +215,8 @@ def _check_by(dataset: Dataset, by: str, worker: str | None) -> None:
     check_column(dataset, by)
     if worker is not None:
         raise ValueError(
-            "by needs all groups, and worker counts a share of them. Use by without worker after "
-            "all jobs of the array have finished"
+            "by needs all groups of shards, but worker counts only a share of them. After all jobs "
+            "of the array have finished, run again with by and without worker"
         )
 
 

@@ -155,7 +155,7 @@ def read_group(work: CountWork, job: GroupJob) -> tuple[Group, Ints]:
             )
     except ValueError as error:
         raise DatasetError(
-            f"{redact(url)} is damaged: {error}. Remove it and count again"
+            f"{redact(url)} is damaged: {error}. Remove the file, and count again"
         ) from error
     totals = {
         name: found.header[name] for name in ("tokens", "empty", "filtered", "failed", "text_bytes")

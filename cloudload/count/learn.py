@@ -102,15 +102,16 @@ class LengthsLearner:
                 error
             ):  # Python 3.12.0 to 3.12.2 cannot start threads then
                 logger.warning(
-                    "Python %s cannot start threads while it exits, so the next run writes the "
-                    "token lengths that this run learned. To write them in each run, close the "
-                    "loader, or use Python 3.12.3 or later",
+                    "cannot write the token lengths that this run learned, because Python %s "
+                    "cannot start threads while it exits. The next run writes them. To write "
+                    "them in each run, close the loader before the process exits, or use Python "
+                    "3.12.3 or later",
                     platform.python_version(),
                 )
                 return
             logger.warning(
                 "cannot write the token lengths that this run learns: %s. The run continues. "
-                "To get lengths, run cloudload count --out URL",
+                "To get the token lengths, run cloudload count --out URL",
                 error,
             )
 
@@ -146,8 +147,9 @@ def _end_thread(thread: threading.Thread, requests: _Requests) -> None:
     thread.join(_MOST_WAIT_S)
     if thread.is_alive():
         logger.warning(
-            "writing the token lengths that this run learned takes more than %g s, so the run does "
-            "not wait for it. If the process ends first, the next run writes them",
+            "the token lengths that this run learned were not written within %g s, so the run does "
+            "not wait any longer. If the process exits before they are written, the next run "
+            "writes them",
             _MOST_WAIT_S,
         )
 
@@ -243,7 +245,10 @@ class _Learning:
             if any(job.shards.name not in found for job in self._jobs):
                 return
             counted = finish_count(self._work, self._dataset, self._jobs)
-            logger.info("token lengths: learned for all documents, in %s", redact(counted.url))
+            logger.info(
+                "learned the token lengths of all documents, and stored them in %s",
+                redact(counted.url),
+            )
         self._is_over = True
         self.learned.path.unlink(missing_ok=True)
         for name in found:

@@ -19,7 +19,9 @@ def check_picture(path: Path) -> None:
             "a picture requires the matplotlib package. Run: pip install 'cloudload[plot]'"
         )
     if not path.absolute().parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} for {path.name}. Create it first")
+        raise ValueError(
+            f"there is no folder {path.parent} for {path.name}. Create the folder first"
+        )
 
 
 def draw_lengths(stats: LengthStats, title: str, path: Path) -> None:

@@ -84,8 +84,9 @@ class Tally:
         self.counts[value] = before[0] + documents, before[1] + tokens
         if len(self.counts) > MOST_VALUES:
             raise DatasetError(
-                f"column {self.column!r} has more than {MOST_VALUES:,} values, such as "
-                f"{value[:100]!r}. Choose a column with fewer, such as the source of the documents"
+                f"column {self.column!r} has more than {MOST_VALUES:,} different values, such as "
+                f"{value[:100]!r}. Choose a column with fewer values, such as the source of the "
+                "documents"
             )
 
 
@@ -108,7 +109,8 @@ def check_column(dataset: Dataset, column: str) -> None:
             shard = next(each for each in dataset.shards if each.columns == columns)
             raise DatasetError(
                 f"{redact(dataset.url)} has no column {column!r} in {shard.raw.name}. Its columns "
-                f"are: {', '.join(names)}. Choose one of them; to add a column, convert with --keep"
+                f"are: {', '.join(names)}. Choose one of them, or convert again and add the column "
+                "with --keep"
             )
 
 

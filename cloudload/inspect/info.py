@@ -122,7 +122,7 @@ def read_info(
         StoreError: the index or a shard cannot be read.
     """
     if sample < 0:
-        raise ValueError(f"sample is {sample}. Use at least 0")
+        raise ValueError(f"sample is {sample}. Use an integer of at least 0")
     retry = retry or Retry()
     stream = Stream(os.fspath(dataset), split=split)
     [found] = open_corpus([stream], retry).datasets

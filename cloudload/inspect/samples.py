@@ -111,7 +111,7 @@ def read_samples(
     """
     limit = (1 if id is not None else _DEFAULT_LIMIT) if limit is None else limit
     if limit < 1:
-        raise ValueError(f"limit is {limit}. Use at least 1 (-n)")
+        raise ValueError(f"limit is {limit}. Use an integer of at least 1 (-n)")
     retry, stream = retry or Retry(), Stream(os.fspath(dataset), split=split)
     expression = _compile(pattern)
     [found] = open_corpus([stream], retry).datasets
@@ -156,7 +156,7 @@ class _Filter:
         if self.id is not None and any(ID_KEY not in _names(columns) for columns in sets):
             raise DatasetError(
                 f"{redact(dataset.url)} has shards without a column {ID_KEY!r}, so documents "
-                "cannot be found by ID. Find them by their text (pattern, --grep)"
+                "cannot be found by ID. Search by text instead (pattern, --grep)"
             )
 
 

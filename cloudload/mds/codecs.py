@@ -38,7 +38,7 @@ def compress(compression: str, data: bytes | memoryview) -> bytes:
     except Exception as error:
         usable = (
             "zstd or zstd:1 to zstd:22, gz or gz:1 to gz:9, bz2 or bz2:1 to bz2:9, br or br:0 to "
-            "br:11 (with the package brotli), or None"
+            "br:11 (requires the brotli package), or None"
         )
         raise ValueError(f"compression is {compression!r}. Use {usable}") from error
 
@@ -128,7 +128,7 @@ def _decompress_snappy(data: bytes, raw_bytes: int) -> bytes:
         if byte < 128:
             break
     if size > raw_bytes:
-        raise ValueError(f"it unpacks to {size:,} bytes, but the index says {raw_bytes:,}")
+        raise ValueError(f"the data unpacks to {size:,} bytes, but the index says {raw_bytes:,}")
     return bytes(snappy.uncompress(data))
 
 

@@ -211,7 +211,9 @@ def open_corpus(
     empty = [dataset for dataset in corpus.datasets if not dataset.table.samples.any()]
     if len(empty) == len(corpus.datasets) or (empty and not may_be_empty):
         urls = ", ".join(redact(dataset.url) for dataset in empty)
-        raise DatasetError(f"no samples in {urls}. Convert a corpus first, or remove empty streams")
+        raise DatasetError(
+            f"found no samples in {urls}. Convert a corpus first, or remove empty streams"
+        )
     return corpus
 
 
@@ -228,14 +230,14 @@ def warn_of_missing_hashes(dataset: Dataset) -> str | None:
     if not dataset.num_without_hash:
         return None
     effect = (
-        "and the cache detects it only if index.json is written again, too"
+        "The cache detects the new shards only if index.json is also written again"
         if dataset.version.is_known
-        else "and the cache continues to use the old shards, because the store does not report "
-        "when index.json was written"
+        else "The cache continues to use the old shards, because the store does not report when "
+        "index.json was written"
     )
     return (
         f"{redact(dataset.url)}: {dataset.num_without_hash:,} of {len(dataset.shards):,} shards "
         "have no hash in the index. If the dataset is published again with shards of the same "
-        f"sizes, a resumed run reads the new text without an error, {effect}. Write the dataset "
-        "with hashes, for example MDSWriter(hashes=['xxh64'])"
+        f"sizes, a resumed run reads the new text without an error. {effect}. Write the dataset "
+        "with hashes, for example with MDSWriter(hashes=['xxh64'])"
     )

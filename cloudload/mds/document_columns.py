@@ -21,8 +21,9 @@ _TEXT_ENCODINGS = ("str", "bytes")
 _ARRAY = "ndarray"
 _MOST_AXES = 63
 FIND_DTYPE = (
-    "It is the dtype of the arrays that were written: llm-foundry's ConcatTokensDataset writes "
-    "bytes of int64, and other writers often uint16 for up to 65,536 tokens, otherwise int32"
+    "Use the dtype of the arrays that were written. llm-foundry's ConcatTokensDataset writes "
+    "int64. Other writers often use uint16 for vocabularies of up to 65,536 tokens, and "
+    "int32 otherwise"
 )
 
 
@@ -50,9 +51,9 @@ def check_token_column(datasets: Iterable[Dataset], name: str, dtype: str | None
                 break
         else:
             names = ", ".join(each.name for each in columns if holds_tokens(each.encoding))
-            advice = "It has no columns of token IDs. For text, omit tokens_key"
+            advice = "It has no columns of token IDs. To read text, omit tokens_key"
             if names:
-                advice = f"Set tokens_key to a column of token IDs. It could be: {names}"
+                advice = f"Set tokens_key to the column of token IDs. Possible columns: {names}"
             raise DatasetError(f"{url} has no column {name!r}. {advice}")
 
 
@@ -87,38 +88,40 @@ def _advise_on_text(encodings: Mapping[str, str]) -> str:
     if tokens:
         dtype = " and tokens_dtype" if encodings[tokens[0]] == "bytes" else ""
         advice.append(
-            f"If column {tokens[0]!r} holds token IDs, pass tokens_key={tokens[0]!r}{dtype}"
+            f"If column {tokens[0]!r} contains token IDs, pass tokens_key={tokens[0]!r}{dtype}"
         )
     if "bytes" in encodings.values():
-        advice.append("If it holds text in UTF-8, set text_key to it")
+        advice.append("If a bytes column contains UTF-8 text, set text_key to that column")
     if advice:
         return ". ".join(advice)
-    return "It has no text columns. Convert the corpus again with one, or pass a transform"
+    return (
+        "It has no text columns. Convert the corpus again with a text column, or pass a transform"
+    )
 
 
 def _check_encoding(where: str, column: Column, dtype: str | None) -> None:
     encoding = column.encoding
     if not holds_tokens(encoding):
         raise DatasetError(
-            f"{where} has the encoding {encoding}, which cannot hold token IDs. Set tokens_key to "
-            "a column of bytes, ndarray or json, or omit it and set text_key"
+            f"{where} has the encoding {encoding}, which cannot contain token IDs. Set tokens_key "
+            "to a column of bytes, ndarray, or json. To read text, omit tokens_key and set text_key"
         )
     if encoding == "bytes":
         if dtype is None:
             raise DatasetError(
-                f"{where} is bytes, and the index does not record the dtype of the IDs. Pass "
-                f"tokens_dtype, one of {', '.join(TOKEN_DTYPES)}. {FIND_DTYPE}"
+                f"{where} has the encoding bytes, and the index does not record the dtype of the "
+                f"IDs. Set tokens_dtype to one of {', '.join(TOKEN_DTYPES)}. {FIND_DTYPE}"
             )
         return
     own, _, shape = encoding.partition(":")[2].partition(":")
     if dtype is not None and dtype != own:
         raise DatasetError(
             f"{where} has the encoding {encoding}, but tokens_dtype is {dtype!r}. Omit "
-            "tokens_dtype, which is for columns of bytes"
+            "tokens_dtype, which applies only to columns of bytes"
         )
     shape_bytes = math.prod(map(int, shape.split(","))) * np.dtype(own).itemsize if shape else None
     if column.bytes != shape_bytes:
         raise DatasetError(
-            f"{where} has the encoding {encoding}, but its index gives {column.bytes} bytes per "
+            f"{where} has the encoding {encoding}, but its index lists {column.bytes} bytes per "
             f"sample, not {shape_bytes}. Write the dataset again"
         )

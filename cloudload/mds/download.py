@@ -88,7 +88,7 @@ def describe_second_fault(url: str, fault: str) -> str:
     """The message about a shard whose first and second downloads were invalid."""
     return (
         f"{redact(url)} {fault}. This was the second invalid download. If the dataset was "
-        "republished during the run, restart to read its new index; otherwise convert or copy "
+        "republished during the run, restart to read its new index. Otherwise, convert or copy "
         "the shard again"
     )
 
@@ -157,4 +157,4 @@ def _check(
     if running.hexdigest() == expected.hashes[algorithm]:
         return None
     found = f"{algorithm} {running.hexdigest()}"
-    return f"has {found}, but the index says {expected.hashes[algorithm]}"
+    return f"has the hash {found}, but the index says {expected.hashes[algorithm]}"

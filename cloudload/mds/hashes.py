@@ -31,7 +31,8 @@ def new_hash(algorithm: str) -> Any:
         is_xxhash = algorithm in xxhash.algorithms_available
         return getattr(xxhash, algorithm)() if is_xxhash else hashlib.new(algorithm)
     raise ValueError(
-        f"no hash named {algorithm!r} with a fixed size. Use xxh64, xxh128, sha1, sha256, …"
+        f"there is no hash named {algorithm!r} with a fixed size. Use a hash such as xxh64, "
+        "xxh128, sha1, or sha256"
     )
 
 

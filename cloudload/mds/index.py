@@ -136,7 +136,7 @@ def check_version(index: Any) -> None:
 def explain_fault(error: Exception) -> str:
     """Describe one of `FAULTS`, as text to put after a colon."""
     if isinstance(error, KeyError):
-        return f"no field {error}"
+        return f"the field {error} is missing"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
@@ -174,7 +174,7 @@ def parse_shard(entry: dict[str, Any]) -> ShardInfo:
         entry[f"column_{field}"] for field in ("names", "encodings", "sizes")
     )
     if not all(isinstance(field, list) for field in (names, encodings, sizes)):
-        raise ValueError("column names, encodings and sizes are not all lists")
+        raise ValueError("the column names, encodings, and sizes are not all lists")
     return ShardInfo(
         samples=samples,
         columns=_parse_columns(
@@ -197,11 +197,11 @@ def _parse_columns(
     _types: tuple[type, ...],
 ) -> tuple[Column, ...]:
     if not all(isinstance(name, str) for name in (*names, *encodings)):
-        raise ValueError("column names and encodings are not all text")
+        raise ValueError("the column names and encodings are not all text")
     if not len(names) == len(encodings) == len(sizes):
-        raise ValueError("column names, encodings and sizes differ in length")
+        raise ValueError("the lists of column names, encodings, and sizes differ in length")
     if not names or len(set(names)) < len(names):
-        raise ValueError("a shard has no columns, or two with the same name")
+        raise ValueError("a shard has no columns, or has two columns with the same name")
     columns = tuple(
         Column(name, encoding, None if size is None else _natural(size, "column_sizes"))
         for name, encoding, size in zip(names, encodings, sizes, strict=True)
@@ -228,7 +228,7 @@ def _parse_file(entry: dict[str, Any], hashes: dict[str, str]) -> FileInfo:
         raise ValueError(f"the file name {str(name)[:100]!r} {fault}")
     size = _natural(entry["bytes"], "bytes")
     if size > MOST_SHARD_BYTES:
-        raise ValueError(f"{name!r} has {size:,} bytes, more than an MDS shard can hold (4 GiB)")
+        raise ValueError(f"{name!r} has {size:,} bytes, more than the 4 GiB limit of an MDS shard")
     return FileInfo(name, size, hashes)
 
 
@@ -244,7 +244,7 @@ def fault_of_name(name: object) -> str | None:
         return "is not printable text"
     parts = name.split("/")
     if not name.strip("/.") or parts[0] == "" or ".." in parts or "\\" in name or "://" in name:
-        return "could leave the dataset's folder"
+        return "could point outside the dataset's folder"
     if "" in parts or "." in parts:
         return "has an empty or '.' path component"
     if name == INDEX_NAME:

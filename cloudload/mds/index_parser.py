@@ -50,7 +50,7 @@ def parse_index(data: bytes, dataset: str) -> ShardTable:
         if not isinstance(shards, list) or not all(shard is _ROW for shard in shards):
             raise ValueError("'shards' is not a list of entries with raw_data")
         if len(shards) != len(builder):
-            raise ValueError("an entry with raw_data is not in 'shards'")
+            raise ValueError("an entry with raw_data is outside 'shards'")
         check_names(builder.names)
         return builder.build()
     except FAULTS as error:

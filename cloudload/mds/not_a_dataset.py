@@ -56,8 +56,8 @@ def explain_hub_name(stream: Stream) -> str | None:
         return None
     name = location.partition("?")[0].removeprefix("hf://")
     return (
-        f"{redact(stream.remote)} is a dataset on the Hugging Face Hub, not an MDS dataset (a "
-        f"repository of MDS shards is hf://datasets/{name}). "
+        f"{redact(stream.remote)} is a dataset on the Hugging Face Hub, not an MDS dataset (for a "
+        f"repository of MDS shards, pass hf://datasets/{name}). "
         f"{advise_on_input(location, output_name(name), stream.split)}"
     )
 
@@ -83,15 +83,17 @@ def _explain_glob(location: str, retry: Retry) -> str | None:
         [url for name in names if pattern.fullmatch(url := join_url(root, name))]
         for names in (found.files, found.datasets)
     )
-    shown = f"{redact(location)} is a glob, and a loader reads folders of MDS datasets"
+    shown = f"{redact(location)} is a glob, but a loader reads only folders of MDS datasets"
     if folders:
-        return f"{shown}. Pass a list of these: {_name_some(folders)}"
+        return f"{shown}. Pass a list of these folders: {_name_some(folders)}"
     if not files:
-        return f"{shown}. It matches no file. Check the location" if found.is_complete else None
+        return (
+            f"{shown}. The glob matches no file. Check the location" if found.is_complete else None
+        )
     advice = advise_on_files(root, files)
     if advice and RUN in advice:
         advice = advise_on_input(location, output_beside(root))
-    return _end(f"{shown}. It matches {_count(found, files)}", advice)
+    return _end(f"{shown}. The glob matches {_count(found, files)}", advice)
 
 
 def _explain_file(url: str, split: str | None) -> str:
@@ -118,7 +120,7 @@ def _explain_stream(stream: Stream, retry: Retry) -> str | None:
     found = survey_folder(stream.remote, retry)
     missing = f"{redact(stream.remote)} has no split {stream.split!r}"
     if "" in found.datasets:
-        return f"{missing}, because it has its own {INDEX_NAME}. Omit split"
+        return f"{missing}, because it is itself a dataset with an {INDEX_NAME}. Omit split"
     if found.datasets:
         return _advise_split(missing, redact(stream.remote), found.datasets)
     return _explain_folder(stream.remote, stream.split, found)
@@ -126,7 +128,7 @@ def _explain_stream(stream: Stream, retry: Retry) -> str | None:
 
 def _advise_split(missing: str, url: str, names: Sequence[str]) -> str:
     noun = "folder has" if len(names) == 1 else "folders have"
-    several = ". To read several, pass a list of them" if len(names) > 1 else ""
+    several = ". To read several datasets, pass a list" if len(names) > 1 else ""
     return (
         f"{missing}, but {len(names):,} {noun} an index: {_name_some(names)}. "
         f"Pass Stream({url!r}, split={names[0]!r}) as data, or {join_url(url, names[0])!r}{several}"
@@ -139,8 +141,8 @@ def _explain_folder(url: str, split: str | None, found: Survey) -> str | None:
     if found.unfinished:
         return (
             f"the conversion to {redact(join_url(url, found.unfinished[0]))} has not finished. The "
-            f"folder has a journal ({JOURNAL_FOLDER}) and no {INDEX_NAME}. Wait for it, or run "
-            "the same cloudload convert again to resume it"
+            f"folder has a journal ({JOURNAL_FOLDER}), but no {INDEX_NAME}. Wait for the "
+            "conversion, or run the same cloudload convert command again to resume it"
         )
     if _SAVED_DATASETS in files or set(files) >= _SAVED_DATASET:
         return _explain_saved(url, is_dict=_SAVED_DATASETS in files)
@@ -151,7 +153,7 @@ def _explain_folder(url: str, split: str | None, found: Survey) -> str | None:
     if any(".mds" in name for name in files):
         return (
             f"{shown}. A writer stores {INDEX_NAME} last, so finish writing or copying the "
-            "dataset. If several writers made it, run streaming.base.util.merge_index"
+            "dataset. If several writers wrote shards, run streaming.base.util.merge_index"
         )
     return _end(shown, advise_on_files(url, files, split))
 

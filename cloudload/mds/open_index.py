@@ -246,7 +246,7 @@ def _list_by_use(folder: Path) -> list[tuple[float, Path]]:
 def _warn(stream: Stream, error: object) -> None:
     logger.warning(
         "cannot share the index of %s with the other processes of this node (%s), so each process "
-        "reads and parses it. Use a folder of your own on a local disk as `local`",
+        "reads and parses it. Set `local` to a folder on a local disk that only you can write to",
         redact(stream.url),
         error,
     )

@@ -27,8 +27,8 @@ _MOST_HEADER_BYTES = 1 << 20
 ID_KEY = "id"
 
 REPAIR_ADVICE = (
-    "If the shard is in the cache, delete it there to fetch it again. If it is damaged in the "
-    "dataset, convert or copy it again"
+    "If the shard is in the cache, delete the cached file to fetch the shard again. If the shard "
+    "is damaged in the dataset, convert or copy it again"
 )
 
 SKIP_ADVICE = "To leave such documents out and count them, pass on_error='skip'"
@@ -82,14 +82,14 @@ class Shard:
         start = 4 * (count + 2)
         if end < start or struct.unpack_from("<I", self._map)[0] != count:
             raise DatasetError(
-                f"{self.name} does not hold the {count:,} samples that its index lists. "
+                f"{self.name} does not contain the {count:,} samples that its index lists. "
                 f"{REPAIR_ADVICE}"
             )
         offsets = np.frombuffer(self._map, "<u4", count + 1, 4)
         is_descending = (np.diff(offsets.astype(np.int64)) < 0).any()
         if offsets[0] < start or offsets[-1] != end or is_descending:
             raise DatasetError(
-                f"{self.name} has descending sample offsets, or offsets outside the shard. "
+                f"{self.name} has sample offsets that decrease or are outside the shard. "
                 f"{REPAIR_ADVICE}"
             )
         return offsets
@@ -209,8 +209,9 @@ class Shard:
             advice = "Convert the corpus again"
             if self.info.columns[column].encoding == "bytes":
                 advice = (
-                    f"If it holds token IDs, pass tokens_key={self.info.columns[column].name!r} "
-                    "and tokens_dtype. A `transform` may decode text that is not UTF-8"
+                    "If the column contains token IDs, pass "
+                    f"tokens_key={self.info.columns[column].name!r} and tokens_dtype. If the text "
+                    "has another encoding, pass a `transform` that decodes it"
                 )
             summary = f"{self.where(sample)} is not UTF-8 ({_explain(error)})"
             raise BadDocumentError(
@@ -270,7 +271,7 @@ class Shard:
 
     def _broken(self, sample: int) -> DatasetError:
         return DatasetError(
-            f"sample {sample} of {self.name} has columns that do not add up to its size. "
+            f"sample {sample} of {self.name} has column sizes that do not add up to its size. "
             f"{REPAIR_ADVICE}"
         )
 
@@ -298,7 +299,7 @@ def _open_regular(path: Path) -> BinaryIO:
     except (OSError, ValueError) as error:
         raise DatasetError(
             f"{path} cannot be opened as a shard ({error}). Check the file and its permissions. If "
-            "it is damaged, convert or copy it again"
+            "the file is damaged, convert or copy it again"
         ) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -326,6 +327,6 @@ def decode_value(encoding: str, data: bytes) -> Any:
     if encoding in FIXED_FORMATS:
         return struct.unpack(FIXED_FORMATS[encoding], data)[0]
     raise DatasetError(
-        f"a column of encoding {encoding!r} cannot be read. cloudload reads str, bytes, json, "
-        f"{', '.join(FIXED_FORMATS)}. Convert the corpus again without this column"
+        f"cannot read a column with the encoding {encoding!r}. cloudload reads the encodings str, "
+        f"bytes, json, {', '.join(FIXED_FORMATS)}. Convert the corpus again without this column"
     )

@@ -43,7 +43,7 @@ def open_shard_start(
     if is_in_place(dataset, info):
         path = local_path(url)
         if not path.is_file():
-            raise DatasetError(f"{path} is missing, but the index lists it. Copy it again")
+            raise DatasetError(f"{path} is missing, but the index lists it. Copy the shard again")
         yield Shard(path, info)
         return
     with tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file:
@@ -103,7 +103,8 @@ def _read_decompressed(url: str, compression: str, num_bytes: int, retry: Retry)
         except Exception as error:
             if is_whole:
                 raise DatasetError(
-                    f"{redact(url)} cannot be decompressed ({error}). Convert or copy it again"
+                    f"{redact(url)} cannot be decompressed ({error}). Convert or copy the shard "
+                    "again"
                 ) from error
             raw = b""  # some codecs need the whole object
         if is_whole or len(raw) >= num_bytes:

@@ -90,20 +90,20 @@ class TokenColumn:
             yield self.dtype, slice(None)
             return
         if (empty := np.flatnonzero(starts == stops)).size:
-            raise _no_array(shard, int(samples[empty[0]]), "it is empty")
+            raise _no_array(shard, int(samples[empty[0]]), "the value is empty")
         codes = np.frombuffer(shard.data, np.uint8)[starts]
         for code in np.unique(codes).tolist():
             own = np.flatnonzero(codes == code)
             if code not in _DTYPES_BY_CODE:
-                reason = f"its dtype has the code {code}, which is not an integer's"
+                reason = f"its dtype has the code {code}, which is not the code of an integer type"
                 raise _no_array(shard, int(samples[own[0]]), reason)
             yield _little(_DTYPES_BY_CODE[code]), own
 
     def _refuse_size(self, shard: Shard, sample: int, size: int, dtype: Dtype) -> None:
         raise DatasetError(
             f"{shard.where(sample)} has {size:,} bytes of token IDs in column {self.name!r}, which "
-            f"is not a multiple of {dtype.itemsize}, the size of {dtype.name}. Set tokens_dtype to "
-            f"the dtype that was written. {FIND_DTYPE}"
+            f"is not a multiple of {dtype.itemsize}, the size of {dtype.name}. Correct "
+            f"tokens_dtype. {FIND_DTYPE}"
         )
 
 
@@ -131,7 +131,7 @@ def _little(dtype: str) -> Dtype:
 def _skip_shapes(shard: Shard, samples: Ints, starts: Ints, stops: Ints, dtype: Dtype) -> Ints:
     """The start of each value's IDs, after its shape: int64 [samples]."""
     if (empty := np.flatnonzero(starts >= stops)).size:
-        raise _no_array(shard, int(samples[empty[0]]), "it has no shape")
+        raise _no_array(shard, int(samples[empty[0]]), "the value has no shape")
     data = np.frombuffer(shard.data, np.uint8)
     heads = data[starts]
     firsts = np.empty_like(starts)
@@ -149,7 +149,9 @@ def _skip_shapes(shard: Shard, samples: Ints, starts: Ints, stops: Ints, dtype: 
         if not fits.all():
             place = own[np.flatnonzero(~fits)[0]]
             raise _no_array(
-                shard, int(samples[place]), f"its shape does not match its {dtype.name}s"
+                shard,
+                int(samples[place]),
+                f"its shape does not match its number of {dtype.name} values",
             )
     return firsts
 
@@ -159,7 +161,7 @@ def _parse_list(shard: Shard, sample: int, name: str, data: memoryview) -> memor
         found = json.loads(bytes(data))
         ids = np.array(found, None if found else np.int64) if isinstance(found, list) else None
         if ids is None or ids.ndim != 1 or ids.dtype.kind != "i":
-            raise ValueError("it is not a list of integers")
+            raise ValueError("the value is not a list of integers")
     except (ValueError, RecursionError) as error:
         raise DatasetError(
             f"{shard.where(sample)} has no list of token IDs in the JSON column {name!r} "
@@ -170,6 +172,6 @@ def _parse_list(shard: Shard, sample: int, name: str, data: memoryview) -> memor
 
 def _no_array(shard: Shard, sample: int, reason: str) -> DatasetError:
     return DatasetError(
-        f"{shard.where(sample)} does not hold an array of integers: {reason}. Write the dataset "
-        "again"
+        f"{shard.where(sample)} does not contain a valid array of integers, because {reason}. "
+        "Write the dataset again"
     )

@@ -82,7 +82,8 @@ def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes
     total = sum(map(len, parts))
     if total > MAX_SAMPLE_BYTES:
         raise ValueError(
-            f"its {total:,} bytes exceed the limit of an MDS shard ({MAX_SAMPLE_BYTES:,})"
+            f"the sample has {total:,} bytes, more than the limit of an MDS shard "
+            f"({MAX_SAMPLE_BYTES:,})"
         )
     return b"".join([struct.pack(f"<{len(sizes)}I", *sizes), *parts])
 
@@ -194,7 +195,9 @@ def _encode_value(column: Column, value: Any) -> bytes:
             return bytes(value.encode("utf-8"))
         return _encode(column.encoding, value)
     except UnicodeEncodeError:
-        raise ValueError(f"not UTF-8 (an unpaired surrogate in {column.name!r})") from None
+        raise ValueError(
+            f"the field {column.name!r} has an unpaired surrogate, which UTF-8 cannot encode"
+        ) from None
     except (struct.error, OverflowError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"the field {column.name!r} is {shorten(value)}, which does not fit its encoding "
@@ -220,8 +223,8 @@ def _encode(encoding: str, value: Any) -> bytes:
     if encoding.startswith(_ARRAY):
         return _encode_array(value, encoding.removeprefix(_ARRAY))
     raise ValueError(
-        f"cannot write a column of encoding {encoding!r}. Use str, bytes, json, ndarray:<dtype>, "
-        f"or one of {', '.join(FIXED_FORMATS)}"
+        f"cannot write a column with the encoding {encoding!r}. Use str, bytes, json, "
+        f"ndarray:<dtype>, or one of {', '.join(FIXED_FORMATS)}"
     )
 
 
@@ -229,6 +232,6 @@ def _encode_array(value: Any, dtype: str) -> bytes:
     """Encode a one-dimensional array after its shape: the number of axes, then each length."""
     array = np.asarray(value)
     if array.ndim != 1 or array.dtype != np.dtype(dtype):
-        raise ValueError(f"it has {array.ndim} axes of {array.dtype}, not one of {dtype}")
+        raise ValueError(f"the array has {array.ndim} axes of {array.dtype}, not 1 axis of {dtype}")
     width = next(width for width in range(4) if len(array) < 1 << (8 << width))
     return bytes([1 << 2 | width]) + len(array).to_bytes(1 << width, "little") + array.tobytes()

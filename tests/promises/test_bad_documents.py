@@ -288,7 +288,7 @@ def test_a_damaged_shard_and_a_tokenizer_that_fails_are_never_skipped(tmp_path: 
     place = raw.index(b"known") - 4
     raw[place : place + 4] = (99).to_bytes(4, "little")
     shard.write_bytes(raw)
-    with pytest.raises(DatasetError, match="columns that do not add up to its size"):
+    with pytest.raises(DatasetError, match="column sizes that do not add up to its size"):
         list(loaders.make_loader(data, local=tmp_path / "2", **settings))
 
 

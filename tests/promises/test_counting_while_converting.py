@@ -205,7 +205,9 @@ def test_another_tokenizer_on_resume_is_refused(
         with pytest.raises(StoreError):
             convert_to_mds(corpus, tmp_path / "out", **COUNTING)
     for options in (SETTINGS, {**COUNTING, "transform": keep_odd}):
-        with pytest.raises(ConvertError, match=r"the recipe of .* changed: lengths was"):
+        with pytest.raises(
+            ConvertError, match=r"belongs to a conversion with different .*: lengths was"
+        ):
             convert_to_mds(corpus, tmp_path / "out", **options)
 
 

@@ -107,7 +107,7 @@ def test_steps_are_exported_to_any_store_from_a_state(
     assert [row.input_ids for row in found] == [row.input_ids for row in expected[8:20]]
     assert not [each for each in check_dataset(store_url).findings if each.severity == "error"]
     assert main(command) == 1
-    assert "already holds a dataset" in capsys.readouterr().err
+    assert "already contains a dataset" in capsys.readouterr().err
     assert main([*command, "--overwrite"]) == 0
     assert "12 (192 tokens; 0 rows had padding)" in capsys.readouterr().out
 
@@ -167,14 +167,14 @@ def test_exports_that_make_no_sense_are_refused(text: str, tmp_path: Path) -> No
         export({})
     with pytest.raises(ValueError, match=r"one of 2 ranks, and has only its own rows"):
         export({"num_batches": 1}, dp_rank=0, dp_world_size=2)
-    with pytest.raises(ValueError, match=r"dtype is 'uint8', which holds IDs up to 255"):
+    with pytest.raises(ValueError, match=r"dtype is 'uint8', which can store IDs up to 255"):
         export({"num_batches": 1, "dtype": "uint8"})
     with pytest.raises(ValueError, match=r"encoding is 'json'. Use one of ndarray, bytes"):
         export({"num_batches": 1, "encoding": "json"})
     assert not (tmp_path / "rows").exists()
     with make_loader(text, local=tmp_path / "cache") as loader:
         for same in (text, f"file://{text}/", tmp_path / "x" / ".." / "text"):
-            with pytest.raises(ValueError, match="is the data of the run"):
+            with pytest.raises(ValueError, match="is data that the run reads"):
                 export_rows(loader, same, num_batches=1, overwrite=True)
 
 

@@ -115,7 +115,7 @@ def test_bytes_that_are_not_utf8_name_the_document_and_a_transform_may_decode_th
     ]
     data = write_raw(tmp_path / "mds", BYTES_AND_ID, samples)
     message = (
-        r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not UTF-8 .*If it holds token IDs, pass "
+        r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not .*column contains token IDs, pass "
         r"tokens_key='text' and tokens_dtype\. A `transform` may decode"
     )
     with pytest.raises(DatasetError, match=message):
@@ -230,7 +230,7 @@ def test_an_index_that_says_other_sizes_or_columns_than_its_shards_teaches_nothi
     ):
         index = {"version": 2, "shards": [{**sound["shards"][0], field: value}]}
         (tmp_path / "mds" / INDEX_NAME).write_text(json.dumps(index))
-        with pytest.raises(DatasetError, match=r"has the columns|does not hold the 1 samples"):
+        with pytest.raises(DatasetError, match=r"has the columns|does not contain the 1 samples"):
             read_all(make_loader(data, tmp_path / "cache"))
 
 

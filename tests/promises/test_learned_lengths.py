@@ -295,7 +295,7 @@ def test_the_end_of_the_data_does_not_wait_for_a_slow_store_and_closing_not_fore
     expected = count_apart(data, tmp_path)
     with learn(data, tmp_path / "cache", epochs=1) as loader:
         list(loader)
-    assert "does not wait for it" in caplog.text
+    assert "does not wait any longer" in caplog.text
     assert not files_of(data)
     is_fast.set()
     wait_until(lambda: files_of(data) == expected)

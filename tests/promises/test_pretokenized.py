@@ -288,7 +288,10 @@ def test_a_wrong_value_names_the_sample(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"column 'tokens' of .*mds is bytes, .*Pass tokens_dtype, one of .*int64"),
+        (
+            {},
+            r"column 'tokens' of .*mds has .* bytes, .*Set tokens_dtype to one of .*int64",
+        ),
         ({"tokens_key": "ids"}, r"no column 'ids'. Set tokens_key .*could be: tokens, wide"),
         ({"tokens_key": "id"}, r"column 'id' of .* has the encoding str, which cannot hold"),
         (
@@ -297,7 +300,7 @@ def test_a_wrong_value_names_the_sample(
         ),
         (
             {"tokens_key": None, "tokenizer": byte_tokenizer(), "eos": None},
-            r"no column 'text'. .*holds token IDs, pass tokens_key='tokens' and tokens_dtype",
+            r"no column 'text'. .*contains token IDs, pass tokens_key='tokens' and tokens_dtype",
         ),
     ],
 )

@@ -256,7 +256,7 @@ def test_appending_to_splits_changes_no_shard_and_is_done_once(
     ("options", "message"),
     [
         ({"splits": "train=0.7,val=0.3"}, "splits was '.*' and is now 'train=0.7,val=0.3'"),
-        ({"splits": None}, "holds no finished conversion"),
+        ({"splits": None}, "because it has no finished conversion"),
         ({"splits": None, "split": "train"}, "splits was 'train=0.8,.*' and is now None"),
     ],
 )
@@ -277,7 +277,7 @@ def test_overwriting_removes_the_splits_and_nothing_else(corpus: Path, tmp_path:
     with pytest.raises(ConvertError, match=r"the inputs of .* changed"):
         convert_to_mds(corpus / "a.jsonl", out, **OPTIONS)
     (out / "val" / "index.json").unlink()
-    with pytest.raises(ConvertError, match="already holds a dataset"):
+    with pytest.raises(ConvertError, match="already contains a dataset"):
         convert_to_mds(corpus, out, **OPTIONS)
     report = convert_to_mds(corpus / "a.jsonl", out, overwrite=True, **OPTIONS)
     assert len(split_of(out, tmp_path)) == report.documents == 150
@@ -292,7 +292,7 @@ def test_shares_may_be_a_mapping_and_are_checked(corpus: Path, tmp_path: Path) -
     assert convert_to_mds(corpus, tmp_path / "out", **OPTIONS).already_complete
     for splits, message in {
         "train=0.8": "add up to 0.8, not 1",
-        "00001=0.5,val=0.5": "a split has the name '00001', which segments use",
+        "00001=0.5,val=0.5": "a split has the name '00001', which is reserved for",
     }.items():
         with pytest.raises(ValueError, match=message):
             convert_to_mds(corpus, tmp_path / "none", **{**OPTIONS, "splits": splits})

@@ -91,8 +91,9 @@ class ArrowUnit(FileUnit):
             head += chunk
         if head.startswith(_FEATHER_1_MARK):
             raise ConvertError(
-                f"{self.file.display_name} is a Feather file of version 1. Convert it to "
-                "Parquet, for example with pandas.read_feather and DataFrame.to_parquet"
+                f"{self.file.display_name} is a Feather version 1 file, which cloudload cannot "
+                "read. Convert it to Parquet, for example with pandas.read_feather and "
+                "DataFrame.to_parquet"
             )
         rest = itertools.chain([head.removeprefix(_FILE_MARK)], chunks)
         return head.startswith(_FILE_MARK), io.BufferedReader(ChunkReader(rest), 1 << 16)
@@ -121,7 +122,7 @@ def _read_footer(file: BinaryIO, is_file: bool) -> None:
     while chunk := file.read(1 << 16):
         end = (end + chunk)[-len(_END_MARK) :]
     if is_file and end != _END_MARK:
-        raise OSError("no footer after the last batch")
+        raise OSError("the footer after the last batch is missing")
 
 
 def _check(batch: Any) -> None:

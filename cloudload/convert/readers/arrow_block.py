@@ -62,7 +62,8 @@ class ArrowBlock:
                 fields |= {name: column[position].as_py() for name, column in columns}
                 yield Record(self.file, str(row), fields)
             except UnicodeDecodeError as error:
-                yield Record(self.file, str(row), None, describe_not_utf8(error))
+                problem = f"the record is {describe_not_utf8(error)}"
+                yield Record(self.file, str(row), None, problem)
 
     def utf8_records(self, text_key: str) -> Iterator[Record]:
         if (columns := self._list_values(text_key)) is None:

@@ -45,8 +45,8 @@ from cloudload.errors import ConvertError
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _TO_UTF_8 = "Convert the file to UTF-8, for example with iconv"
 _UNCLOSED = (
-    "a quoted field of this record has no closing quote. If quotes are plain text in this file, "
-    "convert it to JSON Lines"
+    "a quoted field of this record has no closing quote. If quotes in this file are plain text, "
+    "convert the file to JSON Lines"
 )
 
 
@@ -122,11 +122,11 @@ def _parse_header(header: bytes, file: InputFile, fields: Fields) -> tuple[str, 
         ) from None
     except csv.Error as error:
         raise ConvertError(
-            f"{where}: the header has {_describe(error)}. Repair the file or leave it out"
+            f"{where}: the header {_describe(error)}. Repair the file or leave it out"
         ) from None
     if twice := sorted(name for name in {*names} & {*fields} if names.count(name) > 1):
         raise ConvertError(
-            f"{where}: the header names the field {twice[0]!r} twice. Rename one of them"
+            f"{where}: the header has the field {twice[0]!r} twice. Rename one of the two fields"
         )
     return tuple(names)
 
@@ -167,8 +167,8 @@ def _parse_record(record: bytes, file: InputFile) -> list[str]:
 
 def _describe(error: csv.Error) -> str:
     if "new-line" in str(error):
-        return "a carriage return outside quotes, without a newline"
-    return f"an error ({error})"
+        return "has a carriage return without a newline, outside quotes"
+    return f"has an error ({error})"
 
 
 @dataclass(frozen=True)
@@ -198,14 +198,15 @@ class CsvBlock:
         try:
             values = _parse_record(data, self.file)
             if len(values) != len(self.names):
-                return None, f"{len(values)} fields, but the header has {len(self.names)}"
+                counts = f"{len(values)}, but the header has {len(self.names)}"
+                return None, f"the number of fields is {counts}"
             fields: dict[str, Any] = dict(zip(self.names, values, strict=True))
             for name in self.encodings.keys() & fields.keys():
                 fields[name] = parse_text(name, fields[name], self.encodings[name])
         except UnicodeDecodeError as error:
-            return None, f"{describe_not_utf8(error)}. {_TO_UTF_8}"
+            return None, f"the record is {describe_not_utf8(error)}. {_TO_UTF_8}"
         except csv.Error as error:
-            return None, _describe(error)
+            return None, f"the record {_describe(error)}"
         except ValueError as error:
             return None, str(error)
         return fields, None

@@ -45,10 +45,10 @@ def split_array(chunks: Iterable[bytes], *, is_begun: bool) -> Iterator[tuple[in
         is_broken = not has_more and not scan.skip("]")
         yield scan.offset, element
         if is_broken:
-            found = "ends" if scan.is_at_end() else "has no comma"
-            raise BrokenArrayError(f"the array {found} after the previous element")
+            found = "the file ends" if scan.is_at_end() else "the array has no comma"
+            raise BrokenArrayError(f"{found} after the previous element")
     if not scan.is_at_end():
-        raise BrokenArrayError("more data follows the array")
+        raise BrokenArrayError("the file has more data after the array")
 
 
 class _Scan:
@@ -88,7 +88,8 @@ class _Scan:
                 _, end = _DECODER.raw_decode(self._text, self._start)
             except (ValueError, RecursionError) as error:
                 if not _may_be_cut(error, len(self._text)) or not self._read(size):
-                    raise BrokenArrayError(f"invalid JSON ({_describe(error)})") from None
+                    problem = f"the file has invalid JSON ({_describe(error)})"
+                    raise BrokenArrayError(problem) from None
                 continue
             is_whole = self._text[end - 1] in '}]"' or self._text[end : end + 1] in _AFTER_NUMBER
             is_cut = not is_whole and len(self._text) - end < _MOST_TOKEN_CHARACTERS
@@ -101,7 +102,7 @@ class _Scan:
         """Read at least `size` more bytes, or up to the end. Return the number of bytes read."""
         left = self._text[self._start :]
         if len(left) > MOST_ELEMENT_BYTES:
-            raise BrokenArrayError("an element is larger than 1 GiB")
+            raise BrokenArrayError("an element is larger than the limit of 1 GiB")
         parts, read = [left], 0
         while read < max(1, size) and (chunk := next(self._chunks, b"")):
             parts.append(chunk.decode("latin-1"))

@@ -19,7 +19,7 @@ try:
 except ImportError:  # orjson has no wheel for some platforms
     orjson = None  # type: ignore[assignment]
 
-NOT_JSON, NOT_AN_OBJECT = "invalid JSON", "a JSON"
+NOT_JSON, NOT_AN_OBJECT = "the record is invalid JSON", "the record is a JSON"
 
 Parsed = tuple[Mapping[str, Any] | None, str | None]
 """(fields, None), or (None, the problem)."""
@@ -36,7 +36,7 @@ def parse_object(data: bytes) -> Parsed:
     try:
         value = json.loads(data.decode())
     except UnicodeDecodeError as error:
-        return None, describe_not_utf8(error)
+        return None, f"the record is {describe_not_utf8(error)}"
     except json.JSONDecodeError as error:
         return None, f"{NOT_JSON} ({describe_not_json(error)} at column {error.colno})"
     except (ValueError, RecursionError) as error:

@@ -42,7 +42,7 @@ from cloudload.convert.records import (
     describe_not_utf8,
 )
 
-_ONE_PER_LINE = "write one object per line"
+_ONE_PER_LINE = "Write one object per line"
 _JQ = "jq -c . FILE"
 
 
@@ -132,7 +132,7 @@ def _parse_text(line: bytes, text_key: str) -> Parsed:
     try:
         return {text_key: line.decode()}, None
     except UnicodeDecodeError as error:
-        return None, describe_not_utf8(error)
+        return None, f"the record is {describe_not_utf8(error)}"
 
 
 def _parse_json(line: bytes) -> Parsed:
@@ -140,11 +140,11 @@ def _parse_json(line: bytes) -> Parsed:
     if problem is None or not problem.startswith((NOT_JSON, NOT_AN_OBJECT)):
         return fields, problem
     if line.lstrip().startswith(b"["):
-        return None, f"{problem}; {_ONE_PER_LINE}, not a list of them, or set the format json"
+        return None, f"{problem}. {_ONE_PER_LINE}, not a list, or set format (--format) to json"
     if problem.startswith(NOT_AN_OBJECT):
-        return None, f"{problem}; {_ONE_PER_LINE}"
+        return None, f"{problem}. {_ONE_PER_LINE}"
     if _continues(line):
-        return None, f"{problem}; if the object continues on the next line, {_ONE_PER_LINE}: {_JQ}"
+        return None, f"{problem}. {_ONE_PER_LINE} if objects span several lines: {_JQ}"
     return None, problem
 
 

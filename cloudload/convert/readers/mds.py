@@ -74,8 +74,8 @@ class MdsUnit(FileUnit):
             raise ConvertError(str(error)) from error
         except OSError as error:
             raise ConvertError(
-                f"cannot read {self.file.display_name}: {error}. Check the file, and free disk "
-                "space for a copy of it, or set TMPDIR to a folder on another disk"
+                f"cannot read {self.file.display_name}: {error}. Check the file. If the disk is "
+                "full, free space for a copy of the file, or set TMPDIR to a folder on another disk"
             ) from error
 
     def _fetch(self, info: ShardInfo, folder: Path) -> tuple[Path, str | None]:
@@ -106,8 +106,8 @@ def _choose_columns(file: InputFile, info: ShardInfo, fields: Fields) -> tuple[C
         shown = ", ".join(f"{column.name} ({column.encoding})" for column in info.columns)
         raise ConvertError(
             f"{file.display_name} has no column {fields[0]!r}. Its columns are: {shown}. Set "
-            "text_key (--text-key) to a column of text. A dataset of token IDs needs no "
-            "conversion: pass it to CloudLoader with tokens_key"
+            "text_key (--text-key) to a column of text. If the dataset contains token IDs, do not "
+            "convert it, but pass it to CloudLoader with tokens_key"
         )
     wanted = [
         column for column in info.columns if any(has_field([column.name], each) for each in fields)
@@ -116,8 +116,8 @@ def _choose_columns(file: InputFile, info: ShardInfo, fields: Fields) -> tuple[C
         if column.encoding not in _READABLE:
             raise ConvertError(
                 f"column {column.name!r} of {file.display_name} has the encoding "
-                f"{column.encoding!r}, which the converter cannot copy. Leave it out; columns of "
-                "str, bytes, json and numbers can be kept"
+                f"{column.encoding!r}, which the converter cannot copy. Leave the column out. The "
+                "converter can copy columns of str, bytes, json, and numbers"
             )
     return tuple(wanted)
 

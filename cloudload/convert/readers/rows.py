@@ -62,7 +62,7 @@ class RowsUnit:
         except Exception as error:
             raise ConvertError(
                 f"cannot read the rows of {self.name}: {type(error).__name__}: "
-                f"{redact(str(error))}. Correct the cause, and run again to resume"
+                f"{redact(str(error))}. Fix the cause, and run again to resume"
             ) from (None if contains_secrets(error) else error)
 
 

@@ -57,13 +57,13 @@ def read_members(chunks: Iterator[bytes], is_wanted: Callable[[str], bool]) -> I
         raise DamagedError(f"the tar archive is damaged or incomplete ({error})") from error
     rest = source.since(tar.offset)
     if not rest:
-        raise DamagedError("the tar archive has no end marker; it may be incomplete")
+        raise DamagedError("the tar archive has no end marker, so it may be incomplete")
     if rest[:_HEADER_BYTES].strip(b"\0"):
-        raise DamagedError("the tar archive is damaged from here on (invalid header)")
+        raise DamagedError("the tar archive is damaged from this point on (invalid header)")
     if rest.strip(b"\0") or any(chunk.strip(b"\0") for chunk in iter(source.read_chunk, b"")):
         raise MoreDataError(
             "the tar archive ends here, but more data follows. If several archives were joined, "
-            "convert each of them"
+            "convert each one separately"
         )
 
 

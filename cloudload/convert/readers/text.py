@@ -62,7 +62,8 @@ class TextBlock:
                 yield Record(file, "", {text_key: data.decode()})
             except UnicodeDecodeError as error:
                 line = error.object.count(b"\n", 0, error.start) + 1
-                yield Record(file, str(line), None, describe_not_utf8(error), error.object)
+                problem = f"the file is {describe_not_utf8(error)}"
+                yield Record(file, str(line), None, problem, error.object)
             except DamagedError as error:
                 yield Record(file, "", None, str(error))
 

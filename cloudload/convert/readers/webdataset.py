@@ -105,9 +105,9 @@ class WebDatasetUnit(FileUnit):
             kind, _ = split_name(f"a.{extension}")
             if kind in FORMATS_BY_EXTENSION and kind != f".{_JSON}":
                 raise ConvertError(
-                    f"{self.file.display_name} is not a WebDataset: {sample.key}.{extension} is a "
-                    f"file of many records ({FORMATS_BY_EXTENSION[kind]}). Unpack the archive, and "
-                    "convert the folder"
+                    f"{self.file.display_name} is not a WebDataset, because "
+                    f"{sample.key}.{extension} is a file of many records "
+                    f"({FORMATS_BY_EXTENSION[kind]}). Unpack the archive, and convert the folder"
                 )
 
 
@@ -151,9 +151,9 @@ def _group(members: Iterator[Member], start: BlockStart) -> Iterator[_Sample]:
 
 def _add(sample: _Sample, extension: str, member: Member) -> None:
     if not extension:
-        sample.problem = "its name has no extension, so it belongs to no sample"
+        sample.problem = "the file name has no extension, so the file is not part of a sample"
     elif member.is_link:
-        sample.problem = f"the file with the extension {extension!r} is a link, which is not read"
+        sample.problem = f"the file with the extension {extension!r} is a link. Links are not read"
     elif extension in sample.files:
         sample.problem = f"the sample has two files with the extension {extension!r}"
     elif member.data is None and member.size > MOST_MEMBER_BYTES:

@@ -100,12 +100,14 @@ def test_a_field_may_be_larger_than_the_limit_of_the_csv_module(tmp_path: Path) 
 
 
 BAD_RECORDS = {
-    b"a,1,2\n": "3 fields, but the header has 2",
-    b"a\n": "1 fields, but the header has 2",
-    "é,1\n".encode("latin-1"): "not UTF-8 (byte 0xe9 at offset 0). Convert the file to UTF-8",
+    b"a,1,2\n": "the number of fields is 3, but the header has 2",
+    b"a\n": "the number of fields is 1, but the header has 2",
+    "é,1\n".encode(
+        "latin-1"
+    ): "the record is not UTF-8 (byte 0xe9 at offset 0). Convert the file to UTF-8",
     b"a,x\n": "the field 'n' is 'x', not int",
     b"a,\n": "the field 'n' is missing or null, not int",
-    b"a\rb,1\n": "a carriage return outside quotes, without a newline",
+    b"a\rb,1\n": "the record has a carriage return without a newline, outside quotes",
 }
 
 
@@ -137,11 +139,11 @@ def test_a_quote_that_nothing_closes_is_named_where_its_record_begins(
     [
         ("text,n\na,1\n".encode("utf-16"), "a.csv:1: the file is UTF-16, not UTF-8"),
         ("né,text\n1,a\n".encode("latin-1"), "a.csv:1: the header is not UTF-8"),
-        (b"text,n,text\na,1,b\n", "a.csv:1: the header names the field 'text' twice"),
+        (b"text,n,text\na,1,b\n", "a.csv:1: the header has the field 'text' twice"),
         (b'"text\na\n', "a.csv:1: a quoted field"),
-        (b"body\na\n", "no field 'text'. The fields are: body. Set text_key"),
-        (b"text\n", "no documents in a.csv: 0 empty, 0 bad"),
-        (b"", "no documents in a.csv: 0 empty, 0 bad"),
+        (b"body\na\n", "the record has no field 'text'. Its fields are: body. Set text_key"),
+        (b"text\n", "no documents in a.csv (empty documents: 0, bad records: 0)"),
+        (b"", "no documents in a.csv (empty documents: 0, bad records: 0)"),
     ],
     ids=str,
 )

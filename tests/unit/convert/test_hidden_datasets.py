@@ -27,8 +27,8 @@ def test_splits_beside_an_index_that_would_hide_them_are_refused(
         convert_lines(tmp_path, LINES, **ARRAY, **how, **run)
     noun = "split val" if "split" in how else "splits train, val"
     assert str(raised.value) == (
-        f"{tmp_path}/out is a dataset (index.json), which would hide the {noun}. Choose another "
-        "output, or move the dataset to a folder"
+        f"{tmp_path}/out has an index.json, so it is a dataset that would hide the {noun}. "
+        "Choose another output, or move the dataset to a subfolder"
     )
     assert sorted((tmp_path / "out").rglob("*")) == before
 
@@ -36,9 +36,11 @@ def test_splits_beside_an_index_that_would_hide_them_are_refused(
 @pytest.mark.parametrize("run", [{}, {"overwrite": True}, {"worker": "0/2"}], ids=str)
 def test_an_index_above_splits_is_refused(tmp_path: Path, run: dict[str, Any]) -> None:
     convert_lines(tmp_path, LINES, splits=SPLITS)
-    with pytest.raises(ConvertError, match="out has datasets in its folders: train, val"):
+    with pytest.raises(ConvertError, match="out has datasets in its subfolders: train, val"):
         convert_lines(tmp_path, LINES, **ARRAY, **run)
-    with pytest.raises(ConvertError, match="holds no finished conversion to append to"):
+    with pytest.raises(
+        ConvertError, match=r"cannot append to .*, because it has no finished conversion"
+    ):
         convert_lines(tmp_path, LINES, append=True)
     assert not (tmp_path / "out" / "index.json").exists()
     assert not (tmp_path / "out" / ".convert").exists()
@@ -46,7 +48,7 @@ def test_an_index_above_splits_is_refused(tmp_path: Path, run: dict[str, Any]) -
 
 def test_a_split_with_datasets_in_its_folders_is_refused(tmp_path: Path) -> None:
     convert_lines(tmp_path, LINES, split="val/en")
-    with pytest.raises(ConvertError, match="out/val has datasets in its folders: en"):
+    with pytest.raises(ConvertError, match="out/val has datasets in its subfolders: en"):
         convert_lines(tmp_path, LINES, splits=SPLITS)
 
 
@@ -66,7 +68,7 @@ def test_datasets_that_appear_while_segments_are_converted_are_not_hidden(tmp_pa
     other.write_text('{"shards": [], "version": 2}')
     ways: list[dict[str, Any]] = [{"worker": "1/2"}, {"finish": True}, {}]
     for run in ways:
-        with pytest.raises(ConvertError, match="out has datasets in its folders: val"):
+        with pytest.raises(ConvertError, match="out has datasets in its subfolders: val"):
             convert_to_mds(source, out, **QUIET, **ARRAY, **run)
         assert not (tmp_path / "out" / "index.json").exists()
     other.unlink()

@@ -45,7 +45,7 @@ def test_a_conversion_that_has_begun_resumes_once_it_hides_no_splits(
     (tmp_path / "b.jsonl").write_text('{"text": "b"}')
     convert_to_mds(tmp_path / "b.jsonl", tmp_path / "out", split="val", **QUIET)
     options |= {**SETTINGS, "overwrite": overwrite}
-    with pytest.raises(ConvertError, match="out has datasets in its folders: val"):
+    with pytest.raises(ConvertError, match="out has datasets in its subfolders: val"):
         convert_to_mds(source(), tmp_path / "out", **options)
     (tmp_path / "out" / "val").rename(tmp_path / "val")
     report = convert_to_mds(source(), tmp_path / "out", **options)
@@ -85,10 +85,11 @@ def test_another_conversion_is_refused_until_told_to_overwrite(tmp_path: Path) -
     convert_lines(tmp_path, ['{"text": "a"}'] * 400, shard_bytes=1500)
     with pytest.raises(
         ConvertError,
-        match=r"the recipe of .* changed: text_key was 'text' and is now 'body'.*--overwrite",
+        match=r"belongs to a conversion with different inputs or options: "
+        r"text_key was 'text' and is now 'body'.*--overwrite",
     ):
         convert_lines(tmp_path, ['{"text": "a"}'] * 400, shard_bytes=1500, text_key="body")
-    with pytest.raises(ConvertError, match=r"the inputs of .* changed"):
+    with pytest.raises(ConvertError, match=r"with different inputs or options: "):
         convert_lines(tmp_path, ['{"text": "b"}'], shard_bytes=1500)
     convert_lines(tmp_path, ['{"text": "b"}'], overwrite=True)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
@@ -112,7 +113,7 @@ def test_changed_input_files_are_listed_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = stopped_conversion(tmp_path, monkeypatch, 2)
-    with pytest.raises(ConvertError, match=r"inputs of .* changed: .*jsonl had .* bytes and now h"):
+    with pytest.raises(ConvertError, match=r"different inputs .*: .*jsonl had .* bytes and now h"):
         convert_lines(tmp_path, [*lines, '{"text": "more"}'], shard_bytes=2000)
 
 
@@ -168,10 +169,10 @@ def test_inputs_of_an_older_version_are_compared_without_names(
 def test_a_dataset_of_another_tool_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "index.json").write_text("{}")
-    with pytest.raises(ConvertError, match="already holds a dataset"):
+    with pytest.raises(ConvertError, match="already contains a dataset"):
         convert_lines(tmp_path, ['{"text": "a"}'])
     (tmp_path / "out" / "index.json").rename(tmp_path / "out" / "shard.00000.mds")
-    with pytest.raises(ConvertError, match="holds shards, but no journal"):
+    with pytest.raises(ConvertError, match="has shards, but no journal"):
         convert_lines(tmp_path, ['{"text": "a"}'])
 
 

@@ -92,17 +92,26 @@ def test_a_number_that_arrives_in_pieces_is_one_element(number: str) -> None:
 
 
 BROKEN = {
-    '[{"text": "a"}, {"text": "b"': ("a.json:2: invalid JSON (Expecting ',' delimiter)", 1),
-    '[{"text": "a"}, {"text": "b': ("a.json:2: invalid JSON (Unterminated string)", 1),
+    '[{"text": "a"}, {"text": "b"': (
+        "a.json:2: the file has invalid JSON (Expecting ',' delimiter)",
+        1,
+    ),
+    '[{"text": "a"}, {"text": "b': ("a.json:2: the file has invalid JSON (Unterminated string)", 1),
     '[{"text": "a"} {"text": "b"}]': ("a.json:2: the array has no comma after the previous", 1),
-    '[{"text": "a"}, {"text": b}, {"text": "c"}]': ("a.json:2: invalid JSON (Expecting val", 1),
-    '[{"text": "a"}': ("a.json:2: the array ends after the previous element", 1),
-    '[{"text": "a"},': ("a.json:2: invalid JSON (Expecting value)", 1),
-    '[{"text": "a"},]': ("a.json:2: invalid JSON (Expecting value)", 1),
-    '[{"text": "a"}] {"text": "b"}': ("a.json:2: more data follows the array", 1),
-    '[{"text": "a"}, 7, {"text": "c"}]': ("a.json:2: a JSON int, not an object", 2),
-    '[{"text": "a"}, {"body": "b"}]': ("a.json:2: no field 'text'. The fields are: body", 1),
-    "[" * 100_000: ("a.json:1: invalid JSON (", 0),
+    '[{"text": "a"}, {"text": b}, {"text": "c"}]': (
+        "a.json:2: the file has invalid JSON (Expecting val",
+        1,
+    ),
+    '[{"text": "a"}': ("a.json:2: the file ends after the previous element", 1),
+    '[{"text": "a"},': ("a.json:2: the file has invalid JSON (Expecting value)", 1),
+    '[{"text": "a"},]': ("a.json:2: the file has invalid JSON (Expecting value)", 1),
+    '[{"text": "a"}] {"text": "b"}': ("a.json:2: the file has more data after the array", 1),
+    '[{"text": "a"}, 7, {"text": "c"}]': ("a.json:2: the record is a JSON int, not an object", 2),
+    '[{"text": "a"}, {"body": "b"}]': (
+        "a.json:2: the record has no field 'text'. Its fields are: body",
+        1,
+    ),
+    "[" * 100_000: ("a.json:1: the file has invalid JSON (", 0),
 }
 
 
@@ -140,14 +149,19 @@ def test_an_element_that_is_broken_early_is_found_without_reading_the_file() -> 
 def test_an_object_of_several_lines_gets_a_hint(tmp_path: Path, name: str, count: int) -> None:
     path = tmp_path / name
     path.write_text(json.dumps({"text": "a", "n": 1}, indent=2) * count)
-    with pytest.raises(ConvertError, match=r":1, .*: invalid JSON .*one object per line: jq -c"):
+    with pytest.raises(
+        ConvertError, match=r":1, .*: the record is invalid JSON .*one object per line if .*: jq -c"
+    ):
         convert_to_mds(path, tmp_path / "out", **QUIET)
 
 
 def test_an_array_in_a_file_of_lines_gets_a_hint_that_works(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     write_array(path, "indented")
-    with pytest.raises(ConvertError, match=r"a.jsonl:1, .*: invalid JSON .*or set the format json"):
+    with pytest.raises(
+        ConvertError,
+        match=r"a.jsonl:1, .*: the record is invalid JSON .*or set format \(--format\) to json",
+    ):
         convert_to_mds(path, tmp_path / "out", **QUIET)
     report = convert_to_mds(path, tmp_path / "out", format="json", **QUIET)
     assert report.documents == len(ROWS)

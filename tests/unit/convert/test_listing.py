@@ -40,11 +40,11 @@ def test_files_are_counted_by_format_and_compression(tmp_path: Path) -> None:
 def test_what_has_no_size_is_said_to_have_none(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     assert describe([tmp_path / "a.txt", "-", iter([{"text": "a"}]), iter([])]) == [
-        "format                     files    bytes",
-        "jsonl                          1  unknown",
-        "text                           1        1",
-        "total                          2  unknown",
-        "rows in memory or by name      2  unknown",
+        "format                  files    bytes",
+        "jsonl                       1  unknown",
+        "text                        1        1",
+        "total                       2  unknown",
+        "datasets and iterators      2  unknown",
     ]
 
 
@@ -58,7 +58,7 @@ def test_files_of_text_among_files_of_records_are_named(tmp_path: Path) -> None:
 
     said = said_of()
     assert said is not None
-    assert said.startswith("README.md and 1 more become documents of text")
+    assert said.startswith("README.md and 1 more become plain-text documents")
     assert "the other 2 files are jsonl (gz)" in said
     assert said_of("a.jsonl.gz", "b.jsonl.gz") is None
     assert said_of("README.md", "notes.txt") is None

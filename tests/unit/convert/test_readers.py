@@ -119,7 +119,7 @@ def test_fields_may_be_nested_and_are_listed_if_the_text_is_not_found(
                 nested_rows(tmp_path, kind), tmp_path / "none", text_key=text_key, **QUIET
             )
         assert f"no field '{text_key}'" in str(raised.value)
-        assert "The fields are: n, page.at.x, page.body, page.url. Set text_key" in str(
+        assert "Its fields are: n, page.at.x, page.body, page.url. Set text_key" in str(
             raised.value
         )
 
@@ -151,7 +151,7 @@ def test_a_file_that_is_not_text_by_its_name_is_refused(
         convert_to_mds(tmp_path / "in", tmp_path / "out", **options)
     assert name in str(raised.value)
     assert reason in str(raised.value)
-    assert "(1 more files are refused)" in str(raised.value)
+    assert "(refused files in total: 2)" in str(raised.value)
     assert convert_to_mds(tmp_path / "in" / "[ab].[tu][xn]*", tmp_path / "out", **options).documents
     if "." not in name.removeprefix("a."):  # a compressed file is decompressed even as text
         told = convert_to_mds(tmp_path / "in" / name, tmp_path / "o2", format="text", **options)
@@ -171,7 +171,9 @@ def test_a_file_that_is_not_text_by_its_content_is_recognized(
     tmp_path: Path, content: bytes, kind: str
 ) -> None:
     (tmp_path / "notes").write_bytes(content)
-    with pytest.raises(ConvertError, match=f"notes:1: not UTF-8 .+ It starts like {kind}"):
+    with pytest.raises(
+        ConvertError, match=f"notes:1: the file is not UTF-8 .+ The data starts like {kind}"
+    ):
         convert_to_mds(tmp_path / "notes", tmp_path / "out", **QUIET)
 
 
@@ -181,13 +183,17 @@ def test_a_file_that_is_not_text_by_its_content_is_recognized(
         (10**5000, "int", "the field 'x' is of type int, which does not fit its encoding int ("),
         (-1, "uint8", "the field 'x' is -1, which does not fit its encoding uint8 ("),
         (1e300, "float32", "the field 'x' is 1e+300, which does not fit its encoding float32 ("),
-        ("a\ud800", "str", "not UTF-8 (an unpaired surrogate in 'x')"),
+        ("a\ud800", "str", "the field 'x' has an unpaired surrogate"),
         (
             {(1, 2): "a" * 999},
             "json",
             "the field 'x' is {(1, 2): 'aaaaaaaaaaaa...aaaaaaaaaaaaa'}, wh",
         ),
-        (bytes(1 << 32), "bytes", "its 4,294,967,302 bytes exceed the limit of an MDS shard (4,29"),
+        (
+            bytes(1 << 32),
+            "bytes",
+            "the sample has 4,294,967,302 bytes, more than the limit of an MDS shard (4,29",
+        ),
     ],
     ids=["digits", "sign", "float", "surrogate", "keys", "4 GiB"],
 )
@@ -206,10 +212,10 @@ def test_a_damaged_compressed_parquet_file_is_named(tmp_path: Path, extension: s
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / "whole")
     stored = COMPRESSORS[extension]((tmp_path / "whole").read_bytes())
     path.write_bytes(stored[:-9])
-    with pytest.raises(ConvertError, match=f"{path}: the .* data ends too early; .* Repair the"):
+    with pytest.raises(ConvertError, match=f"{path}: the .* data ends too early, so .* Repair the"):
         convert_to_mds(path, tmp_path / "out", **QUIET)
     path.write_bytes(b"\xff" + stored)
-    with pytest.raises(ConvertError, match=f"{path}: the .* data is damaged from here on"):
+    with pytest.raises(ConvertError, match=f"{path}: the .* data is damaged from this point on"):
         convert_to_mds(path, tmp_path / "out", **QUIET)
 
 
@@ -292,17 +298,17 @@ def test_paths_on_the_hugging_face_hub_are_files(
 
 
 BAD_LINES = {
-    '{"text": "a"': "invalid JSON",
-    '{"text": "a': "invalid JSON (Unterminated string at column 10)",
-    '{"text": "\x01"}': "invalid JSON (Invalid control character at column 11)",
-    '{"text": "\\x"}': "invalid JSON (Invalid \\escape at column 11)",
-    "[1]": "a JSON list, not an object",
-    '{"body": "a"}': "no field 'text'. The fields are: body",
-    '{"text": 7}': "'text' is int, not a string",
-    '{"text": null}': "'text' is NoneType, not a string",
-    b'{"text": "\xff"}': "not UTF-8",
-    '{"text": "\\ud800", "n": 1}': "not UTF-8 (an unpaired surrogate in 'text')",
-    "[" * 100_000: "invalid JSON",
+    '{"text": "a"': "the record is invalid JSON",
+    '{"text": "a': "the record is invalid JSON (Unterminated string at column 10)",
+    '{"text": "\x01"}': "the record is invalid JSON (Invalid control character at column 11)",
+    '{"text": "\\x"}': "the record is invalid JSON (Invalid \\escape at column 11)",
+    "[1]": "the record is a JSON list, not an object",
+    '{"body": "a"}': "the record has no field 'text'. Its fields are: body",
+    '{"text": 7}': "the field 'text' is int, not a string",
+    '{"text": null}': "the field 'text' is NoneType, not a string",
+    b'{"text": "\xff"}': "the record is not UTF-8",
+    '{"text": "\\ud800", "n": 1}': "the field 'text' has an unpaired surrogate",
+    "[" * 100_000: "the record is invalid JSON",
     '{"text": "a", "n": "one"}': "the field 'n' is str, not int",
     '{"text": "a", "n": 99999999999999999999}': "the field 'n' is 99999999999999999999, which does "
     "not fit its encoding int (",
@@ -325,20 +331,21 @@ WRONG_KEYS = {
     "all": (
         '{"body": "a"}',
         400,
-        "in/a.jsonl:1, the first of 400 bad records in a block of 400: no field 'text'. The "
-        "fields are: body. Set text_key (--text-key) to the name of the field that has the text",
+        "in/a.jsonl:1, the first of 400 bad records in a block of 400: the record has no field "
+        "'text'. Its fields are: body. Set text_key (--text-key) to the name of the field that has "
+        "the text",
     ),
     "one": (
         '{"body": "a"}',
         1,
-        "in/a.jsonl:1: no field 'text'. The fields are: body. Set text_key (--text-key) to the "
-        "name of the field that has the text",
+        "in/a.jsonl:1: the record has no field 'text'. Its fields are: body. Set text_key "
+        "(--text-key) to the name of the field that has the text",
     ),
     "type": (
         '{"text": ["a"]}',
         2,
-        "in/a.jsonl:1, the first of 2 bad records in a block of 2: 'text' is list, not a string. "
-        "Check format (--format), text_key (--text-key) and keep (--keep)",
+        "in/a.jsonl:1, the first of 2 bad records in a block of 2: the field 'text' is list, "
+        "not a string. Check format (--format), text_key (--text-key) and keep (--keep)",
     ),
 }
 
@@ -355,9 +362,9 @@ def test_the_number_of_bad_records_follows_the_location_of_the_first(tmp_path: P
     with pytest.raises(ConvertError) as raised:
         convert_lines(tmp_path, ['{"text": "a"}', '{"body": "b"}', '{"body": "c"}'])
     assert str(raised.value).endswith(
-        "in/a.jsonl:2, the first of 2 bad records in a block of 3: no field 'text'. The fields "
-        "are: body. Repair the input, or run again with skip_bad (--skip-bad) to leave bad records "
-        "out"
+        "in/a.jsonl:2, the first of 2 bad records in a block of 3: the record has no field "
+        "'text'. Its fields are: body. Repair the input, or run again with skip_bad (--skip-bad) "
+        "to leave bad records out"
     )
 
 
@@ -368,8 +375,10 @@ def test_an_input_without_documents_is_refused_with_its_first_bad_record(
     lines = [*good, '{"body": "a"}', '{"body": "b"}']
     with pytest.raises(ConvertError, match="no documents in") as raised:
         convert_lines(tmp_path, lines, skip_bad=True)
-    first = f"in/a.jsonl:{len(good) + 1}: no field 'text'. The fields are: body. No dataset"
-    assert f"{len(good)} empty, 2 bad. The first bad record is " in str(raised.value)
+    first = f"in/a.jsonl:{len(good) + 1}: the record has no field 'text'. Its fields are: body. No "
+    assert f"(empty documents: {len(good)}, bad records: 2). The first bad record is " in str(
+        raised.value
+    )
     assert first in str(raised.value)
 
 
@@ -377,7 +386,9 @@ def test_a_binary_file_among_texts_is_named(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "image.raw").write_bytes(b"\x89PNG\r\n")
     (tmp_path / "in" / "a.txt").write_text("a")
-    with pytest.raises(ConvertError, match=r"in/image.raw:1: not UTF-8 \(byte 0x89 at offset 0\)"):
+    with pytest.raises(
+        ConvertError, match=r"in/image.raw:1: the file is not UTF-8 \(byte 0x89 at offset 0\)"
+    ):
         convert_to_mds(tmp_path / "in", tmp_path / "out", **QUIET)
 
 
@@ -408,6 +419,7 @@ def test_kept_fields_may_be_missing_only_as_json(tmp_path: Path) -> None:
         {"k": [1]},
     ]
     with pytest.raises(
-        ConvertError, match="'meta' is missing or null, not str; keep meta:json to allow any value"
+        ConvertError,
+        match=r"'meta' is missing or null, not str. To allow any value, keep meta:json",
     ):
         convert_lines(tmp_path, lines, keep=["meta:str"], overwrite=True)

@@ -40,7 +40,7 @@ def test_lines_are_kept_as_they_were(tmp_path: Path) -> None:
     assert field == {
         "file": "a.jsonl",
         "place": "2",
-        "error": "no field 'text'. The fields are: body",
+        "error": "the record has no field 'text'. Its fields are: body",
         "record": '{"body": "x"}',
     }
     assert (broken["place"], broken["record"]) == ("3", '{"text"')
@@ -124,7 +124,7 @@ def test_rejects_of_a_finished_conversion_cannot_be_had_later(tmp_path: Path) ->
 
 
 def test_rejects_without_skip_bad_or_among_the_inputs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"rejects \(--rejects\) needs skip_bad"):
+    with pytest.raises(ValueError, match=r"rejects \(--rejects\) requires skip_bad"):
         convert_lines(tmp_path, ['{"text": "a"}'], rejects=tmp_path / "rejects.jsonl")
     source, options = make_input(tmp_path / "texts", "text", documents(3))
     with pytest.raises(ValueError, match="is inside the input"):

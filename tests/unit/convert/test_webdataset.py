@@ -57,7 +57,9 @@ def test_archives_that_webdataset_wrote_are_read(tmp_path: Path, name: str) -> N
 def test_a_reader_restarts_at_names_of_any_length(tmp_path: Path, format: int) -> None:
     names = [f"{'long/' * 60}{number}.é.txt" for number in range(50)]
     path = write_tar(tmp_path / "a.tar", zip(names, DOCUMENTS[:50], strict=True), format=format)
-    with pytest.raises(ConvertError, match=r"no field 'text'. The fields are: é.txt. Set text_key"):
+    with pytest.raises(
+        ConvertError, match=r"the record has no field 'text'. Its fields are: é.txt. Set text_key"
+    ):
         convert_to_mds(path, tmp_path / "out", **QUIET)
     convert_to_mds(path, tmp_path / "out", text_key="é.txt", **QUIET)
     assert texts(str(tmp_path / "out"), tmp_path) == DOCUMENTS[:50]
@@ -98,7 +100,9 @@ def test_an_archive_of_files_of_many_records_is_refused_with_a_way_out(
     path = write_tar(tmp_path / "a.tar", [("a.txt", "a"), (name, '{"text": "a"}\n')])
     with pytest.raises(ConvertError) as raised:
         convert_to_mds(path, tmp_path / "out", skip_bad=True, **QUIET)
-    assert f"{path} is not a WebDataset: {name} is a file of many records" in str(raised.value)
+    assert f"{path} is not a WebDataset, because {name} is a file of many records" in str(
+        raised.value
+    )
     assert "Unpack the archive, and convert the folder" in str(raised.value)
 
 
@@ -118,9 +122,9 @@ BAD_MEMBERS: dict[str, tuple[list[tuple[str, str | bytes]], str]] = {
     "json": ([("b.json", "{")], "b: the .json file is invalid JSON ("),
     "list": ([("b.json", "[1]")], "b: the .json file is a list, not an object"),
     "twice": ([("b.txt", "x"), ("b.txt", "y")], "b: the sample has two files with the extension"),
-    "bare": ([("b/README", "x")], "b/README: its name has no extension"),
-    "images": ([("b.jpg", "x")], "b: no field 'text'. The fields are: jpg"),
-    "name": ([("b\udcff.txt", "x")], "not UTF-8 (an unpaired surrogate in 'id')"),
+    "bare": ([("b/README", "x")], "b/README: the file name has no extension"),
+    "images": ([("b.jpg", "x")], "b: the record has no field 'text'. Its fields are: jpg"),
+    "name": ([("b\udcff.txt", "x")], "the field 'id' has an unpaired surrogate"),
 }
 
 
@@ -157,7 +161,7 @@ def test_hostile_names_links_and_sizes_touch_nothing(tmp_path: Path) -> None:
             tar.addfile(member)
     report = convert_to_mds(path, tmp_path / "out", skip_bad=True, **QUIET)
     assert (report.documents, report.bad) == (4, 2)
-    assert "is a link, which is not read" in report.bad_records[0]
+    assert "is a link. Links are not read" in report.bad_records[0]
     assert victim.read_text() == "safe"
     assert [each.name for each in path.parent.iterdir()] == ["a.tar"]
     huge = tarfile.TarInfo("b.txt")
@@ -174,7 +178,7 @@ def flip_header(data: bytes) -> bytes:
 
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], int, str]] = {
-    "header": (flip_header, 60, "is damaged from here on (invalid header)"),
+    "header": (flip_header, 60, "is damaged from this point on (invalid header)"),
     "truncated": (lambda data: data[: data.index(b"000060.txt") + 520], 60, "damaged or incompl"),
     "cut": (lambda data: data[: data.index(b"000060.txt")], 60, "has no end marker"),
     "joined": (lambda data: data + data, 120, "ends here, but more data follows"),

@@ -122,7 +122,7 @@ def test_a_damaged_shard_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 
 def test_a_negative_sample_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"sample is -1\. Use at least 0"):
+    with pytest.raises(ValueError, match=r"sample is -1\. Use an integer of at least 0"):
         read_info(tmp_path, sample=-1)
 
 

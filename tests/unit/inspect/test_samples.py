@@ -76,8 +76,8 @@ def test_a_pattern_finds_documents_and_where_it_matches(
     ("options", "message"),
     [
         ({"pattern": "("}, "'\\(' is not a regular expression"),
-        ({"limit": 0}, "limit is 0. Use at least 1"),
-        ({"limit": -3}, "limit is -3. Use at least 1"),
+        ({"limit": 0}, "limit is 0. Use an integer of at least 1"),
+        ({"limit": -3}, "limit is -3. Use an integer of at least 1"),
     ],
 )
 def test_a_wrong_argument_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -142,7 +142,7 @@ def test_an_index_with_a_wrong_field_is_refused(
 @pytest.mark.parametrize("field", ["version", "shards"])
 def test_an_index_without_a_field_says_which(index: dict[str, Any], field: str) -> None:
     del index[field]
-    with pytest.raises(DatasetError, match=f"no field '{field}'"):
+    with pytest.raises(DatasetError, match=f"the field '{field}' is missing"):
         parse_index(json.dumps(index).encode(), "d")
 
 
