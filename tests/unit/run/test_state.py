@@ -23,7 +23,7 @@ def wide(*cursors: tuple[int, int]) -> str:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"version": 1}, "version: the state has 1"),
+        ({"version": 1}, "version: the state has format version 1"),
         ({"cursors": "%%%"}, "cursors: they are not base64"),
         ({"cursors": "AAAA"}, "cursors: they have 3 bytes, but 12 cursors need 96 or 192"),
         ({"cursors": table(*[(-1, 0)] * 12)}, "cursors: lane 0 has no cursor"),
