@@ -333,11 +333,11 @@ def test_an_interpolation_that_has_no_value_is_refused(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("shuffle: true", "shufle: true", "the key train_loader.dataset.shufle\..*mean shuffle?"),
+        ("shuffle: true", "shufle: true", r"the key train_loader.dataset.shufle\..*mean shuffle?"),
         (
             "shuffle: true",
             "packing_ratio: 3",
-            "the key train_loader.dataset.packing_ratio\. .*Remove it",
+            r"the key train_loader.dataset.packing_ratio\. .*Remove it",
         ),
         ("shuffle: true", "shuffle: 1", "train_loader.dataset.shuffle is 1. Use true or false"),
         ("1e2", "1.5", "dataset.shuffle_block_size is 1.5. Use an integer"),
@@ -350,13 +350,13 @@ def test_an_interpolation_that_has_no_value_is_refused(
             "repeat: 2",
             "books/train has repeat or choose, .*a proportion",
         ),
-        ("split: train_small", "splits: 2", "streams.books.splits\. .*Did you mean split?"),
+        ("split: train_small", "splits: 2", r"streams.books.splits\. .*Did you mean split?"),
         ("      books:\n", "      books:\n      more:\n", "streams.books has no keys"),
         ("    streams:", "    remote: x\n    streams:", "dataset: .*either streams, or remote or"),
         (
             "  drop_last: true",
             "  drop: true",
-            "the key train_loader.drop\..*Did you mean drop_last",
+            r"the key train_loader.drop\..*Did you mean drop_last",
         ),
         (
             "name: text",
@@ -412,7 +412,7 @@ def test_what_is_no_training_yaml_is_refused(tmp_path: Path, text: str) -> None:
     ("key", "value", "message"),
     [
         ("eos_token_id", 0, "CloudLoader ignores train_loader.dataset.eos_token_id=0.*eos"),
-        ("mlm_probability", 0.15, "dataset.mlm_probability=0.15 .*next-token"),
+        ("mlm_probability", 0.15, "dataset.mlm_probability=0.15.*next-token"),
         ("batching_method", "stratified", "batching_method='stratified'.*single order"),
         ("replication", 8, "replication=8.*device_mesh"),
         ("keep_zip", True, "keep_zip=True.*only raw shards"),

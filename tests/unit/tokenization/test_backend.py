@@ -142,8 +142,8 @@ def test_a_version_that_was_not_measured_is_refused(
     monkeypatch.setattr(gate, "version", lambda _: found)
     reason = choose_backend(JSONS["byte-level"](), "auto", tmp_path).reason
     assert (
-        reason
-        == f"fastokens {found} has not been verified to produce the same IDs as tokenizers, unlike version {MEASURED}"
+        reason == f"fastokens {found} has not been verified to produce the same IDs as tokenizers, "
+        f"unlike version {MEASURED}"
     )
 
 
