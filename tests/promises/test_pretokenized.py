@@ -165,7 +165,10 @@ def test_auto_adds_no_token_to_ids_and_an_id_or_a_token_is_added(tmp_path: Path)
     assert read() == read(tokenizer=byte_tokenizer()) == {0: (5, 6)}
     assert read(bos=7, eos=9) == {0: (7, 5, 6, 9), 1: (7, 9)}
     assert read(tokenizer=byte_tokenizer(), eos="<eos>") == {0: (5, 6, EOS_ID), 1: (EOS_ID,)}
-    with pytest.raises(TokenizerError, match=r"bos or eos is '<eos>', and there is no tokenizer"):
+    with pytest.raises(
+        TokenizerError,
+        match=r"bos or eos is '<eos>', but without a tokenizer it must be None or a token ID",
+    ):
         read(eos="<eos>")
     for wrong in (257, 1 << 40):
         with pytest.raises(TokenizerError, match=rf"eos={wrong} is not a token of this tokenizer"):

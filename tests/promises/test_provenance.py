@@ -279,8 +279,8 @@ def test_a_document_that_does_not_exist_is_an_error(
         cache = loader.plan().cache_root
     run = open_run(state)
     for stream, sample, message in [
-        (0, 9999, "no sample 9999. Use 0 to 199"),
-        (7, 1, "no stream 7. Use 0 to 1"),
+        (0, 9999, "no sample 9999. Use a sample from 0 to 199"),
+        (7, 1, "no stream 7. Use a stream from 0 to 1"),
     ]:
         with pytest.raises(ValueError, match=message):
             next(find_document(run, stream, sample, SAVED + 9, local=cache, num_workers=0))
@@ -400,9 +400,12 @@ def test_where_finds_no_step_and_says_so_by_the_exit_status(
         ),
         (
             ["where", "{state}", "--sample", "0:9999", "--until", "9"],
-            "has no sample 9999. Use 0 to 199",
+            "has no sample 9999. Use a sample from 0 to 199",
         ),
-        (["where", "{state}", "--sample", "7:1", "--until", "9"], "no stream 7. Use 0 to 1"),
+        (
+            ["where", "{state}", "--sample", "7:1", "--until", "9"],
+            "no stream 7. Use a stream from 0 to 1",
+        ),
         (
             ["trace", "{state}", "--steps", "9", "--data", "one"],
             "data has 1 locations, but the state has 2 streams",

@@ -323,4 +323,4 @@ def test_a_streams_zipped_files_and_hash_are_cloudloads_matter(
     data = streaming_dataset(streams=streams, keep_zip=True) if is_of_dataset else streams
     loader = CloudLoader(data, **OPTIONS, local=tmp_path / "cache")
     assert loader._reader.member.delivery.verify == "once"
-    assert "keep_zip=True) of" in caplog.text
+    assert "keep_zip=True of" in caplog.text
