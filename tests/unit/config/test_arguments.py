@@ -55,7 +55,9 @@ def test_an_argument_that_makes_no_sense_is_a_value_error_that_names_it(
 def test_batches_beyond_memory_are_refused_before_any_is_allocated(
     larger_folder: str, settings: dict[str, Any]
 ) -> None:
-    with pytest.raises(ValueError, match=r"GiB, but this machine has .* Use a smaller seq_len"):
+    with pytest.raises(
+        ValueError, match=r"GiB of memory, but this machine has .* Use a smaller seq_len"
+    ):
         make_loader(larger_folder, **settings)
     with pytest.raises(ValueError, match=r"num_lanes is 1,000,000,000. Use at most 4,194,304"):
         make_loader(larger_folder, num_lanes=10**9)
