@@ -225,7 +225,10 @@ def test_the_command_starts_a_run_from_options_or_a_yaml(
     ("arguments", "message"),
     [
         (["--steps", "1"], "--data is missing, and no state was given. Pass --data"),
-        (["--steps", "1", "--data", "x"], "nor seq_len. Pass a state, or --option seq_len=2048"),
+        (
+            ["--steps", "1", "--data", "x"],
+            "seq_len is missing, and no state was given. Pass --option seq_len=2048",
+        ),
         (
             ["--steps", "1", "--data", "x", "--option", "seq_len=8", "--option", "sed=1"],
             "--option: CloudLoader has no argument 'sed'. Did you mean seed?",
