@@ -78,5 +78,5 @@ def test_a_bad_record_ends_the_recipe_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "recipe.py").write_text(recipe(source, tmp_path / "out"))
     done = run(tmp_path / "recipe.py", tmp_path)
     assert done.returncode != 0
-    assert "a.jsonl:@66000: invalid JSON" in done.stderr
+    assert "a.jsonl:@66000: the record is invalid JSON" in done.stderr
     assert not (tmp_path / "out/index.json").exists()

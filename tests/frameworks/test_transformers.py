@@ -80,7 +80,7 @@ def test_epochs_of_a_number_of_batches_may_say_how_long_to_train(
     other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert other.model.trained == whole.model.trained[-16:]
     with pytest.raises(
-        ValueError, match=r"has 3 batches, .* gradient_accumulation_steps 2.*multiple"
+        ValueError, match=r"has 3 batches, .* gradient_accumulation_steps=2.*multiple"
     ):
         make_trainer(make_loader(folder, stop_every=3), tmp_path, **settings).train()
 

@@ -42,7 +42,7 @@ def test_stdin_is_json_lines_and_resumes_when_given_again(tmp_path: Path) -> Non
         command, cwd=ROOT, input=lines + b"nonsense\n", capture_output=True, check=False
     )
     assert broken.returncode == 1
-    assert b"stdin:501: invalid JSON" in broken.stderr
+    assert b"stdin:501: the record is invalid JSON" in broken.stderr
     done = subprocess.run(
         [*command, "--skip-bad", "--json"],
         cwd=ROOT,

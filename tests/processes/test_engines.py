@@ -130,7 +130,7 @@ def test_units_that_still_run_after_an_error_have_no_part_in_the_next_run() -> N
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("exit", "exit status 3"),
+        ("exit", "exited with status 3"),
         ("kill", r"killed by SIGKILL \(out of memory\?\)"),
         ("term", "SIGTERM"),
     ],

@@ -82,4 +82,4 @@ def test_a_rank_that_others_leave_for_a_new_world_raises_an_error(tmp_path: Path
         launch(corpus, tmp_path, 0, run, set_world_on=[0, 1])
     error = (tmp_path / "error-0-2.txt").read_text()
     assert "RanksDisagreeError: the exchange between ranks failed" in error
-    assert "call set_world on every rank" in error
+    assert "call set_world on every remaining rank" in error

@@ -88,7 +88,7 @@ def test_workers_that_die_before_they_have_their_work_are_an_error(
     ended = _run(path, folder, tokenizer_folder, tmp_path / "cache", 1, method)
     last = ended.stderr.strip().splitlines()[-1]
     assert last.startswith("cloudload.errors.WorkerError: ")
-    assert f"status {status}. Workers that are not forked import" in last
+    assert f"status {status}. A worker that is not forked first imports" in last
     assert last.count("if __name__ == '__main__':") == 1
 
 
@@ -118,7 +118,7 @@ def test_a_program_that_is_no_file_starts_no_workers_and_says_so(
 ) -> None:
     ended = _run("-", folder, tokenizer_folder, tmp_path / "cache", 2, "spawn", stdin=SCRIPT)
     assert "WorkerError: worker processes cannot start" in ended.stderr
-    assert "<stdin> is not a file" in ended.stderr
+    assert "<stdin>, which is not a file" in ended.stderr
     ended = _run("-", tmp_path / "in", tmp_path / "out", stdin=CONVERTS)
     assert (ended.returncode, ended.stdout) == (0, "2\n")
     assert "working in one process" in ended.stderr

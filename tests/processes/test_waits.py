@@ -84,7 +84,7 @@ def test_a_shard_that_another_process_downloads_is_named(
         make_folder(shard.parent)
         descriptor = acquire(lock_path(shard), wait=False)
         assert descriptor is not None
-        what = f"waiting for another process of this node to download {data}/shard.00000.mds.zstd"
+        what = f"waiting for another process on this node to download {data}/shard.00000.mds.zstd"
         with ended_by(caplog, what, lambda: release(lock_path(shard), descriptor)):
             next(iter(loader))
 
@@ -111,7 +111,7 @@ def test_an_order_that_another_process_builds_is_named(
         make_folder(path.parent)
         descriptor = acquire(lock_path(path), wait=False)
         assert descriptor is not None
-        what = "waiting for another process of this node to build the order of epoch 0"
+        what = "waiting for another process on this node to build the order of epoch 0"
         with ended_by(caplog, what, lambda: release(lock_path(path), descriptor)):
             next(iter(loader))
 

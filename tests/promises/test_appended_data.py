@@ -114,7 +114,7 @@ def test_new_runs_read_all_shards_and_the_log_and_description_say_so(
             f"this run reads only the first {began} of {total} shards, because the others were "
             "added after it began"
         )
-        assert f"{stream[7:]}: {expected}. A new run reads all of them" in caplog.text
+        assert f"{stream[7:]}: {expected}. A new run reads all shards" in caplog.text
         assert f"samples in the first {began} of {total} shards" in str(loader.describe())
         assert loader.state_dict() == state
         new = ranks(str(data), tmp_path / "cache")(batch_size=2)
@@ -194,7 +194,9 @@ def test_data_that_does_not_begin_with_the_saved_data_is_refused(tmp_path: Path)
     convert(data, "a", 60)
     _, states = run_leg(ranks(str(data), tmp_path / "cache"), Leg(2, batches=3))
     convert(data, "b", 90, overwrite=True)
-    with pytest.raises(StreamChangedError, match="a different dataset: 90 samples instead of 60"):
+    with pytest.raises(
+        StreamChangedError, match="a different dataset, with 90 samples instead of 60"
+    ):
         run_leg(ranks(str(data), tmp_path / "cache"), Leg(2, batches=3), states[-1])
 
 

@@ -209,7 +209,7 @@ def test_a_stream_of_which_every_document_fails_is_doubted_after_1000_documents(
     data = write_mds(tmp_path / "mds", [b"\xff"] * 1_500, encoding="bytes")
     settings = {"local": tmp_path / "cache", "num_lanes": 1, "on_error": "skip"}
     with (
-        pytest.raises(DatasetError, match=r"lane 0 of \S+ has no tokens, because .*on_error"),
+        pytest.raises(DatasetError, match=r"lane 0 of \S+ has no tokens\. .*on_error"),
         loaders.make_loader(data, **settings) as loader,
     ):
         next(iter(loader))
@@ -255,12 +255,16 @@ def test_an_error_that_is_not_the_documents_is_never_skipped(
     transform = functools.partial(fails_within, error)
     settings: dict[str, Any] = {"transform": transform, "transform_id": "x", "on_error": "skip"}
     name = type(error).__name__
-    with pytest.raises(DatasetError, match=rf"on_error='skip' does not apply, because {name}"):
+    with pytest.raises(
+        DatasetError, match=rf"on_error='skip' does not apply, because .* caused the {name}"
+    ):
         run_leg(ranks(folder, **settings), Leg(batches=60))
 
 
 def test_nor_is_an_error_that_one_of_these_caused(folder: Path) -> None:
-    with pytest.raises(DatasetError, match="does not apply, because ConnectionResetError"):
+    with pytest.raises(
+        DatasetError, match="does not apply, because .* caused the ConnectionResetError"
+    ):
         run_leg(ranks(folder, transform=wraps_store_error, on_error="skip"), Leg(batches=60))
 
 
@@ -270,7 +274,7 @@ def test_nor_is_a_group_that_has_one_of_these(folder: Path) -> None:
     group = new_group("two", [ValueError("a"), new_group("inner", [TimeoutError("b")])])
     transform = functools.partial(fails_within, group)
     settings: dict[str, Any] = {"transform": transform, "transform_id": "x"}
-    with pytest.raises(DatasetError, match="does not apply, because TimeoutError"):
+    with pytest.raises(DatasetError, match="does not apply, because .* caused the TimeoutError"):
         run_leg(ranks(folder, **settings, on_error="skip"), Leg(batches=60))
 
 
@@ -401,7 +405,7 @@ def test_a_document_that_has_begun_and_fails_now_is_an_error_not_a_skip(folder: 
             fails,
             r"on_error='skip' leaves out .*fails failed on .* \(id 'doc-17'\): Key",
         ),
-        (filters, r"filters out the document: sample \d+ of .* \(id 'doc-17'\)"),
+        (filters, r"min_tokens filters out sample \d+ of .* \(id 'doc-17'\)"),
     ],
     ids=["skipped", "filtered"],
 )

@@ -273,7 +273,7 @@ def test_columns_are_inferred_once_for_all_segments(tmp_path: Path) -> None:
         "processes": 1,
     }
     with pytest.raises(
-        ConvertError, match=r"b\.jsonl:1, .*: the field 'n' is str, not int; keep n:j"
+        ConvertError, match=r"b\.jsonl:1, .*: the field 'n' is str, not int. .* keep n:j"
     ):
         convert_to_mds(source, tmp_path / "out", **options)
 
@@ -365,7 +365,7 @@ def test_what_is_appended_again_is_complete_and_the_rest_is_named(
     again = convert_to_mds(more, finished, **APPENDED)
     assert again.already_complete
     assert (again.documents, again.shards) == (first.documents, first.shards)
-    with pytest.raises(ConvertError, match="was made from files with the names and sizes"):
+    with pytest.raises(ConvertError, match="from files with the same names and sizes"):
         convert_to_mds(tmp_path / "in", finished, **APPENDED)
     with pytest.raises(
         ConvertError, match=r"belongs to a conversion with different .*: shard_bytes"

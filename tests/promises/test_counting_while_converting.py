@@ -240,7 +240,7 @@ def test_counting_splits_is_refused_before_anything_is_written(
 
 
 def test_a_transform_without_a_tokenizer_is_refused(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="transform applies only to the count"):
+    with pytest.raises(ValueError, match="transform applies only when tokens are counted"):
         convert_to_mds(corpus, tmp_path / "out", transform=keep_odd, **SETTINGS)
 
 

@@ -205,7 +205,7 @@ def test_several_ranks_need_to_communicate_to_end_together(write: Write) -> None
     loader = write(["abc"]).make_loader(batch_size=1, num_workers=0, dp_rank=1, dp_world_size=3)
     with pytest.raises(
         RanksDisagreeError,
-        match=r"epochs=1 on 3 ranks.*Initialize torch.distributed.*"
+        match=r"with epochs=1, the 3 ranks must.*Initialize torch.distributed.*"
         r"omit epochs.*take\(n\)",
     ):
         next(iter(loader))

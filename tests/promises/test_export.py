@@ -165,7 +165,7 @@ def test_exports_that_make_no_sense_are_refused(text: str, tmp_path: Path) -> No
 
     with pytest.raises(ValueError, match=r"the run has no end.*Pass num_batches"):
         export({})
-    with pytest.raises(ValueError, match=r"one of 2 ranks, and has only its own rows"):
+    with pytest.raises(ValueError, match=r"one of 2 ranks, so it has only the rows of that rank"):
         export({"num_batches": 1}, dp_rank=0, dp_world_size=2)
     with pytest.raises(ValueError, match=r"dtype is 'uint8', which can store IDs up to 255"):
         export({"num_batches": 1, "dtype": "uint8"})

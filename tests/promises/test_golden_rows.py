@@ -73,7 +73,7 @@ def test_a_document_with_another_text_is_named(options: Options, tmp_path: Path)
     document = samples[first].index(changed) + 1
     assert report.what == (
         f"document {document} of the row, sample {changed} of stream 0 (id 'd{changed}'), "
-        "has a different text"
+        "has different text"
     )
 
 
@@ -217,6 +217,6 @@ def test_rows_after_the_last_recorded_one_of_a_run_that_ended_are_found(
     report = compare_golden(golden, **{**one, "data": more, "local": str(tmp_path / "other")})
     assert (report.first_row, report.cause) == (len(TEXTS), "data")
     assert report.what == (
-        f"document 1 of the row was missing, and is sample {len(TEXTS)} of stream 0"
+        f"document 1 of the row was missing, but is now sample {len(TEXTS)} of stream 0"
         f" (id 'd{len(TEXTS)}')"
     )

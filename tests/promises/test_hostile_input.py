@@ -115,8 +115,8 @@ def test_bytes_that_are_not_utf8_name_the_document_and_a_transform_may_decode_th
     ]
     data = write_raw(tmp_path / "mds", BYTES_AND_ID, samples)
     message = (
-        r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not .*column contains token IDs, pass "
-        r"tokens_key='text' and tokens_dtype\. A `transform` may decode"
+        r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not UTF-8 .*column contains token IDs, pass "
+        r"tokens_key='text' and tokens_dtype\. .*pass a `transform` that decodes"
     )
     with pytest.raises(DatasetError, match=message):
         read_all(make_loader(data, tmp_path / "cache"))
@@ -156,7 +156,7 @@ def test_a_document_that_a_tokenizer_cannot_encode_is_named(tmp_path: Path) -> N
     data = write_mds(tmp_path / "mds", ["known", "known stranger"], extra={"id": ("int", [7, 8])})
     with pytest.raises(
         TokenizerError,
-        match=r"sample 1 of .*shard\.00000\.mds \(id '8'\): tokenizers failed: .*UNK",
+        match=r"sample 1 of .*shard\.00000\.mds \(id '8'\): tokenizers failed on a document: .*UNK",
     ):
         read_all(make_loader(data, tmp_path / "cache", tokenizer=words))
 

@@ -127,7 +127,7 @@ def test_an_encoding_of_streaming_is_read_or_refused_by_name(tmp_path: Path, enc
         assert seen == [value(number) for number in range(70)]
         expected: set[str] = set()
     else:
-        with pytest.raises(DatasetError, match=re.escape(f"{encoding!r} cannot be read")):
+        with pytest.raises(DatasetError, match=re.escape(f"with the encoding {encoding!r}. cloud")):
             read_by_cloudload(folder, tmp_path / "cache", transform=transform)
         expected = {"pickle" if encoding == "pkl" else "encoding-unread"}
     assert check_dataset(folder, progress=False).counts.keys() == expected

@@ -295,5 +295,5 @@ def test_damaged_lengths_are_refused_by_name(tmp_path: Path) -> None:
         next(iter(loader))
     index = group.parent / next(group.parent.glob("index-*.json")).name
     index.write_text("[]")
-    with pytest.raises(DatasetError, match=rf"{index.name}: it is not an index"):
+    with pytest.raises(DatasetError, match=rf"{index.name}: the file is not an index"):
         make_loader(str(tmp_path), lengths="auto")

@@ -101,7 +101,7 @@ def test_parts_of_ranks_that_communicate_merge_to_the_state_that_all_have(
         ({"counts": "[["}, "counts: "),
         (
             {"cursors": table(*[(0, 0)] * 12)},
-            "part: '1/2' has lanes that another local state also has",
+            "part: the local state '1/2' has lanes that another local state also has",
         ),
         (
             {"cursors": table(*[(-7, 0)] * 12)},
@@ -134,7 +134,7 @@ def test_a_part_given_twice_is_refused_for_it_would_count_twice(larger_folder: s
     ]
     with pytest.raises(
         StreamChangedError,
-        match=r"part: '1/2' has lanes that another local state also has\. "
+        match=r"part: the local state '1/2' has lanes that another local state also has\. "
         r"Pass each rank's local state only once",
     ):
         merge_state_dicts(parts)

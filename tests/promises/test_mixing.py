@@ -264,7 +264,7 @@ def test_a_stream_may_have_its_own_frame(urls: dict[str, str], cache: Path) -> N
 @pytest.mark.parametrize(
     ("shares", "settings", "message"),
     [
-        ({"web": 1, "code": None}, {}, "code has no proportion, but other streams do"),
+        ({"web": 1, "code": None}, {}, "code has no proportion, but other streams have one"),
         ({"web": -1, "code": 1}, {}, "proportion of web is -1"),
         ({"web": 0, "code": 0}, {}, "all weights are 0"),
         ({"web": 1, "code": 1}, {"stopping": "first"}, "stopping is 'first', but no stream ends"),
@@ -296,7 +296,7 @@ def test_an_empty_stream_in_a_mixture_is_an_error(
     [
         ({"repeat": 0}, "stream '.*' has repeat 0. Use a finite number above 0"),
         ({"choose": 0}, "choose 0. Use a whole number"),
-        ({"repeat": 1, "choose": 5}, "Use one of them"),
+        ({"repeat": 1, "choose": 5}, "Use only one of them"),
         (
             {"repeat": 2, "proportion": 1},
             "has a proportion, which cannot be combined with repeat or choose",

@@ -134,7 +134,7 @@ def test_a_mixture_with_an_endless_stream_needs_a_length(
     urls: dict[str, str], tmp_path: Path
 ) -> None:
     options = options_of(urls, {"web": 1})
-    with pytest.raises(ValueError, match=r"endless.*no max_epochs, or use stopping='first'"):
+    with pytest.raises(ValueError, match=r"endless.*no max_epochs\), or use stopping='first'"):
         plan(tmp_path, options)
     assert plan(tmp_path, {**options, "stopping": "first"}).steps.is_exact
     with pytest.raises(ValueError, match="needs token lengths to know"):

@@ -293,10 +293,13 @@ def test_a_wrong_value_names_the_sample(
     [
         (
             {},
-            r"column 'tokens' of .*mds has .* bytes, .*Set tokens_dtype to one of .*int64",
+            r"column 'tokens' of .*mds has the encoding bytes, .*Set tokens_dtype to one of .*int64",
         ),
-        ({"tokens_key": "ids"}, r"no column 'ids'. Set tokens_key .*could be: tokens, wide"),
-        ({"tokens_key": "id"}, r"column 'id' of .* has the encoding str, which cannot hold"),
+        (
+            {"tokens_key": "ids"},
+            r"no column 'ids'. Set tokens_key .*Possible columns: tokens, wide",
+        ),
+        ({"tokens_key": "id"}, r"column 'id' of .* has the encoding str, which cannot contain"),
         (
             {"tokens_key": "wide", "tokens_dtype": "uint16"},
             r"encoding ndarray:int32, but tokens_dtype is 'uint16'\. Omit tokens_dtype",

@@ -389,11 +389,11 @@ def test_where_finds_no_step_and_says_so_by_the_exit_status(
         ),
         (["trace", "{empty}", "--steps", "9"], "has no cloudload state"),
         (["trace", "{text}", "--steps", "9"], "is neither JSON nor a torch checkpoint"),
-        (["trace", "{none}", "--steps", "9"], "does not exist"),
-        (["where", "{none}", "--id", "a", "--until", "9"], "does not exist"),
-        (["rows", "{none}", "--steps", "9"], "does not exist"),
+        (["trace", "{none}", "--steps", "9"], "the checkpoint {none} does not exist"),
+        (["where", "{none}", "--id", "a", "--until", "9"], "the checkpoint {none} does not exist"),
+        (["rows", "{none}", "--steps", "9"], "the checkpoint {none} does not exist"),
         (["rows", "--yaml", "{none}", "--steps", "9"], "no such file or directory: "),
-        (["export", "{none}", "out", "--steps", "9"], "does not exist"),
+        (["export", "{none}", "out", "--steps", "9"], "the checkpoint {none} does not exist"),
         (
             ["where", "{state}", "--id", "nothing", "--until", "9"],
             "no sample has 'nothing' in its column 'id'",
@@ -412,7 +412,7 @@ def test_where_finds_no_step_and_says_so_by_the_exit_status(
         ),
         (
             ["trace", "{state}", "--steps", "9", "--tokenizer", "/no/such"],
-            "no tokenizer at /no/such",
+            "the tokenizer /no/such does not exist",
         ),
     ],
 )

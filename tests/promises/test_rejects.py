@@ -134,7 +134,7 @@ def test_segments_without_rejects_are_converted_again_or_named(
     for worker in ("1/3", "2/3"):
         report = convert_to_mds(corpus, out, worker=worker, rejects=target, **OPTIONS)
         assert report.unfinished_segments
-    with pytest.raises(ConvertError, match=r"segments 0, 3 of .* left out bad records without kee"):
+    with pytest.raises(ConvertError, match=r"segments 0, 3 of .* left out bad records without sto"):
         convert_to_mds(corpus, out, finish=True, rejects=target, **OPTIONS)
     report = convert_to_mds(corpus, out, worker="0/3", rejects=target, **OPTIONS)
     assert report.unfinished_segments == 0

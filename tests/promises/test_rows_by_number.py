@@ -195,7 +195,7 @@ def test_a_row_is_traced_to_its_documents(folder: str) -> None:
 def test_what_belongs_to_the_training_loop_is_refused(folder: str) -> None:
     for options, message in (
         ({"batch_size": 4}, "Rows has no option batch_size"),
-        ({"fields": ["cu_seqlens"]}, "cu_seqlens, which describes a whole batch"),
+        ({"fields": ["cu_seqlens"]}, "describe a whole batch, such as cu_seqlens"),
         ({"lengths": "off"}, "lengths is 'off', but Rows needs token lengths"),
         ({"lengths": "off", "epochs": 1}, "lengths is 'off', but Rows needs token lengths"),
         ({"num_rows": -1}, "num_rows is -1"),

@@ -238,7 +238,7 @@ def test_a_composer_checkpoint_has_the_state(
         ({"num_canonical_nodes": 0}, "num_canonical_nodes: the state has 0"),
         ({"shuffle_seed": 5}, "shuffle_seed: the state has 5, but the loader has seed=9176"),
         ({"num_canonical_nodes": 41}, "num_canonical_nodes: the state has 41 for 41 samples"),
-        ({"epoch": 2}, "the state has read 2 epochs .* epochs is 2, so nothing is left"),
+        ({"epoch": 2}, "the state has read 2 epochs .* has epochs=2, so nothing is left"),
     ],
 )
 def test_a_state_that_cannot_be_continued_is_refused(

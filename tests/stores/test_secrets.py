@@ -266,7 +266,7 @@ def test_no_output_of_the_converter_shows_a_password(
     assert PASSWORD not in read_object(f"{out}/convert-report.json").decode()
     convert(tmp_path / "a.jsonl", out, status=0, says="was already complete")
     convert(tmp_path / "a.jsonl", out, "--json", status=0, says='"already_complete": true')
-    convert(tmp_path / "b.jsonl", out, status=1, says="the inputs of memory://")
+    convert(tmp_path / "b.jsonl", out, status=1, says="cloudload: memory://")
     delete_object(f"{out}/convert-report.json")
     convert(tmp_path / "a.jsonl", out, status=1, says="already contains a dataset")
     convert(tmp_path / "a.jsonl", f"{place}/foreign", status=1, says="has shards, but no journal")

@@ -122,7 +122,7 @@ def test_a_changed_recipe_is_told_in_the_words_of_the_options(
     assert cli.main(convert) == 0
     assert cli.main([*convert, "--text-key", "body"]) == 1
     said = capsys.readouterr().err
-    assert "changed: --text-key was 'text' and is now 'body'. Run" in said
+    assert "options: --text-key was 'text' and is now 'body'. Run" in said
     assert cli.main(["convert", str(corpus), str(tmp_path / "new"), "--text-key", "body"]) == 1
     said = capsys.readouterr().err
     assert "text_key.jsonl" in said, "the name of a file stays"

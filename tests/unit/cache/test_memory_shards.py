@@ -77,7 +77,9 @@ def test_a_damaged_shard_is_fetched_twice_and_then_named(
     name = corpus.datasets[0].shards[2].stored.name
     flip(tmp_path / "mds" / name, 40)
     with open_shards(corpus, tmp_path / "cache") as shards:
-        with pytest.raises(DatasetError, match=rf"{name} has xxh64 .* second invalid download"):
+        with pytest.raises(
+            DatasetError, match=rf"{name} has the hash xxh64 .* second invalid download"
+        ):
             shards.shard(2)
         assert "Fetching it again" in caplog.text
         assert texts_of(shards.shard(3))

@@ -24,7 +24,7 @@ def test_a_shard_in_place_is_checked_on_request(tmp_path: Path) -> None:
     flip(tmp_path / "mds" / "shard.00002.mds", 3_000)
     assert len(texts_of(corpus, tmp_path / "cache")) == len(DOCUMENTS)
     with pytest.raises(
-        DatasetError, match=r"shard\.00002\.mds has xxh64 .*Convert or copy the dataset again"
+        DatasetError, match=r"shard\.00002\.mds has the hash xxh64 .*Convert or copy the dataset"
     ):
         texts_of(corpus, tmp_path / "cache", verify="always")
 

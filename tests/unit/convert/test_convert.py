@@ -185,7 +185,7 @@ def test_a_dataset_that_would_hide_its_splits_is_refused(
         convert_lines(tmp_path, ['{"text": "b"}'] * 9, **options)
     assert str(raised.value) == (
         f"{tmp_path}/out has datasets in its subfolders: en/test, train, val. A dataset in "
-        f"{tmp_path}/out itself would hide them. Pass split (--split NAME) to write to a folder, "
+        f"{tmp_path}/out itself would hide them. Set split (--split NAME) to write to a subfolder, "
         "or choose another output"
     )
     assert sorted((tmp_path / "out").rglob("*")) == before
@@ -233,7 +233,8 @@ def test_what_cannot_be_converted_at_all_is_said_at_once(tmp_path: Path) -> None
     ):
         convert_lines(tmp_path, ['{"text": ""}'])
     with pytest.raises(
-        ConvertError, match="no record near the start of the input has a non-null value for it"
+        ConvertError,
+        match="encoding of the field 'nope', because no record near the start of the input has",
     ):
         convert_lines(tmp_path, ['{"text": "a"}'], keep=["nope"])
     with pytest.raises(ValueError, match="is inside the input"):

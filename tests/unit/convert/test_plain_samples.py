@@ -111,7 +111,7 @@ def test_arrow_texts_that_are_not_utf8_are_bad_records() -> None:
     block = ArrowBlock(FILE, BlockStart(), 0, pyarrow.record_batch([invalid], ["text"]))
     *_, counts, first_bad, _ = encode(block)
     assert (counts.documents, counts.bad) == (2, 1)
-    assert first_bad.problem == "not UTF-8 (byte 0xff at offset 1)"
+    assert first_bad.problem == "the record is not UTF-8 (byte 0xff at offset 1)"
     assert encode(block) == encode_generally(block)
 
 

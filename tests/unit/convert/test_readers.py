@@ -212,7 +212,9 @@ def test_a_damaged_compressed_parquet_file_is_named(tmp_path: Path, extension: s
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"]}), tmp_path / "whole")
     stored = COMPRESSORS[extension]((tmp_path / "whole").read_bytes())
     path.write_bytes(stored[:-9])
-    with pytest.raises(ConvertError, match=f"{path}: the .* data ends too early, so .* Repair the"):
+    with pytest.raises(
+        ConvertError, match=f"{path}: the .* data ends too early, so the file is inco.* Repair the"
+    ):
         convert_to_mds(path, tmp_path / "out", **QUIET)
     path.write_bytes(b"\xff" + stored)
     with pytest.raises(ConvertError, match=f"{path}: the .* data is damaged from this point on"):

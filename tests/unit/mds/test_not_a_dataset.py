@@ -131,7 +131,8 @@ def test_what_cannot_be_converted_as_files_is_called_by_its_name(
         (
             "c/val",
             "val",
-            "c/val has no split 'val', because it is itself a dataset with an index.json. Omit ",
+            "c/val has no split 'val', because it is itself a dataset with an index.json. Omit "
+            "split",
         ),
         (
             "c/*",

@@ -44,7 +44,7 @@ def test_a_repeat_is_cut_to_whole_samples_as_floats_have_it() -> None:
         (
             10,
             {"repeat": 2, "choose": 5},
-            "stream 'code' has repeat 2 and choose 5. Use one of them",
+            "stream 'code' has repeat 2 and choose 5. Use only one of them",
         ),
         (10, {"choose": 0}, "stream 'code' has choose 0. Use a whole number of at least 1"),
         (10, {"choose": 2.5}, "stream 'code' has choose 2.5. Use a whole number of at least 1"),

@@ -56,7 +56,7 @@ class Tampered:
 DEFECTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "id": (
         lambda c: c["added_tokens"][0].update(id=7),
-        r"added token '<\|endoftext\|>' has the ID 7, but 0 in the vocabulary",
+        r"added token '<\|endoftext\|>' has the ID 7, but its ID in the vocabulary is 0",
     ),
     "lstrip": (lambda c: c["added_tokens"][0].update(lstrip=True), r"'<\|endoftext\|>' has lstrip"),
     "rstrip": (lambda c: c["added_tokens"][0].update(rstrip=True), r"'<\|endoftext\|>' has rstrip"),
