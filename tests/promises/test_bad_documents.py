@@ -263,7 +263,7 @@ def test_an_error_that_is_not_the_documents_is_never_skipped(
 
 def test_nor_is_an_error_that_one_of_these_caused(folder: Path) -> None:
     with pytest.raises(
-        DatasetError, match="does not apply, because .* caused the ConnectionResetError"
+        DatasetError, match=r"does not apply, because .* caused the ConnectionResetError"
     ):
         run_leg(ranks(folder, transform=wraps_store_error, on_error="skip"), Leg(batches=60))
 
@@ -274,7 +274,7 @@ def test_nor_is_a_group_that_has_one_of_these(folder: Path) -> None:
     group = new_group("two", [ValueError("a"), new_group("inner", [TimeoutError("b")])])
     transform = functools.partial(fails_within, group)
     settings: dict[str, Any] = {"transform": transform, "transform_id": "x"}
-    with pytest.raises(DatasetError, match="does not apply, because .* caused the TimeoutError"):
+    with pytest.raises(DatasetError, match=r"does not apply, because .* caused the TimeoutError"):
         run_leg(ranks(folder, **settings, on_error="skip"), Leg(batches=60))
 
 

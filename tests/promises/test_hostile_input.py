@@ -115,8 +115,8 @@ def test_bytes_that_are_not_utf8_name_the_document_and_a_transform_may_decode_th
     ]
     data = write_raw(tmp_path / "mds", BYTES_AND_ID, samples)
     message = (
-        r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not UTF-8 .*column contains token IDs, pass "
-        r"tokens_key='text' and tokens_dtype\. .*pass a `transform` that decodes"
+        r"sample 1 of .*mds/shard\.mds \(id 'doc-1'\) is not UTF-8 .*column contains token "
+        r"IDs, pass tokens_key='text' and tokens_dtype\. .*pass a `transform` that decodes"
     )
     with pytest.raises(DatasetError, match=message):
         read_all(make_loader(data, tmp_path / "cache"))

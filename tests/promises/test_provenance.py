@@ -432,7 +432,7 @@ def test_the_command_line_says_what_is_wrong(
     local = ["--local", str(loader.plan().cache_root), "--workers", "0"]
     assert main([argument.format(**names) for argument in arguments] + local) == 1
     error = capsys.readouterr().err
-    assert message in error
+    assert message.format(**names) in error
     assert "Errno" not in error
 
 

@@ -226,7 +226,7 @@ def test_the_first_open_warns_of_missing_hashes_and_says_what_they_are_for(
     number = len(publish(s3_url, DOCUMENTS).datasets[0].shards)
     for url, effect in (
         (s3_url, "only if index.json is also written again"),
-        (silent_store, "the cache continues to use the old shards"),
+        (silent_store, "The cache continues to use the old shards"),
     ):
         caplog.clear()
         loader_of(url, tmp_path / "cache").close()
