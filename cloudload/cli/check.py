@@ -160,9 +160,10 @@ def _check_flags(options: argparse.Namespace) -> None:
 def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Merge the `check` section of a config with the flags. A flag overrides the config."""
     if not isinstance(config, Mapping) or set(config) - set(_CHECK_OPTIONS):
-        known = ", ".join(_CHECK_OPTIONS)
+        # quoted, because unquoted names would become options of the command line
+        known = ", ".join(map(repr, _CHECK_OPTIONS))
         raise ValueError(
-            f"`check` in the config is {config!r}. Use a mapping with keys from {known}"
+            f"`check` in the config is {config!r}. Use a mapping with any of the keys {known}"
         )
     flags = {name: getattr(options, name) for name in _CHECK_OPTIONS}
     given = {**config, **{name: value for name, value in flags.items() if value is not None}}

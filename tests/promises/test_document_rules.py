@@ -300,6 +300,6 @@ def test_the_command_takes_rules_from_flags_and_from_a_config(
     config.write_text(json.dumps({**run, "check": {"rule": []}}))
     assert cli.main(command) == 1
     assert (
-        "in the config is {'rule': []}. Use a mapping with keys from rules,"
-        in capsys.readouterr().err
+        "in the config is {'rule': []}. Use a mapping with any of the keys "
+        "'rules', 'max_bytes', 'fail_on'," in capsys.readouterr().err
     )
