@@ -186,9 +186,9 @@ class _FramedText:
 
     def __call__(self, text: bytes) -> str | None:
         if self._bos and text.startswith(self._bos.encode()):
-            return f"begins with {self._bos}, which the loader adds"
+            return f"begins with {self._bos}, which the loader also adds"
         if self._eos and text.rstrip().endswith(self._eos.encode()):
-            return f"ends with {self._eos}, which the loader adds"
+            return f"ends with {self._eos}, which the loader also adds"
         return None
 
 

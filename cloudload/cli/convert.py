@@ -82,7 +82,8 @@ def add_convert(commands: Commands) -> None:
     share = "convert one of N shares of the segments: 0/N to N-1/N, or auto in a job array"
     add("--worker", metavar="I/N", help=share)
     join = (
-        "convert nothing; if all segments are finished, write the index; otherwise, list the rest"
+        "convert nothing; write the index if all segments are finished, or fail and list the "
+        "unfinished segments"
     )
     add("--finish", action="store_true", help=join)
     add_engine_options(add, "segments")

@@ -100,10 +100,11 @@ def _permutation(rng: np.random.Generator, number: int) -> Ids:
 
 
 def _divide(begins: Ids, ends: Ids, bounds: Ids) -> list[_Spans]:
-    """Divide consecutive spans among nodes, and cut spans that cross a bound.
+    """Divide spans of sample IDs among nodes, in the given order, and cut those that cross a bound.
 
-    Example: spans [0, 3) and [9, 13), bounds 0 4 7. The first node has [0, 3) and [9, 10), and the
-    second node has [10, 13).
+    `bounds` are numbers of samples from the start of the first span, not IDs. Example: spans [0, 3)
+    and [9, 13), bounds 0 4 7. The first node gets 4 samples, [0, 3) and [9, 10), and the second
+    node gets 3, [10, 13).
     """
     stops = np.cumsum(ends - begins)
     # an empty span at a bound belongs to the earlier node

@@ -118,7 +118,7 @@ def test_the_tokenizer_gives_special_tokens_and_the_tokens_around_documents(
     report = check(folder, tokenizer=byte_tokenizer(), eos=EOS)
     assert report.counts == {"text-special": 2, "text-framed": 1}
     framed = next(each for each in report.findings if each.kind == "text-framed")
-    assert framed.what == f"sample 1 ends with {EOS}, which the loader adds"
+    assert framed.what == f"sample 1 ends with {EOS}, which the loader also adds"
     assert check(folder, tokenizer=byte_tokenizer(), eos=None).counts == {"text-special": 2}
     as_expected = check(
         folder, tokenizer=byte_tokenizer(), eos=EOS, expect_eos=EOS, expect_bos="none"

@@ -17,7 +17,10 @@ from tests.support.corpora import EOS_ID, byte_tokenizer, write_mds
 
 @functools.cache
 def tokenize(text: str) -> tuple[int, ...]:
-    """The IDs of a document, as the Hugging Face byte tokenizer encodes them without bos or eos."""
+    """The token IDs of a document from the Hugging Face byte tokenizer, without bos or eos.
+
+    Special tokens in the text are encoded as text.
+    """
     tokenizer = byte_tokenizer()
     tokenizer.encode_special_tokens = True
     return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
