@@ -206,6 +206,7 @@ def test_a_host_that_has_no_address_is_given_up_at_the_deadline(
     with (
         new_clients(server.environment("http://no-such-host.invalid:9")),
         within(SOON_S),
-        pytest.raises(StoreError, match="could not be resolved"),
+        # a slow name server may use up the time
+        pytest.raises(StoreError, match=r"could not be resolved|did not answer in time"),
     ):
         read_object(f"{scheme}://bucket/key", QUICK)
