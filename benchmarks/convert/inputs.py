@@ -62,7 +62,10 @@ def write_inputs(
 
 
 def _vary(pool: Sequence[str], num_bytes: float) -> Iterator[Row]:
-    """Yield `num_bytes` of the pool's documents, shuffled and rotated differently in each pass."""
+    """Yield documents of the pool until their texts have `num_bytes`, in as many passes as needed.
+
+    Each pass shuffles the documents, and rotates each text at a random space.
+    """
     draw, number = random.Random(0), 0
     while num_bytes > 0:
         for text in draw.sample(pool, len(pool)):

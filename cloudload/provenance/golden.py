@@ -51,7 +51,7 @@ _NO_EFFECT = ("sources", "tokenizer_backend", "cloudload")
 
 @dataclass(frozen=True)
 class GoldenSpan:
-    """Consecutive tokens of a document in a row."""
+    """A part of a recorded row: consecutive tokens from one document."""
 
     stream: int
     epoch: int

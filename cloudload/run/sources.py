@@ -36,7 +36,7 @@ class Sources:
 
     @property
     def urls(self) -> str:
-        """The locations of the data, for a message."""
+        """The URLs of the streams for messages: redacted, and separated by commas."""
         return ", ".join(redact(stream.url) for stream in self.streams)
 
     @property

@@ -113,7 +113,10 @@ def _follow(name: str, root: Mapping[str, Any], path: str, passed: tuple[str, ..
             "${variables.remote}. Pass OmegaConf.load(the file) instead of the file"
         )
     if name in passed:
-        raise ValueError(f"{path} has ${{{name}}}, which refers to itself. Replace it with a value")
+        raise ValueError(
+            f"{path} has ${{{name}}}, which refers to itself, directly or through other keys. "
+            f"Replace ${{{name}}} with a value"
+        )
     try:
         value = look_up(root, name)
     except KeyError:
