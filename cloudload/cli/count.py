@@ -60,8 +60,10 @@ def add_count(commands: Commands) -> None:
     by = "also count documents and tokens for each value of this column, such as source"
     add("--by", metavar="COLUMN", help=by)
     add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
-    worker = "count every N-th group of shards, as job I of N (from 0); auto reads both from the "
-    worker += "environment"
+    worker = (
+        "count every N-th group of shards, as job I of N (from 0); auto reads both from the "
+        "environment"
+    )
     add("--worker", metavar="I/N|auto", help=worker)
     add_engine_options(add, "groups of shards")
     sample = "estimate the tokens from this share of the documents, such as 1%%; write nothing"
