@@ -17,6 +17,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -214,6 +215,7 @@ def check_versions(planned: Mapping[str, str]) -> None:
             )
 
 
+@cache  # each segment checks the versions
 def _package_version(name: str) -> str:
     try:
         return metadata.version(name)

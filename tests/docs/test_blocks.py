@@ -36,6 +36,12 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LOADER = 'CloudLoader("s3://my-bucket/corpus", tokenizer="gpt2", seq_len=128, batch_size=8)'
 KEEP = ["--keep", "source"]
 SHELL = {"sh", "bash", "console"}
+FASTER = {
+    "convert": ["--processes", "1"],
+    "count": ["--processes", "1"],
+    "plan": ["--no-measure"],
+}
+"""For each command, options that save time. Other tests run it without them."""
 
 
 OUTPUT = "output"
@@ -190,8 +196,7 @@ def run_command(command: list[str], folder: Path) -> None:
     here = Path.cwd()
     os.chdir(folder)
     try:
-        more = ["--processes", "1"] if command[1] in ("convert", "count") else []
-        assert main([*command[1:], "--quiet", *more]) == 0, command
+        assert main([*command[1:], "--quiet", *FASTER.get(command[1], [])]) == 0, command
     finally:
         os.chdir(here)
 

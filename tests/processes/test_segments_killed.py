@@ -100,15 +100,12 @@ MODES: dict[str, list[tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("commands", "out"),
     [
         (MODES["2 processes"], "s3"),
-        pytest.param(
-            [("--processes", "1", "--worker", f"{number}/3") for number in range(3)],
-            "failing s3",
-            marks=pytest.mark.long,
-        ),
+        ([("--processes", "1", "--worker", f"{number}/3") for number in range(3)], "failing s3"),
     ],
     ids=["2 processes-s3", "array-failing s3"],
     indirect=["out"],

@@ -1,4 +1,5 @@
-"""With every kind of worker, `logging.basicConfig` is enough to see how a loader starts."""
+"""With every kind of worker, `logging.basicConfig` is enough to see how a loader starts, and a
+script that does not call `close()` exits without an error."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import pytest
 from tests.support import ROOT
 from tests.support.corpora import random_documents, write_mds
 from tests.support.servers import free_ports
+from tests.support.warm_start import stand_in
 
 SCRIPT = """
 import logging
@@ -27,8 +29,8 @@ if __name__ == "__main__":
         data, tokenizer=tokenizer, seq_len=32, batch_size=2, local=cache,
         num_workers=int(workers), start_method=method,
     )
-    with loader:
-        list(loader.take(3))
+    batches = iter(loader)
+    print(len([next(batches) for _ in range(3)]))
 """
 STEPS: list[str | tuple[str, ...]] = [
     "index",
@@ -43,7 +45,7 @@ STEPS: list[str | tuple[str, ...]] = [
 @pytest.mark.parametrize(
     ("method", "workers"), [("fork", 0), ("fork", 2), ("spawn", 2), ("forkserver", 2)]
 )
-def test_the_start_is_told_once_with_every_kind_of_worker(
+def test_the_start_is_told_once_with_every_kind_of_worker_and_the_script_ends_quietly(
     tokenizer_folder: Path, tmp_path: Path, method: str, workers: int
 ) -> None:
     data = write_mds(
@@ -58,11 +60,14 @@ def test_the_start_is_told_once_with_every_kind_of_worker(
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    said = re.findall(r"^INFO:cloudload\.[\w.]+:(.*)$", ended.stderr, re.MULTILINE)
-    for line, step in zip(said, STEPS, strict=True):
-        assert line.startswith(step)
+    assert (ended.returncode, ended.stdout) == (0, "3\n"), ended.stderr
+    # a busy machine may take seconds to start, which is a warning
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("WARNING:cloudload")]
+    for line, step in zip(lines, STEPS, strict=True):
+        [said] = re.findall(r"^INFO:cloudload\.[\w.]+:(.*)$", line)
+        assert said.startswith(step)
 
 
 RANK_SCRIPT = SCRIPT.replace(
@@ -84,10 +89,10 @@ def test_ranks_and_their_workers_tell_of_the_start_and_of_a_slow_backend_once(
     script = tmp_path / "train.py"
     script.write_text(RANK_SCRIPT)
     [port] = free_ports(1)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command += [f"--master-port={port}", str(script), data, str(tmp_path / "odd")]
+    command = [*stand_in(), "torch.distributed.run", "--nproc-per-node=2"]
+    command += [f"--master-port={port}", "--no-python", *stand_in(), "tests.support.warm_script"]
     ended = subprocess.run(
-        [*command, str(tmp_path / "cache"), "2", "spawn"],
+        [*command, str(script), data, str(tmp_path / "odd"), str(tmp_path / "cache"), "2", "fork"],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,

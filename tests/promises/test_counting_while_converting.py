@@ -36,8 +36,8 @@ def _small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of about 60 segments in four formats."""
-    return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus")
+    """A corpus of about 40 segments in four formats."""
+    return mixed_corpus(tmp_path_factory.mktemp("mixed") / "corpus", part=2)
 
 
 def lengths_of(folder: Path) -> dict[str, str]:
@@ -121,7 +121,7 @@ def test_an_interrupted_conversion_has_no_index_and_finishes_to_the_same_lengths
 def test_rejects_and_lengths_are_kept_together_wherever_it_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    bad = mixed_corpus(tmp_path / "bad")
+    bad = mixed_corpus(tmp_path / "bad", part=2)
     for name in ("a-bad", "e-bad"):
         lines = [f'{{"{"body" if n % 9 == 4 else "text"}": "{n}", "n": {n}}}\n' for n in range(900)]
         (bad / f"{name}.jsonl").write_text("".join(lines))
@@ -183,7 +183,7 @@ def test_a_dataset_with_an_index_has_its_lengths(
 def test_appending_leaves_the_lengths_of_the_longer_dataset(
     corpus: Path, tmp_path: Path, base: str
 ) -> None:
-    out, more = tmp_path / "out", mixed_corpus(tmp_path / "more")
+    out, more = tmp_path / "out", mixed_corpus(tmp_path / "more", part=2)
     (more / "e00.jsonl").unlink()
     convert_to_mds(corpus, out, **(SETTINGS if base == "not counted" else COUNTING))
     if base == "counted in part":
