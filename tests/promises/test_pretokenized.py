@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from streaming import MDSWriter
 
 from cloudload import CloudLoader, Stream
 from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
@@ -129,6 +128,8 @@ def read_documents(loader: CloudLoader) -> dict[int, tuple[int, ...]]:
 def test_every_encoding_that_streaming_writes_is_read(
     tmp_path: Path, encoding: str, dtype: str | None
 ) -> None:
+    from streaming import MDSWriter
+
     documents = documents_of(1)
     shape = [int(each) for each in encoding.split(":")[2].split(",")] if ":" in encoding[8:] else []
     if shape:

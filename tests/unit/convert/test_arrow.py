@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
-import pandas
 import pyarrow
 import pytest
 
@@ -29,6 +27,7 @@ def write_file(path: Path, **options: Any) -> None:
 
 
 def write_stream(path: Path) -> None:
+
     with pyarrow.ipc.new_stream(path, TABLE.schema) as writer:
         writer.write_table(TABLE, max_chunksize=70)
 
@@ -63,6 +62,8 @@ def test_files_of_pandas_and_pyarrow_are_read(tmp_path: Path, name: str, extensi
 
 
 def test_a_dictionary_of_texts_is_read_as_its_texts(tmp_path: Path) -> None:
+    import pandas
+
     table = pandas.DataFrame({"text": DOCUMENTS}).astype("category")
     table.to_feather(tmp_path / "a.feather")
     convert_to_mds(tmp_path / "a.feather", tmp_path / "out", **QUIET)
@@ -70,6 +71,8 @@ def test_a_dictionary_of_texts_is_read_as_its_texts(tmp_path: Path) -> None:
 
 
 def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
+    import datasets
+
     rows = datasets.Dataset.from_list([{"text": text} for text in DOCUMENTS]).shuffle(seed=1)
     rows.save_to_disk(tmp_path / "in", num_shards=12)
     convert_to_mds(tmp_path / "in", tmp_path / "out", **QUIET)
@@ -88,6 +91,8 @@ def test_a_saved_dataset_is_read_in_the_order_of_its_files(tmp_path: Path) -> No
 
 
 def test_a_split_of_a_saved_dict_is_chosen_by_its_name(tmp_path: Path) -> None:
+    import datasets
+
     rows = datasets.Dataset.from_list([{"text": text} for text in DOCUMENTS])
     splits = {"train": rows, "test": rows.select(range(3))}
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "in")

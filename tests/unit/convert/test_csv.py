@@ -8,7 +8,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +24,8 @@ HARD = ["a", 'say "hi"', "one\ntwo\r\n\r\nthree", ",", '"', '""', "\t", "007", "
 
 def write_table(path: Path, **options: Any) -> list[str]:
     """Use pandas to write 200 rows whose texts contain quotes and newlines. Return the texts."""
+    import pandas
+
     draw = random.Random(3)
     documents = [" ".join(draw.choices(HARD, k=draw.randint(1, 30))) for _ in range(200)]
     table = pandas.DataFrame({"n": range(200), "text": documents, "code": ["007"] * 200})
@@ -78,6 +79,8 @@ def test_records_are_split_where_the_csv_module_splits_them(
 
 
 def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    import pandas
+
     pandas.DataFrame({"text": ["a"]}).to_csv(tmp_path / "a.csv", encoding="utf-8-sig", index=False)
     convert_to_mds(tmp_path / "a.csv", tmp_path / "out", **QUIET)
     assert read_dataset(str(tmp_path / "out"), tmp_path) == [{"id": "a.csv:2", "text": "a"}]
@@ -91,6 +94,8 @@ def test_a_record_is_named_by_the_line_where_it_begins(tmp_path: Path) -> None:
 
 
 def test_a_field_may_be_larger_than_the_limit_of_the_csv_module(tmp_path: Path) -> None:
+    import pandas
+
     before = csv.field_size_limit()
     long = "long, " * before
     pandas.DataFrame({"text": ["a", long]}).to_csv(tmp_path / "a.csv", index=False)

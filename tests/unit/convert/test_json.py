@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +22,8 @@ ROWS = [{"text": text, "meta": {"n": [number]}} for number, text in enumerate(DO
 
 
 def write_array(path: Path, style: str) -> None:
+    import pandas
+
     if style == "pandas":
         pandas.DataFrame(ROWS).to_json(path, orient="records")
     else:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from streaming import MDSWriter, StreamingDataset
 
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
@@ -30,6 +29,8 @@ COLUMNS = {
 
 def write_dataset(folder: Path, **options: Any) -> list[dict[str, Any]]:
     """Write 300 samples with `MDSWriter`, and return them."""
+    from streaming import MDSWriter
+
     settings: dict[str, Any] = {
         "columns": COLUMNS,
         "size_limit": 4000,
@@ -58,6 +59,8 @@ def write_dataset(folder: Path, **options: Any) -> list[dict[str, Any]]:
 def test_a_dataset_of_mdswriter_is_cut_and_compressed_again(
     tmp_path: Path, compression: str | None
 ) -> None:
+    from streaming import StreamingDataset
+
     samples = write_dataset(tmp_path / "in", compression=compression)
     report = convert_to_mds(
         tmp_path / "in",
@@ -84,6 +87,8 @@ def test_a_dataset_of_mdswriter_is_cut_and_compressed_again(
 
 
 def test_without_an_id_column_a_sample_is_named_by_its_shard(tmp_path: Path) -> None:
+    from streaming import MDSWriter
+
     for name in ("a", "b"):
         with MDSWriter(out=str(tmp_path / name), columns={"body": "bytes"}) as writer:
             for number in range(3):
@@ -148,6 +153,8 @@ def test_a_column_that_cannot_be_converted_is_named(
 
 
 def test_a_dataset_of_token_ids_needs_no_conversion(tmp_path: Path) -> None:
+    from streaming import MDSWriter
+
     with MDSWriter(out=str(tmp_path / "in"), columns={"tokens": "bytes"}) as writer:
         writer.write({"tokens": np.arange(9).tobytes()})
     with pytest.raises(ConvertError, match=r"has no column 'text'. Its columns are: tokens \(byte"):
