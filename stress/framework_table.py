@@ -32,8 +32,8 @@ a real S3 server. The first run is killed with SIGKILL, and the second resumes f
 checkpoint. A check mark means that, step by step, both trained on exactly the rows of an
 uninterrupted run, and that the second fetched only the batches that it trained on (one more in
 Lightning if the loader has no length). `make test-frameworks` runs these tests. A run
-has {steps} steps, and saves a checkpoint every 4 steps. It is killed in step 7 unless the column says
-otherwise.
+has {steps} steps, and saves a checkpoint every 4 steps. It is killed in step 7 unless the column
+says otherwise.
 
 Measured on {machine}, {date}. All runs together took {minutes:.0f} minutes.
 """
