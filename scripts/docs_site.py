@@ -275,8 +275,8 @@ def errors_reference(_: str = "") -> str:
                     "object or its bucket does not exist."
                 )
     parts.append(
-        "## `FailureKind`\n\nWhy a store failed. `kind.is_missing` and "
-        "`kind.is_transient` group them."
+        "## `FailureKind`\n\nThe kind of failure of a store. `kind.is_missing` and "
+        "`kind.is_transient` tell which group a kind belongs to."
     )
     docs = _enum_docs(_parse_module(errors.__name__), "FailureKind")
     rows = [f"| `{kind.name}` | {docs[kind.name]} |" for kind in errors.FailureKind]
