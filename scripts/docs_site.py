@@ -127,7 +127,10 @@ def main(arguments: Sequence[str]) -> int:
             path.write_text(text, "utf-8")
         return 0
     for path in outdated:
-        print(f"{path} is out of date. Run python -m scripts.docs_site", file=sys.stderr)
+        print(
+            f"{path} is out of date. To rewrite it, run python -m scripts.docs_site",
+            file=sys.stderr,
+        )
     return 1 if outdated else 0
 
 
@@ -188,7 +191,7 @@ def _documented_arguments(cls: type) -> dict[str, str]:
     for section in docstring.parse("google", warnings=False):
         if isinstance(section, griffe.DocstringSectionParameters):
             return {each.name: " ".join(each.description.split()) for each in section.value}
-    raise LookupError(f"{cls.__name__} documents no arguments")
+    raise LookupError(f"the docstring of {cls.__name__} has no section of arguments")
 
 
 def _show_default(option: Field[Any]) -> str:
@@ -272,8 +275,8 @@ def errors_reference(_: str = "") -> str:
                     "object or its bucket does not exist."
                 )
     parts.append(
-        "## `FailureKind`\n\nWhy a store failed. `kind.is_missing` and "
-        "`kind.is_transient` group them."
+        "## `FailureKind`\n\nThe kind of failure of a store. `kind.is_missing` and "
+        "`kind.is_transient` tell which group a kind belongs to."
     )
     docs = _enum_docs(_parse_module(errors.__name__), "FailureKind")
     rows = [f"| `{kind.name}` | {docs[kind.name]} |" for kind in errors.FailureKind]

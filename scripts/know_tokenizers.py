@@ -28,8 +28,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("tokenizer", nargs="+", help="a folder")
-    parser.add_argument("--table", type=Path, default=TABLE, help="default: the package's")
+    parser.add_argument("tokenizer", nargs="+", help="folder of a tokenizer")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        default=TABLE,
+        help="JSON file to update (default: known_tokenizers.json in the package)",
+    )
     arguments = parser.parse_args()
     return max([know(Path(folder), arguments.table) for folder in arguments.tokenizer])
 
@@ -47,7 +52,7 @@ def know(folder: Path, table: Path) -> int:
         text = load_tokenizer(source, [(None, None)]).json
         digest = digest_of([text])
         if digest in passed:
-            print(f"{name}: the same as {passed[digest]}", flush=True)
+            print(f"{name}: has the same tokenizer.json as {passed[digest]}", flush=True)
         elif problem := find_problem(text):
             print(f"{name}: {problem}", flush=True)
             status = 1
@@ -93,7 +98,12 @@ def find_difference(text: str) -> str | None:
     if problem := find_unsupported_feature(content) or find_probe_mismatch(text, content):
         return problem
     found = sweep_code_points(text, all_code_points())
-    return f"{len(found):,} code points have different IDs, such as {found[:5]}" if found else None
+    return (
+        f"fastokens and tokenizers have different IDs for {len(found):,} code points, such as "
+        f"{found[:5]}"
+        if found
+        else None
+    )
 
 
 def add(table: Path, conditions: str, passed: dict[str, str]) -> None:

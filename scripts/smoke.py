@@ -16,8 +16,12 @@ SEQ_LEN = 64
 
 
 def main(dataset: str, tokenizer: str) -> None:
-    assert "site-packages" in cloudload.__file__, f"{cloudload.__file__} is not the installed wheel"
-    assert Path(cloudload.__file__).with_name("py.typed").exists(), "the wheel lacks py.typed"
+    assert "site-packages" in cloudload.__file__, (
+        f"cloudload was imported from {cloudload.__file__}, not from the installed wheel"
+    )
+    assert Path(cloudload.__file__).with_name("py.typed").exists(), (
+        "the wheel does not contain py.typed"
+    )
     with tempfile.TemporaryDirectory() as cache:
         loader = CloudLoader(
             dataset,
@@ -36,10 +40,12 @@ def main(dataset: str, tokenizer: str) -> None:
             batches += 1
     assert batches > 10, batches
     assert loader.stats().tokenizer_backend == "fastokens", loader.stats().tokenizer_backend_reason
-    assert "streaming" not in sys.modules, "MosaicML Streaming was imported"
+    assert "streaming" not in sys.modules, (
+        "cloudload imported MosaicML Streaming, but must work without it"
+    )
     print(
-        f"cloudload {cloudload.__version__} from "
-        f"{Path(cloudload.__file__).parent}: {batches} batches"
+        f"Read {batches} batches with cloudload {cloudload.__version__} from "
+        f"{Path(cloudload.__file__).parent}"
     )
 
 

@@ -27,7 +27,7 @@ def main() -> int:
         "tokenizer",
         nargs="*",
         default=[str(ROOT / "examples" / "tokenizer")],
-        help="default: the example's",
+        help="folder of a tokenizer (default: examples/tokenizer)",
     )
     return max(sweep(name) for name in parser.parse_args().tokenizer)
 
@@ -50,8 +50,8 @@ def sweep(name: str) -> int:
     shown = ", ".join(f"U+{point:04X}" for point in found[:10])
     seconds = time.perf_counter() - started
     print(
-        f"{name}: {len(found):,} of {len(points):,} code points have other "
-        f"ids in {seconds:.1f} s  {shown}",
+        f"{name}: fastokens has different IDs for {len(found):,} of {len(points):,} code points "
+        f"({seconds:.1f} s)  {shown}",
         flush=True,
     )
     return int(bool(found))

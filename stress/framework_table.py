@@ -27,14 +27,15 @@ PACKAGES = {
 }
 HEAD = """# Killed and resumed in training frameworks
 
-Each cell is two runs of the framework's example: real processes under torchrun that read from a
-real S3 server. The first run is killed with SIGKILL, and the second resumes from the last
+Each cell shows two runs of the framework's example, in real processes under torchrun that read from
+a real S3 server. The first run is killed with SIGKILL, and the second resumes from the last
 checkpoint. A check mark means that, step by step, both trained on exactly the rows of an
 uninterrupted run, and that the second fetched only the batches that it trained on (one more in
-Lightning if the loader has no length). `make test-frameworks` runs them: {steps} steps, a
-checkpoint every 4 steps, killed in step 7 unless the column says otherwise.
+Lightning if the loader has no length). `make test-frameworks` runs these tests. A run
+has {steps} steps, and saves a checkpoint every 4 steps. It is killed in step 7 unless the column
+says otherwise.
 
-{machine}, {date}; {minutes:.0f} minutes for all.
+Measured on {machine}, {date}. All runs together took {minutes:.0f} minutes.
 """
 
 

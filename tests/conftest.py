@@ -147,7 +147,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         check=False,
     )
     if mounted.returncode:
-        pytest.skip("only root may mount a small file system")
+        pytest.skip("needs root to mount a small file system")
     try:
         yield folder
     finally:

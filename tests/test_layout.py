@@ -82,7 +82,7 @@ def test_nothing_imports_upwards(box: str) -> None:
             if name.startswith("cloudload."):
                 other = name.split(".")[1]
                 is_below = other in BOXES and BOXES[other] < BOXES[box]
-                assert other == box or is_below, f"{module} imports {name}"
+                assert other == box or is_below, f"{module} must not import {name}"
 
 
 def test_no_modules_of_a_package_import_each_other_in_a_circle() -> None:
@@ -130,7 +130,7 @@ def test_arithmetic_does_not_touch_a_disk(package: str) -> None:
     for path in (PACKAGE / package).glob("*.py"):
         if path.stem != DISKS[package]:
             touching = [name for name in imports_of(path) if TOUCHES_DISK.match(name)]
-            assert not touching, f"{path.stem} imports {touching}"
+            assert not touching, f"{path.stem} must not import {touching}"
 
 
 def test_streaming_serves_its_own_stores_and_nothing_else() -> None:

@@ -53,37 +53,58 @@ from stress.chaos.together import run_together
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--restarts", type=int, default=200, help="minimum number of jobs")
     parser.add_argument(
-        "--faults", type=int, default=10_000, help="minimum number of injected faults"
+        "--restarts", type=int, default=200, help="minimum number of jobs (default: 200)"
     )
     parser.add_argument(
-        "--share", type=float, default=0.4, help="share of shard requests with a fault"
+        "--faults",
+        type=int,
+        default=10_000,
+        help="minimum number of injected faults (default: 10000)",
     )
     parser.add_argument(
-        "--documents", type=int, default=6_000, help="documents in a stream, at most"
+        "--share",
+        type=float,
+        default=0.4,
+        help="fraction of shard requests that get a fault (default: 0.4)",
     )
     parser.add_argument(
-        "--wipe", type=float, default=0.5, help="share of caches that are wiped before a job"
+        "--documents",
+        type=int,
+        default=6_000,
+        help="number of documents in the largest stream of a campaign (default: 6000)",
+    )
+    parser.add_argument(
+        "--wipe",
+        type=float,
+        default=0.5,
+        help="probability that a cache is wiped before a job (default: 0.5)",
     )
     parser.add_argument(
         "--pause",
         type=float,
         default=2.0,
-        help="maximum seconds from a job's first step to its end",
+        help="maximum seconds from a job's first step to the signal that ends it (default: 2)",
     )
-    parser.add_argument("--jobs", type=int, default=25, help="maximum number of jobs in a campaign")
     parser.add_argument(
-        "--minutes", type=float, default=1_000.0, help="start no job after this time"
+        "--jobs", type=int, default=25, help="maximum number of jobs in a campaign (default: 25)"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=1_000.0,
+        help="number of minutes after which no new job starts (default: 1000)",
     )
     parser.add_argument(
         "--together",
         type=int,
         default=1,
-        help="number of campaigns that run at the same time, each on its own stores",
+        help="number of campaigns to run at the same time, each on its own stores (default: 1)",
     )
-    parser.add_argument("--summary", help="file of the summary so far, written after each job")
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random choices")
+    parser.add_argument(
+        "--summary", help="JSON file to which the summary so far is written after each job"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     args = parser.parse_args()
     if args.together > 1:
         return run_together("stress.chaos", sys.argv[1:], args)

@@ -161,15 +161,21 @@ class Campaigns:
         """Check that a job read every row up to its last checkpoint, and that no row changed."""
         for row, row_hash in found.items():
             if seen.setdefault(row, row_hash) != row_hash:
-                self._found.fail(f"{what}: row {row} is not what it was in an earlier job")
+                self._found.fail(f"{what}: row {row} differs from the same row in an earlier job")
         if missing := [row for row in saved if row not in found]:
-            self._found.fail(f"{what}: rows {missing[:5]} up to its last checkpoint are missing")
+            self._found.fail(
+                f"{what}: rows before the job's last checkpoint are missing ({len(missing)} in "
+                f"total): {missing[:5]}"
+            )
 
     def _check_learned(self, campaign: Campaign) -> None:
         for stream, url in enumerate(campaign.urls):
             folder = campaign.folder / f"counted-{stream}"
             if wrong := differing_lengths(url, campaign.tokenizer, folder):
-                self._found.fail(f"{campaign.name}: learned lengths are wrong: {wrong}")
+                self._found.fail(
+                    f"{campaign.name}: these files of learned lengths differ from counted ones: "
+                    f"{wrong}"
+                )
             self._found.drawn["learned lengths"]["complete" if has_lengths(url) else "partial"] += 1
 
 
@@ -194,12 +200,14 @@ def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findi
     if (campaign.folder / "ended").exists():
         stop = min(stop, len(expected))
         if len(trained) < len(expected) - MOST_ROWS:
-            found.fail(f"{campaign.name}: ended after {len(trained)} of {len(expected)} rows")
+            found.fail(
+                f"{campaign.name}: the run ended after {len(trained)} of {len(expected)} rows"
+            )
     different = [row for row in range(stop) if trained.get(row) != expected.get(row)]
     if different:
         found.fail(
-            f"{campaign.name}: rows {different[:5]}, {len(different)} in total, differ from those "
-            "of an undisturbed run"
+            f"{campaign.name}: rows differ from those of an undisturbed run ({len(different)} in "
+            f"total): {different[:5]}"
         )
     return stop
 

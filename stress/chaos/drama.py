@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-CONNECTING = "SIGKILL a rank that connects"
+CONNECTING = "SIGKILL a rank while it connects"
 ENDS = {
     "none": 3,
     "SIGKILL a worker": 3,

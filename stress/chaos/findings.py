@@ -38,7 +38,7 @@ class Findings(Failures):
             "faults": self.faults.total(),
             "rows": self.rows,
             "rows read again": self.replayed,
-            "most seconds from an end to the last process's": dict(self.slowest_end_s),
+            "maximum seconds from the end signal to the last exit": dict(self.slowest_end_s),
             "ends": dict(self.ends),
             "stops": dict(self.stops),
             "disks": dict(self.disks),

@@ -77,7 +77,7 @@ class JobRun:
         self._count(ended)
         return (
             f"{self._describe()}, {self._note_errors()}, {stepped - launched:.1f} s to the first "
-            f"step, {acted - stepped:.1f} s of drama, {ended:.1f} s to the end"
+            f"step, {acted - stepped:.1f} s of faults, {ended:.1f} s to the exit"
         )
 
     # ------------------------------------------------------------ before the end
@@ -95,10 +95,13 @@ class JobRun:
         if not watch.wait_until(
             lambda: watch.has_stepped() or watch.has_lost_a_rank(), self._quiet_s
         ):
-            self._fail_hung("took no step")
+            self._fail_hung("completed no step")
         if watch.has_stepped() and not watch.has_lost_a_rank():
             if kept := littered & left_overs(self._campaign, self._job):
-                self._found.fail(f"job {self._job.number} did not remove {sorted(kept)[:3]}")
+                self._found.fail(
+                    f"job {self._job.number} did not remove the leftovers of earlier jobs, such as "
+                    f"{sorted(kept)[:3]}"
+                )
             if self._drama.end not in ("none", CONNECTING):
                 time.sleep(self._draw.uniform(0.0, self._pause))
 
@@ -140,14 +143,14 @@ class JobRun:
         if not watch.wait_until(
             lambda: watch.written() > written or watch.has_lost_a_rank(), self._quiet_s
         ):
-            self._fail_hung(f"did not continue after a {stop.describe()}")
+            self._fail_hung(f"made no progress after a {stop.describe()}")
         errors = {name.rpartition(".")[2] for name in self._errors().values()}
         is_short = stop.seconds < self._job.patience_s / 2 - 5 and stop.of != "the store"
         # if there is any other error, that error is the cause instead of the stop
         if is_short and errors and errors <= _OF_OTHERS:
             self._found.fail(
-                f"job {self._job.number} failed because of a {stop.describe()} "
-                f"({stop.seconds:.1f} s)\n{self._last_lines()}"
+                f"job {self._job.number} failed because of a {stop.describe()}, although the stop "
+                f"lasted only {stop.seconds:.1f} s\n{self._last_lines()}"
             )
 
     def _fill_disks(self) -> None:
@@ -188,13 +191,13 @@ class JobRun:
             or watch.wait_until(watch.has_ended, self._quiet_s)
             or watch.waits_for_torch()
         ):
-            self._fail_hung(f"did not end after {self._drama.end}")
+            self._fail_hung(f"did not exit (end: {self._drama.end})")
         elif not watch.has_ended():
             self._found.errors["waits for torch's process group"] += 1
         if watch.has_ended() and not soon(lambda: not self._family.members()):
             left = [command_of(pid) for pid in self._family.members()]
             self._found.fail(
-                f"job {self._job.number} left processes after {self._drama.end}: {left}"
+                f"job {self._job.number} left processes running (end: {self._drama.end}): {left}"
             )
         for pid in self._family.members():
             kill(pid)
@@ -205,10 +208,14 @@ class JobRun:
             rank.exitcode == 0 for rank in self._watch.ranks
         )
         if more and is_clean:
-            self._found.fail(f"job {self._job.number} left {sorted(more)[:3]} after a clean end")
+            self._found.fail(
+                f"job {self._job.number} exited without an error, but left files in the cache, "
+                f"such as {sorted(more)[:3]}"
+            )
         if not soon(lambda: not orphans(named), 5.0):
             self._found.fail(
-                f"job {self._job.number} left {orphans(named)} in /dev/shm after {self._drama.end}"
+                f"job {self._job.number} left files in /dev/shm (end: {self._drama.end}): "
+                f"{orphans(named)}"
             )
 
     def _count(self, ended_s: float) -> None:
@@ -220,7 +227,7 @@ class JobRun:
         if self._campaign.has_disks:
             found.disks[drama.disk or "ample"] += 1
         found.faults.update(self._store.count_faults())
-        evenly = "dividing the lanes" if NUM_LANES % job.ranks == 0 else "not dividing the lanes"
+        evenly = "lanes divided evenly" if NUM_LANES % job.ranks == 0 else "lanes divided unevenly"
         for name, value in {
             "store": self._store.scheme,
             "run": self._campaign.name,
@@ -243,7 +250,7 @@ class JobRun:
                     self._watch.log(number),
                     re.MULTILINE,
                 )
-                errors[number] = names[-1] if names else "nothing"
+                errors[number] = names[-1] if names else "an unnamed error"
         return errors
 
     def _note_errors(self) -> str:
@@ -255,13 +262,16 @@ class JobRun:
             )
             if not (self._explains(error) or is_of_ranks or error.startswith("torch.distributed.")):
                 self._found.fail(
-                    f"job {self._job.number}, rank {number}: {error} after {self._drama}\n"
-                    f"{log[-3000:]}"
+                    f"job {self._job.number}: rank {number} failed with {error}, which the job's "
+                    f"faults do not explain: {self._drama}\n{log[-3000:]}"
                 )
             found[error.removeprefix(_OF_CLOUDLOAD)] += 1
         is_undisturbed = self._drama.end == "none" and self._drama.stop is None
         if is_undisturbed and found and set(found) <= _OF_OTHERS:
-            self._found.fail(f"job {self._job.number}: no rank failed first\n{self._last_lines()}")
+            self._found.fail(
+                f"job {self._job.number}: ranks lost the connection to another rank, but no rank "
+                f"was killed or failed first\n{self._last_lines()}"
+            )
         self._found.errors.update(found)
         return ", ".join(f"{times} {error}" for error, times in found.items()) or "no error"
 

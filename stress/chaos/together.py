@@ -55,7 +55,9 @@ class _Run:
             [sys.executable, "-m", module, *arguments, *more], stdout=subprocess.PIPE, text=True
         )
         self._number = number
-        self.summary: dict[str, Any] = {"failures": [f"run {number} printed no summary"]}
+        self.summary: dict[str, Any] = {
+            "failures": [f"run {number} exited without printing a summary"]
+        }
         self.status = 1
         self.thread = threading.Thread(target=self._print)
         self.thread.start()

@@ -33,12 +33,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     add, modes = parser.add_argument, list(MODES)
     if importlib.util.find_spec("ray") is None:
-        print("left out: ray, because the package ray is not installed", flush=True)
+        print(
+            "The mode ray is skipped, because the package ray is not installed. Install it: "
+            "pip install ray",
+            flush=True,
+        )
         modes.remove("ray")
-    add("--kills", type=int, default=120, help="processes to kill, over all conversions")
-    add("--modes", nargs="+", default=modes, choices=list(MODES), help="only these modes")
-    add("--pause", type=float, default=2.0, help="maximum seconds from progress to a kill")
-    add("--seed", type=int, default=0, help="seed of all random choices")
+    add("--kills", type=int, default=120, help="total number of processes to kill (default: 120)")
+    add(
+        "--modes",
+        nargs="+",
+        default=modes,
+        choices=list(MODES),
+        help="modes to run (default: all, but ray only if it is installed)",
+    )
+    add(
+        "--pause",
+        type=float,
+        default=2.0,
+        help="maximum seconds from a stored or deleted object to the next kill (default: 2)",
+    )
+    add("--seed", type=int, default=0, help="random seed (default: 0)")
     args = parser.parse_args()
     return run_on_s3("conversions", lambda *store: Campaign(args, *store).run())
 

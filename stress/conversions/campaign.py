@@ -143,7 +143,10 @@ class Campaign:
                 for name in objects.keys() | expected
                 if objects.get(name) != expected.get(name)
             )
-            found.fail(f"{place}, {mode}: {len(differ)} objects differ, such as {differ[:5]}")
+            found.fail(
+                f"{place}, {mode}: objects differ from those of an undisturbed conversion, are "
+                f"missing, or are left over ({len(differ)} in total): {differ[:5]}"
+            )
         requests = self._proxy.requests()
         self._proxy.set_faults(FAULTS)  # also clears the recorded requests
         found.requests += len(requests)
@@ -151,7 +154,7 @@ class Campaign:
         did = ", ".join(f"{number} {name}" for name, number in (found.kills - before).items())
         store = "failing store" if fails else "store"
         seconds = time.monotonic() - began
-        print(f"{mode}, {store}: killed {did or 'nothing'}; {seconds:.0f} s", flush=True)
+        print(f"{mode}, {store}, {seconds:.0f} s, kills: {did or 'none'}", flush=True)
 
 
 def _hash_objects(out: str, rejects: str) -> dict[str, str]:
@@ -186,7 +189,10 @@ class _Jobs:
                     kills, harmed = kills - 1, harmed | pids
             self._collect(running, harmed)
         if self._waiting:
-            self._found.fail(f"not finished after {PATIENCE_S} s: {self._waiting}")
+            self._found.fail(
+                f"the conversion did not finish within {PATIENCE_S:.0f} s. These commands had not "
+                f"succeeded: {self._waiting}"
+            )
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         self._found.starts += 1
@@ -246,5 +252,8 @@ class _Jobs:
             if process.returncode:
                 left.append(command)
             if "Traceback" in errors or (process.returncode and process.pid not in harmed):
-                self._found.fail(f"{command} ended with {process.returncode}: {errors[-2000:]}")
+                self._found.fail(
+                    f"{command} exited with status {process.returncode}. The end of its stderr:\n"
+                    f"{errors[-2000:]}"
+                )
         self._waiting = left

@@ -37,10 +37,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="names of faults (default: all of the sections)"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="faults to measure (default: all faults of the chosen sections)",
     )
     parser.add_argument(
-        "--only", action="append", choices=SECTIONS, help="only this section; may be repeated"
+        "--only",
+        action="append",
+        choices=SECTIONS,
+        help="measure only this section. May be given several times",
     )
     args = parser.parse_args()
     sections = args.only or SECTIONS

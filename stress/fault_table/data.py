@@ -126,7 +126,7 @@ def fifo(name: str) -> Act:
 CASES: dict[str, Act] = {
     "text column missing in one stream of two": streams("body"),
     "text column of type int": streams("text", "int", (1,)),
-    "empty stream beside a full one": empty_stream,
+    "empty stream next to a stream with documents": empty_stream,
     "no shards at all": no_documents(None),
     "shards without samples": no_documents([0, 0]),
     "invalid UTF-8 in a bytes column": streams("text", "bytes", (b"fine", b"caf\xe9")),
@@ -134,7 +134,7 @@ CASES: dict[str, Act] = {
         ground.data(), transform=half_a_pair
     ),
     "pickle column": pickle_column,
-    "`..` in a name of the index": changed_index(
+    "`..` in a file name of the index": changed_index(
         lambda shard: shard["raw_data"].update(basename="../../secret.mds")
     ),
     "index says more bytes than the shard has": changed_index(
@@ -148,9 +148,9 @@ CASES: dict[str, Act] = {
     ),
     "offset outside the shard": wrong_offset,
     "zstd bomb": bomb,
-    "index of random bytes": index_of(bytes(range(256))),
+    "index that is not JSON": index_of(bytes(range(256))),
     "index `null`": index_of(b"null"),
-    "index without shards' list": index_of(b'{"version": 2}'),
+    "index without a list of shards": index_of(b'{"version": 2}'),
     "index nested 100,000 deep": index_of(b"[" * 100_000),
     "FIFO as index": fifo("index.json"),
     "FIFO as shard": fifo("shard.00002.mds"),

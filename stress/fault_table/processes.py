@@ -103,7 +103,9 @@ class Ground:
         if self.is_silent:
             self.proxy.set_faults([Fault("GET .*shard", "stall", at=200, seconds=SILENCE_S)])
             if not soon(lambda: any(path.suffix == ".part" for path in left_overs(job.cache))):
-                raise RuntimeError("no fetch has started, so none can hang")
+                raise RuntimeError(
+                    "The job started no fetch, so a silent store cannot make a fetch hang."
+                )
 
 
 Row = tuple[str, ...]
@@ -115,7 +117,7 @@ def cases() -> Iterator[tuple[str, Case, bool]]:
     for is_silent in (False, True):
         yield from ((name, end_by_signal, is_silent) for name in SIGNALS)
         yield from ((name, end_by_call, is_silent) for name in WAYS)
-        yield "SIGKILL of one of two ranks, as the other sees it", end_a_rank, is_silent
+        yield "SIGKILL of one of two ranks, as seen by the other rank", end_a_rank, is_silent
     yield from ((name, end_by_transform, False) for name in TRANSFORMS)
 
 
@@ -175,7 +177,8 @@ def end_by_transform(ground: Ground, name: str) -> Row:
                 "",
                 "",
                 "",
-                "not measured: cannot create a memory control group here",
+                "not measured, because no memory control group could be created (needs root and "
+                "cgroup v1)",
             )
         job = ground.start(
             {"FAULT_TIME": str(when), "FAULT_CGROUP": group},
@@ -184,7 +187,9 @@ def end_by_transform(ground: Ground, name: str) -> Row:
         )
         row = _see_end(ground, name, job, lambda: float(when.read_text()))
         return (
-            row if not group or _has_killed(group) else (*row[:-1], f"NOT BY THE KERNEL: {row[-1]}")
+            row
+            if not group or _has_killed(group)
+            else (*row[:-1], f"NOT KILLED BY THE KERNEL: {row[-1]}")
         )
 
 
@@ -204,7 +209,7 @@ def end_by_call(ground: Ground, name: str) -> Row:
     _write_line(job)
     ended = _see_end(ground, name, job, time.monotonic)
     if ended[4] != left:
-        left += f"; {ended[4]} at its end"
+        left += f"; {ended[4]} when the job exits"
     message = f"next() of the old iterator: {message}" if message else "nothing"
     return (name, _store(ground), f"{seconds:.1f}", "continues", left, shorten(message))
 
@@ -242,7 +247,7 @@ def _see_end(ground: Ground, name: str, job: Job, began: Callable[[], float]) ->
         soon(lambda: not job.family())
         seconds = f"{time.monotonic() - began():.1f}"
     except subprocess.TimeoutExpired:
-        seconds, errors = f"more than {MOST_S:.0f}", "HangError: it hangs"
+        seconds, errors = f"more than {MOST_S:.0f}", "HangError: the job hung"
     left = f"{len(job.family())} / {_other_left(job)}"
     if left_overs(job.cache):
         left += f" ({_after_sweep(job.cache)} after the next start)"

@@ -83,7 +83,7 @@ class Ground:
         )
         process.start()
         theirs.close()
-        seen = Seen(MOST_S, "it hangs", "")
+        seen = Seen(MOST_S, "the read hung", "")
         if ours.poll(MOST_S):
             with contextlib.suppress(EOFError):
                 seconds, message = ours.recv()

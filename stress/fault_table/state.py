@@ -34,7 +34,7 @@ def _cursors(ordinal: int, offset: int, width: str = "<i4") -> str:
 
 CASES: dict[str, Act] = {
     "truncated base64": changed_state(lambda state: {"cursors": state["cursors"][:-3]}),
-    "cut to whole base64": changed_state(lambda state: {"cursors": state["cursors"][:-32]}),
+    "truncated to valid base64": changed_state(lambda state: {"cursors": state["cursors"][:-32]}),
     "edited field (seed)": changed_state(lambda _: {"seed": 18}),
     "edited field (rows: -4)": changed_state(lambda _: {"rows": -4}),
     "field missing": lambda ground: ground.read(

@@ -42,11 +42,11 @@ def main() -> int:
         "targets",
         nargs="*",
         metavar="TARGET",
-        help=f"targets (default: all of {', '.join(TARGETS)})",
+        help=f"targets to fuzz: {', '.join(TARGETS)} (default: all)",
     )
     parser.add_argument("--seconds", type=int, default=60, help="seconds per target (default: 60)")
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the built-in engine (default: 0)"
+        "--seed", type=int, default=0, help="random seed of the built-in engine (default: 0)"
     )
     parser.add_argument("--engine", choices=["auto", "atheris", "own"], default="auto")
     parser.add_argument(
@@ -59,19 +59,23 @@ def main() -> int:
         "--replay",
         type=Path,
         metavar="FILE",
-        help="run this input on the first TARGET, and show its error",
+        help="run this input on the first TARGET, and show the error that it causes",
     )
     options = parser.parse_args()
     names = options.targets or list(TARGETS)
     if unknown := [name for name in names if name not in TARGETS]:
-        parser.error(f"no target named {unknown[0]!r}; use {', '.join(TARGETS)}")
+        parser.error(f"TARGET must be one of {', '.join(TARGETS)}, but is {unknown[0]!r}.")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if options.replay:
         check(TARGETS[names[0]], options.replay.read_bytes())
         print("no finding")
         return 0
     engine = _engine(options.engine)
-    print(f"engine {engine}, {options.seconds} s for each of {', '.join(names)}", flush=True)
+    print(
+        f"Fuzzing each target for {options.seconds} s with the engine {engine!r}: "
+        f"{', '.join(names)}",
+        flush=True,
+    )
     summary = [_fuzz_and_report(name, engine, options) for name in names]
     print("\n".join(["", *(line for line, _ in summary)]))
     return int(any(is_finding for _, is_finding in summary))

@@ -51,7 +51,10 @@ def run_decompress(data: bytes) -> None:
         raise
     except Exception:
         return
-    expect(len(raw) <= len(_RAW) + 1, f"{codec} gave {len(raw)} bytes")
+    expect(
+        len(raw) <= len(_RAW) + 1,
+        f"{codec} returned {len(raw)} bytes, but may return at most {len(_RAW) + 1}",
+    )
 
 
 DECOMPRESS = Target(run_decompress, decompress_seeds)

@@ -26,7 +26,10 @@ def check(target: Target, data: bytes) -> None:
     with contextlib.suppress(CloudloadError):
         target.run(data)
     grown_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb) >> 10
-    expect(grown_mb <= MOST_GROWTH_MB, f"memory grew by {grown_mb:,} MB")
+    expect(
+        grown_mb <= MOST_GROWTH_MB,
+        f"memory grew by {grown_mb:,} MB, over the limit of {MOST_GROWTH_MB} MB",
+    )
 
 
 @contextlib.contextmanager
@@ -34,7 +37,7 @@ def time_limit(seconds: int) -> Iterator[None]:
     """Raise `Finding` if the `with` block takes longer than `seconds`."""
 
     def stop(*_: object) -> None:
-        raise Finding(f"not done after {seconds} s")
+        raise Finding(f"did not finish within {seconds} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)

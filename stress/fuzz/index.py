@@ -58,18 +58,27 @@ def run_index(data: bytes) -> None:
     ]
     for path in files:
         inside = os.path.normpath(path)
-        expect(inside == str(path) and inside.startswith(f"{folder}/"), f"{path} leaves the cache")
-        expect(not inside.endswith((".part", ".lock")), f"{path} is the cache's own")
-    expect(len(set(files)) == len(files), "two files fall together")
+        expect(
+            inside == str(path) and inside.startswith(f"{folder}/"),
+            f"{path} is outside the dataset's cache folder",
+        )
+        expect(
+            not inside.endswith((".part", ".lock")),
+            f"{path} has a suffix that only the cache's own files may have",
+        )
+    expect(len(set(files)) == len(files), "two files of the index have the same path in the cache")
     for shard in dataset.shards:
-        expect(4 * (shard.samples + 2) <= shard.raw.bytes < 1 << 32, "a size that no shard has")
+        expect(
+            4 * (shard.samples + 2) <= shard.raw.bytes < 1 << 32,
+            f"a shard with {shard.samples} samples cannot have {shard.raw.bytes} bytes",
+        )
         fastest_hash(shard.stored.hashes)
         if shard.compression:
             compression_extension(shard.compression)
     corpus = Corpus((dataset, dataset))
     expect(
         corpus.num_samples == 2 * sum(shard.samples for shard in dataset.shards),
-        "samples do not add up",
+        "the corpus has a different number of samples than its shards in total",
     )
     corpus.fingerprint(range(2))
     check_text_column(corpus.datasets, "text")

@@ -55,7 +55,10 @@ def read_shard(raw: bytes, samples: int, columns: Any) -> None:
             shard.read(sample)
         with contextlib.suppress(DatasetError):
             [found] = shard.read_texts([sample], text)
-            expect(found.encode() == shard.read_bytes(sample, text), "a text of other bytes")
+            expect(
+                found.encode() == shard.read_bytes(sample, text),
+                f"read_texts and read_bytes return different bytes for sample {sample}",
+            )
         shard.where(sample)
 
 

@@ -85,9 +85,12 @@ def run_tokenizer_text(data: bytes) -> None:
             choices.pick([names, _SIGNS, string.printable, chr(choices.number(0x3000))])
         )
     ids, _ = hf.encode_flat([text])
-    expect(not control & set(ids.tolist()), f"a control id in {text!r}")
-    expect(ids.tolist() == fast.encode_flat([text])[0].tolist(), f"backends differ on {text!r}")
-    expect(hf.decode(ids) == text, f"{text!r} is {hf.decode(ids)!r} when decoded")
+    expect(not control & set(ids.tolist()), f"the IDs of {text!r} contain a control ID")
+    expect(
+        ids.tolist() == fast.encode_flat([text])[0].tolist(),
+        f"the backends produce different IDs for {text!r}",
+    )
+    expect(hf.decode(ids) == text, f"the IDs of {text!r} decode to {hf.decode(ids)!r}")
 
 
 TOKENIZER_TEXT = Target(run_tokenizer_text, random_seeds, tokenizers)

@@ -237,7 +237,7 @@ def list_arguments(function: Any) -> set[str]:
 def names_in(module: str) -> set[str]:
     """Return the names that a module defines, even if its framework is not installed."""
     spec = find_spec(module)
-    assert spec is not None, f"there is no module {module}"
+    assert spec is not None, f"the module {module} does not exist"
     assert spec.origin is not None
     body = ast.parse(Path(spec.origin).read_text("utf-8")).body
     if module == "cloudload":
@@ -262,7 +262,7 @@ def test_the_shell_blocks_name_only_what_exists(page: str) -> None:
 def check_make(words: list[str]) -> None:
     targets = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
     asked = {word for word in words if "=" not in word}
-    assert asked <= targets, f"the Makefile has no {sorted(asked - targets)}"
+    assert asked <= targets, f"the Makefile has no targets {sorted(asked - targets)}"
 
 
 def check_pip(words: list[str]) -> None:

@@ -77,7 +77,7 @@ def test_a_listing_of_a_docstring_becomes_a_table() -> None:
 
 
 def test_the_pages_in_the_repository_hold_their_generated_text() -> None:
-    assert not docs_site.list_outdated(), "run python -m scripts.docs_site"
+    assert not docs_site.list_outdated(), "pages are out of date. Run python -m scripts.docs_site"
     marked = [path for path in (ROOT / "docs").rglob("*.md") if "<!-- gen" in path.read_text()]
     assert len(marked) >= 5
     for path in marked:
@@ -96,7 +96,10 @@ def test_old_and_edited_texts_are_generated_again(
     page.write_text(f"# Title\n\n{marker}\n\nBetween.\n\n{marker}\n\nold\n\n<!-- end -->\n\nEnd.\n")
     monkeypatch.setattr(docs_site, "ROOT", tmp_path)
     assert docs_site.main(["--check"]) == 1
-    assert "page.md is out of date. Run python -m scripts.docs_site" in capsys.readouterr().err
+    assert (
+        "page.md is out of date. To rewrite it, run python -m scripts.docs_site"
+        in capsys.readouterr().err
+    )
     assert docs_site.main([]) == 0
     assert docs_site.main(["--check"]) == 0
     text = page.read_text()
@@ -128,7 +131,9 @@ def test_links_work_in_the_repository_and_on_the_site(
 def test_links_between_files_of_the_repository_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
         for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
-            assert (page.parent / link).exists(), f"{page.name}: {link}"
+            assert (page.parent / link).exists(), (
+                f"{page.name} links to {link}, which does not exist"
+            )
 
 
 def test_the_figure_of_throughput_follows_the_results() -> None:

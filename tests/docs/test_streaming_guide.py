@@ -68,4 +68,6 @@ def test_the_guide_has_a_tested_row_for_every_argument(name: str) -> None:
     assert TESTED_BY[name].keys() == set(taken)
     for argument, test in TESTED_BY[name].items():
         cases = repr(getattr(test, "pytestmark", ""))
-        assert argument in inspect.getsource(test) + cases, f"{test.__name__} sets no {argument}"
+        assert argument in inspect.getsource(test) + cases, (
+            f"{test.__name__} does not set {argument}"
+        )

@@ -54,7 +54,10 @@ class Framework:
             return sys.executable
         python = ROOT / ".frameworks" / self.environment / "bin" / "python"
         if not python.exists():
-            pytest.skip(f"no environment {self.environment}: make test-frameworks builds it")
+            pytest.skip(
+                f"the environment {self.environment} does not exist. Build it with "
+                "make test-frameworks"
+            )
         return str(python)
 
     def command(self, module: str) -> list[str]:
@@ -173,8 +176,8 @@ def test_a_run_killed_and_resumed_trains_on_the_same_rows(
     framework, cut = FRAMEWORKS[name], WAYS[way]
     if name == "HF Trainer 4" and cut.ranks[1] > 1:
         pytest.skip(
-            "transformers 4 cannot load an optimizer on several ranks "
-            "without a GPU; see HF Trainer 5"
+            "transformers 4 cannot load an optimizer on several ranks without a GPU. HF Trainer 5 "
+            "runs this test"
         )
     job = Job(framework, data, tmp_path)
     kill_at = cut.killed_in_step * cut.accumulate[0]
@@ -266,7 +269,7 @@ class Job:
             )
         # on CPUs, some frameworks fail after training, so a failure is only printed
         if kill_at is None and ended.returncode:
-            print(f"{run} ended with {ended.returncode}")
+            print(f"{run} exited with status {ended.returncode}")
             print((self.folder / f"{run}.txt").read_text()[-6000:])
 
     def arguments(self, way: Way, part: int) -> list[str]:

@@ -133,4 +133,4 @@ def run_until_step(step: int, arguments: list[Any]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate(timeout=60)
             return
-    raise AssertionError(f"the job ended: {process.communicate(timeout=60)[1]}")
+    raise AssertionError(f"the job exited before step {step}: {process.communicate(timeout=60)[1]}")

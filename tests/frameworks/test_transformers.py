@@ -136,7 +136,7 @@ def test_a_checkpoint_saved_within_a_step_has_the_batches_before_it(
 
 @pytest.mark.skipif(
     not hasattr(TrainingArguments, "include_tokens_per_second"),
-    reason="only transformers 4 counts them",
+    reason="only transformers 4 counts tokens before it trains",
 )
 def test_tokens_that_the_trainer_counts_first_are_trained_on_all_the_same(
     folder: str, tmp_path: Path

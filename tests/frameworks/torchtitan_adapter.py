@@ -127,7 +127,7 @@ def check_only_the_end_of_the_data_ends_training() -> None:
         torch.equal(batch["labels"], labels) for batch, labels in zip(epochs, own, strict=True)
     )
     assert (epochs[-1]["labels"][:, -1] == -100).any(), (
-        "the last rows are not padded; take other data"
+        "no last row is padded. The test needs data that does not fill the last rows"
     )
 
 

@@ -43,11 +43,13 @@ def test_two_nodes_download_the_shards_of_a_finite_epoch_about_once(
     found = launch(corpus, tmp_path, 0, Run(2, 4, 2, 10_000, nodes=2), epochs=1, settings=settings)
     assert [found[row] for row in range(len(expected))] == expected
     state = json.loads((tmp_path / "end-0.json").read_text())["state"]
-    assert state["tail"], "the run has a tail"
+    assert state["tail"], "the run must have a tail"
 
     shards = Counter(
         request.line.split()[1] for request in s3_proxy.requests(r"^GET .*shard\.\d+\.mds")
     )
-    assert len(shards) > 20, "each was downloaded"
+    assert len(shards) > 20, "more than 20 shards must be downloaded"
     again = [url for url, number in shards.items() if number > 1]
-    assert len(again) <= 1, "only the shard at the border of the canonical nodes is read by both"
+    assert len(again) <= 1, (
+        "only the shard at the border of the canonical nodes may be downloaded twice"
+    )

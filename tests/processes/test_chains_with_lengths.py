@@ -211,7 +211,7 @@ def test_ranks_killed_and_resumed_with_and_without_lengths_read_one_stream(
         for row, ids in consumed.items():
             assert found.setdefault(row, ids) == ids, f"row {row} differs in part {number}"
         start = json.loads((tmp_path / "start.json").read_text())
-        assert min(consumed) == start, "a part begins at the last state"
+        assert min(consumed) == start, "a part must start at the last saved state"
     expected = find_expected(corpus, chain, len(found))
     assert sorted(found) == list(range(len(found)))
     assert [found[row] for row in range(len(expected))] == expected
@@ -223,4 +223,4 @@ def test_ranks_killed_and_resumed_with_and_without_lengths_read_one_stream(
     assert len(found) - len(expected) < last.ranks * last.batch_size
     if not last.killed:
         states = [end["state"] for end in read_ends(tmp_path)[: last.ranks]]
-        assert states == [states[0]] * last.ranks, "the state is whole on every rank"
+        assert states == [states[0]] * last.ranks, "every rank must have the whole state"

@@ -84,7 +84,7 @@ def kill_and_finish(corpus: Path, out: str, kills: int, seed: int) -> None:
         printed, errors = process.communicate(timeout=120)
         if process.returncode == 0:
             assert attempt == kills, (
-                f"finished after {attempt} kills of {kills}; the corpus is too small"
+                f"the conversion finished after {attempt} of {kills} kills. Use a larger corpus"
             )
             return
         assert process.returncode == -signal.SIGKILL, (printed, errors)

@@ -38,7 +38,7 @@ def end(job: Job) -> str:
     """Wait until a job and all its processes have ended, and return the job's stderr."""
     _, errors = job.process.communicate(timeout=SOON_S)
     assert soon(lambda: not job.family()), (
-        f"left: {[command_of(pid) for pid in job.family()]}\n{errors}"
+        f"processes are still running: {[command_of(pid) for pid in job.family()]}\n{errors}"
     )
     assert soon(lambda: not orphans(job.shared_memory))
     return errors
@@ -221,7 +221,7 @@ def test_a_transform_that_fails_shows_its_cause_and_the_document(
     errors = end(job)
     assert "failed on sample" in errors
     assert cause in errors
-    assert f", in {transform}" in errors, "the traceback of the transform"
+    assert f", in {transform}" in errors, "stderr must have the traceback of the transform"
     assert left_overs(job.cache) == []
 
 

@@ -126,7 +126,9 @@ def test_a_child_of_multiprocessing_that_ends_removes_its_files(
     child.start()
     child.join()
     assert child.exitcode == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["x.0123456789ab.part"], "not its own"
+    assert [path.name for path in tmp_path.iterdir()] == ["x.0123456789ab.part"], (
+        "only the part file of another process may remain"
+    )
 
 
 def take_locks_until_told_to_end(folder: Path, seconds: float) -> None:

@@ -42,7 +42,7 @@ def run_job(folder: Path, size: int, job: Job, missing: tuple[int, ...] = ()) ->
         connections[rank] = receiver, process
     results = {}
     for rank, (receiver, process) in connections.items():
-        assert receiver.poll(_PATIENCE_S), f"process {rank} hangs"
+        assert receiver.poll(_PATIENCE_S), f"process {rank} sent no result within {_PATIENCE_S} s"
         try:
             results[rank] = receiver.recv()
         except EOFError:

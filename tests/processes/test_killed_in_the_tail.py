@@ -32,7 +32,7 @@ def test_ranks_killed_in_the_tail_end_on_another_world_with_the_rows_of_one_proc
 
     expected, states = run_leg(make_loader, Leg(batch_size=30, batches=None))
     killed_after = next(number for number, state in enumerate(states) if state["tail"]) + 4
-    assert 2 < killed_after < len(states) - 5, "killed in the tail, and not at its ends"
+    assert 2 < killed_after < len(states) - 5, "the kill must be in the middle of the tail"
 
     expected = trimmed(expected)
     found = launch(
@@ -47,7 +47,7 @@ def test_ranks_killed_in_the_tail_end_on_another_world_with_the_rows_of_one_proc
     assert state == {**states[killed_after - 1], "sources": state["sources"]}
     again = launch(corpus, tmp_path, 1, Run(2, 16, 2, 10_000), epochs=1, settings=dict(chosen))
     assert all(again.get(row, ids) == ids for row, ids in found.items()), (
-        "rows that are read again are the same"
+        "a row that is read again must not change"
     )
     found |= again
     assert min(again) == state["rows"] == 30 * (killed_after - 1)
@@ -56,4 +56,4 @@ def test_ranks_killed_in_the_tail_end_on_another_world_with_the_rows_of_one_proc
     steps = {
         len((tmp_path / f"run-1-rank-{rank}.jsonl").read_text().splitlines()) for rank in range(2)
     }
-    assert steps == {len(again) // 32}, "both ranks end on the same step"
+    assert steps == {len(again) // 32}, "both ranks must end on the same step"

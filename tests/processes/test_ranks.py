@@ -96,9 +96,9 @@ def test_ranks_under_torchrun_killed_and_resumed_read_one_stream(
         # rows that were read after the last saved state are read again, and must be the same
         for row, ids in consumed.items():
             assert found.setdefault(row, ids) == ids, (
-                f"row {row} of run {number} differs from what was read before"
+                f"row {row} of run {number} differs from the same row in an earlier run"
             )
-        assert min(consumed) == start, "a run begins where the last state stands"
+        assert min(consumed) == start, "a run must start at the last saved state"
     assert sorted(found) == list(range(len(found)))
     expected = corpus.expected_rows(len(found), **PACKINGS[packing])
     assert [found[row] for row in range(len(found))] == expected
@@ -110,7 +110,7 @@ def test_finite_epochs_end_on_the_same_step_on_every_rank(corpus: Corpus, tmp_pa
         folder.mkdir()
         consumed = launch(corpus, folder, 0, Run(ranks, 12 // ranks, workers, 10_000), epochs=1)
         steps = {len(file.read_text().splitlines()) for file in folder.glob("run-0-rank-*.jsonl")}
-        assert len(steps) == 1, "every rank takes the same number of steps"
+        assert len(steps) == 1, "every rank must take the same number of steps"
         if ranks == 1:
             expected = consumed
         assert consumed == expected
@@ -166,7 +166,7 @@ def test_peers_of_one_data_parallel_rank_read_the_same_rows_and_count_them_once(
     _, states = run_leg(make_loader, Leg(num_ranks, batch_size=12 // num_ranks, batches=3))
     ends = read_ends(tmp_path)
     assert [end["state"] for end in ends] == [states[-1]] * len(ranks), (
-        "as without peers, statistics included"
+        "states must equal those of a run without peer ranks, including statistics"
     )
     assert [end["exchanges_with"] for end in ends] == [
         group for rank in range(len(ranks)) for group in groups if rank in group

@@ -17,7 +17,7 @@ from cloudload.provenance import render_rows, start_run, view_rows
 from tests.support.browser import BROWSER, Browser, open_browser
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs chromium (apt-get install chromium)")
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium (apt-get install chromium)")
 
 OWN = "document.title='owned'"
 HOSTILE = [

@@ -70,8 +70,8 @@ def test_a_finite_run_starts_each_of_its_workers_once(
     expected = read(make(start_method=None))
     assert starts == []
     tails = [state["tail"] for _, state in expected]
-    assert not tails[3], "the tail is not the whole run"
-    assert sum(map(bool, tails)) > 1, "several batches are in the tail"
+    assert not tails[3], "the tail must not be the whole run"
+    assert sum(map(bool, tails)) > 1, "several batches must be in the tail"
     found = read(make(num_workers=2))
     assert len(starts) == 2
     assert found == expected
@@ -79,7 +79,9 @@ def test_a_finite_run_starts_each_of_its_workers_once(
     resumed = make(num_workers=2)
     resumed.load_state_dict(expected[middle][1])
     assert read(resumed) == expected[middle + 1 :]
-    assert len(starts) == 4, "a resume in the tail measures and reads it with the same workers"
+    assert len(starts) == 4, (
+        "after a resume in the tail, the same workers must measure and read the tail"
+    )
 
 
 def test_a_mixture_whose_streams_end_starts_each_of_its_workers_once(

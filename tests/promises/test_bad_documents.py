@@ -268,7 +268,7 @@ def test_nor_is_an_error_that_one_of_these_caused(folder: Path) -> None:
         run_leg(ranks(folder, transform=wraps_store_error, on_error="skip"), Leg(batches=60))
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups of errors")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no ExceptionGroup")
 def test_nor_is_a_group_that_has_one_of_these(folder: Path) -> None:
     new_group: Any = vars(builtins)["ExceptionGroup"]
     group = new_group("two", [ValueError("a"), new_group("inner", [TimeoutError("b")])])

@@ -149,11 +149,11 @@ def test_another_content_is_taken_on_purpose_at_the_ends_of_documents(
         states[-1],
     )
     begun = documents_in(first + last)
-    assert max(begun.values()) == 1, "no document is read again"
+    assert max(begun.values()) == 1, "no document may be read twice"
     assert not documents_in(first) & documents_in(last)
     lost = COUNT - len(begun)
     assert lost == 0 if packing != "best_fit" else lost < COUNT / 2, (
-        "but what best_fit held back is left out"
+        "only documents that best_fit had not emitted may be left out"
     )
     tokens = {token for row in last for token in row.input_ids}
     letters = {tokenize(letter)[0] for letter in "abcdefghijklmnopqrstuvwxyz"}
@@ -242,7 +242,9 @@ def test_every_field_that_differs_is_listed_with_both_values(folder: Path) -> No
     ):
         assert part in str(refusal.value)
     assert "epochs: saved None, found 4" in str(refusal.value)
-    assert "on_change" not in str(refusal.value), "for packing and seed cannot be accepted"
+    assert "on_change" not in str(refusal.value), (
+        "on_change must not be suggested, because it cannot accept a change of packing or seed"
+    )
 
 
 def test_more_epochs_cannot_be_added_in_the_tail(folder: Path) -> None:

@@ -70,5 +70,5 @@ def test_documents_left_out_after_the_last_row_are_counted_wherever_the_batches_
             [stats] = corpus.stats
             [stream] = stats.streams.values()
             assert (stats.documents, stats.filtered, stream.epoch) == wanted, (
-                f"{documents} by {batch_size}, then {seq_len}"
+                f"{documents} documents, batch_size={batch_size}, then seq_len={seq_len}"
             )

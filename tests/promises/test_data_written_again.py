@@ -193,7 +193,7 @@ def test_a_state_or_an_index_without_hashes_of_samples_is_named(tmp_path: Path) 
     state, rest = save_within_documents(ranks(one, tmp_path / "cache"))
     before = {key: value for key, value in state.items() if key != SAMPLES_FIELD}
     rows, _ = run_leg(ranks(one, tmp_path / "cache"), Leg(batches=4), before)
-    assert rows == rest[: len(rows)], "a state of an earlier version continues on its data"
+    assert rows == rest[: len(rows)], "a state of an earlier version must continue on its own data"
     with pytest.raises(StreamChangedError, match="because the state has no hashes"):
         run_leg(ranks(two, tmp_path / "cache"), Leg(), before)
     leave_out_one_samples_hash(Path(two))

@@ -36,11 +36,11 @@ def test_every_token_is_delivered_once_and_only_the_last_rows_are_padding(
     assert tokens_in(rows) == corpus.expected
     real = trimmed(rows)
     assert len(rows) - len(real) < leg.ranks * leg.batch_size, (
-        "rows past the end only fill the last global batch"
+        "rows past the end may only fill the last global batch"
     )
     assert not any(row.is_padding for row in real)
     if packing["packing"] == "concat":
-        assert all(length(row) == 8 for row in real[:-1]), "only one row is short of tokens"
+        assert all(length(row) == 8 for row in real[:-1]), "only the last row may have fewer tokens"
     assert states[-1]["rows"] == len(rows)
     assert counts_of(states[-1])["padding"] == 8 * len(rows) - counts_of(states[-1])["tokens"]
 
@@ -85,7 +85,7 @@ def test_what_is_handed_out_and_what_is_dropped_are_all_tokens(
     ]:
         rows, _ = corpus.run(leg, tail="drop")
         assert {stats.dropped for stats in corpus.stats} == {num_tokens - len(real_tokens(rows))}, (
-            f"{leg}, on every rank"
+            f"every rank must report the dropped tokens ({leg})"
         )
 
 

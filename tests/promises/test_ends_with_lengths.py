@@ -153,10 +153,10 @@ def test_a_finite_run_ends_alike_with_lengths_and_without(
         assert found == expected
         return
     for number, (one, other) in enumerate(itertools.zip_longest(found, expected)):
-        assert one.rows == other.rows, f"part {number}"
+        assert one.rows == other.rows, f"the rows of part {number} differ"
         for step, states in enumerate(itertools.zip_longest(one.states, other.states)):
-            assert states[0] == states[1], f"part {number}, step {step}"
-        assert one.stats == other.stats, f"part {number}"
+            assert states[0] == states[1], f"the states after step {step} of part {number} differ"
+        assert one.stats == other.stats, f"the statistics of part {number} differ"
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])

@@ -120,13 +120,15 @@ def check_packing(case: Case, rows: list[Row]) -> None:
     lengths = [sum(stop - start for *_, start, stop in row.spans) for row in rows]
     spans = [span for row in rows for span in row.spans]
     if case.packing == "concat":
-        assert all(length == case.seq_len for length in lengths[:-1]), "only the last row is padded"
+        assert all(length == case.seq_len for length in lengths[:-1]), (
+            "only the last row may be padded"
+        )
     if case.packing == "best_fit":
         documents = documents_of(case)
         for stream, _, sample, start, stop in spans:
             size = len(case.tokens(documents[stream, sample]))
             assert stop - start == min(case.seq_len, size - start), (
-                "no document that fits a row is split"
+                "a document that fits in a row must not be split"
             )
             assert start % case.seq_len == 0
     if case.packing == "one_per_row":

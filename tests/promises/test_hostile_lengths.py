@@ -183,7 +183,7 @@ def test_a_wrong_length_that_a_seek_jumps_over_is_found_before_a_row_is_handed_o
             number += 1
         except DatasetError:
             pass
-    assert number, "only the check finds it"
+    assert number, "without the check, some wrong lengths must go unnoticed"
 
 
 def test_a_wrong_length_that_a_seek_into_the_tail_jumps_over_is_found_on_two_nodes(

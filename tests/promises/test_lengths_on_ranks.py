@@ -198,7 +198,9 @@ def test_the_tail_needs_no_measuring_and_if_it_is_foreseen_no_other_phase(
         rows = list(make_loader(folders[0], lengths=lengths, epochs=1, packing=packing))
         found[lengths] = len(rows), len(starts), sum(read)
     assert found["off"][0] == found["require"][0]
-    assert found["off"][1] == 3, "steady, measuring, in the tail"
+    assert found["off"][1] == 3, (
+        "workers must start three times: steady, measuring, and in the tail"
+    )
     assert found["require"][1] == 1
     assert found["require"][2] < found["off"][2]
 
@@ -232,7 +234,9 @@ def test_a_run_too_large_to_foresee_ends_alike(
         monkeypatch.setattr(f"cloudload.lengths.run_lengths.{limit}", 100)
     starts.clear()
     assert run_leg(lambda **rank: make("require", **rank), leg) == expected
-    assert len(starts) == 3 * 3, "steady, sharing, and in the tail, on each rank"
+    assert len(starts) == 3 * 3, (
+        "workers must start three times on each rank: steady, sharing, and in the tail"
+    )
 
 
 def test_a_state_is_found_after_a_lagging_one(folders: list[str]) -> None:

@@ -72,7 +72,7 @@ def assert_prefixes(
 ) -> None:
     for key in some.keys() & others.keys():
         for one, other in zip(some[key], others[key], strict=False):
-            assert one == other, f"lane and stream {key}"
+            assert one == other, f"the rows of (lane, stream) {key} differ"
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
@@ -114,7 +114,7 @@ def test_a_small_stream_begins_its_next_epoch_by_itself(urls: dict[str, str], ca
     starts = Counter(
         span[1:3] for row in rows for span in row.spans if span[0] == 1 and span[3] == 0
     )
-    assert max(starts.values()) == 1, "each document of each epoch is read once"
+    assert max(starts.values()) == 1, "each document must be read once per epoch"
     loader = make_loader(dp_rank=0, dp_world_size=1, batch_size=12, num_workers=0, exchange_every=1)
     for _ in loader.take(20):
         pass
@@ -158,7 +158,7 @@ def test_other_shares_at_a_resume_hold_from_the_next_row_on(
     assert [row for row, _ in json.loads(more[-1]["mixture"])["schedule"]] == [0, 66]
     again, _ = run_leg(after, Leg(batch_size=12, batches=4), more[-1])
     straight, _ = run_leg(after, Leg(batch_size=168, batches=1), states[-1])
-    assert again == straight[120:168], "a second resume keeps what the first changed"
+    assert again == straight[120:168], "a second resume must keep the changes of the first"
 
 
 def test_a_stream_added_on_resume_begins_there_and_the_others_continue(

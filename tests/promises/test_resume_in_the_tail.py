@@ -56,7 +56,9 @@ def test_a_state_saved_anywhere_continues_to_the_same_end_on_any_world(
     corpus = write(uneven(8, 34), **packing, min_tokens=2, seq_len=6)
     whole, states = corpus.run(Leg(batches=None))
     first = next(taken for taken, state in enumerate(states) if state["tail"])
-    assert 3 < first <= len(states) - 3, "three states before the tail, and at least three in it"
+    assert 3 < first <= len(states) - 3, (
+        "at least three states must be before the tail, and at least three in the tail"
+    )
     for taken in range(first - 3, len(states)):
         leg = replace(TO_THE_END[taken % 3], workers=taken % 4)
         rest, after = corpus.run(leg, states[taken])
@@ -90,7 +92,7 @@ def test_a_run_that_has_ended_has_nothing_more(write: Write, packing: Packing, t
     ]:
         rows, again = corpus.run(leg, states[-1], tail=tail)
         assert rows == []
-        assert again == [states[-1]], "looking for more does not move it"
+        assert again == [states[-1]], "a resume at the end must not change the state"
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
@@ -112,7 +114,9 @@ def test_another_seq_len_at_every_point_of_the_tail_loses_and_repeats_no_token(
         ]:
             more, later = corpus.run(Leg(ranks, taken % 3, batches=batches), state, seq_len=seq_len)
             rows, state = rows + more, later[-1]
-        assert tokens_in(rows) == corpus.expected, f"from row {taken} on"
+        assert tokens_in(rows) == corpus.expected, (
+            f"tokens differ if seq_len changes from row {taken} on"
+        )
         assert counts_of(state)["documents"] == len(corpus.expected)
 
 

@@ -75,7 +75,7 @@ def test_each_document_is_read_by_one_worker_of_all_nodes(
         readers.clear()
         rows, states = corpus.run(leg)
         assert_same_rows(trimmed(rows), whole, f"{leg}")
-        assert states[-1]["tail"], "the run has a tail"
+        assert states[-1]["tail"], "the run must have a tail"
         assert {len(each) for each in readers.values()} == {1}
         assert {sample for _, sample in corpus.expected} <= readers.keys()
 

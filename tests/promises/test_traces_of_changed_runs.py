@@ -106,7 +106,7 @@ def test_every_step_is_traced_with_the_options_that_it_had(
     if make is run_mixture:
         first = trace(open_runs(run.states[:1]), range(5, 12), run.local)
         assert first[:4] == run.spans[4:8]
-        assert first != run.spans[4:11], "one state does not show a later change"
+        assert first != run.spans[4:11], "an early state must not show a later change"
 
 
 def test_a_document_is_found_across_changes(folder: Path, tokenizer_folder: Path) -> None:
@@ -126,7 +126,9 @@ def test_a_document_is_found_across_changes(folder: Path, tokenizer_folder: Path
             for each in find_document(part, index, sample, own[-1], local=run.local, num_workers=0)
         }
         assert found == places[stream, sample]
-        assert len({(step - 1) // 8 for step, *_ in found}) > 1, "it is in several parts"
+        assert len({(step - 1) // 8 for step, *_ in found}) > 1, (
+            "the document must be in several parts of the run"
+        )
 
 
 def test_the_command_line_takes_several_states(

@@ -90,7 +90,7 @@ def test_where_finds_the_rows_that_reading_finds(
 
 
 def refuse(_: DocumentReader, samples: Any) -> Any:
-    raise AssertionError(f"read {len(samples)} documents")
+    raise AssertionError(f"{len(samples)} documents were read, but none should be")
 
 
 def test_where_and_trace_of_a_distant_step_agree_and_read_a_few_documents(

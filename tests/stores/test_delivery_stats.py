@@ -171,7 +171,7 @@ def test_statistics_survive_a_restart_of_workers_and_are_not_in_the_state(
     with loader_of(s3_url, tmp_path) as resumed:
         resumed.load_state_dict(loader.state_dict())
         assert resumed.stats().delivery == DeliveryStats(NO_STALL, 0, 0, 0, 0)
-        assert resumed.stats() == loader.stats(), "of one run"
+        assert resumed.stats() == loader.stats(), "a resume must restore the statistics of the run"
 
 
 def test_a_logger_gets_plain_numbers_by_flat_names(local_url: str, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def republish(url: str, documents: list[str], compression: str | None = None) ->
     wait_for_the_next_second()
     before = read_object(f"{url}/index.json")
     write_mds(url, documents, shard_bytes=4_000, hashes=(), compression=compression)
-    assert read_object(f"{url}/index.json") == before, "the index does not show the change"
+    assert read_object(f"{url}/index.json") == before, "the index must not show the change"
 
 
 def reopen(url: str) -> Corpus:
@@ -73,7 +73,9 @@ def test_an_old_cache_is_not_read(place: tuple[str, str | None], tmp_path: Path)
     assert texts_of(old, root) == DOCUMENTS
     republish(url, CHANGED, compression)
     assert texts_of(reopen(url), root) == CHANGED
-    assert texts_of(old, root) == DOCUMENTS, "a job that still runs has all of the old data"
+    assert texts_of(old, root) == DOCUMENTS, (
+        "a job that is still running must have all of the old data"
+    )
 
 
 def test_an_old_cache_of_a_web_server_is_not_read(tmp_path: Path) -> None:
@@ -113,8 +115,8 @@ def test_data_published_again_in_the_middle_of_a_run_is_refused_by_name(
     cache.close()
     mixed = texts_of(cache._corpus, root, verify="off")
     assert mixed[0] == DOCUMENTS[0]
-    assert mixed[-1] == CHANGED[-1], "unless the user asks for no check"
-    assert texts_of(reopen(url), root) == CHANGED, "after a restart, nothing old is left"
+    assert mixed[-1] == CHANGED[-1], "verify='off' must not detect the change"
+    assert texts_of(reopen(url), root) == CHANGED, "after a restart, no old data may be left"
 
 
 def test_a_restart_before_the_new_index_is_written_is_refused_too(

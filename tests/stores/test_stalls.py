@@ -62,7 +62,7 @@ def test_a_frozen_store_is_a_warning_that_names_the_shard(
     numbers = re.search(r"\(attempt (\d+); attempt (\d+) failed: ", line)
     assert numbers is not None
     assert int(numbers[1]) == int(numbers[2]) + 1
-    assert "time" in line.lower(), "the last error"
+    assert "time" in line.lower(), "the line must have the last error"
     assert re.search(r"gives up in \d+ s \(Retry\.deadline_s\)\)$", line)
 
 
@@ -85,7 +85,9 @@ def test_the_stall_runs_while_a_batch_is_awaited(
             next(iter(loader))
         assert 0.0 < seen[0] < seen[1] < seen[2] <= loader.stats().delivery.stall_s
         after = loader.stats().delivery.stall_s
-        assert loader.stats().delivery.stall_s == after, "nobody waits any longer"
+        assert loader.stats().delivery.stall_s == after, (
+            "stall_s must not grow once no batch is awaited"
+        )
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
@@ -124,7 +126,7 @@ def test_retries_are_counted_while_a_batch_is_awaited(
         after = loader.stats().delivery.retries
         assert after > seen
         next(iter(loader))
-        assert loader.stats().delivery.retries == after, "new workers add to the count"
+        assert loader.stats().delivery.retries == after, "new workers must not reset the count"
 
 
 def test_a_store_that_refuses_in_the_middle_of_a_run_is_named(

@@ -109,7 +109,7 @@ def test_a_row_that_differs_from_the_undisturbed_run_is_a_failure(
     assert sound.failures == []
     compare(campaign, trained | {17: trained[16]}, 24, changed)
     assert len(changed.failures) == 1
-    assert "rows [17], 1 in total, differ from those of an undisturbed run" in changed.failures[0]
+    assert "rows differ from those of an undisturbed run (1 in total): [17]" in changed.failures[0]
 
 
 def test_a_time_is_not_quiet_while_processes_wait_for_a_core(

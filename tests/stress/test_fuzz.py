@@ -17,7 +17,7 @@ from stress.fuzz.targets import TARGETS
 @pytest.mark.parametrize("name", TARGETS)
 def test_changed_inputs_cause_only_our_own_errors(name: str) -> None:
     tried, found, why = fuzz(TARGETS[name], seconds=20, inputs=400)
-    assert not why, f"{why}, of the input {found!r}"
+    assert not why, f"the input {found!r} caused {why}"
     assert tried >= 20
 
 
@@ -38,7 +38,8 @@ def test_the_engine_finds_the_input_that_fails() -> None:
 
 def test_an_input_that_takes_seconds_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stress.fuzz.engine.MOST_SECONDS", 1)
-    assert fuzz(Target(hang, lambda: [b""]), seconds=20) == (1, b"", "Finding: not done after 1 s")
+    found = fuzz(Target(hang, lambda: [b""]), seconds=20)
+    assert found == (1, b"", "Finding: did not finish within 1 s")
 
 
 def test_a_finding_is_kept_for_replay_and_fails_the_run(

@@ -122,7 +122,7 @@ class _Stream:
             self._begin_tail()
         assert self.tail is not None
         row = self.tail.next_row(seq_len, most_open, is_tail=True)
-        assert row is not None, "a stream that is not over has a row"
+        assert row is not None, "a stream that is not over must have a row"
         return row
 
     def _begin_tail(self) -> None:

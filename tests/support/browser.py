@@ -73,7 +73,7 @@ class Browser:
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
             part = os.read(self._answers, 1 << 20)
-            assert part, "the browser has ended"
+            assert part, "the browser exited"
             self._rest += part
         message, self._rest = self._rest.split(b"\0", 1)
         answer: dict[str, Any] = json.loads(message)
@@ -124,7 +124,7 @@ class Browser:
 @contextlib.contextmanager
 def open_browser() -> Iterator[Browser]:
     """Run a headless Chromium with its own profile."""
-    assert BROWSER is not None, "there is no chromium. Install it: apt-get install chromium"
+    assert BROWSER is not None, "Chromium is not installed. Install it: apt-get install chromium"
     their_commands, commands = os.pipe()
     answers, their_answers = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:

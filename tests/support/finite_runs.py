@@ -170,11 +170,13 @@ def tokens_in(rows: Sequence[Row]) -> dict[tuple[int, int], tuple[int, ...]]:
         found: tuple[int, ...] = ()
         for start, piece in sorted(pieces):
             assert start == len(found), (
-                f"document {document} has a gap, or tokens that came twice, at {start}"
+                f"document {document} has a gap or repeated tokens at token {start}"
             )
             found += piece
         joined[document] = found
-    assert len(real_tokens(rows)) == sum(map(len, joined.values())), "every real token is in a span"
+    assert len(real_tokens(rows)) == sum(map(len, joined.values())), (
+        "every real token must be in a span"
+    )
     return joined
 
 

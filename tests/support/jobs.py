@@ -34,7 +34,9 @@ class Job:
         for line in self.process.stdout:
             if line == f"{expected}\n":
                 return
-        raise AssertionError(f"the job ended early: {self.process.communicate()[1]}")
+        raise AssertionError(
+            f"the job exited before it printed {expected!r}: {self.process.communicate()[1]}"
+        )
 
     def family(self) -> set[int]:
         """The PIDs of the live processes in the job's session."""

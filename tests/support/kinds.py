@@ -77,7 +77,9 @@ def tokens_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], tuple[int, ...]
         ids = iter(row.input_ids)
         for stream, epoch, sample, start, stop in row.spans:
             found = tokens.setdefault((stream, epoch, sample), [])
-            assert len(found) == start, "a document's tokens come in order, without gaps"
+            assert len(found) == start, "the tokens of a document must be in order, without gaps"
             found += [next(ids) for _ in range(stop - start)]
-    assert len(real_tokens(rows)) == sum(map(len, tokens.values())), "every real token is in a span"
+    assert len(real_tokens(rows)) == sum(map(len, tokens.values())), (
+        "every real token must be in a span"
+    )
     return {document: tuple(ids) for document, ids in tokens.items()}

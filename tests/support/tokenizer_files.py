@@ -18,7 +18,7 @@ from tests.support.corpora import byte_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tokenizer" / "tokenizer.json"
 needs_fastokens = pytest.mark.skipif(
-    find_spec("fastokens") is None, reason="fastokens has no wheel for this machine"
+    find_spec("fastokens") is None, reason="fastokens is not installed"
 )
 BACKENDS = ["hf", pytest.param("fastokens", marks=needs_fastokens)]
 

@@ -109,9 +109,11 @@ def launch(
     for error in folder.glob(f"error-{number}-*.txt") if run.killed else []:
         raise AssertionError(error.read_text())
     files = list(folder.glob(f"run-{number}-rank-*.jsonl"))
-    assert len(files) == run.ranks, f"a rank consumed nothing: {errors}"
+    assert len(files) == run.ranks, f"only {len(files)} of {run.ranks} ranks read a row: {errors}"
     taken = [len(file.read_text().splitlines()) for file in files]
-    assert not run.killed or taken == [run.batches] * run.ranks, f"died early, {taken}: {errors}"
+    assert not run.killed or taken == [run.batches] * run.ranks, (
+        f"ranks exited after {taken} batches: {errors}"
+    )
     return {row: ids for file in files for row, ids in read_lines(file).items()}
 
 

@@ -45,7 +45,9 @@ def serve(address: str) -> str:
     _learn_backend()
     # otherwise, garbage collection in each program would copy the pages that it shares
     gc.freeze()
-    assert len(os.listdir("/proc/self/task")) == 1, "a thread would not live in what is forked"
+    assert len(os.listdir("/proc/self/task")) == 1, (
+        "no other thread may run, because forked processes would not have the thread"
+    )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no zombies
     listener = socket.socket(socket.AF_UNIX)

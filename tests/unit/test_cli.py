@@ -125,7 +125,7 @@ def test_a_changed_recipe_is_told_in_the_words_of_the_options(
     assert "options: --text-key was 'text' and is now 'body'. Run" in said
     assert cli.main(["convert", str(corpus), str(tmp_path / "new"), "--text-key", "body"]) == 1
     said = capsys.readouterr().err
-    assert "text_key.jsonl" in said, "the name of a file stays"
+    assert "text_key.jsonl" in said, "a file name must not be rewritten as an option"
     assert "Set --text-key to the name of the field that has the text\n" in said
 
 

@@ -81,7 +81,7 @@ def test_all_processes_guess_alike_how_many_data_parallel_ranks_a_node_has(
         assert world.ranks_per_node == expected
         indexes.add((world.rank, world.index))
     assert sorted(index for _, index in indexes) == list(range(dp_world_size)), (
-        "one index for each rank, on all processes"
+        "each rank must have one index, which is the same on all processes"
     )
 
 

@@ -92,5 +92,5 @@ def test_a_node_touches_only_its_own_canonical_nodes() -> None:
             ).tolist()
             assert own <= set(of_host)
             assert of_host == list(range(of_host[0], of_host[0] + num_nodes // num_hosts)), (
-                "one stretch of canonical nodes"
+                "a host must have consecutive canonical nodes"
             )

@@ -61,7 +61,7 @@ def furthest(mixture: Mixture, rows: Ints, num_lanes: int, window: int = 1000) -
     shares /= shares.sum()
     counts = np.zeros((len(rows) + 1, len(shares)))
     counts[1:] = np.cumsum(streams[:, None] == np.arange(len(shares)), axis=0)
-    assert not counts[-1, shares == 0].any(), "a stream of weight 0 never gets a row"
+    assert not counts[-1, shares == 0].any(), "a stream of weight 0 must not get a row"
     return float(np.abs(counts[window:] - counts[:-window] - shares * window).max())
 
 
@@ -208,7 +208,9 @@ def test_a_resume_keeps_the_rows_before_it_and_changes_those_after(
     resumed = after.resume(before, row)
     check_rows(resumed, [(row, before), (500, after)])
     assert after.resume(resumed, row) == resumed
-    assert after.resume(resumed, max(row, again)) == resumed, "its own weights continue"
+    assert after.resume(resumed, max(row, again)) == resumed, (
+        "a resume with the same weights must not change the mixture"
+    )
 
 
 @MANY
@@ -222,7 +224,7 @@ def test_any_chain_of_resumes_reads_what_each_asked_for(chain: list[tuple[Mixtur
         assert mixture.components(np.arange(500), 60).tolist() == wanted.tolist()
         shares = [shares_at(mixture, row) for row, _ in mixture.schedule]
         assert all(one != other for one, other in itertools.pairwise(shares)), (
-            "it says each thing once"
+            "consecutive entries of the schedule must differ"
         )
 
 

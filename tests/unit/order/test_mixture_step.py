@@ -20,6 +20,4 @@ def test_no_weights_could_be_further_off(num_lanes: int, walk: str) -> None:
     longer = between > 0
     most = ((between + 1) * 2**52 - expected)[longer].max() / 2**52
     fewest = (expected - (between - 1) * 2**52)[longer].max() / 2**52
-    assert max(most, fewest) <= 2, (
-        "arcs that begin and end just outside, or just inside, of two of the rows"
-    )
+    assert max(most, fewest) <= 2, "an arc must have at most 2 rows more or fewer than its share"

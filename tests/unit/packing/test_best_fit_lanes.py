@@ -54,7 +54,9 @@ def test_what_rows_have_taken_is_let_go_and_so_are_documents_without_a_token() -
         ids = weakref.ref(documents.ids)
         lanes.add(documents, np.zeros(10, np.bool_))
         del documents
-        assert ids() is None, "a lane has a copy of its tokens"
+        assert ids() is None, (
+            "a lane must copy its tokens, so that the buffer of the documents is freed"
+        )
         assert lanes.cut(slots, np.array([100])).num_rows > 0
         sizes.add(len(lanes._table))
     assert max(sizes) < 100

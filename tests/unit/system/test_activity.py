@@ -37,7 +37,7 @@ def test_the_innermost_activity_is_reported_and_again_later() -> None:
             assert soon(reports.has(1))
         assert soon(reports.has(3))
     assert reports == ["inner", "outer", "outer"]
-    assert time.monotonic() - began >= 0.8, "the pauses grow"
+    assert time.monotonic() - began >= 0.8, "the pauses between reports must grow"
 
 
 def test_a_short_wait_is_not_reported() -> None:

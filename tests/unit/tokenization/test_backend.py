@@ -315,7 +315,7 @@ def test_the_partial_files_of_killed_processes_are_removed(tmp_path: Path) -> No
     with locked(lock_path(used)):
         gate._refusals.clear()
         choose_backend(JSONS["byte-level"](), "auto", tmp_path)
-        assert held.exists(), "another process writes it"
+        assert held.exists(), "a file that another process is writing must not be deleted"
         assert not orphan.exists()
     [kept] = [path for path in tokenizers.iterdir() if path != held]
     assert "checks" in kept.name

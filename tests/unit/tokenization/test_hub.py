@@ -73,7 +73,7 @@ def test_without_a_connection_files_on_the_hub_are_one_sentence(
     pytest.importorskip("fsspec")
     with pytest.raises(StoreError, match=rf"cannot be reached \({unreachable}\)\. Check"):
         convert_to_mds("hf://datasets/no/such/a.jsonl", tmp_path / "out", progress=False)
-    assert "yet" not in caplog.text, "it is not tried again"
+    assert "yet" not in caplog.text, "the request must not be retried"
 
 
 def test_without_a_connection_a_dataset_by_name_is_one_sentence(
