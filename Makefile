@@ -9,7 +9,7 @@ BENCH_ARGS = $(if $(CORPUS),--corpus $(CORPUS)) $(if $(TOKENIZERS),--tokenizers 
 .PHONY: help demo bench bench-cold quick docs test test-long test-frameworks test-wheel chaos fuzz clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
 
 demo: .venv/.installed-demo  ## stream from a local S3 server, kill the run, and resume it with a different world size
 	.venv/bin/python -m examples.demo
@@ -45,7 +45,7 @@ fuzz: .venv/.installed-dev  ## fuzz with hostile indexes, shards, states, and te
 	.venv/bin/python -m stress.fuzz $(ARGS)
 
 clean:  ## remove .venv, build outputs, and the caches of the tools
-	rm -rf .venv .bench dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .bench .frameworks .site dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The extras dev and bench include demo. After a change of pyproject.toml, the next target installs its extra again.

@@ -48,7 +48,12 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, default=0, help="random seed of the built-in engine (default: 0)"
     )
-    parser.add_argument("--engine", choices=["auto", "atheris", "own"], default="auto")
+    parser.add_argument(
+        "--engine",
+        choices=["auto", "atheris", "own"],
+        default="auto",
+        help="how inputs are mutated (default: atheris if it is installed, and otherwise own)",
+    )
     parser.add_argument(
         "--findings",
         type=Path,
