@@ -32,7 +32,7 @@ def main() -> None:
     options.add_argument("--corpus", type=Path, default=beside("corpus"), metavar="FOLDER")
     options.add_argument("--tokenizers", type=Path, default=beside("tokenizers"), metavar="FOLDER")
     options.add_argument("--name", default="gpt2", help="tokenizer name (default: gpt2)")
-    options.add_amount("minutes", 10.0, 0.05, "minutes for which the loader reads")
+    options.add_amount("minutes", 10.0, 0.05, "duration of the run, in minutes")
     options.add_amount("lanes", 960, 24, "number of lanes")
     options.add_amount("megabytes", 40.0, 0.5, "maximum megabytes of text")
     options.add_argument("--packing", default="concat")

@@ -33,13 +33,13 @@ def main() -> None:
     options.add_argument("--tokenizers", type=Path, default=beside("tokenizers"), metavar="FOLDER")
     options.add_argument("--name", default="llama3", help="tokenizer name (default: llama3)")
     options.add_argument(
-        "--num-workers", type=int, help="workers per rank (default: the default of CloudLoader)"
+        "--num-workers", type=int, help="workers per rank (default: CloudLoader's default)"
     )
     options.add_amount("ranks", 8, 2, "number of ranks on the node")
     options.add_amount(
         "tokens-per-s", 100_000.0, 100_000.0, "training speed of each rank, in tokens/s"
     )
-    options.add_amount("seconds", 60.0, 2.0, "seconds for which each rank reads")
+    options.add_amount("seconds", 60.0, 2.0, "duration of the measurement, in seconds")
     options.add_amount("megabytes", 40.0, 0.5, "maximum megabytes of text")
     options.add_argument("--request", type=json.loads, help=argparse.SUPPRESS)
     args = options.parse()

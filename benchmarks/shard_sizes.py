@@ -107,7 +107,7 @@ def run_to_first_batch(store: Store, size: float, measured: Measured, work: Path
     measured.first_requests.append(float(requests))
     note(
         f"{size:g} MB per shard: first batch after {result['seconds']:.2f} s, "
-        f"{size_of_all / 1e6:.1f} MB and {requests} requests"
+        f"{size_of_all / 1e6:.1f} MB, and {requests} requests"
     )
 
 

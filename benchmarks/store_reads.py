@@ -50,7 +50,7 @@ def main() -> None:
     options.add_argument(
         "--python",
         default=sys.executable,
-        help="Python that runs s3fs and obstore (default: this one)",
+        help="Python interpreter for s3fs and obstore (default: this one)",
     )
     options.add_amount("rounds", 3, 1, "number of turns per client")
     options.add_amount("megabytes", 512, 4, "minimum megabytes per turn")
