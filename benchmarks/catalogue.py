@@ -192,7 +192,7 @@ RACES = (
     ),
     Race(
         "workers",
-        "One worker and two, on two cores",
+        "One and two workers, on two cores",
         2,
         "cloudload, HF, 1 worker",
         (
@@ -219,7 +219,7 @@ RACES = (
     ),
     Race(
         "states",
-        "A state after every batch, worker and training process on a core each",
+        "state_dict() after every batch, one core each for worker and training process",
         2,
         "960 lanes",
         (

@@ -27,7 +27,7 @@ NO_RULES, ALL_RULES = "none", "all"
 def main() -> None:
     options = Options(__doc__)
     add_documents(options)
-    options.add_amount("rounds", 9, 2, "checks with each rule")
+    options.add_amount("rounds", 9, 2, "number of checks with each rule")
     args = options.parse()
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
         dataset = write_dataset(

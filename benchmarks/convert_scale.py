@@ -204,13 +204,13 @@ def run_steps(files: int, shards: int) -> Iterator[Row]:
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
             yield json.loads(done.stdout)
         size = Path(folder, "plan.json").stat().st_size
-        note(f"the plan has {size / 1e6:,.1f} MB")
+        note(f"the size of the plan is {size / 1e6:,.1f} MB")
 
 
 def main() -> None:
     options = Options(__doc__)
-    options.add_amount("files", 1_000_000, 1_000, "input files")
-    options.add_amount("shards", 10, 2, "shards in each segment")
+    options.add_amount("files", 1_000_000, 1_000, "number of input files")
+    options.add_amount("shards", 10, 2, "number of shards in each segment")
     options.add_argument("--step", choices=list(OWN_OPTIONS), help=argparse.SUPPRESS)
     options.add_argument("--folder", help=argparse.SUPPRESS)
     args = options.parse()

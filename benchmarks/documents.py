@@ -59,7 +59,7 @@ def lay_out(corpus: Path | None, folder: Path, most_bytes: float) -> Documents:
     source = (
         ", ".join(name_of(file) for file in files_of(corpus))
         if corpus
-        else "sources and texts of the Python environment"
+        else "source and text files of the Python environment"
     )
     return Documents(folder, source, len(texts), sum(len(text.encode()) for text in texts))
 
@@ -69,7 +69,8 @@ def files_of(corpus: Path) -> list[Path]:
     files = sorted(file for file in corpus.iterdir() if file.name.endswith((".jsonl", ".jsonl.gz")))
     if not files:
         raise SystemExit(
-            f"no *.jsonl or *.jsonl.gz in {corpus}. Pass a different --corpus, or none"
+            f"{corpus} contains no *.jsonl or *.jsonl.gz files. Set --corpus to a folder that "
+            "does, or omit --corpus"
         )
     return files
 
@@ -139,7 +140,10 @@ def write_dataset(texts: Iterable[str], folder: Path) -> str:
 def add_documents(options: Options, megabytes: float = 24.0) -> None:
     """Add `--corpus`, `--tokenizer` and `--megabytes` to a benchmark's options."""
     options.add_argument(
-        "--corpus", type=Path, metavar="FOLDER", help="*.jsonl or *.jsonl.gz (default: generated)"
+        "--corpus",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of *.jsonl or *.jsonl.gz files (default: generated text)",
     )
     options.add_argument(
         "--tokenizer",
@@ -147,9 +151,9 @@ def add_documents(options: Options, megabytes: float = 24.0) -> None:
         type=Path,
         default=[ROOT / "examples" / "tokenizer"],
         metavar="FOLDER",
-        help="folders with a tokenizer.json (default: examples/tokenizer)",
+        help="folders that contain a tokenizer.json (default: examples/tokenizer)",
     )
-    options.add_amount("megabytes", megabytes, 0.5, "megabytes of text, at most")
+    options.add_amount("megabytes", megabytes, 0.5, "maximum megabytes of text")
 
 
 def beside(name: str) -> Path | None:
@@ -170,8 +174,8 @@ def find_tokenizers(folder: Path | None, names: list[str], work: Path) -> list[P
     found = [folder / name for name in names]
     if missing := [path.name for path in found if not (path / "tokenizer.json").exists()]:
         raise SystemExit(
-            f"no tokenizer.json for {', '.join(missing)} in {folder}. Choose others with --names "
-            "or --name"
+            f"{folder} has no tokenizer.json for {', '.join(missing)}. Choose other tokenizers "
+            "with --name or --names, or set --tokenizers to a different folder"
         )
     return found
 
@@ -185,7 +189,9 @@ def framing_of(tokenizer: Path) -> tuple[int, tuple[int, ...]]:
 
     bos, eos = load_tokenizer(str(tokenizer)).frames[0]
     if eos is None:
-        raise SystemExit(f"{tokenizer.name} has no eos. Choose a different tokenizer")
+        raise SystemExit(
+            f"the tokenizer {tokenizer.name} has no eos token. Choose one that has an eos"
+        )
     return eos, tuple({eos} | ({bos} if bos is not None else set()))
 
 

@@ -64,4 +64,6 @@ def _run(command: list[str]) -> None:
         errors = [
             line for line in done.stdout.splitlines() if line.startswith("ERROR")
         ] or done.stdout.splitlines()[-3:]
-        raise EnvironmentFailedError(f"{command[3]} failed: {' '.join(errors)[:300]}")
+        raise EnvironmentFailedError(
+            f"`python {' '.join(command[1:4])}` failed: {' '.join(errors)[:300]}"
+        )

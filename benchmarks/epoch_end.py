@@ -40,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 def main() -> None:
     options = Options(__doc__)
     add_documents(options, megabytes=48.0)
-    options.add_amount("repeats", 5, 1, "runs of each version in each case")
+    options.add_amount("repeats", 5, 1, "number of runs of each version in each case")
     options.add_argument("--versions", nargs="+", type=Path, default=[ROOT], metavar="FOLDER")
     options.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     args = options.parse()

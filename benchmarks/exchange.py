@@ -52,8 +52,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64])
     parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--quick", action="store_true", help="no large messages")
-    parser.add_argument("--rows", type=int, default=8, help="of each rank's batch")
+    parser.add_argument("--quick", action="store_true", help="skip large messages")
+    parser.add_argument(
+        "--rows", type=int, default=8, help="rows in each rank's batch (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     sizes = [1, _HEADER_INTS + _ROW_INTS * arguments.rows]
     found = []

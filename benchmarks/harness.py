@@ -155,13 +155,14 @@ class Side:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
             if not select.select([self._process.stdout], [], [], timeout_s)[0]:
-                raise SideFailedError(f"no answer in {timeout_s:.0f} s")
+                raise SideFailedError(f"the side did not answer within {timeout_s:.0f} s")
             if line := self._process.stdout.readline():
                 answer: Message = json.loads(line)
                 return answer
         lines = self._log.read_text(errors="replace").split("\n") if self._log else []
         last = [line.strip() for line in lines if line.strip()][-1:]
-        raise SideFailedError(f"ended: {last[0][:300] if last else 'without an error message'}")
+        unlogged = "it logged no error" if self._log else "see its output above"
+        raise SideFailedError(f"the side exited: {last[0][:300] if last else unlogged}")
 
 
 @contextlib.contextmanager
@@ -252,7 +253,9 @@ class Options(argparse.ArgumentParser):
             description=description, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         self._amounts: dict[str, tuple[float, float]] = {}
-        self.add_argument("--quick", action="store_true", help="measure little, in seconds")
+        self.add_argument(
+            "--quick", action="store_true", help="run a small version that takes seconds"
+        )
         if has_json:
             text = "print one JSON object instead of tables"
             self.add_argument("--json", action="store_true", help=text)
@@ -260,8 +263,8 @@ class Options(argparse.ArgumentParser):
     def add_folders(self) -> None:
         """Add `--corpus`, `--tokenizers` and `--output`, the folder for the results."""
         for name, text in {
-            "corpus": "folder of *.jsonl or *.jsonl.gz with a field `text`",
-            "tokenizers": "folder that has a folder for each tokenizer",
+            "corpus": "folder of *.jsonl or *.jsonl.gz files with a `text` field",
+            "tokenizers": "folder with a subfolder for each tokenizer",
         }.items():
             self.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=text)
         self.add_argument(
@@ -309,7 +312,7 @@ def commit() -> str:
         ).stdout.strip()
         for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "cloudload"])
     )
-    return f"{head or 'unknown'}{' and changes' if changes else ''}"
+    return f"{head or 'unknown'}{' with uncommitted changes' if changes else ''}"
 
 
 def shown_command(module: str) -> str:

@@ -49,11 +49,13 @@ _DOCUMENTS, _SETTLED_S = 20_000, 3.0
 
 def main() -> None:
     options = Options(__doc__)
-    options.add_argument("--only", nargs="+", choices=["index", "requests"], help="only these")
-    options.add_amount("shards", 1_000_000, 20_000, "shards of the dataset")
-    options.add_amount("samples", 10_000, 20, "documents of a shard")
-    options.add_amount("ranks", 2, 2, "ranks that measure an index")
-    options.add_amount("requesting", 8, 2, "ranks that send requests")
+    options.add_argument(
+        "--only", nargs="+", choices=["index", "requests"], help="run only these parts"
+    )
+    options.add_amount("shards", 1_000_000, 20_000, "number of shards in the dataset")
+    options.add_amount("samples", 10_000, 20, "number of documents per shard")
+    options.add_amount("ranks", 2, 2, "number of ranks in the part `index`")
+    options.add_amount("requesting", 8, 2, "number of ranks in the part `requests`")
     options.add_argument("--request", type=json.loads, help=argparse.SUPPRESS)
     args = options.parse()
     if args.request:
@@ -151,7 +153,10 @@ def _read_line(process: subprocess.Popen[str]) -> Row:
     assert process.stdout
     line = process.stdout.readline()
     if not line:
-        raise SystemExit(f"a rank ended with status {process.wait()}. See its output above")
+        raise SystemExit(
+            f"a rank exited with status {process.wait()} before its first batch. See its output "
+            "above"
+        )
     found: Row = json.loads(line)
     return found
 

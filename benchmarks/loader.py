@@ -44,8 +44,8 @@ LANES, DOCUMENTS_OF_A_LANE = (64, 960, 8192), 150
 def main() -> None:
     options = Options(__doc__)
     add_documents(options)
-    options.add_amount("repeats", 5, 1, "resumes at each place")
-    options.add_argument("--only", choices=["resume", "state"], help="only this part")
+    options.add_amount("repeats", 5, 1, "number of resumes at each place in the epoch")
+    options.add_argument("--only", choices=["resume", "state"], help="run only this part")
     args = options.parse()
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
         print_tables(measure(args, Path(folder)), as_json=args.json)

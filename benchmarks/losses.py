@@ -29,8 +29,8 @@ MODEL = argparse.Namespace(width=128, depth=4, seq_len=256, seed=1, float64=Fals
 def main() -> None:
     options = Options(__doc__)
     add_documents(options)
-    options.add_amount("steps", 25, 3, "training steps")
-    options.add_amount("logged", 62, 5, "steps of 32,768 tokens that are only logged")
+    options.add_amount("steps", 25, 3, "number of training steps")
+    options.add_amount("logged", 62, 5, "number of steps of 32,768 tokens to log without training")
     args = options.parse()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:

@@ -36,8 +36,9 @@ def main() -> None:
         count_tokens(data, tokenizer=TOKENIZER, progress=False)
         seconds = [measure(data, Path(folder, "cache")) for _ in range(rounds)]
     print(
-        f"{statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f}) until the "
-        f"next step, {rounds} rounds, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+        f"{statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f}) from "
+        f"the kill to the next step, {rounds} rounds, {os.cpu_count()} cores, "
+        f"load {os.getloadavg()[0]:.1f}"
     )
 
 
@@ -63,7 +64,10 @@ def measure(data: str, cache: Path) -> float:
                 os.kill(pids[VICTIM], signal.SIGKILL)
             elif killed_at and line.endswith("3 ranks\n"):
                 return time.monotonic() - killed_at
-        raise RuntimeError(f"the example ended with status {job.wait()}")
+        raise RuntimeError(
+            f"examples/train_elastic.py exited with status {job.wait()} before a step on three "
+            "ranks. Run it by itself to see its error"
+        )
     finally:
         os.killpg(job.pid, signal.SIGKILL)
         job.communicate()

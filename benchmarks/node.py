@@ -31,14 +31,16 @@ def main() -> None:
     options = Options(__doc__)
     options.add_argument("--corpus", type=Path, default=beside("corpus"), metavar="FOLDER")
     options.add_argument("--tokenizers", type=Path, default=beside("tokenizers"), metavar="FOLDER")
-    options.add_argument("--name", default="llama3", help="name of the tokenizer (default: llama3)")
+    options.add_argument("--name", default="llama3", help="tokenizer name (default: llama3)")
     options.add_argument(
-        "--num-workers", type=int, help="workers of a rank (default: the loader's)"
+        "--num-workers", type=int, help="workers per rank (default: CloudLoader's default)"
     )
-    options.add_amount("ranks", 8, 2, "ranks of the node")
-    options.add_amount("tokens-per-s", 100_000.0, 100_000.0, "tokens per second and rank")
-    options.add_amount("seconds", 60.0, 2.0, "seconds of reading")
-    options.add_amount("megabytes", 40.0, 0.5, "megabytes of text, at most")
+    options.add_amount("ranks", 8, 2, "number of ranks on the node")
+    options.add_amount(
+        "tokens-per-s", 100_000.0, 100_000.0, "training speed of each rank, in tokens/s"
+    )
+    options.add_amount("seconds", 60.0, 2.0, "duration of the measurement, in seconds")
+    options.add_amount("megabytes", 40.0, 0.5, "maximum megabytes of text")
     options.add_argument("--request", type=json.loads, help=argparse.SUPPRESS)
     args = options.parse()
     if args.request:
@@ -68,7 +70,7 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
     for rank in ranks:
         output, _ = rank.communicate()
         if rank.returncode:
-            raise SystemExit(f"a rank failed with status {rank.returncode}. Its error is above")
+            raise SystemExit(f"a rank exited with status {rank.returncode}. See its error above")
         found.append(json.loads(output))
         note(f"  {found[-1]}")
     yield "ranks", [{"rank": number, **row} for number, row in enumerate(found)]

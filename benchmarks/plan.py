@@ -198,7 +198,7 @@ def _take_in_step(iterators: Sequence[Iterator[Batch]], hub: Hub) -> Iterator[li
             batches = [batch for batch in found if batch is not None]
             if not batches:
                 return
-            assert len(batches) == len(found), "all ranks end on the same step"
+            assert len(batches) == len(found), "some ranks ended before others"
             yield batches
 
 

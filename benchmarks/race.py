@@ -71,7 +71,7 @@ def run_race(
                 except SideFailedError as error:
                     results[number].failure = str(error)
                     sides.pop(number).close()
-                    note(f"  {results[number].entry.name}: {error}")
+                    note(f"  {results[number].entry.name} failed because {error}")
             note(f"  round {turn + 1} of {rounds}")
     finally:
         for side in sides.values():

@@ -80,7 +80,7 @@ def table(race: Race, rows: Sequence[dict[str, Any]]) -> str:
     ]
     for row in rows:
         if row["failure"]:
-            lines.append(f"| {row['name']} | did not run: {row['failure']} | | | | |")
+            lines.append(f"| {row['name']} | failed: {row['failure']} | | | | |")
             continue
         cells = [
             f"{_millions(row['wall']):.2f}",
@@ -117,7 +117,7 @@ def write_markdown(
     path: Path, facts: dict[str, str], races: Sequence[Race], sections: Sequence[tuple[str, str]]
 ) -> None:
     """Write RESULTS.md, with the facts, the tables, and the setups of the sides."""
-    text = ["# Benchmarks: results", "", "Written by `make bench`; do not edit.", ""]
+    text = ["# Benchmarks: results", "", "Written by `make bench`. Do not edit.", ""]
     text += [f"- {name}: {value}" for name, value in facts.items()]
     text += ["", "![tokens per second](results.png)", ""]
     for title, body in sections:
@@ -130,11 +130,12 @@ HOW = """\
 Each side is a process group. All sides of a table are pinned to the same cores and take short turns
 on them, while the others are stopped. A value is the median over the turns, with the 10th and 90th
 percentile (the extremes if there are fewer than ten turns). Ratios compare turns of the same round,
-which are seconds apart, so other work on the machine slows both. Only tokens of text are counted,
-not those that frame documents (bos, eos), because the bare tokenizers add none. CPU seconds include
-the process and all its workers; the last column has only the training process. Every side reads the
-same documents repeatedly, from disk or memory and never over a network, so the tokenizers' word
-caches are warm on every side. Loaders make rows of 2,048 tokens and batches of 8."""
+which are seconds apart, so other work on the machine slows all of them. Only tokens of text are
+counted, not those that frame documents (bos, eos), because the bare tokenizers add none. CPU
+seconds include the process and all its workers. The last column counts only the training process.
+Every side reads the same documents repeatedly, from disk or memory and never over a network, so the
+tokenizers' word caches are warm on every side. Loaders make rows of 2,048 tokens and batches of
+8."""
 
 
 def write_json(path: Path, facts: dict[str, str], races: dict[str, list[Result]]) -> None:

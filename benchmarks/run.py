@@ -59,14 +59,17 @@ def main() -> None:
     BASE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="run-", dir=BASE, ignore_cleanup_errors=True) as folder:
         run(args, races, Path(folder))
-    note(f"\nwritten to {args.output}")
+    note(f"\nresults written to {args.output}")
 
 
 def run(args: argparse.Namespace, races: Sequence[Race], work: Path) -> None:
     """Run the races and write the report."""
     corpus = args.corpus or beside("corpus")
     documents = lay_out(corpus, work / "data", 1e6 * args.megabytes)
-    note(f"{documents.count:,} documents, {documents.num_bytes / 1e6:.1f} MB: {documents.source}")
+    note(
+        f"{documents.count:,} documents, {documents.num_bytes / 1e6:.1f} MB of text: "
+        f"{documents.source}"
+    )
     tokenizers = find_tokenizers(
         args.tokenizers or beside("tokenizers"), args.names[:1] if args.quick else args.names, work
     )
@@ -110,20 +113,20 @@ def parse() -> argparse.Namespace:
         "--names",
         nargs="+",
         default=["gpt2", "llama3"],
-        help="names of the tokenizers (default: gpt2 llama3)",
+        help="tokenizer names (default: gpt2 llama3)",
     )
     options.add_argument(
-        "--races", nargs="+", choices=[race.name for race in RACES], help="only these races"
+        "--races", nargs="+", choices=[race.name for race in RACES], help="run only these races"
     )
     options.add_argument(
         "--sides",
         nargs="+",
         metavar="TEXT",
-        help="only sides whose names contain one of these texts",
+        help="run only sides whose names contain one of these strings",
     )
-    options.add_amount("megabytes", 40.0, 4.0, "megabytes of text, at most")
-    options.add_amount("rounds", 25, 5, "turns of each side")
-    options.add_amount("seconds", 1.0, 0.5, "seconds of each turn")
+    options.add_amount("megabytes", 40.0, 4.0, "maximum megabytes of text")
+    options.add_amount("rounds", 25, 5, "number of turns per side")
+    options.add_amount("seconds", 1.0, 0.5, "seconds per turn")
     options.add_amount(
         "ceiling-tokens", 100_000_000, 20_000_000, "minimum size of pre-tokenized data, in tokens"
     )
@@ -189,7 +192,7 @@ def facts_of(
         "Python": sys.version.split()[0],
         "documents": f"{documents.count:,}, {documents.num_bytes / 1e6:.1f} MB of text "
         f"({documents.source})",
-        "turns": f"{args.rounds} of {args.seconds} s per side",
+        "turns": f"{args.rounds} per side, {args.seconds} s each",
         "versions": ", ".join(versions),
     }
 

@@ -49,9 +49,9 @@ def main() -> None:
     options = Options(__doc__)
     add_documents(options, megabytes=40.0)
     options.add_amount("dataset-mb", 1600.0, 4.0, "megabytes of text in the dataset")
-    options.add_amount("latency-ms", 20.0, 2.0, "delay of every request")
-    options.add_amount("repeats", 5, 1, "first batches of each size")
-    sizes = "megabytes of text in a shard"
+    options.add_amount("latency-ms", 20.0, 2.0, "delay of every request, in milliseconds")
+    options.add_amount("repeats", 5, 1, "number of timed starts per shard size")
+    sizes = "shard sizes, in megabytes of text (default: 8 16 32 64)"
     options.add_argument("--shard-mb", type=float, nargs="+", default=[8, 16, 32, 64], help=sizes)
     args = options.parse()
     exit_on_sigterm()
@@ -88,7 +88,9 @@ def write_dataset(pool: list[str], size: float, dataset_mb: float) -> Measured:
 
     samples = repeat(pool, int(1e6 * dataset_mb))
     report = convert_to_mds(samples, url_of(size), shard_bytes=int(1e6 * size), progress=False)
-    note(f"{size:g} MB: {report.shards} shards, {report.stored_bytes / 1e6:.1f} MB stored")
+    note(
+        f"{size:g} MB per shard: {report.shards} shards, {report.stored_bytes / 1e6:.1f} MB stored"
+    )
     return Measured(report.shards, report.raw_bytes / report.stored_bytes, report.stored_bytes)
 
 
@@ -103,7 +105,10 @@ def run_to_first_batch(store: Store, size: float, measured: Measured, work: Path
     measured.seconds.append(result["seconds"])
     measured.first_bytes.append(float(size_of_all))
     measured.first_requests.append(float(requests))
-    note(f"{size:g} MB: {result['seconds']:.2f} s, {size_of_all / 1e6:.1f} MB, {requests} requests")
+    note(
+        f"{size:g} MB per shard: first batch after {result['seconds']:.2f} s, "
+        f"{size_of_all / 1e6:.1f} MB, and {requests} requests"
+    )
 
 
 def run_epoch(store: Store, size: float, measured: Measured, work: Path) -> None:

@@ -32,7 +32,8 @@ def make_batches(request: Request) -> Iterator[Any]:
     has_backends = "tokenizer_backend" in inspect.signature(CloudLoader.__init__).parameters
     if not has_backends and options.pop("tokenizer_backend", "hf") != "hf":
         raise UnavailableError(
-            "this version of cloudload has no tokenizer_backend; it uses only Hugging Face's"
+            "this version of cloudload has no tokenizer_backend option, and always uses "
+            "Hugging Face's tokenizers"
         )
     with CloudLoader(
         str(request.data / "mds"),

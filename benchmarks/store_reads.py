@@ -33,10 +33,26 @@ OWN = ("cloudload", "boto3", "google-cloud-storage")
 def main() -> None:
     options = Options(__doc__)
     options.add_argument("--stores", nargs="+", choices=list(SERVERS), default=list(SERVERS))
-    options.add_argument("--sizes", nargs="+", type=int, metavar="MB", help="sizes of objects")
-    options.add_argument("--at-once", nargs="+", type=int, metavar="N", help="downloads at a time")
-    options.add_argument("--python", default=sys.executable, help="interpreter of other clients")
-    options.add_amount("rounds", 3, 1, "turns of each client")
+    options.add_argument(
+        "--sizes",
+        nargs="+",
+        type=int,
+        metavar="MB",
+        help="object sizes (default: 8 64 256; with --quick: 1)",
+    )
+    options.add_argument(
+        "--at-once",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="numbers of concurrent downloads (default: 1 4 16; with --quick: 2)",
+    )
+    options.add_argument(
+        "--python",
+        default=sys.executable,
+        help="Python interpreter for s3fs and obstore (default: this one)",
+    )
+    options.add_amount("rounds", 3, 1, "number of turns per client")
     options.add_amount("megabytes", 512, 4, "minimum megabytes per turn")
     args = options.parse()
     args.sizes = args.sizes or ([1] if args.quick else [8, 64, 256])
@@ -64,7 +80,7 @@ def measure(store: str, args: argparse.Namespace) -> Iterator[tuple[str, list[Ro
             try:
                 side.start({**request, "folder": str(folder / client)})
             except SideFailedError as error:
-                note(f"  {client} is left out: {error}")
+                note(f"  skipped {client}, because it did not start: {error}")
             else:
                 sides[client] = side
         rows = [
@@ -99,7 +115,7 @@ def race(
             try:
                 turns[client].append(side.take_turn(question))
             except SideFailedError as error:
-                note(f"  {client} failed: {error}")
+                note(f"  {client} failed because {error}")
     for client, found in turns.items():
         if found:
             row: Row = {

@@ -34,18 +34,20 @@ SIDES = ("bare", "loader")
 
 def main() -> None:
     options = Options(__doc__)
-    options.add_argument("--corpus", type=Path, metavar="FOLDER", help="*.jsonl or *.jsonl.gz")
+    options.add_argument(
+        "--corpus", type=Path, metavar="FOLDER", help="folder of *.jsonl or *.jsonl.gz files"
+    )
     options.add_argument(
         "--tokenizer",
         nargs="+",
         type=Path,
         default=[ROOT / "examples" / "tokenizer"],
         metavar="FOLDER",
-        help="folders with a tokenizer.json (default: examples/tokenizer)",
+        help="folders that contain a tokenizer.json (default: examples/tokenizer)",
     )
-    options.add_amount("megabytes", 60.0, 0.2, "megabytes of sources added to the corpus")
-    options.add_amount("rounds", 9, 1, "turns of each side")
-    options.add_argument("--only", choices=list(PLACES), help="only this comparison")
+    options.add_amount("megabytes", 60.0, 0.2, "megabytes of source files to add to the corpus")
+    options.add_amount("rounds", 9, 1, "number of turns per side")
+    options.add_argument("--only", choices=list(PLACES), help="run only this comparison")
     args = options.parse()
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
         print_tables(measure(args, Path(folder)), as_json=args.json)

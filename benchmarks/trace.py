@@ -27,11 +27,19 @@ TRACED = 10
 def main() -> None:
     options = Options(__doc__)
     add_documents(options)
-    options.add_amount("steps", 10_000, 200, "steps between the state and the traced ones")
-    options.add_argument("--global-batch", type=int, default=8, help="rows (default: %(default)s)")
-    options.add_argument("--seq-len", type=int, default=256, help="default: %(default)s")
+    options.add_amount(
+        "steps", 10_000, 200, "number of steps between the saved state and the traced steps"
+    )
+    options.add_argument(
+        "--global-batch", type=int, default=8, help="rows per step (default: %(default)s)"
+    )
+    options.add_argument(
+        "--seq-len", type=int, default=256, help="tokens per row (default: %(default)s)"
+    )
     options.add_argument("--packing", default="concat", help="default: %(default)s")
-    options.add_argument("--workers", type=int, default=2, help="default: %(default)s")
+    options.add_argument(
+        "--workers", type=int, default=2, help="worker processes (default: %(default)s)"
+    )
     args = options.parse()
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
         texts = read_or_generate(args.corpus, 1e6 * args.megabytes)
@@ -55,7 +63,7 @@ def measure(args: argparse.Namespace, dataset: str, cache: Path) -> list[Row]:
         num_workers=args.workers,
         local=cache,
     )
-    note(f"a run of {last:,} steps")
+    note(f"reading a run of {last:,} steps")
     kept: list[Batch] = []
     with loader, Clock() as reading:
         for step, batch in enumerate(loader.take(last), 1):
@@ -66,24 +74,33 @@ def measure(args: argparse.Namespace, dataset: str, cache: Path) -> list[Row]:
         expected = [loader.trace(batch) for batch in kept]
     run = open_run(state)
     steps = range(last - TRACED + 1, last + 1)
-    note("the rows of its last steps, traced")
+    note(f"tracing the rows of the last {TRACED} steps")
     with Clock() as tracing:
         found = trace_steps(run, steps, num_workers=args.workers, local=str(cache))
         traced = [spans for _, spans in found]
     if traced != expected:
-        raise SystemExit("the traced rows are not those that the run read")
-    note("one row of its last step, traced")
+        raise SystemExit(
+            f"for the last {TRACED} steps, trace_steps returned documents that differ from those "
+            "that the run read"
+        )
+    note("tracing one row of the last step")
     row = args.global_batch - 1
     with Clock() as tracing_row:
         [(_, of_row)] = trace_steps(run, steps[-1:], row, local=str(cache))
     if of_row != [span for span in expected[-1] if span.row == kept[-1].first_row + row]:
-        raise SystemExit("the traced row is not the one that the run read")
-    note("a document of its last step, found")
+        raise SystemExit(
+            f"for row {row} of step {last}, trace_steps returned documents that differ from those "
+            "that the run read"
+        )
+    note("finding the rows of a document of the last step")
     stream, epoch, sample = kept[-1].spans[0, [SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE]].tolist()
     with Clock() as finding:
         rows = list(find_document(run, stream, sample, last, local=str(cache)))
     if not any(occurrence.epoch == epoch for occurrence in rows):
-        raise SystemExit("a document that the run read was not found")
+        raise SystemExit(
+            f"find_document did not find sample {sample} of stream {stream} in epoch {epoch}, "
+            f"which the run read in step {last}"
+        )
     return [
         {
             "packing": args.packing,

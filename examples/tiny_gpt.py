@@ -70,38 +70,63 @@ def parse_arguments(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", help="URL or folder of an MDS dataset")
+    parser.add_argument("data", help="URL or folder of the MDS dataset")
     parser.add_argument(
         "--tokenizer",
         default=str(Path(__file__).parent / "tokenizer"),
-        help="name, folder or tokenizer.json",
+        help="tokenizer name, folder, or tokenizer.json file (default: examples/tokenizer)",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("checkpoints"),
-        help="folder of checkpoints; default ./checkpoints",
+        help="folder for checkpoints (default: %(default)s)",
     )
-    parser.add_argument("--cache", help="folder of the shard cache")
+    parser.add_argument("--cache", help="folder for cached shards")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
-    parser.add_argument("--steps", type=int, default=300, help="total optimizer steps; default 300")
-    parser.add_argument("--save-every", type=int, default=50, help="steps; default 50")
+    parser.add_argument(
+        "--steps", type=int, default=300, help="total optimizer steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--save-every",
+        type=int,
+        default=50,
+        help="optimizer steps between checkpoints (default: %(default)s)",
+    )
     parser.add_argument(
         "--global-batch",
         type=int,
         default=16,
-        help="rows per optimizer step, over all ranks; default 16",
+        help="rows per optimizer step, over all ranks (default: %(default)s)",
     )
     parser.add_argument(
-        "--accumulate", type=int, default=1, help="batches per optimizer step; default 1"
+        "--accumulate",
+        type=int,
+        default=1,
+        help="batches per optimizer step on each rank (default: %(default)s)",
     )
-    parser.add_argument("--epoch-batches", type=int, help="batches in an epoch of the framework")
-    parser.add_argument("--losses", type=Path, help="folder for the log of losses by document")
-    parser.add_argument("--seq-len", type=int, default=256, help="tokens per row; default 256")
-    parser.add_argument("--workers", type=int, default=2, help="workers per rank; default 2")
+    parser.add_argument(
+        "--epoch-batches",
+        type=int,
+        help="batches per pass over the loader, which a framework counts as an epoch",
+    )
+    parser.add_argument("--losses", type=Path, help="folder for a log of the loss of each document")
+    parser.add_argument(
+        "--seq-len", type=int, default=256, help="tokens per row (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="worker processes per rank (default: %(default)s)"
+    )
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=17)
-    parser.add_argument("--width", type=int, default=128, help="a multiple of 32; default 128")
+    parser.add_argument(
+        "--width",
+        type=int,
+        default=128,
+        help="hidden size, a multiple of 32 (default: %(default)s)",
+    )
     parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--float64", action="store_true", help="for comparisons of losses")
+    parser.add_argument(
+        "--float64", action="store_true", help="train in float64, to compare losses precisely"
+    )
     return parser.parse_args()

@@ -157,7 +157,10 @@ class Rank:
                     self.join(members)
                     self.train()
                 except (RuntimeError, RanksDisagreeError) as error:
-                    print(f"{self.name} left world {self.world}: {error}", file=sys.stderr)
+                    print(
+                        f"{self.name} left world {self.world} after an error: {error}",
+                        file=sys.stderr,
+                    )
                 finally:
                     if dist.is_initialized():
                         dist.destroy_process_group()

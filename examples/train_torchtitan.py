@@ -70,8 +70,8 @@ def main() -> None:
     args = parse_arguments(__doc__)
     if not args.resume and (args.out / "checkpoint").exists():
         raise SystemExit(
-            f"{args.out} has checkpoints, and torchtitan would continue from them. Add --resume, "
-            "or give another --out"
+            f"{args.out} contains checkpoints, from which torchtitan would resume. Add --resume to "
+            "continue that run, or set --out to a different folder"
         )
     init_logger()
     vocab_size = HuggingFaceTokenizer(tokenizer_path=args.tokenizer).get_vocab_size()

@@ -109,30 +109,32 @@ def main() -> None:
         )
         + "\n"
     )
-    lines = ["# Cold start: results", "", "Written by `make bench-cold`; do not edit.", ""]
+    lines = ["# Cold start: results", "", "Written by `make bench-cold`. Do not edit.", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
     how = (__doc__ or "").split("FOLDER\n\n")[1].split("\n\nWrites")[0]
     (args.output / "COLD_START.md").write_text(
         "\n".join([*lines, "", body, "", "## How it was measured", "", how, ""])
     )
-    note(f"\nwritten to {args.output}")
+    note(f"\nresults written to {args.output}")
 
 
 def parse() -> argparse.Namespace:
     """Parse the command line."""
     options = Options(__doc__, has_json=False)
     options.add_folders()
-    options.add_argument(
-        "--name", default="gpt2", help="name of the tokenizer (default: %(default)s)"
-    )
+    options.add_argument("--name", default="gpt2", help="tokenizer name (default: %(default)s)")
     options.add_amount("megabytes", 40.0, 0.5, "megabytes of distinct text")
-    options.add_amount("shards", 100, 3, "shards in each dataset")
-    options.add_amount("shard-mb", 64.0, 0.5, "megabytes of text in a shard, before compression")
-    options.add_amount("epoch-shard-mb", 1.0, 0.1, "the same for the part `epoch`")
-    options.add_amount("latency-ms", 20.0, 2.0, "delay of every request")
-    options.add_amount("repeats", 5, 1, "first batches of each loader")
-    options.add_amount("ranks", 8, 2, "ranks of the node in the part `ranks`")
-    options.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="only these parts")
+    options.add_amount("shards", 100, 3, "number of shards in each dataset")
+    options.add_amount("shard-mb", 64.0, 0.5, "megabytes of text per shard, before compression")
+    options.add_amount(
+        "epoch-shard-mb", 1.0, 0.1, "megabytes of text per shard in the part `epoch`"
+    )
+    options.add_amount("latency-ms", 20.0, 2.0, "delay of every request, in milliseconds")
+    options.add_amount("repeats", 5, 1, "number of first batches to time for each kind of start")
+    options.add_amount("ranks", 8, 2, "number of ranks on the node in the part `ranks`")
+    options.add_argument(
+        "--only", nargs="+", choices=PARTS, default=PARTS, help="run only these parts"
+    )
     return options.parse()
 
 
@@ -159,7 +161,7 @@ def write_datasets(texts: Sequence[str], args: argparse.Namespace) -> dict[str, 
             samples, f"s3://{BUCKET}/{name}", shard_bytes=shard_bytes, progress=False
         )
         note(
-            f"{name}: {report.documents:,} documents, {report.shards} shards, "
+            f"dataset {name}: {report.documents:,} documents, {report.shards} shards, "
             f"{report.stored_bytes / 1e6:.1f} MB stored"
         )
         sizes[name] = report.stored_bytes
@@ -252,7 +254,7 @@ def count_epochs(store: Store, work: Path, size: int) -> list[dict[str, Any]]:
                         finish(process)
             shares = [store.downloaded(node) / size for node in range(nodes)]
             rows.append({"loader": loader, "nodes": nodes, "shares": shares, "ranks": done})
-            note(f"epoch, {loader}, {nodes} {'nodes' if nodes > 1 else 'node'}: {shares}")
+            note(f"epoch, {loader}, {nodes=}, downloaded share of the dataset by node: {shares}")
     return rows
 
 
@@ -299,7 +301,7 @@ def facts_of(args: argparse.Namespace, sizes: Mapping[str, int]) -> dict[str, st
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "command": shown_command("benchmarks.cold_start"),
         "cloudload": commit(),
-        "hardware": f"{hardware()}; server, proxies and loaders share it",
+        "hardware": f"{hardware()}. The server, proxies, and loaders share it",
         "latency": f"{args.latency_ms:g} ms before every request",
         **{
             "dataset, "

@@ -114,7 +114,7 @@ def read_result(process: subprocess.Popen[str]) -> dict[str, float]:
             result: dict[str, float] = json.loads(line)
             return result
     raise SystemExit(
-        f"a loader ended with status {process.wait()} before it measured anything. See its output "
+        f"a loader exited with status {process.wait()} before it printed a result. See its output "
         "above"
     )
 
@@ -124,4 +124,4 @@ def finish(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=CHILD_TIMEOUT_S)
     # a process that is slow to exit is terminated by its own alarm
     if process.returncode not in (0, -signal.SIGALRM):
-        raise SystemExit(f"a loader ended with status {process.returncode}. See its output above")
+        raise SystemExit(f"a loader exited with status {process.returncode}. See its output above")

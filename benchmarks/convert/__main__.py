@@ -51,13 +51,25 @@ PARTS = ("speed", "store", "hash")
 def main() -> None:
     options = Options(__doc__)
     add_documents(options, megabytes=1000.0)
-    options.add_amount("distinct-mb", 250.0, 0.5, "megabytes of text that are not repeated")
-    options.add_amount("repeats", 5, 1, "turns of each way")
+    options.add_amount("distinct-mb", 250.0, 0.5, "megabytes of distinct text")
+    options.add_amount("repeats", 5, 1, "number of turns per way")
     add = options.add_argument
-    add("--processes", type=int, nargs="+", default=[1, 2], help="numbers of processes")
-    add("--forms", nargs="+", default=list(FORMS), choices=FORMS, help="forms of the input")
-    add("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), help="only these ways")
-    add("--only", nargs="+", default=list(PARTS), choices=PARTS, help="only these parts")
+    add(
+        "--processes",
+        type=int,
+        nargs="+",
+        default=[1, 2],
+        help="numbers of processes (default: 1 2)",
+    )
+    add(
+        "--forms",
+        nargs="+",
+        default=list(FORMS),
+        choices=FORMS,
+        help="use only these input formats",
+    )
+    add("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), help="compare only these ways")
+    add("--only", nargs="+", default=list(PARTS), choices=PARTS, help="run only these parts")
     args = options.parse()
     exit_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder, open_store(args):
@@ -106,12 +118,12 @@ def race(data: Input, args: argparse.Namespace, folder: Path) -> list[Row]:
         for number in range(args.repeats):
             for (way, processes), found in turns.items():
                 found.append(take_turn(sides[way], str(data.folder), None, processes, folder))
-                note(f"{data.form}, turn {number + 1}, {way}, {processes}: {found[-1]}")
+                note(f"{data.form}, turn {number + 1}, {way}, {processes=}: {found[-1]}")
     for (way, _), found in turns.items():
         for turn in found:
             if turn["documents"] != data.documents:
                 raise SystemExit(
-                    f"the input has {data.documents} documents, but {way} wrote {turn['documents']}"
+                    f"{way} wrote {turn['documents']} documents, but its input has {data.documents}"
                 )
     return [row_of(way, number, found, data) for (way, number), found in turns.items()]
 
@@ -195,7 +207,10 @@ def hash_outputs(data: Input, folder: Path) -> list[Row]:
             digest.update(str(path.relative_to(out)).encode() + path.read_bytes())
         rows.append({"processes": processes, "SHA-256": digest.hexdigest()})
     if len({row["SHA-256"] for row in rows}) > 1:
-        raise SystemExit(f"the output depends on the number of processes: {rows}")
+        raise SystemExit(
+            "convert_to_mds must write the same output with any number of processes, but wrote "
+            f"{rows}"
+        )
     return rows
 
 

@@ -31,19 +31,21 @@ def main() -> None:
         "--only",
         nargs="+",
         choices=["scale", "quality", "window", "drift"],
-        help="only these parts",
+        help="run only these parts",
     )
     options.add_argument(
-        "--drift", action="store_const", const=["drift"], dest="only", help="short for --only drift"
+        "--drift", action="store_const", const=["drift"], dest="only", help="same as --only drift"
     )
-    options.add_amount("documents", 1e8, 5e5, "documents for scale and drift")
-    options.add_amount("shards", 2_560, 128, "shards for window, and for quality at most 400")
+    options.add_amount("documents", 1e8, 5e5, "number of documents in `scale` and `drift`")
+    options.add_amount(
+        "shards", 2_560, 128, "number of shards in `window` and, up to 400, in `quality`"
+    )
     options.add_argument(
         "--lanes",
         nargs="+",
         type=int,
         default=[960, 3840],
-        help="lanes for drift (default: 960 3840)",
+        help="numbers of lanes in `drift` (default: 960 3840)",
     )
     args = options.parse()
     exit_on_sigterm()

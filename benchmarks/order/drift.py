@@ -35,7 +35,7 @@ def simulate_drift(lane_counts: Sequence[int], documents: float) -> Iterator[Row
     for lanes in lane_counts:
         start = time.perf_counter()
         read = _read(lanes, [mark / lanes * np.exp(LOG_MEAN + LOG_SD**2 / 2) for mark in marks])
-        note(f"{lanes} lanes: {time.perf_counter() - start:.0f} s")
+        note(f"simulated {lanes} lanes in {time.perf_counter() - start:.0f} s")
         for policy, (place, mark) in itertools.product(read, enumerate(marks)):
             yield {
                 "lanes": lanes,

@@ -37,9 +37,11 @@ LEAST_DOCUMENTS = 150_000
 def main() -> None:
     options = Options(__doc__)
     add_documents(options)
-    options.add_amount("documents", 1_000_000, 2_000, "documents of log-normal sizes")
-    options.add_amount("repeats", 5, 1, "rounds of the race")
-    options.add_argument("--only", nargs="+", choices=["fill", "speed"], help="only these parts")
+    options.add_amount("documents", 1_000_000, 2_000, "number of documents with log-normal sizes")
+    options.add_amount("repeats", 5, 1, "number of rounds in `speed`")
+    options.add_argument(
+        "--only", nargs="+", choices=["fill", "speed"], help="run only these parts"
+    )
     args = options.parse()
     exit_on_sigterm()
     with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:

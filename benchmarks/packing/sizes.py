@@ -25,7 +25,7 @@ def count_tokens(texts: Sequence[str], tokenizer: Path) -> list[int]:
     chunks = [texts[start : start + 64] for start in range(0, len(texts), 64)]
     bounds = [encoder.encode_flat(chunk)[1] for chunk in chunks]
     sizes = [int(size) + num_framing for offsets in bounds for size in np.diff(offsets)]
-    note(f"{tokenizer.name}: {sum(sizes):,} tokens, {np.median(sizes):.0f} per document (median)")
+    note(f"{tokenizer.name}: {sum(sizes):,} tokens, median {np.median(sizes):.0f} per document")
     return sizes
 
 

@@ -89,7 +89,10 @@ def _start_ranks(cache: Path, ranks: int, environment: dict[str, str], state: Pa
     for process in processes:
         assert process.stdout
         if not process.stdout.readline():
-            raise SystemExit(f"a rank ended with status {process.wait()}. See its output above")
+            raise SystemExit(
+                f"a rank exited with status {process.wait()} before its first batch. See its "
+                "output above"
+            )
     for process in processes:
         process.communicate()
 

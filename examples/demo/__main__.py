@@ -39,14 +39,15 @@ MOST_CORPUS_BYTES = 30_000_000
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Convert, train, kill, resume on other ranks, and compare; takes minutes."
+        description="Convert a corpus, train on it, kill the run, resume it on other numbers of "
+        "ranks, and compare the rows with those of an uninterrupted run. Takes minutes."
     )
-    parser.add_argument("--quick", action="store_true", help="fewer steps and less text")
+    parser.add_argument("--quick", action="store_true", help="use fewer steps and less text")
     parser.add_argument(
         "--output",
         type=Path,
         default=ROOT / "demo-output",
-        help="folder of the summary, which is replaced",
+        help="folder for the summary and logs, which is emptied first (default: demo-output)",
     )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -59,19 +60,19 @@ def main() -> int:
         prefix="cloudload-demo-", ignore_cleanup_errors=True
     ) as temporary:
         work = Path(temporary)
-        say(1, "Corpus: the Python sources and texts of this environment")
+        say(1, "Collecting source and text files of this Python environment as a corpus")
         collect_corpus(work / "corpus.jsonl", MOST_CORPUS_BYTES // (10 if args.quick else 1))
         with start_s3(BUCKET) as server:
             os.environ.update(server.environment())
             data = f"s3://{BUCKET}/corpus"
-            say(2, f"Conversion to MDS shards in {data}, on an S3 server at {server.endpoint}")
+            say(2, f"Converting to MDS shards in {data}, on an S3 server at {server.endpoint}")
             convert(work / "corpus.jsonl", data)
             runs = plan_runs(length)
             for number, run in enumerate(runs, 3):
                 say(number, describe(run, length))
                 train(run, data, length, work, output / run.name.replace(" ", "-"))
         reference, *pieces = runs
-        say(7, "Comparison of the rows that each run trained on")
+        say(7, "Comparing the rows that each run trained on")
         summary = compare(reference, pieces, length)
         summary["state_bytes"] = measure_state(work / reference.checkpoints)
     draw(reference, pieces, output / "summary.png")

@@ -109,10 +109,10 @@ def describe(run: Run, length: Length) -> str:
     """Describe a run in one line, as the heading of its stage."""
     ranks = name_ranks(run)
     if run.name == "reference":
-        return f"Reference: {ranks}, {run.stop} steps without a stop"
+        return f"Reference: {ranks}, {run.stop} steps without interruption"
     if run.kill_at:
         return (
-            f"Piece 1: {ranks}, killed with SIGKILL at step {run.kill_at} (a checkpoint every "
+            f"Piece 1: {ranks}, killed with SIGKILL at step {run.kill_at} (checkpoints every "
             f"{length.save_every} steps)"
         )
     return f"{run.name.capitalize()}: {ranks}, from the last checkpoint to step {run.stop}"

@@ -29,21 +29,24 @@ def report(summary: dict[str, Any], output: Path) -> None:
     if summary["identical"]:
         print(
             f"The three pieces trained on the same {summary['rows']:,} rows ({summary['tokens']:,} "
-            "tokens) as the reference, bit for bit and in the same order. The killed run trained "
-            f"on {summary['rows_done_again']} more rows; they were discarded with it, and the same "
-            "rows were read again."
+            "tokens) as the reference, bit for bit and in the same order. The killed run also "
+            f"trained on {summary['rows_done_again']} rows after its last checkpoint. This work "
+            "was lost, and the resumed run read the same rows again."
         )
     else:
-        print("NOT IDENTICAL: the pieces and the reference trained on different rows.")
+        print(
+            "NOT IDENTICAL: the pieces and the reference trained on different rows. Compare the "
+            f"rows in {output}/*/rank-*.jsonl."
+        )
     print(
-        f"Loss: {summary['loss_of_first_10_steps']:.2f} over the first 10 steps, "
+        f"Mean loss: {summary['loss_of_first_10_steps']:.2f} over the first 10 steps, "
         f"{summary['loss_of_last_10_steps']:.2f} over the "
-        f"last 10 (uniform guessing: {math.log(VOCAB_SIZE):.2f}); "
-        f"pieces and reference differ by {summary['most_difference_of_loss']:.0e} at most."
+        f"last 10 (uniform guessing: {math.log(VOCAB_SIZE):.2f}). The losses of the pieces and the "
+        f"reference differ by at most {summary['most_difference_of_loss']:.0e}."
     )
     print(
-        f"The loader's state in a checkpoint: {summary['state_bytes']:,} bytes. The demo took "
-        f"{summary['seconds']:.0f} s."
+        f"The loader's state in a checkpoint takes {summary['state_bytes']:,} bytes as JSON. "
+        f"The demo took {summary['seconds']:.0f} s."
     )
     print(f"See {output / 'summary.png'} and {output / 'summary.json'}.")
 
@@ -96,7 +99,7 @@ def draw(reference: Run, pieces: list[Run], path: Path) -> None:
             "Loss: an uninterrupted run, and one that was killed and resumed on other ranks",
             loc="left",
         )
-        speeds.set_title("Tokens handed out and trained on", loc="left")
+        speeds.set_title("Training throughput", loc="left")
         waits.set_title("Time that the training loop waited for the loader", loc="left")
         for axes in (losses, speeds, waits):
             for piece in pieces[1:]:
@@ -129,7 +132,7 @@ def draw_losses(axes: Any, reference: Run, pieces: list[Run], colors: dict[str, 
                 color="black",
                 ls=":",
                 zorder=4,
-                label="trained on, and lost by the kill",
+                label="lost in the kill",
             )
             plot(
                 piece,

@@ -63,8 +63,8 @@ def train(run: Run, data: str, length: Length, work: Path, record: Path) -> None
     if run.kill_at:
         lost = max(run.steps) - run.last
         print(
-            f"killed after step {max(run.steps)}; the last checkpoint is of step {run.last}, so "
-            f"{lost} steps must be repeated"
+            f"The run was killed after step {max(run.steps)}. Its last checkpoint is from step "
+            f"{run.last}, so {lost} steps must be repeated."
         )
 
 
@@ -73,8 +73,8 @@ def last_checkpoint(folder: Path) -> int:
     steps = [int(path.stem.removeprefix("step-")) for path in folder.glob("step-*.pt")]
     if not steps:
         raise SystemExit(
-            "the run was killed before its first checkpoint; this machine is "
-            "too slow for the demo's plan"
+            f"{folder} contains no checkpoint, because the run was killed before it saved one. Run "
+            "the demo again"
         )
     return max(steps)
 
@@ -128,16 +128,18 @@ def follow(run: Run, process: subprocess.Popen[bytes], record: Path, done: int, 
             if has_ended:
                 break
             if time.monotonic() - heard > SILENCE_TIMEOUT_S:
-                fail(run, record, f"took no step for {SILENCE_TIMEOUT_S:.0f} s")
+                fail(run, record, f"completed no step for {SILENCE_TIMEOUT_S:.0f} s")
             time.sleep(0.05)
     if process.returncode or shown < stop:
-        fail(run, record, f"ended with status {process.returncode} at step {shown} of {stop}")
+        fail(run, record, f"exited with status {process.returncode} at step {shown} of {stop}")
 
 
 def fail(run: Run, record: Path, what: str) -> None:
     """Exit the demo with an error that shows the last 40 lines of the run's log."""
     tail = "\n".join((record / "torchrun.log").read_text(errors="replace").splitlines()[-40:])
-    raise SystemExit(f"\n{tail}\n\n{run.name} {what}. Its whole log: {record / 'torchrun.log'}")
+    raise SystemExit(
+        f"\n{tail}\n\nThe run {run.name!r} {what}. The full log is {record / 'torchrun.log'}"
+    )
 
 
 def kill_tree(pid: int) -> None:

@@ -31,7 +31,9 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
     """Load the last checkpoint in a folder. Raises `SystemExit` if there is none."""
     if files := sorted(folder.glob("step-*.pt")):
         return dict(torch.load(files[-1], map_location="cpu", weights_only=True))
-    raise SystemExit(f"no checkpoint in {folder}: start without --resume")
+    raise SystemExit(
+        f"{folder} contains no checkpoint. Change --checkpoints, or start without --resume"
+    )
 
 
 def describe_rows(batch: Batch) -> dict[int, str]:
@@ -88,8 +90,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             step_s = time.perf_counter() - started
             if rank == 0:
                 print(
-                    f"step {step}  loss {mean_loss:.3f}  {step_s:.3f} s, of which {wait_s:.3f} s "
-                    "for the batch",
+                    f"step {step}  loss {mean_loss:.3f}  {step_s:.3f} s, including a "
+                    f"{wait_s:.3f} s wait for the batch",
                     flush=True,
                 )
             if args.record:
@@ -115,23 +117,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("data", help="URL or folder of an MDS dataset")
+    parser.add_argument("data", help="URL or folder of the MDS dataset")
     parser.add_argument(
         "--tokenizer",
         default=str(ROOT / "examples" / "tokenizer"),
-        help="name, folder or tokenizer.json",
+        help="tokenizer name, folder, or tokenizer.json file (default: examples/tokenizer)",
     )
     parser.add_argument(
         "--checkpoints",
         type=Path,
         default=Path("checkpoints"),
-        help="folder, written every --save-every steps",
+        help="folder for checkpoints, which are written every --save-every steps",
     )
-    parser.add_argument("--cache", help="folder of the shard cache")
+    parser.add_argument("--cache", help="folder for cached shards")
     parser.add_argument(
         "--record",
         type=Path,
-        help="existing folder, where each rank records its rows, step by step",
+        help="existing folder, in which each rank records the rows of each step",
     )
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -144,9 +146,14 @@ def main() -> None:
         "seed": 17,
         "workers": 1,
     }
-    parser.add_argument("--width", type=int, default=128, help="a multiple of 32; default 128")
+    parser.add_argument(
+        "--width",
+        type=int,
+        default=128,
+        help="hidden size, a multiple of 32 (default: %(default)s)",
+    )
     for name, default in {**numbers, "depth": 4}.items():
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
+        parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     args = parser.parse_args(namespace=argparse.Namespace(float64=False))
     device = (
         torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -157,8 +164,9 @@ def main() -> None:
     try:
         if args.global_batch % dist.get_world_size():
             raise SystemExit(
-                f"{dist.get_world_size()} ranks cannot share {args.global_batch} rows: change "
-                "--global-batch"
+                "--global-batch must be a multiple of the number of ranks, but is "
+                f"{args.global_batch} with {dist.get_world_size()} ranks. Change --global-batch or "
+                "the number of ranks"
             )
         train(args, device)
     finally:

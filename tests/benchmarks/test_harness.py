@@ -56,7 +56,7 @@ def state_of(pid: int) -> str:
 def test_a_side_that_fails_is_reported_with_its_last_line(counting: Side) -> None:
     with counting as side:
         side.start({"start": 0})
-        with pytest.raises(SideFailedError, match="ended: KeyError: 'step'"):
+        with pytest.raises(SideFailedError, match="the side exited: KeyError: 'step'"):
             side.take_turn({"stride": 1})
 
 
