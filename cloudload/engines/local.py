@@ -30,6 +30,7 @@ from cloudload.storage.redaction import redact
 from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
 from cloudload.system.open_files import raise_open_file_limit
 from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
+from cloudload.system.pipes import send
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class LocalProcesses:
 
     def _send(self, pipe: Any, function: Callable[..., Any], argument: Any) -> None:
         try:
-            pipe.send((function, argument))
+            send(pipe, (function, argument))
         except ConnectionError:
             raise WorkerError(_describe_loss(self._workers[pipe])) from None
         except Exception as error:

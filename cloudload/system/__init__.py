@@ -8,7 +8,7 @@
     daemon_threads   don't delay the exit          memory              this machine's memory
     ordered_results  results in task order        progress_bar        a progress bar on stderr
     activity         report a long wait           network_folders     network file systems
-    garbage          pause garbage collection
+    garbage          pause garbage collection     pipes               send through a pipe
 
 Other packages may use every name without an underscore.
 """

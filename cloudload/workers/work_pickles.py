@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from cloudload.errors import CloudloadError, WorkerError
+from cloudload.system.pipes import send
 
 _ADVICE = (
     "Workers that are not forked import the transform by its name. Define the transform at the top "
@@ -21,7 +22,7 @@ def send_work(connection: Connection, work: Any) -> None:
     """Send work. Raises `WorkerError` if the work cannot be pickled, and any `CloudloadError` from
     values that are computed during pickling, such as the position of lanes."""
     try:
-        connection.send(work)
+        send(connection, work)
     except (OSError, CloudloadError):  # these are not pickling errors
         raise
     except Exception as error:
