@@ -24,7 +24,6 @@ MODES: dict[str, dict[str, Any]] = {
     "spawned": {"packing": "concat", "start_method": "spawn"},
 }
 """Settings by the name of a mode. The workers of all modes except `spawned` are forked."""
-EVERY_MODE = pytest.mark.parametrize("mode", MODES)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +56,14 @@ def read(loader: CloudLoader) -> list[tuple[list[list[int]], dict[str, Any]]]:
         return [(batch["input_ids"].tolist(), loader.state_dict()) for batch in loader]
 
 
-@EVERY_MODE
-@pytest.mark.parametrize("lengths", ["off", "require"])
+@pytest.mark.parametrize(
+    ("mode", "lengths"),
+    [
+        *[(mode, "off") for mode in MODES],
+        *[(mode, "require") for mode in MODES if mode != "spawned"],
+        pytest.param("spawned", "require", marks=pytest.mark.long),
+    ],
+)
 def test_a_finite_run_starts_each_of_its_workers_once(
     folder: str, starts: list[str], mode: str, lengths: str
 ) -> None:
