@@ -142,10 +142,12 @@ def test_a_panic_is_a_failure_and_an_interrupt_is_not() -> None:
 
 
 @needs_fastokens
-def test_other_ids_than_tokenizers_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_ids_than_tokenizers_end_the_run(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = JSONS["byte-level"]()
     encoders._comparison.cache_clear()  # another test may have cached a comparison
-    loading.load_hf(text)
+    monkeypatch.setattr(encoders, "_LOADING_DELAY_S", 0)
     encoder = FastokensEncoder(text)
     encoder._fast = loading.load_fastokens(byte_tokenizer().to_str())
     encoder.encode(["the quick brown fox"])
