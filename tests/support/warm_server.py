@@ -7,6 +7,7 @@ server           imports modules, and then waits for requests at a Unix socket; 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -16,6 +17,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from cloudload.config.choices import AUTO
@@ -123,5 +125,18 @@ def _become(program: dict[str, object], streams: list[int]) -> str:
     return module
 
 
+def _run(module: str) -> None:
+    """Run a module's `main`. If it succeeds, exit as the interpreter does, but do not free objects.
+
+    To free them would copy all pages that the program shares with the server, in 0.3 s of CPU time.
+    """
+    importlib.import_module(module).main()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    importlib.import_module(serve(sys.argv[1])).main()
+    _run(serve(sys.argv[1]))
