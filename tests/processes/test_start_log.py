@@ -75,8 +75,9 @@ RANK_SCRIPT = SCRIPT.replace(
 ).replace("    data,", "    dist.init_process_group('gloo')\n    data,", 1)
 
 
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_ranks_and_their_workers_tell_of_the_start_and_of_a_slow_backend_once(
-    tokenizer_folder: Path, tmp_path: Path
+    tokenizer_folder: Path, tmp_path: Path, method: str
 ) -> None:
     data = write_mds(
         tmp_path / "mds", random_documents(7, 60), shard_bytes=2_000, compression="zstd"
@@ -92,7 +93,7 @@ def test_ranks_and_their_workers_tell_of_the_start_and_of_a_slow_backend_once(
     command = [*stand_in(), "torch.distributed.run", "--nproc-per-node=2"]
     command += [f"--master-port={port}", "--no-python", *stand_in(), "tests.support.warm_script"]
     ended = subprocess.run(
-        [*command, str(script), data, str(tmp_path / "odd"), str(tmp_path / "cache"), "2", "fork"],
+        [*command, str(script), data, str(tmp_path / "odd"), str(tmp_path / "cache"), "2", method],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
