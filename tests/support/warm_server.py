@@ -1,13 +1,15 @@
 """The process from which warm programs are forked.
 
-server           imports modules, and then waits for requests at a Unix socket; has one thread
-  └─ keeper      one per program: reports its exit code, and kills it if the requester disconnects
-       └─ program
+server         imports modules, then accepts requests at a Unix socket; reports each program's exit
+  │            code, and kills a program whose requester disconnects. It has one thread
+  └─ program   is killed when the server dies
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -18,6 +20,7 @@ import socket
 import sys
 import tempfile
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloudload.config.choices import AUTO
@@ -25,6 +28,9 @@ from cloudload.tokenization import backend
 from cloudload.tokenization.tokenizer import load_tokenizer
 from tests.support.corpora import EOS, byte_tokenizer
 from tests.support.warm_stand_in import HEADER_BYTES
+
+_PR_SET_PDEATHSIG = 1
+"""The prctl option for the signal that a process gets when its parent dies, from prctl(2)."""
 
 _PRELOAD = (
     "torch.distributed.run",
@@ -40,6 +46,15 @@ _PRELOAD = (
 )
 
 
+@dataclass(frozen=True)
+class _Program:
+    """A running program: its PID, a pidfd of it, and the connection to its requester."""
+
+    pid: int
+    pidfd: int
+    requester: socket.socket
+
+
 def serve(address: str) -> str:
     """Fork programs forever. In each program, returns the name of the module to run."""
     for module in _PRELOAD:
@@ -51,17 +66,35 @@ def serve(address: str) -> str:
         "no other thread may run, because forked processes would not have the thread"
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers leave no zombies
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
     print("ready", flush=True)
+    programs: list[_Program] = []
     while True:
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            return _keep(connection)
-        connection.close()
+        watched = [program.pidfd for program in programs]
+        watched += [program.requester.fileno() for program in programs]
+        ready, _, _ = select.select([listener.fileno(), *watched], [], [])
+        for program in programs.copy():
+            if program.pidfd in ready or program.requester.fileno() in ready:
+                programs.remove(program)
+                _end(program)
+        if listener.fileno() in ready:
+            requester, _ = listener.accept()
+            if (request := _receive(requester)) is None:
+                requester.close()
+                continue
+            if (pid := os.fork()) == 0:
+                listener.close()
+                requester.close()
+                for program in programs:
+                    os.close(program.pidfd)
+                    program.requester.close()
+                return _become(*request)
+            for stream in request[1]:
+                os.close(stream)
+            programs.append(_Program(pid, os.pidfd_open(pid), requester))
+            _tell(requester, pid)
 
 
 def _learn_backend() -> None:
@@ -82,32 +115,37 @@ def _learn_backend() -> None:
     os.wait()
 
 
-def _keep(connection: socket.socket) -> str:
-    """Fork a program, and wait until it exits. In the program, returns the name of its module."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    header, streams, *_ = socket.recv_fds(connection, HEADER_BYTES, 3)
-    with connection.makefile("rb") as file:
-        program = json.loads(file.read(int.from_bytes(header, "big")))
-    pid = os.fork()
-    if pid == 0:
-        connection.close()
-        return _become(program, streams)
-    for stream in streams:
-        os.close(stream)
-    connection.sendall(b"%d\n" % pid)
-    ended = os.pidfd_open(pid)
-    ready, _, _ = select.select([connection.fileno(), ended], [], [])
-    if ended not in ready:
-        signal.pidfd_send_signal(ended, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def _receive(requester: socket.socket) -> tuple[dict[str, object], list[int]] | None:
+    """A program and its streams, or None if the requester disconnected before it had sent them."""
+    header, streams, *_ = socket.recv_fds(requester, HEADER_BYTES, 3)
+    with requester.makefile("rb") as file:
+        message = file.read(int.from_bytes(header, "big"))
     try:
-        connection.sendall(b"%d\n" % code)
-    finally:
-        os._exit(0)
+        return json.loads(message), streams
+    except ValueError:
+        for stream in streams:
+            os.close(stream)
+        return None
+
+
+def _end(program: _Program) -> None:
+    """Kill a program if it still runs, and report its exit code."""
+    signal.pidfd_send_signal(program.pidfd, signal.SIGKILL)  # does nothing if it has ended
+    code = os.waitstatus_to_exitcode(os.waitpid(program.pid, 0)[1])
+    os.close(program.pidfd)
+    with program.requester:
+        _tell(program.requester, code)
+
+
+def _tell(requester: socket.socket, number: int) -> None:
+    """Send a PID or an exit code to the requester, unless it has disconnected."""
+    with contextlib.suppress(OSError):
+        requester.sendall(b"%d\n" % number)
 
 
 def _become(program: dict[str, object], streams: list[int]) -> str:
     """Give this process a program's streams, environment, folder, and arguments."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
         os.close(stream)
