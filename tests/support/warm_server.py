@@ -84,14 +84,15 @@ def serve(address: str) -> str:
             if (request := _receive(requester)) is None:
                 requester.close()
                 continue
+            settings, streams = request
             if (pid := os.fork()) == 0:
                 listener.close()
                 requester.close()
                 for program in programs:
                     os.close(program.pidfd)
                     program.requester.close()
-                return _become(*request)
-            for stream in request[1]:
+                return _become(settings, streams)
+            for stream in streams:
                 os.close(stream)
             programs.append(_Program(pid, os.pidfd_open(pid), requester))
             _tell(requester, pid)
@@ -116,7 +117,7 @@ def _learn_backend() -> None:
 
 
 def _receive(requester: socket.socket) -> tuple[dict[str, object], list[int]] | None:
-    """A program and its streams, or None if the requester disconnected before it had sent them."""
+    """Settings and streams of a program; None if the requester disconnected before it sent all."""
     header, streams, *_ = socket.recv_fds(requester, HEADER_BYTES, 3)
     with requester.makefile("rb") as file:
         message = file.read(int.from_bytes(header, "big"))
@@ -143,21 +144,21 @@ def _tell(requester: socket.socket, number: int) -> None:
         requester.sendall(b"%d\n" % number)
 
 
-def _become(program: dict[str, object], streams: list[int]) -> str:
+def _become(settings: dict[str, object], streams: list[int]) -> str:
     """Give this process a program's streams, environment, folder, and arguments."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for target, stream in enumerate(streams):
         os.dup2(stream, target)
         os.close(stream)
-    if program["has_session"]:
+    if settings["has_session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    variables = program["variables"]
+    variables = settings["variables"]
     assert isinstance(variables, dict)
     os.environ.clear()
     os.environ.update(variables)
-    os.chdir(str(program["folder"]))
-    module, arguments = str(program["module"]), program["arguments"]
+    os.chdir(str(settings["folder"]))
+    module, arguments = str(settings["module"]), settings["arguments"]
     assert isinstance(arguments, list)
     sys.argv = [module, *arguments]
     return module

@@ -47,12 +47,12 @@ class Program:
             os.pipe() for _ in range(3)
         )
         theirs = [input_end, output_end, error_end]
-        self._keeper = request(
+        self._connection = request(
             _server_address(), theirs, module, arguments, dict(variables), has_session=True
         )
         for descriptor in theirs:
             os.close(descriptor)
-        self._lines = self._keeper.makefile()
+        self._lines = self._connection.makefile()
         self.pid = int(self._lines.readline())
         self.stdin: IO[str] = os.fdopen(stdin, "w")
         self.stdout: IO[str] = os.fdopen(stdout)
@@ -80,7 +80,7 @@ class Program:
         if self.returncode is None:
             self.returncode = int(self._lines.readline())
             self._lines.close()
-            self._keeper.close()
+            self._connection.close()
         return texts[self.stdout], texts[self.stderr]
 
 
