@@ -25,7 +25,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cloudload.arrays import Ints
@@ -121,9 +121,8 @@ def sweep(root: Path) -> None:
 
     Also makes the next reservation list all files, because other programs may have changed them.
     """
-    for path in _own_files(root, ["", ORDERS_FOLDER]):
-        if is_temporary(path):
-            remove_if_orphaned(path)
+    for path in _own_files(root, ["", ORDERS_FOLDER], is_temporary):
+        remove_if_orphaned(path)
     sweep_tokenizers(root)
     sweep_indexes(root)
     remove_if_orphaned(space_lock(root))
@@ -136,21 +135,22 @@ def shard_files(root: Path) -> Iterator[Path]:
     others = root / LENGTHS_FOLDER, root / INDEXES_FOLDER
     return (
         path
-        for path in _own_files(root, [""])
+        for path in _own_files(root, [""], lambda name: name not in (TAG, STARTED))
         if not any(path.is_relative_to(other) for other in others)
     )
 
 
-def _own_files(root: Path, places: Iterable[str]) -> Iterator[Path]:
-    """Yield the files of all folders with a `CACHEDIR.TAG` in the subfolders `places` of `root`.
+def _own_files(
+    root: Path, places: Iterable[str], is_wanted: Callable[[str], bool]
+) -> Iterator[Path]:
+    """Yield the files whose names are wanted from the subfolders `places` of `root`.
 
-    The tags themselves and `STARTED` are left out. Folders without a tag are ignored, because they
-    may not be cloudload's.
+    Folders without a `CACHEDIR.TAG` are ignored, because they may not be cloudload's.
     """
     for place in places:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for folder in (root / place).iterdir():
-                if (folder / TAG).is_file():
-                    for parent, _, names in os.walk(folder):
-                        own = (name for name in names if name not in (TAG, STARTED))
-                        yield from (Path(parent, name) for name in own)
+            for folder in os.scandir(root / place):
+                if os.path.isfile(os.path.join(folder.path, TAG)):
+                    for parent, _, names in os.walk(folder.path):
+                        # make few paths, because that is slow
+                        yield from (Path(parent, name) for name in filter(is_wanted, names))

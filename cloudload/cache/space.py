@@ -197,12 +197,12 @@ def _list_all(root: Path) -> int:
     def find_shards() -> Iterator[_Candidate]:
         nonlocal used
         for path in shard_files(root):
-            if is_temporary(path) and (path.suffix != PART_SUFFIX or remove_if_orphaned(path)):
+            if is_temporary(path.name) and (path.suffix != PART_SUFFIX or remove_if_orphaned(path)):
                 continue
             if found := _stat(path):
                 used += found.st_size
                 # NFS renames a file that is removed while mapped, so evicting it frees no space
-                if not is_temporary(path) and not path.name.startswith(".nfs"):
+                if not is_temporary(path.name) and not path.name.startswith(".nfs"):
                     yield _Candidate(found.st_atime_ns, found.st_size, path)
 
     _candidates[root] = deque(heapq.nsmallest(_MOST_CANDIDATES, find_shards()))

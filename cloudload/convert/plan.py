@@ -17,8 +17,6 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -35,6 +33,7 @@ from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local
+from cloudload.system.package_versions import package_version
 
 PLAN_NAME = ".convert/plan.json"
 
@@ -215,12 +214,8 @@ def check_versions(planned: Mapping[str, str]) -> None:
             )
 
 
-@cache  # each segment checks the versions
 def _package_version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
+    return package_version(name) or "(not installed)"
 
 
 _CODECS = {"zstd": "zstd", "gz": "zlib", "br": "brotli"}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 from cloudload.config.choices import SKIP
@@ -19,6 +18,7 @@ from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
 from cloudload.run.state_codec import show
 from cloudload.stats import FAILED
+from cloudload.system.package_versions import package_version
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def _locate(saved: Saved, recipe: Recipe) -> Changes:
         "data": (before.urls, now.urls),
         "shards": (before.urls, now.urls),
         "tokenizer": (before.tokenizer_name, now.tokenizer_name),
-        "token_ids": (saved.tokenizer_backend, f"tokenizers {version('tokenizers')}"),
+        "token_ids": (saved.tokenizer_backend, f"tokenizers {package_version('tokenizers')}"),
     }
 
 

@@ -128,9 +128,9 @@ def remove_orphans(folder: Path, names: re.Pattern[str]) -> None:
     Removes only files whose names begin with a match of `names`.
     """
     with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if is_temporary(path) and names.match(path.name):
-                remove_if_orphaned(path)
+        for name in os.listdir(folder):
+            if is_temporary(name) and names.match(name):
+                remove_if_orphaned(folder / name)
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:

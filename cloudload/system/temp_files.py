@@ -108,10 +108,10 @@ def scratch_file() -> Iterator[BinaryIO]:
         unregister(Path(file.name))
 
 
-def is_temporary(path: Path) -> bool:
-    """Whether a file is a lock or a partial file, according to its name."""
-    return len(path.name) > len(LOCK_SUFFIX) and (
-        path.name.endswith(LOCK_SUFFIX) or _PARTIAL_NAME.fullmatch(path.name) is not None
+def is_temporary(name: str) -> bool:
+    """Whether the file of this name is a lock or a partial file."""
+    return len(name) > len(LOCK_SUFFIX) and (
+        name.endswith(LOCK_SUFFIX) or _PARTIAL_NAME.fullmatch(name) is not None
     )
 
 

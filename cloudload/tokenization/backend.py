@@ -21,12 +21,12 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.errors import TokenizerError
+from cloudload.system.package_versions import package_version
 from cloudload.tokenization.encoders import encode_flat, is_failure
 from cloudload.tokenization.features import find_unsupported_feature
 from cloudload.tokenization.kept_files import keep, kept_path, learning, read_kept, with_version
@@ -81,7 +81,7 @@ def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
     """
     if not text:
         return Choice(NO_BACKEND, NO_BACKEND, "there is no text to tokenize")
-    tokenizers = f"tokenizers {version('tokenizers')}"
+    tokenizers = f"tokenizers {package_version('tokenizers')}"
     refusal = None if asked == HF else _find_refusal(text, cache_root)
     if asked == FASTOKENS and refusal:
         advice = "Use 'auto' or 'hf'" if _is_measured() else f"{_INSTALL}, or use 'auto' or 'hf'"
@@ -94,7 +94,7 @@ def choose_backend(text: str, asked: str, cache_root: Path) -> Choice:
         why = f"tokenizer_backend={asked!r}"
     else:
         why = _KNOWN if is_known(text, list_checked()) else _PASSED
-    return Choice(FASTOKENS, f"fastokens {version('fastokens')}, {tokenizers}", why)
+    return Choice(FASTOKENS, f"fastokens {package_version('fastokens')}, {tokenizers}", why)
 
 
 _warnings: set[str] = set()
@@ -120,16 +120,9 @@ def log_choice(choice: Choice) -> None:
 _refusals: dict[str, str | None] = {}
 
 
-def _installed_version() -> str | None:
-    try:
-        return version("fastokens")
-    except PackageNotFoundError:
-        return None
-
-
 def _is_measured() -> bool:
     """Whether the installed version of fastokens was verified."""
-    return _installed_version() in MEASURED_VERSIONS
+    return package_version("fastokens") in MEASURED_VERSIONS
 
 
 def _find_refusal(text: str, cache_root: Path) -> str | None:
@@ -137,7 +130,7 @@ def _find_refusal(text: str, cache_root: Path) -> str | None:
 
     A process checks each tokenizer once.
     """
-    found = _installed_version()
+    found = package_version("fastokens")
     if found is None:
         return "fastokens is not installed"
     if found not in MEASURED_VERSIONS:

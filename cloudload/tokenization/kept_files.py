@@ -12,10 +12,10 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 from cloudload.system.file_locks import locked, remove_orphans
+from cloudload.system.package_versions import package_version
 from cloudload.system.temp_files import lock_path, partial_file
 
 FOLDER = "tokenizers"
@@ -37,7 +37,7 @@ def digest_of(inputs: Iterable[str]) -> str:
 
 def with_version(package: str) -> str:
     """The name of an installed package and its version, for `kept_path`."""
-    return f"{package}-{version(package)}"
+    return f"{package}-{package_version(package)}"
 
 
 def read_kept(path: Path) -> str | None:

@@ -179,7 +179,7 @@ def read_names(page: str, desk: Desk) -> dict[str, Any]:
         "optimizer": SGD(model.parameters(), lr=0.1),
     }
     if page.endswith("lightning.md"):
-        from tests.frameworks.test_lightning import Module
+        from tests.frameworks.lightning_fits import Module
 
         names["lightning_module"] = Module()
     return names

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +19,16 @@ from tests.frameworks.small import Model, Rows, rows_of
 from tests.support.loaders import make_loader
 from tests.support.warm_start import stand_in
 
-pytest.importorskip("accelerate")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed"),
+]
 
-from accelerate import Accelerator, DataLoaderConfiguration
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+def make_accelerator(**options: Any) -> Any:
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True, **options)
 
 
 @pytest.mark.parametrize("is_prepared", [False, True])
@@ -33,7 +39,7 @@ def test_a_registered_loader_continues_with_the_next_batch(
     """A checkpoint may be saved before the first batch or during gradient accumulation."""
     trained = []
     for is_resumed in (False, True):
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        accelerator = make_accelerator(gradient_accumulation_steps=2)
         module = Model()
         model, optimizer = accelerator.prepare(module, torch.optim.SGD(module.parameters(), lr=0.1))
         loader = make_loader(folder)
@@ -57,7 +63,7 @@ def test_a_registered_loader_continues_with_the_next_batch(
 
 
 def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:
-    accelerator, loader, model = Accelerator(cpu=True), make_loader(folder), Model()
+    accelerator, loader, model = make_accelerator(), make_loader(folder), Model()
     optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
     schedule = torch.optim.lr_scheduler.StepLR(optimizer.optimizer, 1)
     accelerator.register_for_checkpointing(schedule, loader)
@@ -71,9 +77,11 @@ def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None
     "settings", [{}, {"dispatch_batches": True}, {"split_batches": True}, {"even_batches": False}]
 )
 def test_prepare_hands_back_the_loader_itself(folder: str, settings: dict[str, Any]) -> None:
+    from accelerate import DataLoaderConfiguration
+
     module, loader = Model(), make_loader(folder)
     evaluation = FromStart(make_loader(folder, epochs=1))
-    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**settings))
+    accelerator = make_accelerator(dataloader_config=DataLoaderConfiguration(**settings))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     prepared = accelerator.prepare(module, optimizer, loader, evaluation)
     assert prepared[2] is loader
@@ -116,7 +124,7 @@ accelerator.end_training()
 
 
 def test_a_loader_wrapped_in_a_dataloader_is_refused(folder: str) -> None:
-    wrapped = Accelerator(cpu=True).prepare(
+    wrapped = make_accelerator().prepare(
         torch.utils.data.DataLoader(cast(Any, make_loader(folder)), batch_size=None)
     )
     with pytest.raises(TypeError, match="do not wrap it in a DataLoader"):
@@ -124,7 +132,7 @@ def test_a_loader_wrapped_in_a_dataloader_is_refused(folder: str) -> None:
 
 
 def test_preparing_a_loader_as_a_dataloader_is_refused(folder: str) -> None:
-    accelerator, loader = Accelerator(cpu=True), make_loader(folder, epochs=1)
+    accelerator, loader = make_accelerator(), make_loader(folder, epochs=1)
     for each in (loader, FromStart(loader)):
         with pytest.raises(
             AttributeError, match=r"save its state with accelerator\.register_for_checkp"

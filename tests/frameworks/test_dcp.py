@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 
-from cloudload.integrations.dcp import LoaderState
 from cloudload.provenance import load_state
 from tests.frameworks.small import rows_of
 from tests.support.loaders import make_loader
@@ -34,6 +32,10 @@ def _group(tmp_path: Path) -> Iterator[None]:
 def test_a_resume_continues_with_the_next_batch(
     folder: str, tmp_path: Path, saved_after: int, is_async: bool
 ) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    from cloudload.integrations.dcp import LoaderState
+
     loader = make_loader(folder, packing="best_fit")
     batches = iter(loader)
     rows = [row for _ in range(saved_after) for row in next(batches)["input_ids"].tolist()]
@@ -55,6 +57,10 @@ def test_a_resume_continues_with_the_next_batch(
 def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:
     """The state may be stored beside a model and its optimizer, or nested as in torchtitan and
     Composer."""
+    import torch.distributed.checkpoint as dcp
+
+    from cloudload.integrations.dcp import LoaderState
+
     loader, model = make_loader(folder), torch.nn.Linear(3, 3)
     next(iter(loader))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -3,6 +3,7 @@ are the loader's passes."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,62 +15,21 @@ from cloudload import CloudLoader
 from cloudload.count import count_tokens
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
-from tests.frameworks.small import Model, rows_of
+from tests.frameworks.small import rows_of
 from tests.support.corpora import byte_tokenizer
 from tests.support.loaders import make_loader
 
-pytest.importorskip("lightning")
-
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
-
-from cloudload.integrations.lightning import CloudloadDataModule, CloudloadMonitor
-
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed"),
+]
 
 
-class Module(LightningModule):
-    """The small model with Lightning's interface."""
+def fit(loader: CloudLoader, folder: Path, **options: Any) -> tuple[Any, Any]:
+    """Train on a loader with `lightning_fits.fit`."""
+    from tests.frameworks import lightning_fits
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = Model()
-
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        loss: Tensor = self.model(**batch)["loss"]
-        return loss
-
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.model(**batch)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(
-    loader: CloudLoader,
-    folder: Path,
-    *,
-    ckpt_path: Any = None,
-    eval_loader: Any = None,
-    **options: Any,
-) -> tuple[Any, Trainer]:
-    """Train on a loader. Returns the model, which recorded its rows, and the trainer."""
-    defaults = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = Trainer(**{**defaults, "default_root_dir": str(folder), **options})
-    module = Module()
-    trainer.fit(module, datamodule=CloudloadDataModule(loader, eval_loader), ckpt_path=ckpt_path)
-    return module.model, trainer
-
-
-def save_every(steps: int, folder: Path) -> ModelCheckpoint:
-    return ModelCheckpoint(folder, filename="{step}", every_n_train_steps=steps, save_top_k=-1)
+    return lightning_fits.fit(loader, folder, **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_every": 3}, {"stop_every": "epoch"}])
@@ -81,9 +41,8 @@ def test_whatever_is_prefetched_a_resume_continues_with_the_next_batch(
     folder: str, tmp_path: Path, options: dict[str, Any], settings: dict[str, Any], saved_after: int
 ) -> None:
     each = settings.get("accumulate_grad_batches", 1)
-    callbacks = [save_every(saved_after, tmp_path)]
     whole, _ = fit(
-        make_loader(folder, **options), tmp_path, max_steps=8, callbacks=callbacks, **settings
+        make_loader(folder, **options), tmp_path, max_steps=8, save_every=saved_after, **settings
     )
     checkpoint = tmp_path / f"step={saved_after}.ckpt"
     resumed, trainer = fit(
@@ -107,6 +66,8 @@ def checkpoint_rows(checkpoint: Path) -> int:
 def test_epochs_end_where_passes_end_and_a_resume_at_their_end_begins_the_next(
     folder: str, tmp_path: Path
 ) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
     callbacks = [
         ModelCheckpoint(
             tmp_path,
@@ -150,12 +111,11 @@ def test_with_lengths_lightnings_epochs_are_epochs_of_the_data(folder: str, tmp_
     steps = make_loader(folder, **options).count_batches()
     assert steps == len(list(make_loader(folder, epochs=1)))
     expected = rows_of(make_loader(folder), 3 * steps)
-    callbacks = [save_every(steps + 2, tmp_path)]
     whole, trainer = fit(
         make_loader(folder, stop_every=steps, **options),
         tmp_path,
         max_epochs=3,
-        callbacks=callbacks,
+        save_every=steps + 2,
     )
     assert (trainer.current_epoch, trainer.global_step) == (3, 3 * steps)
     assert trainer.num_training_batches == steps
@@ -173,7 +133,9 @@ def test_with_lengths_lightnings_epochs_are_epochs_of_the_data(folder: str, tmp_
 def test_a_state_saved_before_the_first_batch_starts_at_the_first(
     folder: str, tmp_path: Path
 ) -> None:
-    class Early(ModelCheckpoint):
+    from lightning.pytorch.callbacks import Callback
+
+    class Early(Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             trainer.save_checkpoint(tmp_path / "first.ckpt")
 
@@ -186,33 +148,33 @@ def test_a_state_saved_before_the_first_batch_starts_at_the_first(
 def test_a_second_fit_continues_with_the_next_batch(
     folder: str, tmp_path: Path, options: dict[str, Any]
 ) -> None:
+    from cloudload.integrations.lightning import CloudloadDataModule
+    from tests.frameworks.lightning_fits import Module, make_trainer
+
     module, loaders = Module(), CloudloadDataModule(make_loader(folder, **options))
     for max_steps in (3, 6, 9, 12, 15):
-        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = Trainer(accelerator="cpu", default_root_dir=str(tmp_path), max_steps=3, **quiet)
-        trainer.fit(module, datamodule=loaders)
+        make_trainer(tmp_path, max_steps=3).fit(module, datamodule=loaders)
         assert loaders.state_dict()["rows"] == 4 * max_steps
     assert module.model.trained == rows_of(make_loader(folder), 15)
 
 
 def test_a_batch_that_failed_is_trained_on_after_a_resume(folder: str, tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import Callback
+
+    from cloudload.integrations.lightning import CloudloadDataModule
+    from tests.frameworks.lightning_fits import Module, make_trainer
+
     class Failing(Module):
         def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
             if batch_idx == 4:
                 raise RuntimeError("a failure")
             return super().training_step(batch, batch_idx)
 
-    class SaveOnException(ModelCheckpoint):
+    class SaveOnException(Callback):
         def on_exception(self, trainer: Any, *_: Any) -> None:
             trainer.save_checkpoint(tmp_path / "failed.ckpt")
 
-    trainer = Trainer(
-        accelerator="cpu",
-        default_root_dir=str(tmp_path),
-        max_steps=8,
-        logger=False,
-        callbacks=[SaveOnException()],
-    )
+    trainer = make_trainer(tmp_path, max_steps=8, callbacks=[SaveOnException()])
     with pytest.raises(RuntimeError, match="a failure"):
         trainer.fit(Failing(), datamodule=CloudloadDataModule(make_loader(folder)))
     resumed, _ = fit(make_loader(folder), tmp_path, max_steps=8, ckpt_path=tmp_path / "failed.ckpt")
@@ -220,7 +182,7 @@ def test_a_batch_that_failed_is_trained_on_after_a_resume(folder: str, tmp_path:
 
 
 def test_the_state_is_found_in_a_checkpoint(folder: str, tmp_path: Path) -> None:
-    fit(make_loader(folder), tmp_path, max_steps=2, callbacks=[save_every(2, tmp_path)])
+    fit(make_loader(folder), tmp_path, max_steps=2, save_every=2)
     resumed = make_loader(folder)
     resumed.load_state_dict(load_state(tmp_path / "step=2.ckpt"))
     assert rows_of(resumed, 2) == rows_of(make_loader(folder), 4)[8:]
@@ -235,16 +197,13 @@ def test_training_ends_with_the_data(folder: str, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path) -> None:
+    from cloudload.integrations.lightning import CloudloadDataModule
+    from tests.frameworks.lightning_fits import Module, make_trainer
+
     class Other(CloudloadDataModule):
         pass
 
-    trainer = Trainer(
-        accelerator="cpu",
-        logger=False,
-        default_root_dir=str(tmp_path),
-        max_steps=2,
-        enable_progress_bar=False,
-    )
+    trainer = make_trainer(tmp_path, max_steps=2)
     trainer.fit(Module(), datamodule=Other(make_loader(folder)))
     trainer.save_checkpoint(tmp_path / "other.ckpt")
     with pytest.raises(StreamChangedError, match=r"other.ckpt has no CloudloadDataModule state"):
@@ -252,13 +211,9 @@ def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path)
 
 
 def test_a_loader_without_the_data_module_is_refused(folder: str, tmp_path: Path) -> None:
-    trainer = Trainer(
-        accelerator="cpu",
-        logger=False,
-        default_root_dir=str(tmp_path),
-        max_steps=2,
-        enable_progress_bar=False,
-    )
+    from tests.frameworks.lightning_fits import Module, make_trainer
+
+    trainer = make_trainer(tmp_path, max_steps=2)
     with pytest.raises(
         ValueError,
         match=r"lose or repeat batches. Pass datamodule=CloudloadDataModule\(loader\)",
@@ -269,7 +224,6 @@ def test_a_loader_without_the_data_module_is_refused(folder: str, tmp_path: Path
 def test_every_validation_reads_the_same_batches_and_leaves_training_alone(
     folder: str, tmp_path: Path
 ) -> None:
-    callbacks = [save_every(3, tmp_path)]
     eval_loader = make_loader(folder, epochs=1, batch_size=8)
     settings = {"val_check_interval": 2, "check_val_every_n_epoch": None, "num_sanity_val_steps": 1}
     model, _ = fit(
@@ -277,7 +231,7 @@ def test_every_validation_reads_the_same_batches_and_leaves_training_alone(
         tmp_path,
         max_steps=4,
         eval_loader=eval_loader,
-        callbacks=callbacks,
+        save_every=3,
         **settings,
     )
     once = [
@@ -292,6 +246,10 @@ def test_every_validation_reads_the_same_batches_and_leaves_training_alone(
 
 
 def test_what_was_read_is_logged(folder: str, tmp_path: Path) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    from cloudload.integrations.lightning import CloudloadMonitor
+
     loader = make_loader(folder)
     logger = CSVLogger(tmp_path)
     fit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,10 @@ from tests.frameworks.small import Model, rows_of
 from tests.support.corpora import byte_tokenizer
 from tests.support.loaders import make_loader
 
-pytest.importorskip("accelerate")
-
-from transformers import Trainer, TrainerCallback, TrainingArguments
-
-from cloudload.integrations.transformers import CloudloadTrainer
-
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed"),
+]
 
 
 def make_trainer(
@@ -29,9 +27,14 @@ def make_trainer(
     folder: Path,
     *,
     eval_dataset: Any = None,
-    trainer_class: Any = CloudloadTrainer,
+    trainer_class: Any = None,
     **options: Any,
 ) -> Any:
+    """Make a trainer of the small model; a `CloudloadTrainer` by default."""
+    from transformers import TrainingArguments
+
+    from cloudload.integrations.transformers import CloudloadTrainer
+
     defaults = {
         "per_device_train_batch_size": loader.batch_size,
         "max_steps": 6,
@@ -42,7 +45,8 @@ def make_trainer(
         "disable_tqdm": True,
     }
     args = TrainingArguments(output_dir=str(folder), **{**defaults, **options})
-    return trainer_class(Model(), args, loader=loader, eval_dataset=eval_dataset)
+    make = trainer_class or CloudloadTrainer
+    return make(Model(), args, loader=loader, eval_dataset=eval_dataset)
 
 
 @pytest.mark.parametrize("options", [{}, {"stop_every": 4}, {"stop_every": "epoch"}])
@@ -119,6 +123,8 @@ def test_a_checkpoint_without_the_loader_is_refused(folder: str, tmp_path: Path)
 def test_a_checkpoint_saved_within_a_step_has_the_batches_before_it(
     folder: str, tmp_path: Path
 ) -> None:
+    from transformers import TrainerCallback
+
     class SaveWithin(TrainerCallback):
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 3:
@@ -134,13 +140,13 @@ def test_a_checkpoint_saved_within_a_step_has_the_batches_before_it(
     assert resumed.model.trained == rows_of(make_loader(folder), 12)[4 * 6 :]
 
 
-@pytest.mark.skipif(
-    not hasattr(TrainingArguments, "include_tokens_per_second"),
-    reason="only transformers 4 counts tokens before it trains",
-)
 def test_tokens_that_the_trainer_counts_first_are_trained_on_all_the_same(
     folder: str, tmp_path: Path
 ) -> None:
+    from transformers import TrainingArguments
+
+    if not hasattr(TrainingArguments, "include_tokens_per_second"):
+        pytest.skip("only transformers 4 counts tokens before it trains")
     settings = {"max_steps": -1, "num_train_epochs": 2, "include_tokens_per_second": True}
     trainer = make_trainer(make_loader(folder, stop_every=3), tmp_path, **settings)
     trainer.train()
@@ -154,6 +160,10 @@ def test_what_would_change_the_batches_is_refused(folder: str, tmp_path: Path) -
 
 
 def test_other_trainers_read_a_loader_with_the_same_class(folder: str, tmp_path: Path) -> None:
+    from transformers import Trainer
+
+    from cloudload.integrations.transformers import CloudloadTrainer
+
     class Other(Trainer):
         steps = 0
 

@@ -1,7 +1,5 @@
-"""A fixture that makes the laws faster: it caches values that each loader would compute again.
-
-    seekable orders of tiny data    because a lane of three documents has hundreds of epochs
-    versions of packages            because each loader reads them from files
+"""A fixture that makes the laws faster: it caches seekable orders of tiny data, which each loader
+would compute again. A lane of three documents has hundreds of epochs.
 
 All ranks of a law run in one process, so they share the cache. To use the fixture, import
 `quick_laws` into a module of laws.
@@ -10,8 +8,7 @@ All ranks of a law run in one process, so they share the cache. To use the fixtu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, lru_cache
-from importlib.metadata import version
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,6 @@ from cloudload.order import epoch_orders
 from cloudload.order.canonical import seekable_order
 from cloudload.order.seekable import SeekableOrder
 from cloudload.order.spec import OrderConfig, Sampling
-from cloudload.tokenization import backend, kept_files
 
 _MOST_KEPT, _MOST_POSITIONS = 1 << 14, 1 << 10
 
@@ -37,7 +33,7 @@ class _ListedOrder(SeekableOrder):
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_laws() -> Iterator[None]:
-    """Cache orders and package versions while the tests of a module run."""
+    """Cache orders while the tests of a module run."""
 
     @lru_cache(_MOST_KEPT)
     def find(
@@ -56,6 +52,4 @@ def quick_laws() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(epoch_orders, "seekable_order", keep)
-        for module in (backend, kept_files):
-            patch.setattr(module, "version", cache(version))
         yield

@@ -116,7 +116,9 @@ def start_warm_server() -> Iterator[WarmServer]:
         address = f"{folder}/socket"
         # keep numerical libraries from starting threads, because the server forks
         variables = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-        command = [sys.executable, "-m", "tests.support.warm_server", address]
+        # torchrun calls inspect.stack, which searches all modules for each frame of a frozen module
+        python = [sys.executable, "-X", "frozen_modules=off"]
+        command = [*python, "-m", "tests.support.warm_server", address]
         variables["PYTHONPATH"] = str(ROOT)
         with running(command, Path(folder), variables, pipe=True) as process:
             assert process.stdout is not None

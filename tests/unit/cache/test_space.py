@@ -58,7 +58,9 @@ def keep_account(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shards(root: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in shard_files(root) if not is_temporary(path)}
+    return {
+        path.name: path.stat().st_size for path in shard_files(root) if not is_temporary(path.name)
+    }
 
 
 def size_of(path: Path) -> int:
