@@ -91,10 +91,13 @@ def start(
     return Program(module, arguments, {**os.environ, **(variables or {})})
 
 
-def stand_in() -> list[str]:
-    """The start of a command that runs a module warm. Append the module's name and arguments."""
+def stand_in(address: str = "") -> list[str]:
+    """The start of a command that runs a module warm. Append the module's name and arguments.
+
+    The program is a fork of the server at `address`, by default of the test run's server.
+    """
     script = ROOT / "tests" / "support" / "warm_stand_in.py"
-    return [sys.executable, "-I", "-S", str(script), _server_address()]
+    return [sys.executable, "-I", "-S", str(script), address or _server_address()]
 
 
 @contextlib.contextmanager

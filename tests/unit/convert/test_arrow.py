@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,27 @@ from tests.support.conversions import COMPRESSORS, QUIET, documents, read_datase
 from tests.support.readers import check_blocks
 
 DOCUMENTS = documents(300)
-TABLE = pyarrow.table({"text": DOCUMENTS, "meta": [{"n": n} for n in range(300)]})
+
+
+@cache
+def make_table() -> Any:
+    return pyarrow.table({"text": DOCUMENTS, "meta": [{"n": n} for n in range(300)]})
 
 
 def write_file(path: Path, **options: Any) -> None:
     with pyarrow.ipc.new_file(
-        path, TABLE.schema, options=pyarrow.ipc.IpcWriteOptions(**options)
+        path, make_table().schema, options=pyarrow.ipc.IpcWriteOptions(**options)
     ) as writer:
-        writer.write_table(TABLE, max_chunksize=70)
+        writer.write_table(make_table(), max_chunksize=70)
 
 
 def write_stream(path: Path) -> None:
-
-    with pyarrow.ipc.new_stream(path, TABLE.schema) as writer:
-        writer.write_table(TABLE, max_chunksize=70)
+    with pyarrow.ipc.new_stream(path, make_table().schema) as writer:
+        writer.write_table(make_table(), max_chunksize=70)
 
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
-    "pandas.feather": lambda path: TABLE.to_pandas().to_feather(path, compression="zstd"),
+    "pandas.feather": lambda path: make_table().to_pandas().to_feather(path, compression="zstd"),
     "lz4.ipc": lambda path: write_file(path, compression="lz4"),
     "file.arrow": write_file,
     "stream.arrow": write_stream,
