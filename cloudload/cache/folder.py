@@ -143,14 +143,14 @@ def shard_files(root: Path) -> Iterator[Path]:
 def _own_files(
     root: Path, places: Iterable[str], is_wanted: Callable[[str], bool]
 ) -> Iterator[Path]:
-    """Yield the files whose names are wanted from the subfolders `places` of `root`.
+    """Yield the files of all folders with a `CACHEDIR.TAG` in the subfolders `places` of `root`.
 
-    Folders without a `CACHEDIR.TAG` are ignored, because they may not be cloudload's.
+    Files with unwanted names are left out. Folders without a tag are ignored, because they may not
+    be cloudload's.
     """
     for place in places:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for folder in os.scandir(root / place):
-                if os.path.isfile(os.path.join(folder.path, TAG)):
-                    for parent, _, names in os.walk(folder.path):
-                        # make few paths, because that is slow
+            for folder in (root / place).iterdir():
+                if (folder / TAG).is_file():
+                    for parent, _, names in os.walk(folder):
                         yield from (Path(parent, name) for name in filter(is_wanted, names))
