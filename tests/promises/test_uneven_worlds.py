@@ -128,7 +128,9 @@ def test_any_number_of_nodes_can_warm_its_caches_for_best_fit(folder: str) -> No
 
 
 @pytest.mark.parametrize("tail", ["pad", "drop"])
-@pytest.mark.parametrize("ranks", [5, 7, 13, pytest.param(31, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "ranks", [5, 13, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (7, 31))]
+)
 def test_a_finite_run_ends_on_the_same_step_of_all_ranks(
     folder: str, ranks: int, tail: str
 ) -> None:

@@ -5,4 +5,4 @@
 
 import os
 
-EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("CLOUDLOAD_EXAMPLES", "5"))
