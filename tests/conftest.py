@@ -14,6 +14,7 @@ tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrai
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import subprocess
@@ -46,6 +47,18 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 """The name of this pytest-xdist worker, such as `gw0`; empty if the test run has one process."""
 
 _numbers = itertools.count()
+
+
+def pytest_collection() -> None:
+    """Import the tests without garbage collections."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the objects of all tests and libraries from garbage collections, each of which would
+    take 0.3 s."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
