@@ -32,6 +32,8 @@ from cloudload.system.daemon_threads import DaemonThreadPool
 
 _MOST_MEMBERS = 16
 _CONNECT_S = 60.0
+"""How long a process waits for the address of another. For a connection to that address, gloo waits
+five times as long (`Pair::waitUntil` in gloo/transport/tcp/pair.cc)."""
 _CLOSE_S = 1.0
 _POLL_S = 0.2
 _NAMED_PROCESSES = 8
@@ -87,9 +89,10 @@ class Gather:
     """Gathers arrays of equal size from `size` processes, which call its methods in the same order.
 
     `store` is a `torch.distributed.Store`, with keys that only this tree uses. The constructor
-    connects the processes, and raises `RuntimeError` if a process does not connect within a minute.
-    A gather fails if it takes longer than `timeout_s`. After an error, this process closes its
-    connections, so that processes that wait for this one also fail.
+    connects the processes. It raises `RuntimeError` if a process does not publish its address
+    within a minute, or does not connect within five minutes. A gather fails if it takes longer than
+    `timeout_s`. After an error, this process closes its connections, so that processes that wait
+    for this one also fail.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
