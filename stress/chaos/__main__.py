@@ -24,8 +24,8 @@ writes a hash of each row.
 A job must leave no process, nothing in /dev/shm, and no lock or part file. If nothing was killed,
 this is checked when the job has ended, and otherwise when the next job has started. A job hangs if
 it writes no row for its ranks' timeout (60 or 150 s) plus 30 s, not counting the time in which its
-processes wait for a core. If a rank is killed while it connects, gloo makes the others wait five
-times the timeout. The exit status is 1 in any of these cases:
+processes wait for a core. If a rank is killed while it connects, the others may wait for
+five minutes, because gloo does. The exit status is 1 in any of these cases:
 
 - a row was lost, repeated, or changed between checkpoints
 - a job hung, left something behind, or failed because of a short stop

@@ -26,8 +26,8 @@ from tests.support.patience import soon
 
 MARGIN_S = 30.0
 """A job counts as hung if it writes nothing for its ranks' timeout plus this many seconds."""
-_TIMES_TO_CONNECT = 5
-"""How many times its timeout gloo waits for a connection; see `cloudload.delivery.gather`."""
+_CONNECT_S = 300.0
+"""How long gloo waits for a connection; see `cloudload.delivery.gather`."""
 _UNDER_TORCH_S = 12.0
 _OF_CLOUDLOAD = "cloudload.errors."
 _EXPLAINED = ("StoreError", "DatasetError", "RanksDisagreeError")
@@ -56,8 +56,8 @@ class JobRun:
         self._campaign, self._job, self._drama, self._store = campaign, job, drama, store
         self._family, self._found = stage.family, stage.found
         self._draw, self._pause = stage.draw, stage.pause
-        times = _TIMES_TO_CONNECT if drama.end == CONNECTING else 1
-        self._quiet_s = times * job.patience_s + MARGIN_S
+        connect_s = _CONNECT_S if drama.end == CONNECTING else 0.0
+        self._quiet_s = max(job.patience_s, connect_s) + MARGIN_S
 
     def run(self) -> str:
         """Run the job until it finishes or is killed, and return a description of what happened."""

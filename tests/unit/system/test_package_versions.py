@@ -15,7 +15,7 @@ NAME = "a_package_of_this_test"
 
 
 def install(folder: Path, version: str) -> None:
-    """Install a version of the package in a folder, in place of any other version."""
+    """Replace the package that is installed in a folder with this version."""
     for old in folder.glob("*.dist-info"):
         shutil.rmtree(old)
     (folder / f"{NAME}.py").touch()
