@@ -290,7 +290,6 @@ class CloudLoader:
     def _resume(self, recipe: Recipe, position: Position) -> None:
         """Continue at `position` with `recipe`, which may have fewer shards than before."""
         if recipe.corpus is not self.recipe.corpus:
-            self._reader.stop_learning()
             self._close_tracer()
         self._run.use(recipe)
         self._reader.stop("a state was loaded")

@@ -12,7 +12,6 @@ from cloudload.config.checks import check_choice, check_count, check_positive, p
 from cloudload.config.choices import (
     AUTO,
     EPOCH,
-    LEARN,
     OFF,
     REQUIRE,
     START_METHODS,
@@ -78,10 +77,8 @@ class DeliveryConfig:
     lengths: str | os.PathLike[str] = "auto"
     """Whether to use token lengths, which `cloudload count` writes. They save work, such as reading
     when the loader seeks, and never change a row. `auto`: use them if all streams have them.
-    `require`: raise an error if a stream has none. `off`: do not use them. `learn`: like `auto`,
-    but if there are none, the run writes the lengths of the documents that it reads, for later
-    runs. A URL or folder: use the lengths there instead of those in the folder `lengths` of each
-    dataset."""
+    `require`: raise an error if a stream has none. `off`: do not use them. A URL or folder: use the
+    lengths there instead of those in the folder `lengths` of each dataset."""
     verify: Verification = "once"
     """When to check a shard against its hash in the index. `once`: when it is downloaded, and again
     only if its file was modified. `always`: also whenever a process maps it, even from a local
@@ -159,11 +156,16 @@ class DeliveryConfig:
     def _check_lengths(self) -> None:
         is_place = isinstance(self.lengths, str | os.PathLike)
         place = os.fspath(self.lengths) if is_place else ""
-        is_named = place in (AUTO, REQUIRE, LEARN, OFF)
+        if place == "learn":
+            raise ValueError(
+                "lengths is 'learn', but a run does not write token lengths. Run cloudload count, "
+                "and use lengths='auto'"
+            )
+        is_named = place in (AUTO, REQUIRE, OFF)
         if not is_named and "/" not in place and not os.path.isdir(place):
             raise ValueError(
-                f"lengths is {self.lengths!r}. Use 'auto', 'require', 'learn', 'off', or the URL "
-                "or folder of token lengths"
+                f"lengths is {self.lengths!r}. Use 'auto', 'require', 'off', or the URL or folder "
+                "of token lengths"
             )
         object.__setattr__(self, "lengths", place)
 

@@ -7,7 +7,6 @@
     group       one group: a unit of work               report    totals, percentiles, histogram
     finish      the index of all groups                 tally     by the values of a column
     new_shards  count shards as they are written        picture   the histogram as a PNG
-    learn       lengths of documents that a run reads
 
 Every file is a pure function of the data, the tokenizer and the transform, so units may run in any
 order, more than once, or concurrently.

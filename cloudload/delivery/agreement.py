@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cloudload.config.choices import AUTO, EPOCH, LEARN, OFF
+from cloudload.config.choices import AUTO, EPOCH, OFF
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
@@ -48,7 +48,7 @@ def list_facts(
 
 
 def _describe_missing(delivery: DeliveryConfig) -> str:
-    return _NOT_FOUND if delivery.lengths in (AUTO, LEARN) else OFF
+    return _NOT_FOUND if delivery.lengths == AUTO else OFF
 
 
 def differ_in_found_lengths(differing: Mapping[str, Sequence[Any]]) -> bool:

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from cloudload.arrays import NEVER
-from cloudload.config.choices import AUTO, LEARN
+from cloudload.config.choices import AUTO
 from cloudload.delivery.working_set import (
     count_downloads,
     measure_working_set,
@@ -151,8 +151,7 @@ def _lengths(plan: Plan) -> Iterator[Setting]:
         note = f"from {place}{f' and {len(others):,} more' if others else ''}"
         yield Setting("lengths", plan.lengths.digest, DATA if asked == AUTO else GIVEN, note)
     else:
-        note = "(the run writes them for later runs)" * (asked == LEARN)
-        yield Setting("lengths", None, DEFAULT if asked == AUTO else GIVEN, note)
+        yield Setting("lengths", None, DEFAULT if asked == AUTO else GIVEN)
 
 
 def _ranks(plan: Plan, world: World, delivered: DeliveryStats) -> Iterator[Setting]:

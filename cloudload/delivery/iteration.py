@@ -88,10 +88,9 @@ class Iteration(Iterator[Batch]):
         open_blocks: OpenBlocks,
         *,
         known: KnownLanes | None = None,
-        on_end: Callable[[], None] | None = None,
     ) -> None:
-        self._known, self._on_end = known, on_end
-        """The lanes of all ranks, or None if ranks exchange them; a function for the data's end."""
+        self._known = known
+        """The lanes of all ranks, or None if ranks exchange them."""
         self._plan, self._position, self._exchange = plan, plan.position, exchange
         self._log, self._start_log = log, start_log
         self._process = os.getpid()
@@ -337,8 +336,6 @@ class Iteration(Iterator[Batch]):
             return
         self._log.record_end(*tail_exchange.count_rest(plan, position, self._discarded_tokens))
         self.close()
-        if self._on_end is not None:
-            self._on_end()
 
     def _end_mixture(self, plan: Plan) -> None:
         """Do the same as `_end` for a mixture with streams that end. All of its lanes are known."""

@@ -2,9 +2,6 @@
 
 lengths="auto"      the lengths beside the datasets, if all streams have lengths
 lengths="require"   the same, or else an error with the command that counts lengths
-lengths="learn"     like "auto", but if there are no lengths, the run writes them (`count.learn`).
-                    For a mixture whose streams end, which needs lengths from the start, like
-                    "require".
 lengths="off"       no lengths
 lengths=URL         the lengths at another location, for data in a read-only bucket
 """
@@ -17,7 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cloudload.config.choices import AUTO, LEARN, OFF, REQUIRE
+from cloudload.config.choices import AUTO, OFF, REQUIRE
 from cloudload.errors import DatasetError, StoreError
 from cloudload.lengths.files import (
     CorpusLengths,
@@ -64,7 +61,7 @@ def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDatase
         return None
     datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
     missing = [stream for stream, counted in enumerate(found) if counted is None]
-    if missing and asked not in (AUTO, LEARN):
+    if missing and asked != AUTO:
         raise _missing(recipe, missing, places)
     if 0 < len(missing) < len(found):
         logger.info(
@@ -104,19 +101,19 @@ def _ask_for_needed(asked: str) -> str:
             "lengths is 'off', but a mixture with epochs or max_epochs needs token lengths to know "
             "where its streams end. Set lengths='auto', and run cloudload count for each stream"
         )
-    return REQUIRE if asked in (AUTO, LEARN) else asked
+    return REQUIRE if asked == AUTO else asked
 
 
 def _list_places(recipe: Recipe, asked: str) -> list[str]:
-    place = None if asked in (AUTO, LEARN, REQUIRE) else asked
+    place = None if asked in (AUTO, REQUIRE) else asked
     return [place_of(dataset, place) for dataset in recipe.corpus.datasets]
 
 
 def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | None] | None:
     """Look for the lengths of each stream.
 
-    If a store cannot be read, returns None if `asked` is "auto" or "learn", and otherwise raises
-    the `StoreError`.
+    If a store cannot be read, returns None if `asked` is "auto", and otherwise raises the
+    `StoreError`.
     """
     datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
     keys = [make_key(recipe, stream) for stream in range(len(datasets))]
@@ -125,7 +122,7 @@ def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | N
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             found = list(threads.map(find_index, places, keys, data, [retry] * len(datasets)))
     except StoreError as error:
-        if asked not in (AUTO, LEARN):
+        if asked != AUTO:
             raise
         logger.info("the search for token lengths failed, so the run uses none: %s", error)
         return None

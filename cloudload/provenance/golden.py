@@ -26,7 +26,6 @@ from typing import Any
 import xxhash
 
 from cloudload.batch import Batch
-from cloudload.config.choices import AUTO, LEARN
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.packing.tables import SPAN_STREAM
@@ -205,8 +204,6 @@ def _has_effect(change: Difference) -> bool:
 def _open_alone(options: Mapping[str, Any]) -> Iterator[CloudLoader]:
     alone: dict[str, Any] = {"batch_size": 1, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
     alone |= {"num_workers": 0, "stop_every": None}
-    if options.get("lengths") == LEARN:
-        alone["lengths"] = AUTO  # reading golden rows must not write lengths
     with CloudLoader(**{**options, **alone}) as loader:
         yield loader
 

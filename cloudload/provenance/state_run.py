@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from cloudload.config.choices import AUTO, LEARN
+from cloudload.config.choices import AUTO
 from cloudload.config.stream import Stream
 from cloudload.config.stream_names import name_streams
 from cloudload.config.transform import GIVEN_ID, Transform
@@ -162,8 +162,6 @@ def start_run(global_batch: int, **options: Any) -> Run:
     with CloudLoader(**{**options, **alone}) as loader:
         state = loader.state_dict()
     given = {name: options.get(name) for name in ("tokenizer", "transform", "lengths")}
-    if given["lengths"] == LEARN:
-        given["lengths"] = AUTO  # inspecting a run must not write lengths
     return open_run(state, **given, global_batch=global_batch)
 
 

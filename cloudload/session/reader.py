@@ -11,7 +11,6 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 
 from cloudload.cache.folder import open_cache_folder
 from cloudload.delivery.agreement import list_facts
@@ -27,7 +26,6 @@ from cloudload.delivery.working_set import (
 from cloudload.delivery.world import count_cores, explain_few_cores
 from cloudload.run.position import Position
 from cloudload.session.current_run import CurrentRun
-from cloudload.session.learning import Learning
 from cloudload.session.membership import Membership
 from cloudload.session.preparation import (
     check_alone,
@@ -47,7 +45,7 @@ class Reader:
     """Creates the iterations of a loader's passes, and keeps one alive between two passes."""
 
     def __init__(self, run: CurrentRun, member: Membership, start_log: StartLog) -> None:
-        self._run, self._start_log, self._learning = run, start_log, Learning()
+        self._run, self._start_log = run, start_log
         self.member = member
         """The rank of this process in the current world."""
         self._iteration: Callable[[], Iteration | None] = _no_iteration
@@ -117,7 +115,6 @@ class Reader:
             iteration.replace()
         self._iteration, self._kept = _no_iteration, None
         self.member.disconnect()
-        self.stop_learning()  # in the new world, another process of the node may publish
         self.member = member
         run.log.move_to(position)
         if member.is_first:
@@ -127,12 +124,7 @@ class Reader:
     def close(self) -> None:
         """Stop the iteration, and close the connection. The next iteration opens a new one."""
         self.stop("the loader was closed")
-        self.stop_learning()
         self.member.disconnect()
-
-    def stop_learning(self) -> None:
-        """Publish the lengths learned so far. The next iteration starts to learn again."""
-        self._learning.close()
 
     # ------------------------------------------------------------ iterations
 
@@ -171,13 +163,8 @@ class Reader:
         known = find_known(run, plan, exchange)
         self._warn_of_drift(plan)
         check_alone(run, member, exchange, known)
-        on_end = None
-        if (learner := self._learning.open(run, member)) is not None:
-            plan, on_end = replace(plan, learned=learner.learned), learner.publish_soon
         open_blocks = member.environment.open_blocks
-        iteration = Iteration(
-            *(plan, exchange, run.log, self._start_log, open_blocks), known=known, on_end=on_end
-        )
+        iteration = Iteration(plan, exchange, run.log, self._start_log, open_blocks, known=known)
         # a weak reference, so that the workers of an abandoned iteration stop. Between passes,
         # `_kept` keeps the iteration alive
         self._iteration = weakref.ref(iteration)

@@ -307,14 +307,6 @@ class DocumentReader:
         return DatasetError(f"{message}{advice}")
 
 
-def count_text_bytes(texts: Sequence[TextOrError]) -> list[int]:
-    """The size of each text in UTF-8 bytes; 0 for a document that is left out."""
-    return [
-        0 if not isinstance(text, str) else len(text) if text.isascii() else len(text.encode())
-        for text in texts
-    ]
-
-
 def _find_fault(text: Any) -> str | None:
     """Describe what is wrong with the result of a transform; None if it is valid text."""
     if not isinstance(text, str):

@@ -22,7 +22,6 @@ from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
 from cloudload.lengths.files import CorpusLengths
 from cloudload.lengths.group_file import FAILED as FAILED_LENGTH
 from cloudload.lengths.group_file import FILTERED as FILTERED_LENGTH
-from cloudload.lengths.learned import LearnedLengths
 from cloudload.mds.shard import BadDocumentError
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.packing.tables import (
@@ -47,7 +46,6 @@ from cloudload.workers.document_reader import (
     DocumentReader,
     IdsOfDocuments,
     TextOrError,
-    count_text_bytes,
     merge_ids,
 )
 from cloudload.workers.found_documents import FoundDocuments
@@ -72,12 +70,11 @@ class LaneDocuments:
         tokenizer: DocumentTokenizer | None,
         *,
         lengths: CorpusLengths | None = None,
-        learned: LearnedLengths | None = None,
     ) -> None:
         self._corpus, self._components = recipe.corpus, recipe.components
         self._min_tokens, self._num_lanes = recipe.config.min_tokens, recipe.num_lanes
         self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
-        self._lengths, self._learned = lengths, learned
+        self._lengths = lengths
         self._text, self._labels = recipe.tokenizer.json, recipe.labels
         self._skips, self._skip_log = recipe.config.on_error == SKIP, SkipLog()
         self._is_tokenized = np.array([bool(each) for each in recipe.config.token_columns])
@@ -134,8 +131,7 @@ class LaneDocuments:
         table = self.describe(found)
         streams = table[:, STREAM]
         left_out = np.zeros(len(found), np.int64)
-        is_tokenized, text_bytes = self._is_tokenized[streams], np.zeros(len(found), np.int64)
-        parts = []
+        is_tokenized, parts = self._is_tokenized[streams], []
         if len(tokenized := np.flatnonzero(is_tokenized)):
             for places, ids, sizes in self._reader.read_tokens(found.samples[tokenized]):
                 parts.append(IdsOfDocuments(tokenized[places], ids, sizes))
@@ -144,16 +140,10 @@ class LaneDocuments:
             texts = self._reader.read_texts(found.samples[places])
             left_out[places] = self._find_left_out(texts, streams[places], places, has_begun)
             parts.append(self._tokenize(places, found.samples[places], texts))
-            if self._learned is not None:
-                text_bytes[places] = count_text_bytes(texts)
         ids, offsets = merge_ids(parts)
-        if self._lengths is not None or self._learned is not None:
+        if self._lengths is not None:
             lengths = _find_lengths(offsets, left_out)
-            if self._lengths is not None:
-                self._check_lengths(self._lengths, found.samples, lengths)
-            if self._learned is not None:
-                text_bytes = np.where(is_tokenized, 4 * lengths, text_bytes)
-                self._learned.record(found.samples, lengths, text_bytes)
+            self._check_lengths(self._lengths, found.samples, lengths)
         sizes = np.diff(offsets) + self._num_framing[streams]
         if begun_sizes is not None:
             self._check_sizes(found, sizes, begun_sizes)
@@ -309,9 +299,7 @@ def open_documents(plan: Plan, cache: ShardCache, *, compares: bool = True) -> L
     if recipe.has_text:
         tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name, compares=compares)
     reader = DocumentReader(recipe, cache)
-    return LaneDocuments(
-        recipe, orders, reader, tokenizer, lengths=plan.lengths, learned=plan.learned
-    )
+    return LaneDocuments(recipe, orders, reader, tokenizer, lengths=plan.lengths)
 
 
 def open_cache(plan: Plan, retries: Ints | None = None) -> ShardCache:

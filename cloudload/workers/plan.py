@@ -28,7 +28,6 @@ from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.lengths.ending import Ending
 from cloudload.lengths.files import CorpusLengths
-from cloudload.lengths.learned import LearnedLengths
 from cloudload.lengths.mixture_ending import MixtureEnding
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.order.dealing import Dealing, deal_lanes, find_lane_hosts
@@ -156,8 +155,6 @@ class Plan:
     phase: Phase
     lengths: CorpusLengths | None = None
     """The lengths of the samples. Each document that is read is compared with its length."""
-    learned: LearnedLengths | None = None
-    """The files that record the lengths of documents read, if the run learns lengths."""
     has_jumped: bool = False
     """Whether the position was computed from lengths, of which this rank first checks a sample."""
 

@@ -16,10 +16,9 @@
                  inodes during a job, if this user may mount (root, or user namespaces)
 
 A campaign is a finite or endless run with one packing, mixture and shuffle. A sequence of jobs,
-each with a different world, continues the run from its last checkpoint. The datasets have token
-lengths from the start, never, or once the jobs have learned them, and a job may use the lengths or
-not. If it uses them, the number of lanes need not be a multiple of the number of ranks. Every rank
-writes a hash of each row.
+each with a different world, continues the run from its last checkpoint. The datasets may have token
+lengths, and a job may use them or not. If it uses them, the number of lanes need not be a multiple
+of the number of ranks. Every rank writes a hash of each row.
 
 A job must leave no process, nothing in /dev/shm, and no lock or part file. If nothing was killed,
 this is checked when the job has ended, and otherwise when the next job has started. A job hangs if
@@ -29,7 +28,6 @@ five minutes, because gloo does. The exit status is 1 in any of these cases:
 
 - a row was lost, repeated, or changed between checkpoints
 - a job hung, left something behind, or failed because of a short stop
-- learned lengths differ from counted ones
 - an error is neither cloudload's nor caused by a broken connection between ranks
 
 Prints a line for each job, and at the end a summary as JSON. `--summary` also writes the summary so

@@ -9,14 +9,11 @@ import random
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stress.chaos.caches import damage_caches
 from stress.chaos.corpus import (
-    differing_lengths,
-    has_lengths,
     make_tokenizer,
     write_dataset,
     write_lengths,
@@ -26,7 +23,7 @@ from stress.chaos.drama import draw_drama
 from stress.chaos.family import Family
 from stress.chaos.findings import Findings, write_summary
 from stress.chaos.jobs import MOST_ROWS, NUM_LANES, draw_job
-from stress.chaos.kinds import COUNTED, KINDS, LEARNED
+from stress.chaos.kinds import COUNTED, KINDS
 from stress.chaos.rank import Campaign, Job, hash_rows, make_lengths_small
 from stress.chaos.run import JobRun, Stage
 from stress.chaos.stores import Store
@@ -98,12 +95,9 @@ class Campaigns:
     def _run_campaign(self, number: int) -> None:
         store = self._draw.choice(self._stores)
         campaign = self._make_campaign(number, store)
-        has_learned = campaign.lengths == LEARNED
         try:
             trained, stop = self._run_jobs(campaign, store)
             self._found.rows += compare(campaign, trained, stop, self._found)
-            if has_learned:
-                self._check_learned(campaign)
         finally:
             for cache in campaign.folder.glob("cache-*"):
                 if cache.is_mount():
@@ -120,8 +114,6 @@ class Campaigns:
         seen: dict[int, str] = {}
         start = 0
         for _ in range(self._args.jobs):
-            if campaign.lengths == LEARNED and all(map(has_lengths, campaign.urls)):
-                campaign = replace(campaign, lengths=COUNTED)
             job, did = self._run_job(campaign, store)
             stop = (
                 json.loads(campaign.state_file.read_text())["rows"]
@@ -167,16 +159,6 @@ class Campaigns:
                 f"{what}: rows before the job's last checkpoint are missing ({len(missing)} in "
                 f"total): {missing[:5]}"
             )
-
-    def _check_learned(self, campaign: Campaign) -> None:
-        for stream, url in enumerate(campaign.urls):
-            folder = campaign.folder / f"counted-{stream}"
-            if wrong := differing_lengths(url, campaign.tokenizer, folder):
-                self._found.fail(
-                    f"{campaign.name}: these files of learned lengths differ from counted ones: "
-                    f"{wrong}"
-                )
-            self._found.drawn["learned lengths"]["complete" if has_lengths(url) else "partial"] += 1
 
 
 def compare(campaign: Campaign, trained: dict[int, str], stop: int, found: Findings) -> int:

@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 
 from cloudload import convert_to_mds, count_tokens
-from cloudload.storage.objects import list_objects, read_object
 from scripts.train_tokenizer import save_tokenizer, standard_library_texts, train_tokenizer
 
 
@@ -37,31 +36,6 @@ def write_dataset(folder: Path, url: str, num_documents: int, seed: float) -> No
     convert_to_mds([str(source)], url, shard_bytes=1_500, processes=1, progress=False)
 
 
-def write_lengths(url: str, tokenizer: str, out: Path | None = None) -> None:
-    """Count the tokens of a dataset, and write the lengths to its folder, or to `out` if given."""
-    count_tokens(
-        url, tokenizer=tokenizer, tokenizer_backend="hf", out=out, processes=1, progress=False
-    )
-
-
-def has_lengths(url: str) -> bool:
-    """Whether the token lengths of all documents of a dataset are stored with it."""
-    return any("/index-" in item.url for item in list_objects(f"{url}/lengths"))
-
-
-def differing_lengths(url: str, tokenizer: str, folder: Path) -> list[str]:
-    """Count a dataset, and return the URLs of finished learned files that differ from the count."""
-    write_lengths(url, tokenizer, folder)
-    counted = {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-    learned = [item.url for item in list_objects(f"{url}/lengths")]
-    return [
-        each
-        for each in learned
-        # a part file belongs to a group that is not complete, so it has no counterpart
-        if not each.endswith(".part")
-        and read_object(each) != counted.get(each.removeprefix(f"{url}/lengths/"))
-    ]
+def write_lengths(url: str, tokenizer: str) -> None:
+    """Count the tokens of a dataset, and write the lengths to its folder."""
+    count_tokens(url, tokenizer=tokenizer, tokenizer_backend="hf", processes=1, progress=False)

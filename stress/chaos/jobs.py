@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from stress.chaos.drama import CONNECTING, Drama
-from stress.chaos.kinds import COUNTED, NONE
+from stress.chaos.kinds import COUNTED
 from stress.chaos.rank import Campaign, Job
 
 NUM_LANES = 24
@@ -58,8 +58,8 @@ def _draw_lengths(draw: random.Random, campaign: Campaign) -> str:
     if campaign.needs_lengths:
         return draw.choice(["auto", "require"])
     if campaign.lengths == COUNTED:
-        return draw.choice(["auto", "require", "require", "learn", "off"])
-    return draw.choice(["auto", "off"] if campaign.lengths == NONE else ["learn", "learn", "off"])
+        return draw.choice(["auto", "require", "require", "off"])
+    return draw.choice(["auto", "off"])
 
 
 def _draw_death(draw: random.Random, ranks: int) -> tuple[int, float]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-NONE, COUNTED, LEARNED = "no lengths", "counted", "learned"
-"""When a campaign's datasets get token lengths: never, before its first job, or from its jobs."""
+NONE, COUNTED = "no lengths", "counted"
+"""Whether a campaign's datasets have token lengths."""
 
 _ROWS = {"packing": "one_per_row", "overflow": "rows"}
 _BEST_FIT = {"packing": "best_fit", "open_rows": 4}
@@ -25,7 +25,7 @@ class Kind:
     def lengths(self) -> tuple[str, ...]:
         """The values of `Campaign.lengths` that are allowed. A finite mixture needs lengths."""
         is_finite_mixture = self.proportions is not None and "epochs" in self.settings
-        return (COUNTED,) if is_finite_mixture else (NONE, COUNTED, LEARNED)
+        return (COUNTED,) if is_finite_mixture else (NONE, COUNTED)
 
 
 KINDS = (

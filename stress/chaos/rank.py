@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from cloudload import CloudLoader, Retry, Stream
-from cloudload.count import learn
 from cloudload.delivery import exchange, gather
 from cloudload.lengths import index
 from stress.chaos.kinds import NONE
@@ -36,7 +35,7 @@ class Campaign:
     settings: dict[str, Any] = field(default_factory=dict)
     proportions: tuple[float, ...] | None = None
     lengths: str = NONE
-    """When the datasets get token lengths. It is one of the values of `Kind.lengths`."""
+    """Whether the datasets have token lengths. It is one of the values of `Kind.lengths`."""
     has_disks: bool = False
     """Whether each cache of the campaign is a separate file system, which may be filled."""
 
@@ -139,8 +138,7 @@ def run_rank(campaign: Campaign, job: Job, rank: int) -> None:
 
 
 def make_lengths_small() -> None:
-    """Make this process write learned lengths every 2 s, in groups of about 100 kB of shards."""
-    vars(learn)["_EVERY_S"] = 2.0
+    """Make this process count lengths in groups of about 100 kB of shards."""
     vars(index)["_GROUP_BYTES"] = 100_000
 
 

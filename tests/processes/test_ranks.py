@@ -264,10 +264,9 @@ def test_ranks_that_start_while_data_is_appended_agree_or_stop(
 def test_ranks_that_start_while_lengths_appear_use_none(corpus: Corpus, tmp_path: Path) -> None:
     data = shutil.copytree(corpus.folder, tmp_path / "mds")
     counted, expected = replace(corpus, folder=str(data)), corpus.expected_rows(16)
-    lengths = {"settings": {"lengths": "learn"}}
-    rows = launch(counted, tmp_path, 0, Run(2, 2, 0, 2), counts=True, **lengths)
+    rows = launch(counted, tmp_path, 0, Run(2, 2, 0, 2), counts=True)
     assert list(data.glob("lengths/*/index-*.json"))
-    rows |= launch(counted, tmp_path, 1, Run(2, 2, 0, 2), **lengths)
+    rows |= launch(counted, tmp_path, 1, Run(2, 2, 0, 2))
     assert [rows[number] for number in range(16)] == expected
 
 

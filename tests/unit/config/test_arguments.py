@@ -30,6 +30,7 @@ def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(
         ({"retry": 5}, "retry is 5"),
         ({"eos": 0.5}, "eos is 0.5"),
         ({"num_workers": True}, "num_workers is True"),
+        ({"lengths": "learn"}, "lengths is 'learn', but .* Run cloudload count, and use"),
         (
             {"device_mesh": object(), "dp_rank": 0, "dp_world_size": 1},
             "device_mesh is set, but dp_rank is 0 and dp_world_size is 1. Pass either",
