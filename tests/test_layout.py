@@ -23,13 +23,13 @@ storage segments
 config
 engines
 mds order tokenization
-cache packing check
+cache packing
 run batch streaming_arguments inspect
 lengths
 workers
 delivery count
 session
-loader convert
+loader convert check
 evaluation export losses row_dataset forecast warm
 integrations provenance testing
 cli

@@ -10,6 +10,7 @@
     objects  the files in the folder           document_rules    choose the tests
     shards   a shard's bytes and samples       duplicates        repeated documents
     rules    every kind of finding             mojibake          text in a wrong encoding
+    lengths  token lengths of the dataset
 
 Streaming is not imported: `streaming_format` and `rules` state what it does, and tests compare both
 with Streaming itself.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,14 @@ from cloudload.check.duplicates import DuplicateFinder, add_repeats
 from cloudload.check.findings import CheckReport, Finding, Findings, find
 from cloudload.check.groups import check_shards
 from cloudload.check.index import check_index
+from cloudload.check.lengths import LengthsCheck
 from cloudload.check.objects import check_files, check_others, check_url, list_folder
 from cloudload.check.shards import check_codecs, name_samples
 from cloudload.config.choices import AUTO
 from cloudload.config.stream import Stream
 from cloudload.engines.shares import Share
 from cloudload.errors import DatasetError, FailureKind, StoreError
+from cloudload.mds.dataset import Dataset
 from cloudload.mds.index import ShardInfo
 from cloudload.mds.open_index import read_index
 from cloudload.mds.shard import ID_KEY
@@ -127,7 +130,8 @@ def check_dataset(
     stream = Stream(os.fspath(dataset), split=split)
     url = str(local_path(stream.url)) if is_local(stream.url) else stream.url
     text = text_key if tokens_key is None else None
-    shards, readable = _check_dataset(stream, (text, tokens_key), retry, findings)
+    checked = _check_dataset(stream, (text, tokens_key), retry, findings, reads=sample != 0)
+    shards, readable = checked.shards, checked.readable
     findings.add(framing)
     if share.index > 0:
         findings = Findings()  # only worker 0 reports the findings so far
@@ -162,6 +166,7 @@ def check_dataset(
         stored_bytes=sum(shard.stored.bytes for shard in shards),
         seconds=round(time.monotonic() - began, 3),
         documents=findings.documents,
+        lengths=checked.lengths,
         above_limits=tuple(
             kind
             for kind, share in limits.items()
@@ -201,53 +206,66 @@ def _name_samples(
     return info.raw.name, [f"sample {sample}" for sample in samples]
 
 
+@dataclass(frozen=True)
+class _CheckedFolder:
+    """The shards in the index, those to read, and the number of tokenizers with all lengths."""
+
+    shards: Sequence[ShardInfo] = ()
+    readable: Sequence[ShardInfo] = ()
+    lengths: int = 0
+
+
 def _check_dataset(
-    stream: Stream, keys: tuple[str | None, str | None], retry: Retry, findings: Findings
-) -> tuple[Sequence[ShardInfo], Sequence[ShardInfo]]:
-    """Check the index and the folder's objects. Return all shards and the shards to read.
+    stream: Stream,
+    keys: tuple[str | None, str | None],
+    retry: Retry,
+    findings: Findings,
+    *,
+    reads: bool,
+) -> _CheckedFolder:
+    """Check the index and the folder's objects.
 
     `keys` names the text column and the token ID column, one of which is None. Shards whose codec
-    is not installed are not read.
+    is not installed are not read. With `reads`, token lengths are read.
     """
     try:
         data, _ = read_index(stream, retry)
     except DatasetError as error:
         what, _, advice = str(error).partition(". ")
         findings.add([find("index-missing", "", what, advice=advice)])
-        return [], []
+        return _CheckedFolder()
     except StoreError as error:
         if not error.is_missing:
             raise
         findings.add([find("index-missing", "", str(error))])
-        return [], []
+        return _CheckedFolder()
     shards, is_complete = check_index(data, *keys, findings)
     findings.add(check_url(stream.url, shards))
     url = str(local_path(stream.url)) if is_local(stream.url) else stream.url
-    found = _check_folder(url, shards, is_complete, retry, findings)
+    sizes = _list_folder(url, retry, findings)
     compressions = {shard.compression for shard in shards}
     readable = {each for each in compressions if not check_codecs([each])}
-    return shards, [shard for shard in found if shard.compression in readable]
+    intact = [shard for shard in shards if shard.compression in readable]
+    if sizes is None:
+        return _CheckedFolder(shards, intact)
+    findings.add(check_files(url, shards, sizes))
+    lengths = LengthsCheck(Dataset(url, shards, ""), sizes, retry, reads)
+    if is_complete:  # otherwise, the index names more shards than `shards`
+        findings.add(lengths.run())
+        findings.add(check_others(url, shards, sizes))
+    intact = [shard for shard in intact if sizes.get(shard.stored.name) == shard.stored.bytes]
+    return _CheckedFolder(shards, intact, len(lengths.complete))
 
 
-def _check_folder(
-    url: str, shards: list[ShardInfo], is_complete: bool, retry: Retry, findings: Findings
-) -> Sequence[ShardInfo]:
-    """Check the folder's objects, and return the shards whose object has the size in the index.
-
-    Looks for objects that no reader needs only if `is_complete`, that is, if every entry of the
-    index is in `shards`. If the store cannot list the folder, returns all shards.
-    """
+def _list_folder(url: str, retry: Retry, findings: Findings) -> dict[str, int] | None:
+    """Map the folder's objects to their sizes, or add a finding if the store cannot list it."""
     try:
-        found = list_folder(url, retry)
+        return list_folder(url, retry)
     except StoreError as error:
         if error.kind not in (FailureKind.OTHER, FailureKind.DENIED):
             raise
         findings.add([find("not-listed", "", str(error))])
-        return shards
-    findings.add(check_files(url, shards, found))
-    if is_complete:
-        findings.add(check_others(url, shards, found))
-    return [shard for shard in shards if found.get(shard.stored.name) == shard.stored.bytes]
+        return None
 
 
 def _spread(shards: Sequence[ShardInfo], number: int | None) -> Sequence[ShardInfo]:

@@ -123,6 +123,8 @@ class CheckReport:
     """Duration of the check in seconds."""
     documents: int = 0
     """Number of documents that the rules tested."""
+    lengths: int = 0
+    """Number of tokenizers for which the dataset has complete token lengths."""
     above_limits: tuple[str, ...] = ()
     """The rules that are broken by more documents than `fail_on` allows."""
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from cloudload.check.findings import Finding, find
 from cloudload.check.rules import BOTH, CLOUDLOAD
 from cloudload.mds.index import INDEX_NAME, FileInfo, ShardInfo
+from cloudload.mds.own_objects import JOURNAL, LENGTHS, REPORT_NAME, SHARD, TEMPORARY
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import list_objects
 from cloudload.storage.urls import is_local, join_url, scheme_of
 
 _CUT_FROM_URLS = "#?"
-_OURS = (INDEX_NAME, "convert-report.json")
 _SHOWN = 5
 
 
@@ -69,7 +69,10 @@ def _describe_raw(raw: str, zipped: str, *, is_alone: bool) -> Finding:
 def check_others(
     url: str, shards: Sequence[ShardInfo], found: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """Yield findings about objects that no reader needs. Takes the arguments of `check_files`."""
+    """Yield findings about objects that no reader needs. Takes the arguments of `check_files`.
+
+    Leaves token lengths to `LengthsCheck`.
+    """
     named = {shard.stored.name for shard in shards}
     raw = {shard.raw.name for shard in shards} - named
     if is_local(url):
@@ -80,13 +83,19 @@ def check_others(
     rest = {
         name: size
         for name, size in others.items()
-        if name not in _OURS and not any(folder in datasets for folder in _folders_of(name))
+        if name not in (INDEX_NAME, REPORT_NAME)
+        and not LENGTHS.fullmatch(name)
+        and not any(folder in datasets for folder in _folders_of(name))
     }
+    if any(map(JOURNAL.fullmatch, rest)):
+        patterns = (JOURNAL, SHARD, TEMPORARY)
+        begun = {name for name in rest if any(each.fullmatch(name) for each in patterns)}
+        yield find("unfinished", "", sum_up({name: rest.pop(name) for name in begun}))
     if unlisted := {name: rest[name] for name in rest.keys() - raw if ".mds" in name}:
-        what = f"the index does not list {_sum_up(unlisted)}, although the names look like shards"
+        what = f"the index does not list {sum_up(unlisted)}, although the names look like shards"
         yield find("unlisted", "", what)
     if left := {name: size for name, size in rest.items() if name not in unlisted}:
-        yield find("leftover", "", f"no reader needs {_sum_up(left)}")
+        yield find("leftover", "", f"no reader needs {sum_up(left)}")
 
 
 def _folders_of(name: str) -> Iterator[str]:
@@ -94,7 +103,8 @@ def _folders_of(name: str) -> Iterator[str]:
     return ("/".join(parts[:depth]) + "/" for depth in range(1, len(parts)))
 
 
-def _sum_up(objects: Mapping[str, int]) -> str:
+def sum_up(objects: Mapping[str, int]) -> str:
+    """Describe objects, given by name and size in bytes: `2 objects (15 bytes: a, b)`."""
     names = sorted(objects)
     shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
     noun = "object" if len(names) == 1 else "objects"

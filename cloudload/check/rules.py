@@ -216,8 +216,28 @@ RULES: dict[str, Rule] = {
         (),
         "Do not set sample, because missing objects can be found only by reading all shards",
     ),
+    "unfinished": Rule(
+        "A conversion or an append to the dataset has not finished.",
+        NOTE,
+        (),
+        "Keep the objects, and run the same cloudload convert again to finish",
+    ),
+    "lengths-damaged": Rule(
+        "Token lengths are damaged, or some are missing.",
+        ERROR,
+        (CLOUDLOAD,),
+        "Remove the file, and run cloudload count again",
+    ),
+    "lengths-old": Rule(
+        "There are token lengths of other data, such as before an append, or of an unfinished "
+        "count.",
+        NOTE,
+        (),
+        "Run cloudload count for lengths of the present data. Keep the old lengths if a run that "
+        "began before an append will resume",
+    ),
     "leftover": Rule(
-        "The folder has other objects that no reader needs.",
+        "The folder has other objects, which cloudload did not write and no reader needs.",
         NOTE,
         (),
         "Remove the objects unless something else needs them",

@@ -293,9 +293,15 @@ def _summary(report: CheckReport) -> str:
             f"  shards     {report.shards:,} ({report.shards_read:,} read)",
             f"  samples    {report.samples:,} ({report.documents:,} tested by the rules)",
             f"  bytes      {report.stored_bytes:,} ({report.raw_bytes:,} raw)",
+            *_list_lengths(report.lengths),
             f"  seconds    {report.seconds:.1f}",
         ]
     return "\n".join(lines)
+
+
+def _list_lengths(number: int) -> list[str]:
+    noun = "tokenizer" if number == 1 else "tokenizers"
+    return [f"  lengths    token lengths of {number:,} {noun}, complete"] if number else []
 
 
 def _shorten(found: list[Finding]) -> list[Finding]:

@@ -20,9 +20,10 @@ from cloudload.convert.claims import compare_claims, without_lengths, without_se
 from cloudload.convert.finish import Joined
 from cloudload.convert.output import Output, does_exist, read_if_exists
 from cloudload.convert.plan import ConversionPlan
-from cloudload.convert.report import REPORT_NAME, ConvertReport
+from cloudload.convert.report import ConvertReport
 from cloudload.errors import ConvertError
 from cloudload.mds.index import INDEX_NAME, Column
+from cloudload.mds.own_objects import REPORT_NAME
 from cloudload.mds.writer import encode_index
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url

@@ -38,27 +38,17 @@ from cloudload.convert.output import (
     name_in,
     read_if_exists,
 )
-from cloudload.convert.report import REPORT_NAME, ConvertReport, Counts
+from cloudload.convert.report import ConvertReport, Counts
 from cloudload.convert.work import FinishedWork, InputPosition
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
+from cloudload.mds.own_objects import JOURNAL, REPORT_NAME, SHARD, TEMPORARY, is_of_dataset
 from cloudload.mds.survey import JOURNAL_FOLDER
 from cloudload.storage.objects import delete_object, write_object, write_pieces
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 
-_SEGMENT = r"(\d{5,}/)?"
-_SHARD_NAME = re.compile(_SEGMENT + r"shard\.\d{5,}\.mds(\.\w+)?")
-_JOURNAL_NAME = re.compile(_SEGMENT + re.escape(JOURNAL_FOLDER) + "/.+")
 _ENTRY_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
-_LENGTHS_NAME = re.compile(
-    r"lengths/[0-9a-f]{16}/(\d{5,}-[0-9a-f]{16}\.lengths|index-[0-9a-f]{16}\.json)"
-)
-_LEFTOVER_NAME = re.compile(
-    _SEGMENT + r"\.(shard\.\d{5,}\.mds.*|index\.json|convert-report\.json)\.\d+\.tmp"
-)
-
-
 _PLANS = {f"{JOURNAL_FOLDER}/config.json", f"{JOURNAL_FOLDER}/plan.json"}
 _EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")
 
@@ -93,14 +83,7 @@ class Journal:
             names,
             key=lambda name: (owned[name] != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name),
         ):
-            own = owned[name] or ""
-            if (
-                own in (INDEX_NAME, REPORT_NAME)
-                or _JOURNAL_NAME.fullmatch(name)
-                or _LEFTOVER_NAME.fullmatch(own)
-                or _SHARD_NAME.fullmatch(own)
-                or _LENGTHS_NAME.fullmatch(own)
-            ):
+            if JOURNAL.fullmatch(name) or is_of_dataset(owned[name] or ""):
                 delete_object(join_url(self.location, name))
         self._remove_empty_folders()
 
@@ -142,7 +125,7 @@ class Journal:
             self.remove()
             return ConvertReport.of_stored(stored)
         owned = filter(None, map(self._name_in_dataset, names))
-        if not is_begun and any(map(_SHARD_NAME.fullmatch, owned)):
+        if not is_begun and any(map(SHARD.fullmatch, owned)):
             raise ConvertError(
                 f"{redact(self.location)} has shards, but no journal to resume from. "
                 "Choose another output, or replace the shards (--overwrite)"
@@ -184,7 +167,7 @@ class Journal:
     def _list_shards(self, split: str, names: Mapping[str, int]) -> dict[str, int]:
         """Map the names of a split's shards to their sizes in bytes. `names` is the listing."""
         found = list_sizes_at(self.output.shards(split)) if split else names
-        return {name: size for name, size in found.items() if _SHARD_NAME.fullmatch(name)}
+        return {name: size for name, size in found.items() if SHARD.fullmatch(name)}
 
     def is_begun(self) -> bool:
         """Whether the journal lists shards. If so, the conversion began as one segment."""
@@ -255,8 +238,7 @@ class Journal:
         return [
             name
             for name, _ in found
-            if _JOURNAL_NAME.fullmatch(name)
-            or _LEFTOVER_NAME.fullmatch(self._name_in_dataset(name) or "")
+            if JOURNAL.fullmatch(name) or TEMPORARY.fullmatch(self._name_in_dataset(name) or "")
         ]
 
     def remove_entries(self) -> None:

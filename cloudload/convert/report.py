@@ -11,7 +11,6 @@ from typing import Any
 
 from cloudload.storage.urls import join_url
 
-REPORT_NAME = "convert-report.json"
 MAX_LISTED = 20
 _MOST_BAD_FILES = 1_000
 

@@ -32,10 +32,10 @@ from cloudload.count.group import (
     write_group,
 )
 from cloudload.lengths.group_file import decode_group, encode_group
-from cloudload.lengths.index import PLACE
 from cloudload.lengths.key import make_key
 from cloudload.mds.dataset import Corpus, Dataset
 from cloudload.mds.index import ShardInfo
+from cloudload.mds.own_objects import LENGTHS_PLACE
 from cloudload.mds.shard import Shard
 from cloudload.run.recipe import open_recipe_without_data
 from cloudload.storage.base import Retry
@@ -74,7 +74,7 @@ def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWor
     config = RowsConfig((Stream(location),), seq_len=1, bos=None, eos=None, **documents)
     recipe = open_recipe_without_data(config, tokenizer)
     backend = choose_backend(recipe.tokenizer.json, "auto", default_cache()).name
-    place = join_url(location, PLACE)
+    place = join_url(location, LENGTHS_PLACE)
     return CountWork(recipe, backend, make_key(recipe, 0), place, Retry())
 
 

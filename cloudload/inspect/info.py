@@ -24,6 +24,7 @@ from cloudload.inspect.distribution import Distribution
 from cloudload.mds.dataset import Dataset, open_corpus
 from cloudload.mds.document_columns import is_token_array
 from cloudload.mds.index import FIXED_FORMATS, Column, ShardInfo
+from cloudload.mds.own_objects import REPORT_NAME
 from cloudload.mds.shard_start import open_shard_start
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import read_object
@@ -32,7 +33,6 @@ from cloudload.storage.urls import join_url
 from cloudload.system.daemon_threads import DaemonThreadPool
 from cloudload.system.ordered_results import run_in_order
 
-REPORT_NAME = "convert-report.json"
 NO_COMPRESSION = "none"
 _MOST_REPORT_BYTES = 1 << 26
 _NUM_THREADS = 8

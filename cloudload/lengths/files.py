@@ -22,8 +22,9 @@ from cloudload.arrays import Ids, Ints
 from cloudload.cache.folder import LENGTHS_FOLDER
 from cloudload.errors import CacheError, DatasetError, StoreError
 from cloudload.lengths.group_file import LISTED, GroupLengths, decode_group, widen
-from cloudload.lengths.index import PLACE, Group, LengthsIndex, LengthsKey, cut_groups, index_name
+from cloudload.lengths.index import Group, LengthsIndex, LengthsKey, cut_groups, index_name
 from cloudload.mds.dataset import Dataset
+from cloudload.mds.own_objects import LENGTHS_PLACE
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
@@ -38,7 +39,7 @@ _MOST_INDEX_BYTES = 1 << 28
 
 def place_of(dataset: Dataset, place: str | None) -> str:
     """The location of a dataset's lengths: `place`, or the folder `lengths` of the dataset."""
-    return place or join_url(dataset.url, PLACE)
+    return place or join_url(dataset.url, LENGTHS_PLACE)
 
 
 def find_index(place: str, key: LengthsKey, data: str, retry: Retry) -> LengthsIndex | None:
@@ -152,6 +153,17 @@ def open_dataset_lengths(counted: CountedDataset, root: Path, retry: Retry) -> D
             f"cannot write token lengths to {path}: {error}. Free disk space, or set `local` to a "
             "different folder"
         ) from error
+
+
+def verify_lengths(counted: CountedDataset, retry: Retry) -> None:
+    """Read and verify all lengths of a dataset, without a cache.
+
+    Raises `DatasetError` for a damaged or missing group, and `StoreError` if a group cannot be
+    read.
+    """
+    _compare_groups(counted)
+    for _ in _read_groups(counted, retry):
+        pass
 
 
 def _is_whole(path: Path) -> bool:

@@ -21,8 +21,6 @@ from typing import Any
 from cloudload.mds.index import ShardInfo
 from cloudload.mds.shard_table import ShardTable
 
-PLACE = "lengths"
-"""The name of the subfolder of a dataset that contains the dataset's lengths by default."""
 _GROUP_SAMPLES, _GROUP_BYTES = 1 << 20, 1 << 30
 _VERSION = 1
 

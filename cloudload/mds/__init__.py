@@ -12,7 +12,7 @@
     shard             read samples                  not_a_dataset  explain a wrong location
     shard_start       a shard's first samples       survey         a folder without an index
     document_columns  check columns of documents    raw_files      advise on raw files
-    token_columns     read token IDs
+    token_columns     read token IDs                own_objects    names of our objects
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
 the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input

@@ -14,7 +14,7 @@ from cloudload import CloudLoader, Stream
 from cloudload.cli import main
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError, DatasetError, StoreError
-from cloudload.inspect.info import REPORT_NAME
+from cloudload.mds.own_objects import REPORT_NAME
 from cloudload.storage.objects import list_objects
 from tests.support.conversions import dataset_bytes, note_each_write, read_dataset, stop_after
 from tests.support.corpora import byte_tokenizer
