@@ -48,19 +48,10 @@ def add_convert(commands: Commands) -> None:
     )
     add("inputs", nargs="+", metavar="INPUT", help=where)
     add("out", metavar="OUT", help="location of the dataset: a folder or URL")
+    _add_input_options(parser)
     split = "write to OUT/NAME, and read this split of hf:// inputs; or NAME=SHARE,... such as "
     split += "train=0.999,val=0.001 to divide the documents by hash into OUT/train and OUT/val"
     add("--split", metavar="NAME", help=split)
-    form = "format of all inputs (default: set by the file name; text if unknown; jsonl for stdin)"
-    add("--format", default="auto", choices=FORMATS, help=form)
-    text = "field that contains the document (default: text)"
-    add("--text-key", default="text", metavar="FIELD", help=text)
-    identifier = (
-        "field that contains the ID; if it is missing, the ID is FILE or FILE:LINE (default: id)"
-    )
-    add("--id-key", default="id", metavar="FIELD", help=identifier)
-    kept = "additional field to keep; may be repeated"
-    add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)
     codecs = "zstd, gz, bz2, br or none, optionally with a level, such as zstd:7 (default: zstd)"
     add("--compression", default="zstd", metavar="NAME[:LEVEL]", help=codecs)
     hashes = "hash algorithms for each shard, or none (default: xxh64)"
@@ -102,6 +93,22 @@ def add_convert(commands: Commands) -> None:
     add("--report", type=Path, metavar="FILE", help="also write the report to FILE as JSON")
 
 
+def _add_input_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    form = "format of all inputs (default: set by the file name; text if unknown; jsonl for stdin)"
+    add("--format", default="auto", choices=FORMATS, help=form)
+    quotes = "none: in CSV and TSV files, quotes are plain text (default: csv)"
+    add("--quoting", default="csv", choices=("csv", "none"), help=quotes)
+    text = "field that contains the document (default: text)"
+    add("--text-key", default="text", metavar="FIELD", help=text)
+    identifier = (
+        "field that contains the ID; if it is missing, the ID is FILE or FILE:LINE (default: id)"
+    )
+    add("--id-key", default="id", metavar="FIELD", help=identifier)
+    kept = "additional field to keep; may be repeated"
+    add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)
+
+
 def _bytes(text: str) -> int:
     from cloudload.config.checks import parse_bytes
 
@@ -120,8 +127,8 @@ def _convert(options: argparse.Namespace) -> int:
     if options.plan:
         return _print_outline(options)
     check_output("--report", options.report)
-    names = "text_key id_key keep format split splits shard_bytes segment_bytes processes worker "
-    names += "finish skip_bad rejects overwrite append tokenizer transform_id on_error"
+    names = "text_key id_key keep format quoting split splits shard_bytes segment_bytes processes "
+    names += "worker finish skip_bad rejects overwrite append tokenizer transform_id on_error"
     with open_engine(options) as executor:
         report = convert_to_mds(
             options.inputs,

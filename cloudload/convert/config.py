@@ -8,12 +8,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from cloudload.config.choices import CSV_QUOTING, QUOTINGS
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, Fields
 from cloudload.convert.split_by_hash import SplitShares, parse_shares
 from cloudload.mds.index import Column
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES, ShardFormat
 
 _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
+
+_ADDED = {"splits": None, "quoting": CSV_QUOTING}
 
 _SEGMENT_FOLDER = re.compile(r"\d{5,}")
 
@@ -49,6 +52,8 @@ class ConvertConfig:
     """Approximate bytes of input per block. A block is the unit of work."""
     splits: str | None = None
     """The splits and their shares, such as `train=0.999,val=0.001`, or None without splits."""
+    quoting: str = CSV_QUOTING
+    """How quotes in CSV and TSV files are read: as `csv`, or as plain text with `none`."""
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.kept()]
@@ -63,6 +68,8 @@ class ConvertConfig:
                     f"cannot keep {name!r} as {encoding!r}. Use NAME or NAME:ENCODING, with an "
                     "encoding such as str, bytes, json, int, int32, or float64"
                 )
+        if self.quoting not in QUOTINGS:
+            raise ValueError(f"quoting is {self.quoting!r}. Use one of {', '.join(QUOTINGS)}")
         if self.block_bytes < 1:
             raise ValueError(f"block_bytes is {self.block_bytes}. Use an integer of at least 1")
         if not 1024 <= self.shard_bytes < 1 << 32:
@@ -90,8 +97,10 @@ class ConvertConfig:
     def recipe(self) -> dict[str, Any]:
         """Return the options that a rerun must match, by name."""
         values = asdict(self)
-        if self.splits is None:
-            del values["splits"]  # recipes that earlier versions stored do not have this key
+        # recipes that earlier versions stored do not have these keys
+        for name, default in _ADDED.items():
+            if values[name] == default:
+                del values[name]
         return values
 
     def kept(self) -> list[tuple[str, str | None]]:
@@ -103,7 +112,7 @@ class ConvertConfig:
         """Return the record fields that the conversion reads."""
         kept = dict(self.kept())
         given = {name: encoding for name, encoding in kept.items() if encoding}
-        return Fields([self.text_key, self.id_key, *kept], given)
+        return Fields([self.text_key, self.id_key, *kept], given, self.quoting)
 
     def shard_format(self, kept: Iterable[Column]) -> ShardFormat:
         """Return the format of the shards; `kept` are the columns of the kept fields.

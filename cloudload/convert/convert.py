@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from dataclasses import asdict
 from typing import Any
 
-from cloudload.config.choices import OnError
+from cloudload.config.choices import CSV_QUOTING, OnError
 from cloudload.config.transform import Transform
 from cloudload.convert.changed_files import list_sizes
 from cloudload.convert.claims import LENGTHS_FIELD, compare_claims, identify_inputs
@@ -52,6 +52,7 @@ def convert_to_mds(
     id_key: str = "id",
     keep: Sequence[str] = (),
     format: str = "auto",
+    quoting: str = CSV_QUOTING,
     split: str | None = None,
     splits: str | Mapping[str, float] | None = None,
     compression: str | None = "zstd",
@@ -103,6 +104,9 @@ def convert_to_mds(
             choose for all files, pass `jsonl`, `json` (an array of objects, or JSON Lines), `csv`,
             `tsv`, `parquet`, `arrow`, `webdataset`, `mds`, `text` (one document per file) or
             `lines` (one document per line).
+        quoting: how quotes in CSV and TSV files are read. `csv`: a quote at the start of a value
+            encloses it. `none`: quotes are plain text, and every line is a record, as in the TSV
+            dumps of many databases.
         split: write to this folder below `out`. Also the split to read from a `DatasetDict`, in
             memory or saved, or from an `hf://` input without `?split=`.
         splits: divide the documents into the datasets `out/train`, `out/val`, and so on, by their
@@ -174,6 +178,7 @@ def convert_to_mds(
         shard_bytes,
         block_bytes,
         _join_shares(splits),
+        quoting,
     )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     for name, number in {"processes": processes, "segment_bytes": segment_bytes}.items():

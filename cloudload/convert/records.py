@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from cloudload.config.choices import CSV_QUOTING
 from cloudload.convert.input_files import InputFile
 from cloudload.file_kinds import recognize
 
@@ -78,14 +79,20 @@ class Fields(tuple[str, ...]):
     """Names of the record fields that a conversion reads, the text field first.
 
     `encodings` maps kept fields to the encodings that the user set. Readers of formats
-    without types convert the values of these fields.
+    without types convert the values of these fields. `quoting` applies to CSV and TSV.
     """
 
     encodings: Mapping[str, str]
+    quoting: str
 
-    def __new__(cls, names: Iterable[str], encodings: Mapping[str, str] | None = None) -> Fields:
+    def __new__(
+        cls,
+        names: Iterable[str],
+        encodings: Mapping[str, str] | None = None,
+        quoting: str = CSV_QUOTING,
+    ) -> Fields:
         fields = super().__new__(cls, names)
-        fields.encodings = dict(encodings or {})
+        fields.encodings, fields.quoting = dict(encodings or {}), quoting
         return fields
 
 

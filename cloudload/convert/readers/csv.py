@@ -6,7 +6,8 @@
 A block ends when its records have at least `block_bytes`, not counting the header, or when the file
 ends. Its offset is that of its first byte, where a reader can restart.
 
-`csv_records` finds the records, and the standard library's `csv` parses each of them.
+Blank lines are skipped, also before the header. `csv_records` finds the records, and the standard
+library's `csv` parses each of them.
 `pyarrow.csv` would parse faster, but it provides no offset at which to restart, refuses a record
 that is larger than its block, and infers types, so that `007` becomes 7.
 """
@@ -15,10 +16,11 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cloudload.config.choices import CSV_QUOTING
 from cloudload.convert.input_files import (
     DamagedError,
     InputFile,
@@ -27,6 +29,7 @@ from cloudload.convert.input_files import (
 )
 from cloudload.convert.readers.csv_records import (
     MOST_RECORD_BYTES,
+    LongRecordError,
     UnclosedQuoteError,
     split_records,
 )
@@ -41,13 +44,52 @@ from cloudload.convert.records import (
     describe_not_utf8,
 )
 from cloudload.errors import ConvertError
+from cloudload.mds.writer import shorten
 
 _UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _TO_UTF_8 = "Convert the file to UTF-8, for example with iconv"
-_UNCLOSED = (
-    "a quoted field of this record has no closing quote. If quotes in this file are plain text, "
-    "convert the file to JSON Lines"
-)
+_PLAIN_QUOTES = "If quotes in this file are plain text, set quoting (--quoting) to none"
+_JOINED = "If files were joined, convert each one separately"
+_ENDS = {
+    UnclosedQuoteError: f"a quoted field of this record has no closing quote. {_PLAIN_QUOTES}",
+    LongRecordError: "the record is larger than the limit of 1 GiB",
+}
+"""Why a file cannot be read beyond a record."""
+_TO_PARQUET = "convert the file to Parquet, for example with pandas.read_csv(FILE, sep={!r})"
+_OTHER_DELIMITERS = {
+    ";": ("semicolons", _TO_PARQUET.format(";")),
+    "|": ("vertical bars", _TO_PARQUET.format("|")),
+    "\t": ("tabs", "set format (--format) to tsv"),
+    ",": ("commas", "set format (--format) to csv"),
+}
+
+
+@dataclass(frozen=True)
+class _Dialect:
+    """How the records of a file are cut into values."""
+
+    delimiter: str
+    has_quotes: bool
+
+    @staticmethod
+    def of(file: InputFile, fields: Fields) -> _Dialect:
+        return _Dialect("\t" if file.format == "tsv" else ",", fields.quoting == CSV_QUOTING)
+
+    def split(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the bytes of each record, with the errors of `split_records`."""
+        return split_records(chunks, self.delimiter.encode(), has_quotes=self.has_quotes)
+
+    def parse(self, record: bytes) -> list[str]:
+        """Return the values of a record. Raises `UnicodeDecodeError` or `csv.Error`."""
+        text = record.decode()
+        if not self.has_quotes:
+            return text.removesuffix("\n").removesuffix("\r").split(self.delimiter)
+        # the limit is process-wide, so restore it for other users of `csv`
+        before = csv.field_size_limit(min(MOST_RECORD_BYTES, sys.maxsize))
+        try:
+            return next(csv.reader([text], delimiter=self.delimiter, strict=True), [])
+        finally:
+            csv.field_size_limit(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +97,18 @@ class CsvUnit(FileUnit):
     """A CSV or TSV file, cut into blocks of whole records."""
 
     def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
-        counter = StoredByteCounter(start.stored)
-        records = self._records(0, counter)
-        header = _next_or_empty(records, self.file)
-        names = _parse_header(header, self.file, fields)
-        if start.offset and self._is_seekable():
-            records = self._records(start.offset, counter)
-        else:
-            _skip(records, start.offset - len(header))
-        if not names:
+        counter, dialect = StoredByteCounter(start.stored), _Dialect.of(self.file, fields)
+        records = dialect.split(read_decompressed(self.file, 0, counter))
+        head, header = _read_head(records, self.file)
+        if not header:
             return
-        begun = b"" if start.offset else header
-        for data, problem in _group(records, begun, block_bytes):
+        line = 1 + head.count(b"\n", 0, len(head) - len(header))
+        names = _parse_header(header, f"{self.file.display_name}:{line}", dialect, fields)
+        if start.offset and self._is_seekable():
+            records = dialect.split(read_decompressed(self.file, start.offset, counter))
+        else:
+            _skip(records, start.offset - len(head))
+        for data, problem in _group(records, b"" if start.offset else head, block_bytes):
             end = BlockStart(
                 start.block + 1,
                 start.offset + len(data),
@@ -74,18 +116,11 @@ class CsvUnit(FileUnit):
                 counter.bytes,
             )
             read = end.stored - start.stored
-            yield CsvBlock(self.file, start, read, data, names, fields.encodings, problem)
+            yield CsvBlock(self.file, start, read, data, names, dialect, fields.encodings, problem)
             start = end
 
     def _is_seekable(self) -> bool:
         return self.file.url != "-" and self.file.compression is None
-
-    def _records(self, offset: int, counter: StoredByteCounter) -> Iterator[bytes]:
-        return split_records(read_decompressed(self.file, offset, counter), _delimiter(self.file))
-
-
-def _delimiter(file: InputFile) -> bytes:
-    return b"\t" if file.format == "tsv" else b","
 
 
 def _skip(records: Iterator[bytes], size: int) -> None:
@@ -94,28 +129,41 @@ def _skip(records: Iterator[bytes], size: int) -> None:
         size -= len(next(records))
 
 
-def _next_or_empty(records: Iterator[bytes], file: InputFile) -> bytes:
-    """Return the header's bytes; no bytes if the file is empty."""
+def _is_blank(record: bytes) -> bool:
+    return not record.removeprefix(BYTE_ORDER_MARK).strip(b"\r\n")
+
+
+def _read_head(records: Iterator[bytes], file: InputFile) -> tuple[bytes, bytes]:
+    """Return (the bytes up to the end of the header, the header).
+
+    The header is the first record that is not blank. If there is none, it is empty.
+    """
+    head = bytearray()
     try:
-        return next(records, b"")
+        for record in records:
+            head += record
+            if not _is_blank(record):
+                return bytes(head), record
     except DamagedError as error:
         reason = str(error)
-    except UnclosedQuoteError:
-        reason = _UNCLOSED
-    raise ConvertError(f"{file.display_name}:1: {reason}. Repair the file or leave it out")
+    except tuple(_ENDS) as error:
+        reason = _ENDS[type(error)]
+    else:
+        return bytes(head), b""
+    line = 1 + head.count(b"\n")
+    raise ConvertError(f"{file.display_name}:{line}: {reason}. Repair the file or leave it out")
 
 
-def _parse_header(header: bytes, file: InputFile, fields: Fields) -> tuple[str, ...]:
-    """Return the names of the fields; no names if the file is empty.
+def _parse_header(header: bytes, where: str, dialect: _Dialect, fields: Fields) -> tuple[str, ...]:
+    """Return the names of the fields.
 
-    Raises `ConvertError` if the header is not UTF-8, or if it repeats a field that the
-    conversion reads.
+    Raises `ConvertError` if the header is not UTF-8, if it repeats a field that the conversion
+    reads, or if it seems to have a different delimiter.
     """
-    where = f"{file.display_name}:1"
     if header.startswith(_UTF_16_MARKS):
         raise ConvertError(f"{where}: the file is UTF-16, not UTF-8. {_TO_UTF_8} -f UTF-16")
     try:
-        names = _parse_record(header.removeprefix(BYTE_ORDER_MARK), file)
+        names = dialect.parse(header.removeprefix(BYTE_ORDER_MARK))
     except UnicodeDecodeError as error:
         raise ConvertError(
             f"{where}: the header is {describe_not_utf8(error)}. {_TO_UTF_8}"
@@ -128,7 +176,19 @@ def _parse_header(header: bytes, file: InputFile, fields: Fields) -> tuple[str, 
         raise ConvertError(
             f"{where}: the header has the field {twice[0]!r} twice. Rename one of the two fields"
         )
+    if len(names) == 1 and names[0] != fields[0]:
+        _refuse_other_delimiter(names[0], where)
     return tuple(names)
+
+
+def _refuse_other_delimiter(name: str, where: str) -> None:
+    """Raise `ConvertError` if the header's only name seems to be several names."""
+    for delimiter, (noun, advice) in _OTHER_DELIMITERS.items():
+        if delimiter in name:
+            raise ConvertError(
+                f"{where}: the header has only the field {shorten(name)}. If {noun} separate the "
+                f"fields, {advice}"
+            )
 
 
 def _group(
@@ -148,26 +208,17 @@ def _group(
                 parts, size = [], 0
     except DamagedError as error:
         problem = str(error)
-    except UnclosedQuoteError:
-        problem = _UNCLOSED
+    except tuple(_ENDS) as error:
+        problem = _ENDS[type(error)]
     if size or problem:
         yield b"".join(parts), problem
-
-
-def _parse_record(record: bytes, file: InputFile) -> list[str]:
-    """Parse a record. Raises `UnicodeDecodeError` or `csv.Error` if it is bad."""
-    delimiter = _delimiter(file).decode()
-    # the limit is process-wide, so restore it for other users of `csv`
-    before = csv.field_size_limit(min(MOST_RECORD_BYTES, sys.maxsize))
-    try:
-        return next(csv.reader([record.decode()], delimiter=delimiter), [])
-    finally:
-        csv.field_size_limit(before)
 
 
 def _describe(error: csv.Error) -> str:
     if "new-line" in str(error):
         return "has a carriage return without a newline, outside quotes"
+    if "expected after" in str(error):
+        return f"has text after a closing quote. {_PLAIN_QUOTES}"
     return f"has an error ({error})"
 
 
@@ -180,23 +231,27 @@ class CsvBlock:
     input_bytes: int
     data: bytes
     names: tuple[str, ...]
+    dialect: _Dialect
     encodings: Mapping[str, str]
     damage: str | None
 
     def records(self, text_key: str) -> Iterator[Record]:
-        line, is_header = self.start.line, self.start.offset == 0
-        for data in split_records([self.data], _delimiter(self.file)):
-            if not is_header and data.strip(b"\r\n"):
+        line, is_in_head = self.start.line, self.start.offset == 0
+        for data in self.dialect.split([self.data]):
+            is_blank = _is_blank(data)
+            if not is_in_head and not is_blank:
                 fields, problem = self._parse(data)
                 yield Record(self.file, str(line), fields, problem, data)
-            line, is_header = line + data.count(b"\n"), False
+            line, is_in_head = line + data.count(b"\n"), is_in_head and is_blank
         if self.damage:
             yield Record(self.file, str(line), None, self.damage)
 
     def _parse(self, data: bytes) -> tuple[Mapping[str, Any] | None, str | None]:
         """Return (a record's fields, None), or (None, its problem)."""
         try:
-            values = _parse_record(data, self.file)
+            values = self.dialect.parse(data)
+            if len(values) > 1 and values == [*self.names]:
+                return None, f"the record repeats the header. {_JOINED}"
             if len(values) != len(self.names):
                 counts = f"{len(values)}, but the header has {len(self.names)}"
                 return None, f"the number of fields is {counts}"

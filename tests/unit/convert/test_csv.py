@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload.convert.convert import convert_to_mds
+from cloudload.convert.readers import csv_records
 from cloudload.convert.readers.csv_records import split_records
 from cloudload.errors import ConvertError
 from tests.support.conversions import COMPRESSORS, QUIET, read_dataset, texts
@@ -112,6 +113,9 @@ BAD_RECORDS = {
     ): "the record is not UTF-8 (byte 0xe9 at offset 0). Convert the file to UTF-8",
     b"a,x\n": "the field 'n' is 'x', not int",
     b"a,\n": "the field 'n' is missing or null, not int",
+    b'"Heroes" by Bowie,1\n': "the record has text after a closing quote. If quotes in this",
+    b'"a\nb"c",1\n': "the record has text after a closing quote. If quotes in this file are plain",
+    b"text,n\n": "the record repeats the header. If files were joined, convert each one separately",
     b"a\rb,1\n": "the record has a carriage return without a newline, outside quotes",
 }
 
@@ -149,6 +153,11 @@ def test_a_quote_that_nothing_closes_is_named_where_its_record_begins(
         (b"body\na\n", "the record has no field 'text'. Its fields are: body. Set text_key"),
         (b"text\n", "no documents in a.csv (empty documents: 0, bad records: 0)"),
         (b"", "no documents in a.csv (empty documents: 0, bad records: 0)"),
+        (b"\r\n\n", "no documents in a.csv (empty documents: 0, bad records: 0)"),
+        (b"\nbody\na\n", "a.csv:3: the record has no field 'text'. Its fields are: body"),
+        (b'\n"text" x,n\na\n', "a.csv:2: the header has text after a closing quote"),
+        (b"id;text\n1;a\n", "a.csv:1: the header has only the field 'id;text'. If semicolons"),
+        (b"id\ttext\n1\ta\n", "If tabs separate the fields, set format (--format) to tsv"),
     ],
     ids=str,
 )
@@ -169,3 +178,69 @@ def test_a_truncated_table_is_named_and_its_whole_records_are_kept(tmp_path: Pat
     kept = texts(str(tmp_path / "out"), tmp_path)
     assert (report.bad, kept) == (1, documents[: len(kept)])
     assert len(kept) > 10
+
+
+HEADS = {
+    "a newline": b"\n",
+    "several line endings": b"\r\n\n\r\n",
+    "a byte order mark": b"\xef\xbb\xbf\n",
+    "a byte order mark after a newline": b"\n\xef\xbb\xbf",
+}
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("extension", ["", ".gz"])
+def test_blank_lines_before_a_header_are_skipped(
+    tmp_path: Path, head: bytes, extension: str
+) -> None:
+    path = tmp_path / f"a.csv{extension}"
+    head = head.removesuffix(b"\xef\xbb\xbf") if head.startswith(b"\n") else head
+    path.write_bytes(
+        COMPRESSORS[extension](head + b"text,id\nhello,1\n\nworld,\n" + 99 * b"last,3\n")
+    )
+    convert_to_mds(path, tmp_path / "out", **QUIET)
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    line = head.count(b"\n") + 4
+    assert [sample["text"] for sample in samples[:3]] == ["hello", "world", "last"]
+    assert [sample["id"] for sample in samples[:3]] == ["1", f"a.csv{extension}:{line}", "3"]
+    check_blocks(path)
+
+
+DUMP = b'\nid\ttext\n1\t"Heroes" by Bowie\n2\t"foo\r\n3\t"bar\n4\tplain\n5\t"in quotes"'
+
+
+def test_quotes_are_plain_text_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(DUMP)
+    with pytest.raises(ConvertError, match=r"a.tsv:3, the first .* after a closing quote.*quoting"):
+        convert_to_mds(path, tmp_path / "out", **QUIET)
+    for block_bytes in (1, 1000):
+        out = tmp_path / f"out-{block_bytes}"
+        convert_to_mds(path, out, quoting="none", block_bytes=block_bytes, **QUIET)
+        samples = {sample["id"]: sample["text"] for sample in read_dataset(str(out), tmp_path)}
+        assert samples == {
+            **{"1": '"Heroes" by Bowie', "2": '"foo', "3": '"bar'},
+            **{"4": "plain", "5": '"in quotes"'},
+        }
+
+
+def test_a_resumed_conversion_may_not_change_its_quoting(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("text\nplain\n")
+    convert_to_mds(tmp_path / "a.tsv", tmp_path / "out", **QUIET)
+    with pytest.raises(ConvertError, match="quoting was None and is now 'none'"):
+        convert_to_mds(tmp_path / "a.tsv", tmp_path / "out", quoting="none", **QUIET)
+    with pytest.raises(ValueError, match=r"quoting is 'off'\. Use one of csv, none"):
+        convert_to_mds(tmp_path / "a.tsv", tmp_path / "out2", quoting="off", **QUIET)
+
+
+@pytest.mark.parametrize("quoting", ["csv", "none"])
+def test_a_record_above_the_limit_ends_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quoting: str
+) -> None:
+    monkeypatch.setattr(csv_records, "MOST_RECORD_BYTES", 1 << 17)
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text\ngood\n" + b"x" * (1 << 18) + b"\nlost\n")
+    with pytest.raises(ConvertError, match=r"a\.csv:3: the record is larger than the limit"):
+        convert_to_mds(path, tmp_path / "out", quoting=quoting, **QUIET)
+    report = convert_to_mds(path, tmp_path / "out", quoting=quoting, skip_bad=True, **QUIET)
+    assert (report.documents, report.bad) == (1, 1)
