@@ -39,7 +39,7 @@ from cloudload.convert.output import (
     read_if_exists,
 )
 from cloudload.convert.report import ConvertReport, Counts
-from cloudload.convert.work import FinishedWork, InputPosition
+from cloudload.convert.work import FinishedWork, InputPosition, check_documents
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.own_objects import JOURNAL, REPORT_NAME, SHARD, TEMPORARY, is_of_dataset
@@ -194,9 +194,12 @@ class Journal:
         """Store the report and then the index of each dataset, and remove the journal.
 
         `datasets` are the datasets by split. `base` is the stored report of the dataset to which
-        data was appended. Returns the report, with the duration added. Raises `ConvertError` if a
-        stored shard is missing or has the wrong size, or if a new index would hide other datasets.
+        data was appended. Returns the report, with the duration added. Raises `ConvertError` if the
+        shards lack or repeat a document, if a stored shard is missing or has the wrong size, or if
+        a new index would hide other datasets.
         """
+        documents = sum(found.documents for found in datasets.values())
+        check_documents(self.location, documents, report.counts())
         for split, found in datasets.items():
             self._check_stored(self.output.dataset(split), found)
         report = replace(report, seconds=self.seconds())

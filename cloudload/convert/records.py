@@ -65,8 +65,6 @@ class Record(NamedTuple):
 class BlockStart:
     """The start of a block in its unit, where a reader can begin. The journal stores all fields."""
 
-    block: int = 0
-    """Index of the block in its unit."""
     offset: int = 0
     """Offset of the block's first byte in the decompressed file. Formats without offsets use 0."""
     line: int = 1

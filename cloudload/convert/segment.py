@@ -35,7 +35,7 @@ from cloudload.convert.samples import BadRecord, EncodedBlock, ShardContext, enc
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.convert.shards import ShardCutter
 from cloudload.convert.stored_shards import store_shard
-from cloudload.convert.work import Entries, FinishedWork, InputPosition
+from cloudload.convert.work import Entries, FinishedWork, InputPosition, check_documents
 from cloudload.count.group import CountWork
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
@@ -122,6 +122,8 @@ def convert_segment(
         )
         if work.keeps_rejects:
             store_rejects(rejects, join_url(home, rejects_name(number)))
+    stored = sum(entry["samples"] for entries in done.entries.values() for entry in entries)
+    check_documents(journal.location, stored, done.counts)
     note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
     if work.count is not None:
         note["lengths"] = done.lengths

@@ -80,6 +80,8 @@ class _SplitCutter:
         self, form: ShardFormat, split: str, number: int, position: InputPosition | None
     ) -> None:
         self.split, self._next, self._position = split, number, position
+        # from the block of `position` on, also if blocks are shorter than when it was stored
+        self._left_to_skip = position.sample if position else 0
         self._limit, self._empty_bytes = form.shard_bytes, form.empty_bytes()
         self._reset()
 
@@ -116,7 +118,9 @@ class _SplitCutter:
         following = self._position
         if following is None or block.block < following.block:
             return len(samples.sizes)
-        return following.sample if block.block == following.block else 0
+        first = min(self._left_to_skip, len(samples.sizes))
+        self._left_to_skip -= first
+        return first
 
     def _flush(self, following: InputPosition | None, counts: Counts) -> ShardJob:
         sizes, parts = np.concatenate(self._sizes), tuple(self._parts)

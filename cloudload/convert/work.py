@@ -13,7 +13,9 @@ from typing import Any
 
 from cloudload.convert.records import BlockStart
 from cloudload.convert.report import Counts
+from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
+from cloudload.storage.redaction import redact
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,9 @@ class InputPosition:
     counts: Counts = field(default_factory=Counts)
 
     @property
-    def block(self) -> tuple[int, int]:
-        """The index of the unit, and of the block within it."""
-        return self.unit, self.start.block
+    def block(self) -> tuple[int, int, int]:
+        """Identifies the block, and sorts blocks, by unit, offset, and line or row."""
+        return self.unit, self.start.offset, self.start.line
 
     def to_json(self) -> dict[str, Any]:
         """Return the position for a journal entry."""
@@ -43,7 +45,7 @@ class InputPosition:
         """Create the position from a journal entry."""
         return InputPosition(
             value["unit"],
-            BlockStart(**value["start"]),
+            BlockStart(**{name: at for name, at in value["start"].items() if name != "block"}),
             value["sample"],
             Counts.from_json(value["counts"]),
         )
@@ -51,6 +53,16 @@ class InputPosition:
 
 Entries = dict[str, list[dict[str, Any]]]
 """The index entries of shards, in order, by split."""
+
+
+def check_documents(location: str, stored: int, counts: Counts) -> None:
+    """Raise `ConvertError` if shards with `stored` documents lack or repeat a counted document."""
+    if stored != counts.documents:
+        raise ConvertError(
+            f"the shards in {redact(location)} have {stored:,} documents, but the input has "
+            f"{counts.documents:,}, so documents are missing or repeated. The index was not "
+            "written. Start over (--overwrite), and report this bug to the authors of cloudload"
+        )
 
 
 @dataclass(frozen=True)

@@ -50,4 +50,4 @@ def check_blocks(inputs: Any, *, keep: Sequence[str] = (), **options: Any) -> No
 
 def _describe(block: InputBlock) -> tuple[int, int, int, list[Record]]:
     start = block.start
-    return start.block, start.offset, start.line, list(block.records("text"))
+    return start.offset, start.line, list(block.records("text"))

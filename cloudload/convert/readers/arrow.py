@@ -18,14 +18,14 @@ from typing import Any, BinaryIO
 
 from cloudload.convert.chunk_reader import ChunkReader
 from cloudload.convert.input_files import DamagedError, StoredByteCounter, read_decompressed
-from cloudload.convert.readers.arrow_block import ArrowBlock, check_pyarrow, choose_columns
-from cloudload.convert.records import (
-    MAX_BLOCK_ROWS,
-    BlockStart,
-    Fields,
-    FileUnit,
-    InputBlock,
+from cloudload.convert.readers.arrow_block import (
+    ArrowBlock,
+    check_pyarrow,
+    choose_columns,
+    cut_batches,
+    number_rows,
 )
+from cloudload.convert.records import BlockStart, Fields, FileUnit, InputBlock
 from cloudload.errors import ConvertError
 
 _FILE_MARK, _END_MARK, _FEATHER_1_MARK = b"ARROW1\0\0", b"ARROW1", b"FEA1"
@@ -64,14 +64,12 @@ class ArrowUnit(FileUnit):
     ) -> Iterator[InputBlock]:
         is_file, file = self._open(chunks)
         waiting: tuple[BlockStart, Any, tuple[str, ...]] | None = None
-        ordinal, row, stored = 0, 1, start.stored
-        for batch, schema in _read_batches(file, block_bytes, fields):
-            if row >= start.line:
-                if waiting is not None:
-                    yield self._block(*waiting, stored)
-                waiting = BlockStart(ordinal, 0, row, stored), batch, schema
-                stored = counter.bytes
-            ordinal, row = ordinal + 1, row + batch.num_rows
+        stored, schema, batches = start.stored, *_read_batches(file, block_bytes, fields)
+        for row, batch in number_rows(batches, 1, start.line):
+            if waiting is not None:
+                yield self._block(*waiting, stored)
+            waiting = BlockStart(0, row, stored), batch, schema
+            stored = counter.bytes
         _read_footer(file, is_file)
         if waiting is not None:
             yield self._block(*waiting, counter.bytes)
@@ -101,19 +99,19 @@ class ArrowUnit(FileUnit):
 
 def _read_batches(
     file: BinaryIO, block_bytes: int, fields: Fields
-) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """Yield slices of batches with the columns to read, each with the `schema` of its block."""
+) -> tuple[tuple[str, ...], Iterator[Any]]:
+    """Return (the `schema` of the blocks, slices of batches with the columns to read)."""
     import pyarrow
 
     stream = pyarrow.ipc.open_stream(file)
     columns, schema = choose_columns(stream.schema.names, _list_paths(stream.schema), fields)
-    for batch in stream:
-        _check(batch)
-        wanted = batch.select(columns)
-        row_bytes = max(1, wanted.nbytes // max(1, batch.num_rows))
-        rows = min(max(1, block_bytes // row_bytes), MAX_BLOCK_ROWS)
-        for first in range(0, batch.num_rows, rows):
-            yield wanted.slice(first, rows), schema
+
+    def read() -> Iterator[Any]:
+        for batch in stream:
+            _check(batch)
+            yield batch.select(columns)
+
+    return schema, cut_batches(read(), block_bytes)
 
 
 def _read_footer(file: BinaryIO, is_file: bool) -> None:

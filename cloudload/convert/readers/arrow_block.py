@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from cloudload.convert.input_files import InputFile
-from cloudload.convert.records import BlockStart, Record, Utf8, describe_not_utf8, has_field
+from cloudload.convert.records import (
+    MAX_BLOCK_ROWS,
+    BlockStart,
+    Record,
+    Utf8,
+    describe_not_utf8,
+    has_field,
+)
 from cloudload.errors import ConvertError
 
 _OFFSETS = {"string": "<i4", "large_string": "<i8"}
@@ -39,6 +46,49 @@ def choose_columns(
     schema = tuple(paths)
     has_text = any(f"{path}.".startswith(f"{fields[0]}.") for path in schema)
     return columns, () if has_text else schema
+
+
+def join_batches(batches: Iterable[Any], block_bytes: int) -> Iterator[Any]:
+    """Join consecutive batches until they have `block_bytes` or 8,192 rows."""
+    waiting: list[Any] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if size >= block_bytes or rows >= MAX_BLOCK_ROWS:
+            yield from _joined(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield from _joined(waiting)
+
+
+def _joined(batches: list[Any]) -> Iterator[Any]:
+    import pyarrow
+
+    yield from pyarrow.Table.from_batches(batches).combine_chunks().to_batches()
+
+
+def cut_batches(batches: Iterable[Any], block_bytes: int) -> Iterator[Any]:
+    """Cut each batch into slices of about `block_bytes`, which have at most 8,192 rows."""
+    for batch in batches:
+        row_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
+        rows = min(max(1, block_bytes // row_bytes), MAX_BLOCK_ROWS)
+        for first in range(0, batch.num_rows, rows):
+            yield batch.slice(first, rows)
+
+
+def number_rows(batches: Iterable[Any], row: int, first: int) -> Iterator[tuple[int, Any]]:
+    """Yield (number of the first row, batch) for consecutive batches, of which the first has `row`.
+
+    Leaves out the rows before `first`, also if a batch does not begin there, because another
+    version of pyarrow cut the batches.
+    """
+    for batch in batches:
+        stop = row + batch.num_rows
+        if stop > first:
+            skipped = max(0, first - row)
+            yield row + skipped, batch.slice(skipped)
+        row = stop
 
 
 @dataclass(frozen=True)

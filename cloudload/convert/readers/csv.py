@@ -110,7 +110,6 @@ class CsvUnit(FileUnit):
             _skip(records, start.offset - len(head))
         for data, problem in _group(records, b"" if start.offset else head, block_bytes):
             end = BlockStart(
-                start.block + 1,
                 start.offset + len(data),
                 start.line + data.count(b"\n"),
                 counter.bytes,

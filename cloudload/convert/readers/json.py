@@ -58,10 +58,10 @@ class JsonUnit(FileUnit):
         chunks = read_decompressed(self.file, first, counter)
         elements, size, damage, place = list[bytes](), 0, None, 0
         try:
-            for after, element in split_array(chunks, is_begun=start.block > 0):
+            for after, element in split_array(chunks, is_begun=start.offset > 0):
                 if size >= block_bytes:
                     line = start.line + len(elements)
-                    end = BlockStart(start.block + 1, first + place, line, counter.bytes)
+                    end = BlockStart(first + place, line, counter.bytes)
                     yield self._block(start, counter, elements)
                     elements, size, start = [], 0, end
                 elements.append(element)

@@ -58,7 +58,7 @@ class LinesUnit(FileUnit):
         if self.range is None:
             yield from self._whole_blocks(start, block_bytes)
             return
-        if start.block == 0:
+        if start.offset < self.range[0]:
             start = replace(start, offset=self._find_line(self.range[0]))
         lines = _until_line_end(
             read_decompressed(self.file, start.offset), self.range[1] - start.offset
@@ -66,7 +66,7 @@ class LinesUnit(FileUnit):
         for data, _ in _cut_at_line_ends(lines, block_bytes):
             yield LinesBlock(self.file, start, len(data), data, None, is_range=True)
             end = start.offset + len(data)
-            start = BlockStart(start.block + 1, end, 1, end - self.range[0])
+            start = BlockStart(end, 1, end - self.range[0])
 
     def _find_line(self, first: int) -> int:
         """Return the offset of the first line that begins at `first` or after it."""
@@ -84,7 +84,6 @@ class LinesUnit(FileUnit):
         chunks = read_decompressed(self.file, start.offset, counter)
         for data, damage in _cut_at_line_ends(chunks, block_bytes):
             end = BlockStart(
-                start.block + 1,
                 start.offset + len(data),
                 start.line + data.count(b"\n"),
                 counter.bytes,

@@ -55,7 +55,7 @@ class MdsUnit(FileUnit):
                     stored = self._stored_before(sample + 1, info)
                     read = stored - start.stored
                     yield MdsBlock(self.file, start, read, columns, tuple(values))
-                    start = BlockStart(start.block + 1, 0, sample + 2, stored)
+                    start = BlockStart(0, sample + 2, stored)
                     values, size = [], 0
 
     def _stored_before(self, sample: int, info: ShardInfo) -> int:

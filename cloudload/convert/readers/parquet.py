@@ -1,7 +1,7 @@
 """Parquet files, one document per row.
 
-A block is a batch of up to 8,192 rows of one row group. The number of rows depends only on the
-file's metadata and `block_bytes`.
+A block is up to 8,192 consecutive rows of one row group, about `block_bytes` in memory. At most 128
+rows are decoded at a time, because the metadata do not tell how large a row is.
 
 A range of a file contains the row groups whose first byte is in the range, so each row is read
 once, wherever the file is cut. From a file in a store, only these row groups and the metadata are
@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cloudload.convert.input_files import DamagedError, InputFile, Range, read_decompressed
-from cloudload.convert.readers.arrow_block import ArrowBlock, check_pyarrow, choose_columns
-from cloudload.convert.records import (
-    MAX_BLOCK_ROWS,
-    BlockStart,
-    FileUnit,
-    InputBlock,
+from cloudload.convert.readers.arrow_block import (
+    ArrowBlock,
+    check_pyarrow,
+    choose_columns,
+    cut_batches,
+    join_batches,
+    number_rows,
 )
+from cloudload.convert.records import BlockStart, FileUnit, InputBlock
 from cloudload.errors import ConvertError
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import download_object, open_object
@@ -33,6 +35,7 @@ from cloudload.storage.urls import is_local, local_path
 
 _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 _TAIL_BYTES = 1 << 16
+_MOST_DECODED = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +69,28 @@ class ParquetUnit(FileUnit):
     def _batches(
         self, parquet: Any, start: BlockStart, block_bytes: int, fields: Sequence[str]
     ) -> Iterator[InputBlock]:
-        rows, size = parquet.metadata.num_rows, self.file.bytes or 0
+        rows, size, row = parquet.metadata.num_rows, self.file.bytes or 0, 1
         paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
         columns, schema = choose_columns(parquet.schema_arrow.names, paths, fields)
-        groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
-        row_bytes = max(1, sum(group.total_byte_size for group in groups) // max(1, rows))
-        batch_rows = min(max(1, block_bytes // row_bytes), MAX_BLOCK_ROWS)
-        ordinal, row = 0, 1
-        for number, group in enumerate(groups):
+        for number in range(parquet.num_row_groups):
+            group = parquet.metadata.row_group(number)
             is_elsewhere = self.range and not _is_within(group, self.range)
-            if is_elsewhere or row + group.num_rows <= start.line:
-                ordinal, row = ordinal - (-group.num_rows // batch_rows), row + group.num_rows
-                continue
-            for batch in parquet.iter_batches(batch_rows, row_groups=[number], columns=columns):
-                stored, end = size * (row - 1) // rows, size * (row - 1 + batch.num_rows) // rows
-                if row >= start.line:
-                    at = BlockStart(ordinal, 0, row, stored)
-                    yield ArrowBlock(self.file, at, end - stored, batch, schema)
-                ordinal, row = ordinal + 1, row + batch.num_rows
+            if not is_elsewhere and row + group.num_rows > start.line:
+                few = parquet.iter_batches(
+                    _rows_to_decode(group, block_bytes), row_groups=[number], columns=columns
+                )
+                batches = cut_batches(join_batches(few, block_bytes), block_bytes)
+                for first, batch in number_rows(batches, row, start.line):
+                    end = first - 1 + batch.num_rows
+                    stored = size * (first - 1) // rows
+                    at = BlockStart(0, first, stored)
+                    yield ArrowBlock(self.file, at, size * end // rows - stored, batch, schema)
+            row += group.num_rows
+
+
+def _rows_to_decode(group: Any, block_bytes: int) -> int:
+    row_bytes = max(1, group.total_byte_size // max(1, group.num_rows))
+    return min(max(1, block_bytes // row_bytes), _MOST_DECODED)
 
 
 def _first_byte(group: Any) -> int:

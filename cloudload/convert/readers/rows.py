@@ -52,7 +52,7 @@ class RowsUnit:
             )
         for batch in _batched(self._iterate(rows), block_bytes, fields):
             yield RowsBlock(self.name, start, 0, batch)
-            start = BlockStart(start.block + 1, 0, start.line + len(batch))
+            start = BlockStart(0, start.line + len(batch))
 
     def _iterate(self, rows: Any) -> Iterator[Any]:
         try:

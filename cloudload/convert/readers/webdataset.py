@@ -75,7 +75,7 @@ class WebDatasetUnit(FileUnit):
         try:
             for sample in _group(read_members(chunks, _is_wanted(fields)), start):
                 if size >= block_bytes:
-                    end = BlockStart(start.block + 1, sample.offset, sample.number, counter.bytes)
+                    end = BlockStart(sample.offset, sample.number, counter.bytes)
                     yield self._block(start, end.stored, samples, fields)
                     samples, size, start = [], 0, end
                 self._check(sample, fields)
