@@ -48,6 +48,6 @@ def check_blocks(inputs: Any, *, keep: Sequence[str] = (), **options: Any) -> No
                 assert list(map(_describe, rest)) == list(map(_describe, blocks[number:]))
 
 
-def _describe(block: InputBlock) -> tuple[int, int, int, list[Record]]:
+def _describe(block: InputBlock) -> tuple[int, int, list[Record]]:
     start = block.start
     return start.offset, start.line, list(block.records("text"))

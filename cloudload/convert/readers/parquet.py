@@ -89,7 +89,7 @@ class ParquetUnit(FileUnit):
 
 
 def _rows_to_decode(group: Any, block_bytes: int) -> int:
-    row_bytes = max(1, group.total_byte_size // max(1, group.num_rows))
+    row_bytes = max(1, int(group.total_byte_size) // max(1, int(group.num_rows)))
     return min(max(1, block_bytes // row_bytes), _MOST_DECODED)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow
 import pyarrow.feather
@@ -15,6 +15,7 @@ import pytest
 from cloudload.convert import convert_to_mds
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.readers import arrow, arrow_block, parquet
+from cloudload.convert.readers.arrow_block import ArrowBlock
 from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.records import BlockStart, Fields
 from cloudload.errors import ConvertError, StoreError
@@ -22,6 +23,11 @@ from tests.support.conversions import SETTINGS, documents, make_input, stop_afte
 
 BLOCK_BYTES = 1 << 20
 FIELDS = Fields(["text"])
+
+
+def read_blocks(unit: ParquetUnit, start: BlockStart) -> list[ArrowBlock]:
+    """The blocks of a unit from `start` on."""
+    return [cast(ArrowBlock, block) for block in unit.blocks(start, BLOCK_BYTES, FIELDS)]
 
 
 @pytest.fixture
@@ -38,7 +44,7 @@ def long_rows(tmp_path: Path) -> ParquetUnit:
 def test_the_memory_of_a_parquet_block_is_bounded_whatever_its_metadata_say(
     long_rows: ParquetUnit,
 ) -> None:
-    blocks = list(long_rows.blocks(BlockStart(), BLOCK_BYTES, FIELDS))
+    blocks = read_blocks(long_rows, BlockStart())
     assert sum(block.batch.num_rows for block in blocks) == 1_500
     assert max(block.batch.nbytes for block in blocks) <= 1.1 * BLOCK_BYTES
     assert sum(block.input_bytes for block in blocks) == long_rows.size
@@ -46,8 +52,7 @@ def test_the_memory_of_a_parquet_block_is_bounded_whatever_its_metadata_say(
 
 def test_a_parquet_file_read_from_any_block_has_the_same_blocks(long_rows: ParquetUnit) -> None:
     def read(start: BlockStart) -> list[tuple[BlockStart, int]]:
-        blocks = long_rows.blocks(start, BLOCK_BYTES, FIELDS)
-        return [(block.start, block.batch.num_rows) for block in blocks]
+        return [(block.start, block.batch.num_rows) for block in read_blocks(long_rows, start)]
 
     whole = read(BlockStart())
     for place in range(0, len(whole), 7):
