@@ -8,6 +8,7 @@ anything else          as text
 
 from __future__ import annotations
 
+import codecs
 from pathlib import PurePosixPath
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".xz": "xz"}
@@ -41,13 +42,19 @@ _ADVICE = {
 }
 _REFUSED = {f".{name}": advice for advice, names in _ADVICE.items() for name in names.split()}
 
+_STARTS = {"gz": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
+"""Maps each compression to the first bytes of its files."""
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
+_SHOWN_BYTES = 32
+
 _KINDS_BY_CONTENT = {
     b"\xff\xfe": "UTF-16. Convert it with iconv",
     b"\xfe\xff": "UTF-16. Convert it with iconv",
-    b"\x1f\x8b": "gz. Rename the file to end in .gz",
-    b"\x28\xb5\x2f\xfd": "zstd. Rename the file to end in .zst",
-    b"BZh": "bz2. Rename the file to end in .bz2",
-    b"\xfd7zXZ\0": "xz. Rename the file to end in .xz",
+    _STARTS["gz"]: "gz. Rename the file to end in .gz",
+    _STARTS["zstd"]: "zstd. Rename the file to end in .zst",
+    _STARTS["bz2"]: "bz2. Rename the file to end in .bz2",
+    _STARTS["xz"]: "xz. Rename the file to end in .xz",
     b"PAR1": "Parquet. Rename the file to end in .parquet, or set the format",
     b"ARROW1": "Arrow. Rename the file to end in .arrow, or set the format",
     b"PK\x03\x04": "zip. Unpack it",
@@ -73,6 +80,51 @@ def reason_to_refuse(name: str) -> str | None:
     """Return why a file with this name is refused, with advice; None if it can be read."""
     extension, _ = split_name(name)
     return _REFUSED.get(extension)
+
+
+def starts_compressed(content: bytes) -> bool:
+    """Whether a file begins like one in a compressed format."""
+    return content.startswith(tuple(_STARTS.values()))
+
+
+def describe_misnamed(content: bytes, compression: str | None) -> str | None:
+    """Describe why a file that starts with `content` is not what its name says; None if it is.
+
+    `compression` is the one in its name.
+    """
+    if content.startswith(_LFS_POINTER):
+        return (
+            "the file is a Git LFS pointer, not the data. Fetch the data with git lfs pull, or "
+            "leave the file out"
+        )
+    if compression is None or content.startswith(_STARTS[compression]) or not content.strip(b"\0"):
+        return None
+    if kind := recognize(content):
+        return f"the file is not {compression} data. It starts like {kind}"
+    if (start := _decode_start(content)) is None:
+        return None
+    return (
+        f"the file is not {compression} data. It starts with the text {start!r}. Rename it without "
+        "the extension of the compression"
+    )
+
+
+def _decode_start(content: bytes) -> str | None:
+    """Return the first characters of a text, or None if `content` does not start like text."""
+    try:
+        start = codecs.getincrementaldecoder("utf-8")().decode(content[:_SHOWN_BYTES])
+    except UnicodeDecodeError:
+        return None
+    is_text = start and all(sign.isprintable() or sign.isspace() for sign in start)
+    return start if is_text else None
+
+
+def describe_utf_16(content: bytes) -> str | None:
+    """Describe text in UTF-16 without a byte order mark; None if the content is different."""
+    for codec, zeros in (("UTF-16LE", content[1:8:2]), ("UTF-16BE", content[0:8:2])):
+        if len(content) >= 4 and not zeros.strip(b"\0") and content[:8].strip(b"\0"):
+            return f"the file is UTF-16 without a byte order mark. Convert it with iconv -f {codec}"
+    return None
 
 
 def recognize(content: bytes) -> str | None:

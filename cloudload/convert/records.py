@@ -23,6 +23,10 @@ from cloudload.file_kinds import recognize
 DEFAULT_BLOCK_BYTES = 8 << 20
 MAX_BLOCK_ROWS = 8192
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_KINDS: dict[type, str] = {
+    **{type(None): "null", bool: "a boolean", int: "an integer", float: "a number"},
+    **{str: "text", bytes: "bytes", list: "a list", dict: "an object"},
+}
 
 
 class Named(Protocol):
@@ -194,6 +198,11 @@ def list_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from list_fields(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
+
+
+def name_kind(value: Any) -> str:
+    """Name the kind of a value, for messages."""
+    return _KINDS.get(type(value), type(value).__name__)
 
 
 def sum_bytes(files: Iterable[InputFile]) -> int:

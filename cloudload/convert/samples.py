@@ -19,7 +19,15 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.output import Output
-from cloudload.convert.records import InputBlock, Record, Utf8, Utf8Block, find_field, list_fields
+from cloudload.convert.records import (
+    InputBlock,
+    Record,
+    Utf8,
+    Utf8Block,
+    find_field,
+    list_fields,
+    name_kind,
+)
 from cloudload.convert.rejects import encode_reject
 from cloudload.convert.report import MAX_LISTED, Counts
 from cloudload.count.group import CountWork
@@ -214,7 +222,7 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
                 f"{error.start})"
             ) from None
     if not isinstance(value, str):
-        raise _BadRecordError(f"the field {key!r} is {type(value).__name__}, not a string")
+        raise _BadRecordError(f"the field {key!r} is {name_kind(value)}, not text")
     return value
 
 
@@ -232,7 +240,7 @@ def _kept_value(value: Any, column: Column) -> Any:
     kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
     numbers = (int, float) if column.encoding.startswith("float") else (int,)
     if isinstance(value, bool) or not isinstance(value, kinds.get(column.encoding, numbers)):
-        found = "missing or null" if value is None else type(value).__name__
+        found = "missing or null" if value is None else name_kind(value)
         raise _BadRecordError(
             f"the field {column.name!r} is {found}, not {column.encoding}. To allow any value, "
             f"keep {column.name}:json"

@@ -22,13 +22,13 @@ from typing import Any
 
 from cloudload.config.choices import CSV_QUOTING
 from cloudload.convert.input_files import (
+    MOST_RECORD_BYTES,
     DamagedError,
     InputFile,
     StoredByteCounter,
     read_decompressed,
 )
 from cloudload.convert.readers.csv_records import (
-    MOST_RECORD_BYTES,
     LongRecordError,
     UnclosedQuoteError,
     split_records,
@@ -248,7 +248,7 @@ class CsvBlock:
     def _parse(self, data: bytes) -> tuple[Mapping[str, Any] | None, str | None]:
         """Return (a record's fields, None), or (None, its problem)."""
         try:
-            values = self.dialect.parse(data)
+            values = self.dialect.parse(data.removeprefix(BYTE_ORDER_MARK))
             if len(values) > 1 and values == [*self.names]:
                 return None, f"the record repeats the header. {_JOINED}"
             if len(values) != len(self.names):

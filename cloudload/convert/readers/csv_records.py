@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-MOST_RECORD_BYTES = 1 << 30
+from cloudload.convert.input_files import MOST_RECORD_BYTES
+
 _QUOTE = b'"'
 
 

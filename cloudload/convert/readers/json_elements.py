@@ -14,9 +14,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
+from cloudload.convert.input_files import MOST_RECORD_BYTES
 from cloudload.convert.records import BYTE_ORDER_MARK, describe_not_json
 
-MOST_ELEMENT_BYTES = 1 << 30
 _SPACE = re.compile(r"[ \t\r\n]*")
 _MOST_TOKEN_CHARACTERS = 16  # an upper bound for literals and escapes, such as \ud83d\ude00
 _AFTER_NUMBER = (" ", "\t", "\r", "\n", ",", "]")
@@ -101,7 +101,7 @@ class _Scan:
     def _read(self, size: int) -> int:
         """Read at least `size` more bytes, or up to the end. Return the number of bytes read."""
         left = self._text[self._start :]
-        if len(left) > MOST_ELEMENT_BYTES:
+        if len(left) > MOST_RECORD_BYTES:
             raise BrokenArrayError("an element is larger than the limit of 1 GiB")
         parts, read = [left], 0
         while read < max(1, size) and (chunk := next(self._chunks, b"")):

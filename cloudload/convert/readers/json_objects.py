@@ -12,14 +12,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cloudload.convert.records import describe_not_json, describe_not_utf8
+from cloudload.convert.records import describe_not_json, describe_not_utf8, name_kind
 
 try:
     import orjson
 except ImportError:  # orjson has no wheel for some platforms
     orjson = None  # type: ignore[assignment]
 
-NOT_JSON, NOT_AN_OBJECT = "the record is invalid JSON", "the record is a JSON"
+NOT_JSON, NOT_AN_OBJECT = "the record is invalid JSON", "the record is not an object"
 
 Parsed = tuple[Mapping[str, Any] | None, str | None]
 """(fields, None), or (None, the problem)."""
@@ -43,7 +43,7 @@ def parse_object(data: bytes) -> Parsed:
         return None, f"{NOT_JSON} ({error})"
     if isinstance(value, dict):
         return value, None
-    return None, f"{NOT_AN_OBJECT} {type(value).__name__}, not an object"
+    return None, f"{NOT_AN_OBJECT}, but {name_kind(value)}"
 
 
 def _parse_quickly(data: bytes) -> dict[str, Any] | None:

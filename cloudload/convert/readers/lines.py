@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cloudload.convert.input_files import (
+    MOST_RECORD_BYTES,
     DamagedError,
     InputFile,
     Range,
@@ -44,6 +45,8 @@ from cloudload.convert.records import (
 
 _ONE_PER_LINE = "Write one object per line"
 _JQ = "jq -c . FILE"
+_RECORD_SEPARATOR = b"\x1e"
+_TOO_LONG = "the line is larger than 1 GiB, the limit of a record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +66,9 @@ class LinesUnit(FileUnit):
         lines = _until_line_end(
             read_decompressed(self.file, start.offset), self.range[1] - start.offset
         )
-        for data, _ in _cut_at_line_ends(lines, block_bytes):
-            yield LinesBlock(self.file, start, len(data), data, None, is_range=True)
-            end = start.offset + len(data)
+        for data, damage, size in _cut_at_line_ends(lines, block_bytes):
+            yield LinesBlock(self.file, start, size, data, damage, is_range=True)
+            end = start.offset + size
             start = BlockStart(end, 1, end - self.range[0])
 
     def _find_line(self, first: int) -> int:
@@ -82,10 +85,10 @@ class LinesUnit(FileUnit):
     def _whole_blocks(self, start: BlockStart, block_bytes: int) -> Iterator[InputBlock]:
         counter = StoredByteCounter(start.stored)
         chunks = read_decompressed(self.file, start.offset, counter)
-        for data, damage in _cut_at_line_ends(chunks, block_bytes):
+        for data, damage, size in _cut_at_line_ends(chunks, block_bytes):
             end = BlockStart(
-                start.offset + len(data),
-                start.line + data.count(b"\n"),
+                start.offset + size,
+                start.line + data.count(b"\n") + (size > len(data)),
                 counter.bytes,
             )
             yield LinesBlock(self.file, start, end.stored - start.stored, data, damage)
@@ -94,7 +97,7 @@ class LinesUnit(FileUnit):
 
 @dataclass(frozen=True)
 class LinesBlock:
-    """Whole lines of a file. `damage` describes the damage after these lines, or is None."""
+    """Whole lines of a file. `damage` describes why what follows is not read, or is None."""
 
     file: InputFile
     start: BlockStart
@@ -112,7 +115,8 @@ class LinesBlock:
             yield Record(self.file, place, fields, problem, line)
         if self.damage:
             number = self.start.line + self.data.count(b"\n")
-            yield Record(self.file, str(number), None, self.damage)
+            place = f"@{self.start.offset + len(self.data)}" if self.is_range else str(number)
+            yield Record(self.file, place, None, self.damage)
 
     def _lines(self) -> Iterator[tuple[str, bytes]]:
         """Yield (place, line without its ending). A range has offsets instead of line numbers."""
@@ -135,6 +139,8 @@ def _parse_text(line: bytes, text_key: str) -> Parsed:
 
 
 def _parse_json(line: bytes) -> Parsed:
+    # joined files have byte order marks between lines, and JSON text sequences a sign before each
+    line = line.removeprefix(BYTE_ORDER_MARK).removeprefix(_RECORD_SEPARATOR)
     fields, problem = parse_object(line)
     if problem is None or not problem.startswith((NOT_JSON, NOT_AN_OBJECT)):
         return fields, problem
@@ -142,20 +148,23 @@ def _parse_json(line: bytes) -> Parsed:
         return None, f"{problem}. {_ONE_PER_LINE}, not a list, or set format (--format) to json"
     if problem.startswith(NOT_AN_OBJECT):
         return None, f"{problem}. {_ONE_PER_LINE}"
-    if _continues(line):
-        return None, f"{problem}. {_ONE_PER_LINE} if objects span several lines: {_JQ}"
-    return None, problem
+    advice = _advise(line)
+    return None, f"{problem}. {advice}" if advice else problem
 
 
-def _continues(line: bytes) -> bool:
-    """Whether a line of invalid JSON may begin an object that spans several lines."""
+def _advise(line: bytes) -> str | None:
+    """Return how to repair a line of invalid JSON, or None if that is not clear."""
     try:
         json.loads(line)
     except json.JSONDecodeError as error:
-        return line.lstrip().startswith(b"{") and error.pos >= len(error.doc.rstrip())
+        begins, rest = error.doc.lstrip().startswith("{"), error.doc[error.pos :].strip()
     except (ValueError, RecursionError):
-        return False
-    return False
+        return None
+    if begins and not rest:
+        return f"{_ONE_PER_LINE} if objects span several lines: {_JQ}"
+    if rest == ",":
+        return "Remove the comma after the object"
+    return f"{_ONE_PER_LINE}: {_JQ}" if begins and rest.startswith(("{", "\x1e")) else None
 
 
 def _until_line_end(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
@@ -174,26 +183,54 @@ def _until_line_end(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
 
 def _cut_at_line_ends(
     chunks: Iterator[bytes], block_bytes: int
-) -> Iterator[tuple[bytes, str | None]]:
-    """Yield (whole lines, a description of the damage after them or None) for each block.
+) -> Iterator[tuple[bytes, str | None, int]]:
+    """Yield (whole lines, why what follows them is not read or None, size in bytes) of each block.
 
-    Drops a line that is cut off by damage.
+    A line above the limit of a record ends its block. The block's size includes this line, and its
+    data does not. A line that is cut off by damage is dropped.
     """
     parts: list[bytes] = []
-    filled, damage = 0, None
+    filled = dropped = 0
+    open_bytes = 0  # size of the last line so far, whose end was not found yet
+    damage = None
     try:
         for chunk in chunks:
-            start = 0
+            start = chunk.find(b"\n") + 1
+            open_bytes += start or len(chunk)
+            if open_bytes > MOST_RECORD_BYTES:
+                if not dropped:
+                    parts, dropped = _drop_last_line(parts)
+                dropped += start or len(chunk)
+                if not start:
+                    continue
+                data = b"".join(parts)
+                yield data, _TOO_LONG, len(data) + dropped
+                parts, filled, dropped = [], 0, 0
+            else:
+                start = 0
             # a block ends at the first line end after `block_bytes`
             while (cut := chunk.find(b"\n", start + max(0, block_bytes - 1 - filled)) + 1) > 0:
-                yield b"".join([*parts, chunk[start:cut]]), None
+                data = b"".join([*parts, chunk[start:cut]])
+                yield data, None, len(data)
                 start, parts, filled = cut, [], 0
             parts.append(chunk[start:])
             filled += len(chunk) - start
+            if (last := chunk.rfind(b"\n") + 1) > 0:
+                open_bytes = len(chunk) - last
     except DamagedError as error:
         damage = str(error)
-        pending = b"".join(parts)
-        parts = [pending[: pending.rfind(b"\n") + 1]]
+        if not dropped:
+            parts, _ = _drop_last_line(parts)
     pending = b"".join(parts)
+    if dropped:
+        yield pending, _TOO_LONG, len(pending) + dropped
+        pending = b""
     if pending or damage:
-        yield pending, damage
+        yield pending, damage, len(pending)
+
+
+def _drop_last_line(parts: Sequence[bytes]) -> tuple[list[bytes], int]:
+    """Return (the whole lines of consecutive bytes, the size of the unfinished line after them)."""
+    pending = b"".join(parts)
+    whole = pending[: pending.rfind(b"\n") + 1]
+    return [whole], len(pending) - len(whole)

@@ -29,12 +29,13 @@ from cloudload.convert.readers.arrow_block import (
 )
 from cloudload.convert.records import BlockStart, FileUnit, InputBlock
 from cloudload.errors import ConvertError
+from cloudload.file_kinds import describe_misnamed
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import download_object, open_object
 from cloudload.storage.urls import is_local, local_path
 
 _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
-_TAIL_BYTES = 1 << 16
+_HEAD_BYTES, _TAIL_BYTES = 64, 1 << 16
 _MOST_DECODED = 128
 
 
@@ -119,7 +120,8 @@ def _local_copy(file: InputFile, part: Range | None, folder: Path) -> Path:
     decompressed or copied, and `StoreError` if it cannot be read.
     """
     if file.url != "-" and is_local(file.url) and file.compression is None:
-        open_object(file.url, tag=file.tag).close()
+        with open_object(file.url, tag=file.tag) as stored:
+            _refuse_misnamed(file, stored)
         return local_path(file.url)
     path = folder / "file.parquet"
     try:
@@ -130,6 +132,8 @@ def _local_copy(file: InputFile, part: Range | None, folder: Path) -> Path:
                 target.writelines(read_decompressed(file))
             else:
                 download_object(file.url, target, _LONG_DOWNLOAD, tag=file.tag)
+            target.seek(0)
+            _refuse_misnamed(file, target)
     except DamagedError as error:
         raise ConvertError(
             f"{file.display_name}: {error}. Repair the file or leave it out"
@@ -140,6 +144,13 @@ def _local_copy(file: InputFile, part: Range | None, folder: Path) -> Path:
             "TMPDIR to a folder on another disk"
         ) from error
     return path
+
+
+def _refuse_misnamed(file: InputFile, stored: BinaryIO) -> None:
+    """Raise `ConvertError` if a file's first bytes show that it is not Parquet."""
+    content = stored.read(_HEAD_BYTES)
+    if problem := describe_misnamed(content, None):
+        raise ConvertError(f"{file.display_name}: {problem}")
 
 
 def _copy_range(file: InputFile, part: Range, path: Path, target: BinaryIO) -> None:

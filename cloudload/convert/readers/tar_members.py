@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from cloudload.convert.chunk_reader import ChunkReader
-from cloudload.convert.input_files import DamagedError
+from cloudload.convert.input_files import MOST_RECORD_BYTES, DamagedError
 
-MOST_MEMBER_BYTES = 1 << 30
 _HEADER_BYTES = 512
 _READ_BYTES = 1 << 16
 
@@ -49,7 +48,7 @@ def read_members(chunks: Iterator[bytes], is_wanted: Callable[[str], bool]) -> I
             tar.members = []  # otherwise, tarfile would keep all members in memory
             is_link = member.issym() or member.islnk()
             if member.isfile() or is_link:
-                is_small = member.size <= MOST_MEMBER_BYTES
+                is_small = member.size <= MOST_RECORD_BYTES
                 is_read = is_small and not is_link and is_wanted(member.name)
                 data = tar.extractfile(member).read() if is_read else None
                 yield Member(member.offset, member.name, member.size, data, is_link)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from cloudload.convert.input_files import DamagedError, InputFile, read_decompressed
+from cloudload.convert.input_files import DamagedError, InputFile, read_whole
 from cloudload.convert.records import (
     BYTE_ORDER_MARK,
     BlockStart,
@@ -74,7 +74,7 @@ class TextBlock:
         small file.
         """
         if all(is_local(file.url) for file in self.group):
-            yield from ((file, partial(_read, file)) for file in self.group)
+            yield from ((file, partial(read_whole, file)) for file in self.group)
             return
         threads = DaemonThreadPool(_NUM_THREADS, "cloudload-text")
         try:
@@ -86,12 +86,8 @@ class TextBlock:
             threads.close(timeout_s=1.0)
 
 
-def _read(file: InputFile) -> bytes:
-    return b"".join(read_decompressed(file))
-
-
 def _attempt(file: InputFile) -> Future[bytes]:
     """Read a file, and return its data or error as a `Future`, which raises the error later."""
     outcome: Future[bytes] = Future()
-    settle(outcome, _read, (file,))
+    settle(outcome, read_whole, (file,))
     return outcome

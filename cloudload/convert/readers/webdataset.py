@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudload.convert.input_files import (
+    MOST_RECORD_BYTES,
     DamagedError,
     InputFile,
     StoredByteCounter,
     read_decompressed,
 )
 from cloudload.convert.readers.tar_members import (
-    MOST_MEMBER_BYTES,
     Member,
     MoreDataError,
     read_members,
@@ -41,6 +41,7 @@ from cloudload.convert.records import (
     Record,
     describe_not_utf8,
     has_field,
+    name_kind,
 )
 from cloudload.errors import ConvertError
 from cloudload.file_kinds import FORMATS_BY_EXTENSION, split_name
@@ -156,10 +157,10 @@ def _add(sample: _Sample, extension: str, member: Member) -> None:
         sample.problem = f"the file with the extension {extension!r} is a link. Links are not read"
     elif extension in sample.files:
         sample.problem = f"the sample has two files with the extension {extension!r}"
-    elif member.data is None and member.size > MOST_MEMBER_BYTES:
+    elif member.data is None and member.size > MOST_RECORD_BYTES:
         sample.problem = (
             f"the file with the extension {extension!r} has {member.size:,} bytes, more than the "
-            f"limit of {MOST_MEMBER_BYTES:,}"
+            f"limit of {MOST_RECORD_BYTES:,}"
         )
     sample.files[extension] = member.data
 
@@ -222,5 +223,5 @@ def _parse_object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the .{_JSON} file is invalid JSON ({error})") from None
     if not isinstance(value, dict):
-        raise ValueError(f"the .{_JSON} file is a {type(value).__name__}, not an object")
+        raise ValueError(f"the .{_JSON} file is {name_kind(value)}, not an object")
     return value

@@ -107,7 +107,10 @@ BROKEN = {
     '[{"text": "a"},': ("a.json:2: the file has invalid JSON (Expecting value)", 1),
     '[{"text": "a"},]': ("a.json:2: the file has invalid JSON (Expecting value)", 1),
     '[{"text": "a"}] {"text": "b"}': ("a.json:2: the file has more data after the array", 1),
-    '[{"text": "a"}, 7, {"text": "c"}]': ("a.json:2: the record is a JSON int, not an object", 2),
+    '[{"text": "a"}, 7, {"text": "c"}]': (
+        "a.json:2: the record is not an object, but an integer",
+        2,
+    ),
     '[{"text": "a"}, {"body": "b"}]': (
         "a.json:2: the record has no field 'text'. Its fields are: body",
         1,

@@ -304,14 +304,14 @@ BAD_LINES = {
     '{"text": "a': "the record is invalid JSON (Unterminated string at column 10)",
     '{"text": "\x01"}': "the record is invalid JSON (Invalid control character at column 11)",
     '{"text": "\\x"}': "the record is invalid JSON (Invalid \\escape at column 11)",
-    "[1]": "the record is a JSON list, not an object",
+    "[1]": "the record is not an object, but a list",
     '{"body": "a"}': "the record has no field 'text'. Its fields are: body",
-    '{"text": 7}': "the field 'text' is int, not a string",
-    '{"text": null}': "the field 'text' is NoneType, not a string",
+    '{"text": 7}': "the field 'text' is an integer, not text",
+    '{"text": null}': "the field 'text' is null, not text",
     b'{"text": "\xff"}': "the record is not UTF-8",
     '{"text": "\\ud800", "n": 1}': "the field 'text' has an unpaired surrogate",
     "[" * 100_000: "the record is invalid JSON",
-    '{"text": "a", "n": "one"}': "the field 'n' is str, not int",
+    '{"text": "a", "n": "one"}': "the field 'n' is text, not int",
     '{"text": "a", "n": 99999999999999999999}': "the field 'n' is 99999999999999999999, which does "
     "not fit its encoding int (",
 }
@@ -346,8 +346,8 @@ WRONG_KEYS = {
     "type": (
         '{"text": ["a"]}',
         2,
-        "in/a.jsonl:1, the first of 2 bad records in a block of 2: the field 'text' is list, "
-        "not a string. Check format (--format), text_key (--text-key) and keep (--keep)",
+        "in/a.jsonl:1, the first of 2 bad records in a block of 2: the field 'text' is a list, "
+        "not text. Check format (--format), text_key (--text-key) and keep (--keep)",
     ),
 }
 
