@@ -26,7 +26,7 @@
     arrays        array types, integer helpers   option_names         advice on unknown arguments
     errors        all errors, as a tree          file_kinds           which files are text
     system        files, threads, processes      html_tables          tables for notebooks
-    engines       where units of work run
+    engines       where units of work run        json_text            reports as JSON
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
 `.testing`, `.inspect`, `.forecast`, `.losses`, `.warm`, `.provenance` and `.integrations`.

@@ -8,12 +8,11 @@ index is stored last, so readers never open a partial dataset.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from cloudload.batch import Batch
 from cloudload.config.checks import check_choice, check_positive
 from cloudload.config.choices import AUTO, TOKEN_DTYPES
 from cloudload.errors import ConvertError, StoreError
+from cloudload.json_text import to_json
 from cloudload.loader import CloudLoader
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.writer import (
@@ -72,7 +72,7 @@ class ExportReport:
 
     def to_json(self) -> str:
         """Return the report as JSON text."""
-        return json.dumps(asdict(self), indent=2)
+        return to_json(self)
 
 
 @suggests_names

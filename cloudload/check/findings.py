@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from cloudload.check.rules import ERROR, RULES, SEVERITIES
+from cloudload.json_text import to_json
 
 MOST_LISTED = 20
 """Maximum number of findings of each kind in a report. Further findings are only counted."""
@@ -134,6 +135,10 @@ class CheckReport:
         has_error = any(RULES[kind].severity == ERROR for kind in self.counts)
         return not has_error and not self.above_limits
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields and `is_sound` by name."""
+        return {**asdict(self), "is_sound": self.is_sound}
+
     def to_json(self) -> str:
         """Return the report as indented JSON."""
-        return json.dumps({**asdict(self), "is_sound": self.is_sound}, indent=2)
+        return to_json(self.as_dict())

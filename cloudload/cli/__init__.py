@@ -17,18 +17,22 @@
     command         add a subcommand
     engine          options: where units of work run
     loader_options  options: the arguments of a loader
+    output          print text, JSON and messages
     terminal_text   escape text from a dataset
     words           options instead of Python names in errors
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
-for an error or if nothing matches, 2 for a wrong command line, and 130 for Ctrl-C.
+for an error or if nothing matches, 2 for a wrong command line, and 130 for Ctrl-C. An error is one
+sentence. If the environment variable CLOUDLOAD_TRACEBACK is set, its traceback is printed first.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 
 from cloudload._version import __version__
@@ -41,32 +45,35 @@ from cloudload.cli.export import add_export
 from cloudload.cli.fetch import add_fetch
 from cloudload.cli.head import add_head
 from cloudload.cli.info import add_info
+from cloudload.cli.output import EscapingFormatter, prepare, print_message
 from cloudload.cli.plan import add_plan
 from cloudload.cli.provenance import add_trace, add_where
 from cloudload.cli.rows import add_rows
 from cloudload.cli.state import add_state
 from cloudload.cli.words import in_words_of_options
 from cloudload.errors import CloudloadError
+from cloudload.storage.redaction import explain
 
+_TRACEBACK = "CLOUDLOAD_TRACEBACK"
 _CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 fsspec"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status.
 
-    `arguments` defaults to `sys.argv[1:]`. Prints a `CloudloadError`, `ValueError` or `OSError`
-    to stderr. Raises `SystemExit` for a wrong command line, `--help` and `--version`.
+    `arguments` defaults to `sys.argv[1:]`. Prints errors to stderr. Raises `SystemExit` for a wrong
+    command line, `--help` and `--version`.
     """
+    prepare()
     parser = make_parser()
     if not (sys.argv[1:] if arguments is None else arguments):
         parser.print_help(sys.stderr)
         return 2
     options = parser.parse_args(arguments)
-    logging.basicConfig(
-        level=logging.WARNING if options.quiet else logging.INFO,
-        format="%(message)s",
-        stream=sys.stderr,
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(EscapingFormatter("%(message)s"))
+    level = logging.WARNING if options.quiet else logging.INFO
+    logging.basicConfig(level=level, handlers=[handler])
     for library in _CHATTY.split():
         logging.getLogger(library).setLevel(logging.WARNING)
     run: Callable[[argparse.Namespace], int] = options.run
@@ -74,18 +81,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(options)
     except BrokenPipeError:
         return 1
-    except (CloudloadError, ValueError, OSError) as error:
-        print(f"cloudload: {_describe(error, options.parser)}", file=sys.stderr)
+    except Exception as error:
+        if os.environ.get(_TRACEBACK):
+            print_message(f"the traceback:\n{traceback.format_exc()}")
+        print_message(_describe(error, options.parser))
         return 1
     except KeyboardInterrupt:
-        print(f"cloudload: interrupted. {options.after_interrupt}", file=sys.stderr)
+        print_message(f"interrupted. {options.after_interrupt}")
         return 130
 
 
 def _describe(error: Exception, parser: argparse.ArgumentParser) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror[0].lower()}{error.strerror[1:]}: {error.filename}"
-    return in_words_of_options(str(error), parser)
+    # classes derived from ValueError, such as UnicodeDecodeError, come from other libraries
+    if isinstance(error, CloudloadError | OSError) or type(error) is ValueError:
+        return in_words_of_options(str(error), parser)
+    return (
+        f"an unexpected error ended the command ({explain(error)}). Check its arguments and its "
+        f"input. To see where the error comes from, run it again with {_TRACEBACK}=1"
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:

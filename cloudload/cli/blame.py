@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, local_path, positive_number, whole_number
+from cloudload.cli.output import print_json, print_text
 from cloudload.cli.provenance import add_data_options, parse_steps, without_start_log
 from cloudload.cli.terminal_text import escape, wrap
 
@@ -44,14 +43,20 @@ def add_blame(commands: Commands) -> None:
         after_interrupt="Nothing was changed",
     )
     add = parser.add_argument
-    add("logs", metavar="LOG", type=Path, nargs="+", help="folder or file that LossLog wrote")
+    add("logs", metavar="LOG", type=local_path, nargs="+", help="folder or file that LossLog wrote")
     steps = "steps from A up to, but not including, B; or a single step (default: all)"
     add("--steps", type=parse_steps, metavar="A:B", help=steps)
-    add("--top", type=int, default=10, metavar="N", help="documents to print (default: 10)")
+    add(
+        "--top",
+        type=whole_number(),
+        default=10,
+        metavar="N",
+        help="documents to print (default: 10)",
+    )
     threshold = "the lowest score at which a document or source stands out (default: 6)"
-    add("--threshold", type=float, default=6.0, metavar="SCORE", help=threshold)
+    add("--threshold", type=positive_number, default=6.0, metavar="SCORE", help=threshold)
     fewest = "ignore documents with fewer than N tokens in these steps (default: 8)"
-    add("--min-tokens", type=int, default=8, metavar="N", help=fewest)
+    add("--min-tokens", type=whole_number(), default=8, metavar="N", help=fewest)
     add(
         "--no-text",
         action="store_true",
@@ -74,9 +79,9 @@ def _blame(options: argparse.Namespace) -> int:
     )
     traced = _trace(losses, found, options)
     if options.json:
-        print(_to_json(found, traced))
+        print_json(_list_values(found, traced), indent=None)
     else:
-        print("\n".join(_describe(found, traced, options.threshold)))
+        print_text("\n".join(_describe(found, traced, options.threshold)))
     is_high = any(_stands_out(source, options.threshold) for source in found.sources)
     return 0 if found.documents or is_high else 1
 
@@ -107,26 +112,17 @@ def _trace(
     return trace_documents(run, np.array(spans), rows, local=options.local, num_workers=0)
 
 
-def _to_json(found: Blame, traced: Sequence[TracedSpan | None]) -> str:
+def _list_values(found: Blame, traced: Sequence[TracedSpan | None]) -> dict[str, Any]:
     values = found.as_dict()
     values["documents"] = [
         {**asdict(each), **_describe_span(span)}
         for each, span in zip(found.documents, traced, strict=True)
     ]
-    return json.dumps(_without_infinity(values), ensure_ascii=False, default=str)
+    return values
 
 
 def _describe_span(span: TracedSpan | None) -> dict[str, Any]:
     return {} if span is None else {"id": span.id, "shard": span.shard, "text": span.text}
-
-
-def _without_infinity(value: Any) -> Any:
-    """Replace infinities and NaN with None, because JSON has neither."""
-    if isinstance(value, dict):
-        return {name: _without_infinity(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_infinity(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _describe(found: Blame, traced: Sequence[TracedSpan | None], threshold: float) -> Iterator[str]:

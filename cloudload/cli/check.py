@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command, check_output
+from cloudload.cli.command import add_command, check_output, local_path, whole_number
 from cloudload.cli.engine import add_engine_options, open_engine
 from cloudload.cli.loader_options import CHECK, add_loader_options, read_loader_options
+from cloudload.cli.output import print_json, print_text
 from cloudload.cli.provenance import without_start_log
 from cloudload.cli.terminal_text import escape
 
@@ -76,11 +75,16 @@ def add_check(commands: Commands) -> None:
     add("--sample", type=_sample, metavar="N", help=f"{sample} (default: all)")
     add_loader_options(parser)
     golden = "write the first rows of the --config run to FILE, and check nothing"
-    add("--write-golden", type=Path, metavar="FILE", help=golden)
-    add("--rows", type=int, metavar="N", help="number of rows to write (default: 256)")
+    add("--write-golden", type=local_path, metavar="FILE", help=golden)
+    add("--rows", type=whole_number(), metavar="N", help="number of rows to write (default: 256)")
     compare = "also compare the first rows of the --config run with those in FILE"
-    add("--golden", type=Path, metavar="FILE", help=compare)
-    add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
+    add("--golden", type=local_path, metavar="FILE", help=compare)
+    add(
+        "--processes",
+        type=whole_number(),
+        metavar="N",
+        help="worker processes (default: one per core)",
+    )
     share = "check one of N shares of the shards: 0/N to N-1/N, or auto in a job array"
     add("--worker", metavar="I/N", help=share)
     add_engine_options(add, "groups of shards")
@@ -224,8 +228,10 @@ def _write_golden(run: Mapping[str, Any], options: argparse.Namespace) -> int:
     golden = record_golden(num_rows, **run)
     options.write_golden.write_text(golden.to_json(), "utf-8")
     found = {"rows": len(golden.rows), "digest": golden.digest, "file": str(options.write_golden)}
-    text = f"{found['file']} has {found['rows']:,} rows with the digest {found['digest']}"
-    print(json.dumps(found, indent=2) if options.json else text)
+    if options.json:
+        print_json(found)
+    else:
+        print_text(f"{found['file']} has {found['rows']:,} rows with the digest {found['digest']}")
     return 0
 
 
@@ -248,15 +254,15 @@ def _print(
         lines = [_summary(each) for each in reports]
         if golden is not None:
             lines += map(escape, describe_report(golden))
-        print("\n".join(lines))
+        print_text("\n".join(lines))
     elif is_plain:
-        print(reports[0].to_json())
+        print_json(reports[0].as_dict())
     else:
         found = {
-            "datasets": [json.loads(each.to_json()) for each in reports],
+            "datasets": [each.as_dict() for each in reports],
             "golden": None if golden is None else golden.as_dict(),
         }
-        print(json.dumps(found, indent=2, default=str))
+        print_json(found)
 
 
 def _summary(report: CheckReport) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from cloudload.cli.terminal_text import escape
 from cloudload.option_names import names_of_ours
+from cloudload.storage.redaction import redact
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]
@@ -44,7 +47,7 @@ class CommandParser(argparse.ArgumentParser):
         word = (wrong[1] or wrong[2]) if wrong else ""
         if close := self._find_meant(word.partition("=")[0]):
             message += f". Did you mean {close}?"
-        super().error(message)
+        super().error(escape(redact(message)))
 
     def _find_meant(self, word: str) -> str | None:
         """Return our option for a name from another tool, or the known word closest to `word`."""
@@ -85,6 +88,38 @@ def add_command(
     )
     parser.set_defaults(run=run, after_interrupt=after_interrupt, parser=parser)
     return parser
+
+
+def whole_number(least: int = 1) -> Callable[[str], int]:
+    """Return a parser of integers from `least` to 2^63 - 1."""
+
+    def parse(text: str) -> int:
+        digits = text.strip().removeprefix("+").replace("_", "")
+        if re.fullmatch(r"\d{1,19}", digits, re.ASCII) and least <= int(digits) < 2**63:
+            return int(digits)
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not an integer of at least {least}")
+
+    return parse
+
+
+def positive_number(text: str) -> float:
+    """Parse a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a number above 0")
+    return number
+
+
+def local_path(text: str) -> Path:
+    """Parse the path of a file or folder on this machine."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is a URL, but this must be a path on this machine. Copy the file first"
+        )
+    return Path(text)
 
 
 def check_output(flag: str, path: Path | None) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command, check_output
+from cloudload.cli.command import add_command, check_output, local_path, whole_number
 from cloudload.cli.engine import add_engine_options, open_engine
+from cloudload.cli.output import print_json, print_text
+from cloudload.cli.terminal_text import escape
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -69,7 +70,12 @@ def add_convert(commands: Commands) -> None:
     add("--transform-id", metavar="ID", help="the transform_id of the run, if it has one")
     on_error = "skip leaves documents out of the count if the transform fails (default: raise)"
     add("--on-error", choices=("raise", "skip"), default="raise", help=on_error)
-    add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
+    add(
+        "--processes",
+        type=whole_number(),
+        metavar="N",
+        help="worker processes (default: one per core)",
+    )
     share = "convert one of N shares of the segments: 0/N to N-1/N, or auto in a job array"
     add("--worker", metavar="I/N", help=share)
     join = (
@@ -90,7 +96,7 @@ def add_convert(commands: Commands) -> None:
     add("--append", action="store_true", help=more)
     add("--quiet", action="store_true", help="no progress bar and no summary; log only warnings")
     add("--json", action="store_true", help="print the report as JSON")
-    add("--report", type=Path, metavar="FILE", help="also write the report to FILE as JSON")
+    add("--report", type=local_path, metavar="FILE", help="also write the report to FILE as JSON")
 
 
 def _add_input_options(parser: argparse.ArgumentParser) -> None:
@@ -142,8 +148,10 @@ def _convert(options: argparse.Namespace) -> int:
         )
     if options.report:
         options.report.write_text(report.to_json() + "\n")
-    if options.json or not options.quiet:
-        print(report.to_json() if options.json else _summary(report))
+    if options.json:
+        print_json(report)
+    elif not options.quiet:
+        print_text(_summary(report))
     return 0
 
 
@@ -154,10 +162,10 @@ def _print_outline(options: argparse.Namespace) -> int:
     names = ("format", "split", "segment_bytes")
     outline = outline_conversion(options.inputs, **{name: getattr(options, name) for name in names})
     if options.json:
-        print(outline.to_json())
+        print_json(outline)
         return 0
-    print(*outline.table, sep="\n")
-    print(
+    print_text("\n".join(outline.table))
+    print_text(
         f"{counted(outline.segments, 'segment')}, the largest of "
         f"{counted(outline.largest_segment_bytes, 'byte')}\n"
         f"about {outline.core_seconds:,.0f} s on one core, and at least "
@@ -184,7 +192,7 @@ def _summary(report: ConvertReport) -> str:
     state = "was already complete" if report.already_complete else "is complete"
     if report.unfinished_segments:
         state = f"lacks {report.unfinished_segments:,} of {counted(report.segments, 'segment')}"
-    bad = [f"             {record}" for record in report.bad_records]
+    bad = [f"             {escape(record)}" for record in report.bad_records]
     if report.bad > len(bad):
         bad.append(f"             … and {report.bad - len(bad):,} more")
     columns = ", ".join(f"{name}: {encoding}" for name, encoding in report.columns.items())

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, local_path, whole_number
 from cloudload.cli.engine import add_engine_options, open_engine
+from cloudload.cli.output import print_json, print_text
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -59,7 +60,12 @@ def add_count(commands: Commands) -> None:
     add("--out", metavar="URL", help=out)
     by = "also count documents and tokens for each value of this column, such as source"
     add("--by", metavar="COLUMN", help=by)
-    add("--processes", type=int, metavar="N", help="worker processes (default: one per core)")
+    add(
+        "--processes",
+        type=whole_number(),
+        metavar="N",
+        help="worker processes (default: one per core)",
+    )
     worker = (
         "count every N-th group of shards, as job I of N (from 0); auto reads both from the "
         "environment"
@@ -69,7 +75,7 @@ def add_count(commands: Commands) -> None:
     sample = "estimate the tokens from this share of the documents, such as 1%%; write nothing"
     add("--sample", type=parse_share, metavar="SHARE", help=sample)
     png = "also save a histogram of the lengths to FILE (requires cloudload[plot])"
-    add("--png", type=Path, metavar="FILE", help=png)
+    add("--png", type=local_path, metavar="FILE", help=png)
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
@@ -117,7 +123,10 @@ def _count(options: argparse.Namespace) -> int:
     if options.sample is not None:
         found = estimate_tokens(options.dataset, options.sample, **documents)
         _draw(found, options.png)
-        print(found.to_json() if options.json else describe_estimate(found))
+        if options.json:
+            print_json(found)
+        else:
+            print_text(describe_estimate(found))
         return 0
     with open_engine(options) as executor:
         report = count_tokens(
@@ -132,7 +141,10 @@ def _count(options: argparse.Namespace) -> int:
         )
     if report is not None:
         _draw(report, options.png)
-        print(report.to_json() if options.json else summarize(report))
+        if options.json:
+            print_json(report)
+        else:
+            print_text(summarize(report))
     return 0
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from typing import TYPE_CHECKING
 
 from cloudload.cli.command import add_command
+from cloudload.cli.output import print_json, print_message, print_text
 from cloudload.cli.provenance import add_run_options, open_runs_of, parse_steps
 
 if TYPE_CHECKING:
@@ -70,13 +70,13 @@ def _export(options: argparse.Namespace) -> int:
             compression=None if options.compression == "none" else options.compression,
             overwrite=options.overwrite,
         )
-    print(report.to_json() if options.json else _summary(report))
+    if options.json:
+        print_json(report)
+    else:
+        print_text(_summary(report))
     if options.steps and report.batches < len(options.steps):
         missing = options.steps[report.batches]
-        print(
-            f"cloudload: the data ends before step {missing:,}",
-            file=sys.stderr,
-        )
+        print_message(f"the data ends before step {missing:,}")
     return 0
 
 

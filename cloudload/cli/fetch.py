@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, local_path, whole_number
 from cloudload.cli.loader_options import add_loader_options, read_loader_options
+from cloudload.cli.output import print_json, print_text
 from cloudload.cli.provenance import without_start_log
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ def add_fetch(commands: Commands) -> None:
     )
     add = parser.add_argument
     state = "a checkpoint that contains a loader state (default: the start of the run)"
-    add("states", metavar="STATE", type=Path, nargs="*", help=state)
+    add("states", metavar="STATE", type=local_path, nargs="*", help=state)
     data = "location of the data, or its new location if it moved; repeat for each stream, in order"
     add("--data", action="append", metavar="URL", help=data)
     tokenizer = "the tokenizer, or its new location if it has moved"
@@ -52,13 +50,36 @@ def add_fetch(commands: Commands) -> None:
     add("--local", metavar="FOLDER", help="folder of the shard cache")
     limit = "the run's cache_limit; the fetch does not exceed it"
     add("--cache-limit", metavar="SIZE", help=limit)
-    add("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
-    add("--node", type=int, default=0, metavar="I", help="index of this machine (default: 0)")
+    add(
+        "--nodes",
+        type=whole_number(),
+        default=1,
+        metavar="N",
+        help="number of machines (default: 1)",
+    )
+    add(
+        "--node",
+        type=whole_number(least=0),
+        default=0,
+        metavar="I",
+        help="index of this machine (default: 0)",
+    )
     ranks = "data-parallel ranks on each machine (default: 1)"
-    add("--ranks-per-node", type=int, default=1, metavar="N", help=ranks)
-    add("--shards", type=int, metavar="N", help="fetch the first N shards (default: one epoch)")
+    add("--ranks-per-node", type=whole_number(), default=1, metavar="N", help=ranks)
+    add(
+        "--shards",
+        type=whole_number(),
+        metavar="N",
+        help="fetch the first N shards (default: one epoch)",
+    )
     add("--bytes", metavar="SIZE", help="fetch at most SIZE of uncompressed shards, such as 200gb")
-    add("--threads", type=int, default=8, metavar="N", help="concurrent downloads (default: 8)")
+    add(
+        "--threads",
+        type=whole_number(),
+        default=8,
+        metavar="N",
+        help="concurrent downloads (default: 8)",
+    )
     add("--json", action="store_true", help="print the result as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")
 
@@ -91,10 +112,10 @@ def _fetch(options: argparse.Namespace) -> int:
             progress=not options.quiet,
         )
     if options.json:
-        print(json.dumps(asdict(report)))
+        print_json(report, indent=None)
         return 0
     whole = " (everything that the node reads in an epoch)" if report.is_all else ""
-    print(
+    print_text(
         f"{counted(report.shards, 'shard')} of {report.bytes:,} bytes in the cache{whole}, of "
         f"which {report.shards_downloaded:,} were downloaded ({report.bytes_downloaded:,} bytes)"
     )

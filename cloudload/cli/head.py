@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, whole_number
+from cloudload.cli.output import print_json, print_message, print_text
 from cloudload.cli.terminal_text import escape, escape_lines, wrap
+from cloudload.system.progress_bar import is_terminal
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -20,7 +22,6 @@ _SHOWN_CHARACTERS = 800
 _BEFORE_MATCH = 200
 _SHOWN_VALUE, _SHOWN_IDS = 200, 16
 _INDENT = "    "
-_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _EXAMPLE = """\
 On a terminal, long documents are shortened, and control characters are escaped. In a pipe, or with
 --json, each full document is printed as one line of JSON. The first documents are read from the
@@ -47,7 +48,7 @@ def add_head(commands: Commands) -> None:
     add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
     add("--split", metavar="NAME", help="read DATASET/NAME")
     number = "print at most N documents (default: 5, or 1 with --id)"
-    add("-n", dest="limit", type=int, metavar="N", help=number)
+    add("-n", dest="limit", type=whole_number(), metavar="N", help=number)
     add("--id", metavar="DOC", help="only documents whose id column has this value")
     add("--grep", metavar="PATTERN", help="only documents that contain this regular expression")
     text = "column that contains the document (default: text)"
@@ -61,7 +62,7 @@ def _head(options: argparse.Namespace) -> int:
     from cloudload.config.rows import TEXT_KEY
     from cloudload.inspect import read_samples
 
-    is_terminal = sys.stdout.isatty()
+    is_on_terminal = is_terminal(sys.stdout)
     num_found = 0
     for sample in read_samples(
         options.dataset,
@@ -72,22 +73,15 @@ def _head(options: argparse.Namespace) -> int:
         text_key=options.text_key,
     ):
         num_found += 1
-        if options.json or not is_terminal:
-            print(_to_line(sample, is_terminal))
+        if options.json or not is_on_terminal:
+            print_json(sample.as_dict(), indent=None)
             continue
         columns = shutil.get_terminal_size().columns
         lines = [*describe(sample, options.text_key or TEXT_KEY, columns, is_full=options.full)]
-        print("\n".join([f"{_BOLD}{lines[0]}{_PLAIN}", *lines[1:], ""]))
+        print_text("\n".join([*lines[1:], ""]), heading=lines[0])
     if not num_found:
-        print("cloudload: no document matches", file=sys.stderr)
+        print_message("no document matches")
     return 0 if num_found else 1
-
-
-def _to_line(sample: Sample, is_terminal: bool) -> str:
-    """Format a sample as a line of JSON: in UTF-8, or in ASCII for a terminal."""
-    line = json.dumps(sample.as_dict(), ensure_ascii=is_terminal)
-    # a JSON column may contain unpaired surrogates, which UTF-8 cannot encode
-    return line.encode("utf-8", "backslashreplace").decode()
 
 
 def describe(sample: Sample, text_key: str, columns: int, *, is_full: bool) -> Iterator[str]:

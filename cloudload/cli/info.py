@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, whole_number
+from cloudload.cli.output import print_json, print_text
 from cloudload.cli.terminal_text import escape
 
 if TYPE_CHECKING:
@@ -38,7 +39,13 @@ def add_info(commands: Commands) -> None:
     add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
     add("--split", metavar="NAME", help="summarize DATASET/NAME")
     sample = "number of evenly spaced shards to read for sample sizes; 0 reads only the index"
-    add("--sample", type=int, default=8, metavar="N", help=f"{sample} (default: 8)")
+    add(
+        "--sample",
+        type=whole_number(least=0),
+        default=8,
+        metavar="N",
+        help=f"{sample} (default: 8)",
+    )
     add("--json", action="store_true", help="print the summary as JSON")
     add("--quiet", action="store_true", help="log only warnings")
 
@@ -47,7 +54,10 @@ def _info(options: argparse.Namespace) -> int:
     from cloudload.inspect import read_info
 
     info = read_info(options.dataset, split=options.split, sample=options.sample)
-    print(info.to_json() if options.json else "\n".join(_describe(info)))
+    if options.json:
+        print_json(info)
+    else:
+        print_text("\n".join(_describe(info)))
     return 0
 
 

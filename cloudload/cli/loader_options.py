@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudload.cli.command import local_path
+from cloudload.storage.redaction import explain
+
 CHECK = "check"
 """The section of a config that only `cloudload check` reads."""
 
@@ -25,10 +28,10 @@ def add_loader_options(parser: argparse.ArgumentParser) -> None:
     """Add `--yaml`, `--config` and `--option`."""
     add = parser.add_argument
     yaml = "use the run described by this llm-foundry training YAML, instead of a state"
-    add("--yaml", metavar="FILE", type=Path, help=yaml)
+    add("--yaml", metavar="FILE", type=local_path, help=yaml)
     config = "use a run with the CloudLoader arguments in a YAML or JSON file, or in the dict "
     config += "`config` of a Python file, which is executed"
-    add("--config", metavar="FILE", type=Path, help=config)
+    add("--config", metavar="FILE", type=local_path, help=config)
     option = (
         "a CloudLoader argument, if no state is given; VALUE is parsed as YAML; may be repeated"
     )
@@ -71,23 +74,37 @@ def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, A
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        if path.suffix == ".py":
-            found = runpy.run_path(str(path)).get("config")
-        else:
-            found = yaml.safe_load(path.read_text("utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(
-            f"--config {path} is not valid YAML. Correct the file. The parser reported: {error}"
-        ) from None
+    found = _run_config(path) if path.suffix == ".py" else _parse_config(path)
     if not isinstance(found, Mapping):
         what = "a dict `config`" if path.suffix == ".py" else "CloudLoader arguments by name"
         raise ValueError(
             f"--config {path} does not contain {what}. Add the arguments of the loader"
         )
     return dict(found)
+
+
+def _run_config(path: Path) -> Any:
+    try:
+        return runpy.run_path(str(path)).get("config")
+    except (Exception, SystemExit) as error:
+        if isinstance(error, OSError) and error.filename == str(path):
+            raise  # the file itself cannot be read
+        raise ValueError(
+            f"--config {path} raised {explain(error)} when it was executed. Correct the file"
+        ) from error
+
+
+def _parse_config(path: Path) -> Any:
+    import yaml
+
+    from cloudload.streaming_arguments.yaml_files import explain_yaml_error
+
+    try:
+        return yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"--config {path}: {explain_yaml_error(error)}. Correct the file"
+        ) from error
 
 
 def _check_names(arguments: Mapping[str, Any], others: tuple[str, ...]) -> None:
@@ -102,13 +119,14 @@ def _check_names(arguments: Mapping[str, Any], others: tuple[str, ...]) -> None:
 def _parse_option(text: str) -> tuple[str, Any]:
     import yaml
 
+    from cloudload.streaming_arguments.yaml_files import explain_yaml_error
+
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise ValueError(f"--option is {text!r}. Use NAME=VALUE, such as seq_len=2048")
     try:
         return name, yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"--option {name} is {value!r}, which is not valid YAML. Quote or correct the value. "
-            f"The parser reported: {error}"
+            f"--option {name}: {explain_yaml_error(error)}. Quote or correct the value, {value!r}"
         ) from None

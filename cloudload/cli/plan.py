@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudload.cli.command import add_command, check_output
+from cloudload.cli.command import (
+    add_command,
+    check_output,
+    local_path,
+    positive_number,
+    whole_number,
+)
 from cloudload.cli.count import parse_share
 from cloudload.cli.loader_options import add_loader_options, read_loader_options
+from cloudload.cli.output import print_json, print_text
 from cloudload.cli.provenance import without_start_log
 from cloudload.cli.terminal_text import escape
 
@@ -51,21 +57,27 @@ def add_plan(commands: Commands) -> None:
     add_loader_options(parser)
     add("--local", metavar="FOLDER", help="folder of the shard cache")
     add("--tokens", metavar="N", help="length of the run in tokens, such as 300B")
-    add("--steps", type=int, metavar="N", help="length of the run in steps")
-    add("--nodes", type=int, default=1, metavar="N", help="number of machines (default: 1)")
+    add("--steps", type=whole_number(), metavar="N", help="length of the run in steps")
+    add(
+        "--nodes",
+        type=whole_number(),
+        default=1,
+        metavar="N",
+        help="number of machines (default: 1)",
+    )
     ranks = "data-parallel ranks on each machine (default: 1)"
-    add("--ranks-per-node", type=int, default=1, metavar="N", help=ranks)
+    add("--ranks-per-node", type=whole_number(), default=1, metavar="N", help=ranks)
     rate = "training speed of one GPU in tokens per second, used to compute the number of workers"
-    add("--gpu-tokens-per-s", type=float, metavar="N", help=rate)
+    add("--gpu-tokens-per-s", type=positive_number, metavar="N", help=rate)
     prices = "file with a table of prices (default: list prices of S3 and GCS; see the docs)"
-    add("--prices", type=Path, metavar="FILE", help=prices)
+    add("--prices", type=local_path, metavar="FILE", help=prices)
     sample = "share of documents to tokenize if there are no token lengths (default: 1%%)"
     add("--sample", type=parse_share, default=0.01, metavar="SHARE", help=sample)
     add("--no-measure", action="store_true", help="do not measure the reader on this machine")
-    add("--html", type=Path, metavar="FILE", help="also write an HTML page")
+    add("--html", type=local_path, metavar="FILE", help="also write an HTML page")
     add(
         "--png",
-        type=Path,
+        type=local_path,
         metavar="FILE",
         help="also plot cache use over the run (requires cloudload[plot])",
     )
@@ -98,7 +110,10 @@ def _plan(options: argparse.Namespace) -> int:
         draw_plan(plan, options.png)
     if options.html is not None:
         options.html.write_text(render_plan(plan), "utf-8")
-    print(plan.to_json() if options.json else "\n".join(describe_plan(plan)))
+    if options.json:
+        print_json(plan)
+    else:
+        print_text("\n".join(describe_plan(plan)))
     return 0
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, local_path, whole_number
+from cloudload.cli.output import print_json, print_message, print_text
+from cloudload.cli.terminal_text import escape
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
@@ -85,7 +84,7 @@ def add_where(commands: Commands) -> None:
     number = "the document's index N in its stream; STREAM is the stream's index (default: 0)"
     document("--sample", type=_sample, metavar="[STREAM:]N", help=number)
     last = "the last step to search"
-    parser.add_argument("--until", type=int, required=True, metavar="N", help=last)
+    parser.add_argument("--until", type=whole_number(), required=True, metavar="N", help=last)
     quick = "read only the lanes that probably contain the document; may miss steps"
     parser.add_argument("--quick", action="store_true", help=quick)
 
@@ -99,10 +98,16 @@ def add_run_options(parser: argparse.ArgumentParser, *, num_states: str | int = 
     state = "a checkpoint that contains a loader state: a JSON file, a torch file, or a folder"
     if num_states == "+":
         state += "; also pass later checkpoints of the run if its options changed"
-    add("states", metavar="STATE", type=Path, nargs=num_states, help=state)
+    add("states", metavar="STATE", type=local_path, nargs=num_states, help=state)
     batch = "rows per global batch (default: as in the state)"
-    add("--global-batch", type=int, metavar="ROWS", help=batch)
-    add("--workers", type=int, default=2, metavar="N", help="worker processes (default: 2)")
+    add("--global-batch", type=whole_number(), metavar="ROWS", help=batch)
+    add(
+        "--workers",
+        type=whole_number(least=0),
+        default=2,
+        metavar="N",
+        help="worker processes (default: 2)",
+    )
     add_data_options(parser)
 
 
@@ -195,24 +200,25 @@ def _trace(options: argparse.Namespace) -> int:
             num_steps += 1
             first_row = run.rows_of_step(step).start
             for span in spans:
-                print(_describe_span(step, span.row - first_row, span, options))
+                _print_span(step, span.row - first_row, span, options)
     if num_steps < len(options.steps):
         missing = options.steps.start + num_steps
-        print(f"cloudload: the data ends before step {missing:,}", file=sys.stderr)
+        print_message(f"the data ends before step {missing:,}")
     return 0
 
 
-def _describe_span(step: int, row: int, span: TracedSpan, options: argparse.Namespace) -> str:
+def _print_span(step: int, row: int, span: TracedSpan, options: argparse.Namespace) -> None:
     if options.json:
-        values = {"step": step, **span.as_dict(), "row": row}
-        return json.dumps(values, ensure_ascii=False, default=str)
+        print_json({"step": step, **span.as_dict(), "row": row}, indent=None)
+        return
     text = span.text
     if not options.full:
         text = json.dumps(text[:_SHOWN_CHARACTERS], ensure_ascii=False)
-    return (
+    head = (
         f"step {step:,}  row {row}  {span.stream}  epoch {span.epoch}  id {span.id}  {span.shard}  "
-        f"sample {span.sample}  tokens {span.start}:{span.stop}\n    {text}"
+        f"sample {span.sample}  tokens {span.start}:{span.stop}"
     )
+    print_text(f"{escape(head)}\n    {text}")
 
 
 @without_start_log()
@@ -228,18 +234,15 @@ def _where(options: argparse.Namespace) -> int:
     for occurrence in _find(runs, samples, options, delivery):
         is_found = True
         if options.json:
-            print(json.dumps(asdict(occurrence), ensure_ascii=False))
+            print_json(occurrence, indent=None)
         else:
-            print(_describe_occurrence(occurrence))
+            print_text(escape(_describe_occurrence(occurrence)))
     if not is_found:
         until, found = f"{options.until:,}", "was found to read" if options.quick else "reads"
-        print(
-            f"cloudload: no step after the state, up to step {until}, {found} the document",
-            file=sys.stderr,
-        )
+        print_message(f"no step after the state, up to step {until}, {found} the document")
         for stream, number in samples:
             if reason := explain_absence(runs[-1], stream, number, **delivery):
-                print(f"cloudload: {reason}", file=sys.stderr)
+                print_message(reason)
     return 0 if is_found else 1
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command, check_output
+from cloudload.cli.command import add_command, check_output, local_path
 from cloudload.cli.loader_options import add_loader_options, read_loader_options
+from cloudload.cli.output import print_json, print_message, print_text
 from cloudload.cli.provenance import (
     add_run_options,
     open_runs_of,
@@ -57,7 +56,7 @@ def add_rows(commands: Commands) -> None:
     add("--mask-edges", action="store_true", help="mask labels as the loader's mask_edges does")
     add_loader_options(parser)
     out = "file to write (default: rows.html)"
-    add("--out", type=Path, default=Path("rows.html"), metavar="FILE", help=out)
+    add("--out", type=local_path, default=Path("rows.html"), metavar="FILE", help=out)
 
 
 @without_start_log()
@@ -80,15 +79,15 @@ def _rows(options: argparse.Namespace) -> int:
     if options.json:
         for row in viewed:
             last_step = row.step
-            print(json.dumps(row.as_dict(), default=str))
+            print_json(row.as_dict(), indent=None)
     else:
         rows = list(viewed)
         last_step = rows[-1].step if rows else 0
         options.out.write_text(render_rows(rows, _describe_steps(options.steps)), "utf-8")
-        print(f"{options.out} has {counted(len(rows), 'row')}")
+        print_text(f"{options.out} has {counted(len(rows), 'row')}")
     if last_step < options.steps[-1]:
         missing = max(last_step + 1, options.steps.start)
-        print(f"cloudload: the data ends before step {missing:,}", file=sys.stderr)
+        print_message(f"the data ends before step {missing:,}")
     return 0
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudload.cli.command import add_command
+from cloudload.cli.command import add_command, local_path
 from cloudload.cli.loader_options import add_loader_options, read_loader_options
+from cloudload.cli.output import print_json, print_text
 from cloudload.cli.provenance import without_start_log
 from cloudload.cli.terminal_text import escape
 
@@ -45,7 +43,13 @@ def add_state(commands: Commands) -> None:
     )
     add = parser.add_argument
     add("action", choices=("show", "diff"), help="show a state, or list differences")
-    add("states", metavar="STATE", type=Path, nargs="+", help="one checkpoint, or two for diff")
+    add(
+        "states",
+        metavar="STATE",
+        type=local_path,
+        nargs="+",
+        help="one checkpoint, or two for diff",
+    )
     add("--data", action="append", metavar="URL", help="location of the loader's data, for diff")
     add("--tokenizer", metavar="NAME", help="the loader's tokenizer, for diff")
     add("--transform", metavar="MODULE:FUNCTION", help="the loader's transform, for diff")
@@ -78,7 +82,10 @@ def _show(state: Mapping[str, Any], *, as_json: bool) -> int:
     from cloudload.provenance import describe_state
 
     found = describe_state(state)
-    print(json.dumps(found.as_dict(), indent=2) if as_json else "\n".join(list_lines(found)))
+    if as_json:
+        print_json(found)
+    else:
+        print_text("\n".join(list_lines(found)))
     return 0
 
 
@@ -143,17 +150,17 @@ def _diff(before: Mapping[str, Any], after: Mapping[str, Any], *, as_json: bool)
     differences = compare_states(before, after)
     is_refused = any(each.rule.startswith("held") for each in differences)
     if as_json:
-        print(json.dumps([asdict(each) for each in differences], indent=2, default=str))
+        print_json(differences)
         return int(is_refused)
     one, other = describe_state(before), describe_state(after)
     if not differences:
-        print("the states are equal")
+        print_text("the states are equal")
         return 0
-    print(
+    print_text(
         f"the second state is {other.steps - one.steps:+,} steps, {other.rows - one.rows:+,} rows "
         f"and {other.tokens - one.tokens:+,} tokens from the first"
     )
-    print("\n".join(_list_differences(differences)))
+    print_text("\n".join(_list_differences(differences)))
     return int(is_refused)
 
 
@@ -166,12 +173,11 @@ def _diff_with_loader(state: Mapping[str, Any], options: argparse.Namespace) -> 
     with CloudLoader(**{**arguments, **alone}) as loader:
         differences, refusal = compare_with_loader(state, loader)
     if options.json:
-        found = [asdict(each) for each in differences]
-        print(json.dumps({"differences": found, "refusal": refusal}, indent=2, default=str))
+        print_json({"differences": differences, "refusal": refusal})
         return int(refusal is not None)
-    print("\n".join(_list_differences(differences)) or "no difference affects a resume")
+    print_text("\n".join(_list_differences(differences)) or "no difference affects a resume")
     verdict = f"refuses it: {refusal}" if refusal else "continues from it"
-    print(f"a loader with these options {verdict}")
+    print_text(f"a loader with these options {verdict}")
     return int(refusal is not None)
 
 

@@ -15,13 +15,13 @@ def parse_bytes(value: int | str) -> int:
     size of at least 1 byte.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([kmgtp]?)i?b?\s*", str(value).lower())
-    size = int(float(match[1]) * 1024 ** " kmgtp".index(match[2] or " ")) if match else 0
-    if size < 1:
+    size = float(match[1]) * 1024 ** " kmgtp".index(match[2] or " ") if match else 0.0
+    if not 1 <= size < 2**63:
         raise ValueError(
-            f"{value!r} is not a size. Use a positive number of bytes, or a number with the unit "
-            "kb, mb, gb or tb"
+            f"{value!r:.60} is not a size. Use a positive number of bytes, or a number with the "
+            "unit kb, mb, gb or tb"
         )
-    return size
+    return int(size)
 
 
 def check_positive(name: str, value: Any) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from cloudload.convert.input_files import InputFile
@@ -11,6 +10,7 @@ from cloudload.convert.inputs import FolderFiles, list_inputs, list_units
 from cloudload.convert.listing import describe_inputs
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, sum_bytes
 from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
+from cloudload.json_text import to_json
 
 _CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6, "parquet": 20e6}
 """Approximate stored input bytes that a server core converts per second, by compression."""
@@ -35,7 +35,7 @@ class Outline:
 
     def to_json(self) -> str:
         """Return the outline as indented JSON."""
-        return json.dumps(asdict(self), indent=2)
+        return to_json(self)
 
 
 def outline_conversion(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from cloudload.json_text import to_json
 from cloudload.storage.urls import join_url
 
 MAX_LISTED = 20
@@ -135,7 +135,7 @@ class ConvertReport:
 
     def to_json(self) -> str:
         """Return the report as indented JSON."""
-        return json.dumps(asdict(self), indent=2)
+        return to_json(self)
 
     def to_store(self, split: str) -> dict[str, Any]:
         """Return the JSON to store with a split: its report, and that of the whole conversion.

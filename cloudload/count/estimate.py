@@ -8,10 +8,9 @@ Techniques, 3rd edition, sections 6.4 and 9A.
 
 from __future__ import annotations
 
-import json
 import math
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from cloudload.arrays import Floats, Ints
 from cloudload.count.group import open_meter
 from cloudload.count.report import Distribution, LengthStats
+from cloudload.json_text import to_json
 from cloudload.lengths.group_file import FILTERED
 from cloudload.run.recipe import Recipe
 from cloudload.storage.base import Retry
@@ -56,7 +56,7 @@ class CountEstimate:
 
     def to_json(self) -> str:
         """Return the estimate as indented JSON."""
-        return json.dumps(asdict(self), indent=2)
+        return to_json(self)
 
 
 @dataclass(frozen=True)

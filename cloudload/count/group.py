@@ -27,7 +27,7 @@ from cloudload.mds.shard import Shard
 from cloudload.run.recipe import Recipe
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import list_objects, read_object, write_object
-from cloudload.storage.redaction import redact
+from cloudload.storage.redaction import explain, redact
 from cloudload.storage.urls import join_url
 from cloudload.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.tokenization.tokenizer import TokenizerSpec
@@ -36,6 +36,7 @@ from cloudload.workers.document_reader import DocumentReader, ShardSource
 BYTES_AT_ONCE = 1 << 19
 """Bytes of samples that are tokenized at once, so that texts and IDs stay in the CPU's cache."""
 _SHARDS_AHEAD = 2
+_TOTALS = ("tokens", "empty", "filtered", "failed", "text_bytes")
 
 
 @dataclass(frozen=True)
@@ -153,13 +154,11 @@ def read_group(work: CountWork, job: GroupJob) -> tuple[Group, Ints]:
             raise ValueError(
                 f"it has {len(found.short):,} samples, but its shards have {job.shards.samples:,}"
             )
-    except ValueError as error:
+        totals = {name: int(found.header[name]) for name in _TOTALS}
+    except (ValueError, KeyError, TypeError) as error:
         raise DatasetError(
-            f"{redact(url)} is damaged: {error}. Remove the file, and count again"
+            f"{redact(url)} is damaged: {explain(error)}. Remove the file, and count again"
         ) from error
-    totals = {
-        name: found.header[name] for name in ("tokens", "empty", "filtered", "failed", "text_bytes")
-    }
     group = Group(
         name=job.shards.name,
         hash=hashlib.sha256(data).hexdigest(),

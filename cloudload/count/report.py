@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.count.tally import ValueCount
+from cloudload.json_text import to_json
 
 PERCENTILES = (1, 5, 25, 50, 75, 90, 95, 99, 99.9)
 ROW_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -97,7 +97,7 @@ class CountReport:
 
     def to_json(self) -> str:
         """Return the report as indented JSON."""
-        return json.dumps(asdict(self), indent=2)
+        return to_json(self)
 
 
 class Distribution:

@@ -17,8 +17,10 @@ def parse_tokens(text: str | int) -> int:
     """Parse a number of tokens, such as 300B, 1.5T or 2_000_000, or raise `ValueError`."""
     found = re.fullmatch(r"(\d[\d_,]*(?:\.\d+)?)\s*([kmbt]?)", str(text).strip().lower())
     number = float(re.sub("[_,]", "", found[1])) * _UNITS[found[2]] if found else 0
-    if number < 1:
-        raise ValueError(f"tokens is {text!r}. Use a number of at least 1, such as 300B or 1.5T")
+    if not 1 <= number < 2**63:
+        raise ValueError(
+            f"tokens is {text!r:.60}. Use a number of at least 1, such as 300B or 1.5T"
+        )
     return round(number)
 
 

@@ -16,6 +16,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from cloudload.storage.redaction import explain
+
 _GB = 1 << 30
 _REQUESTS, _PER_GB = "per_1000_requests", "per_gb"
 
@@ -62,10 +64,18 @@ def read_prices(path: str | os.PathLike[str] | None = None) -> Prices:
         return Prices(str(table.get("currency", "USD")), stores)
     except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{name} is not a price table ({error!r:.200}). For each store, set {_REQUESTS!r} and "
-            f"{_PER_GB!r}, as in {{stores: {{s3: {{{_REQUESTS}: 0.0004, {_PER_GB}: {{internet: "
+            f"{name} is not a price table ({_explain(error)}). For each store, set {_REQUESTS!r} "
+            f"and {_PER_GB!r}, as in {{stores: {{s3: {{{_REQUESTS}: 0.0004, {_PER_GB}: {{internet: "
             "0.09}}}}"
         ) from error
+
+
+def _explain(error: Exception) -> str:
+    import yaml
+
+    from cloudload.streaming_arguments.yaml_files import explain_yaml_error
+
+    return explain_yaml_error(error) if isinstance(error, yaml.YAMLError) else explain(error)
 
 
 def _read_store(store: Mapping[str, Any]) -> StorePrices:

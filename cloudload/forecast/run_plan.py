@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from cloudload.forecast.figure import Figure
+from cloudload.json_text import to_json, to_plain
 
 
 @dataclass(frozen=True)
@@ -120,20 +119,12 @@ class RunPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types. A figure is a dict; an unknown bound is None."""
-        values: dict[str, Any] = _without_nan(asdict(self))
+        values: dict[str, Any] = to_plain(self)
         return values
 
     def to_json(self) -> str:
         """Return the plan as indented JSON."""
-        return json.dumps(self.as_dict(), indent=2)
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+        return to_json(self)
 
 
 def add(figures: list[Figure]) -> Figure:

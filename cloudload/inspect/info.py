@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from cloudload.arrays import Ints
 from cloudload.config.stream import Stream
 from cloudload.errors import StoreError
 from cloudload.inspect.distribution import Distribution
+from cloudload.json_text import to_json
 from cloudload.mds.dataset import Dataset, open_corpus
 from cloudload.mds.document_columns import is_token_array
 from cloudload.mds.index import FIXED_FORMATS, Column, ShardInfo
@@ -94,7 +95,7 @@ class DatasetInfo:
 
     def to_json(self) -> str:
         """Return the summary as indented JSON."""
-        return json.dumps(asdict(self), indent=2)
+        return to_json(self)
 
 
 def read_info(

@@ -12,6 +12,7 @@ compressed bytes are sums, because the last bits of sums are random.
 from __future__ import annotations
 
 import json
+import logging
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -29,8 +30,12 @@ STEP, ROW, STREAM, EPOCH, SAMPLE, START, STOP, TOKENS = range(len(COLUMNS))
 the number of its tokens that have a loss."""
 SUFFIX = ".losses"
 
+logger = logging.getLogger(__name__)
+
 _MAGIC = b"cloudload losses 1\n"
 _HEAD = struct.Struct("<QI")
+_FEWEST_BYTES, _MOST_RATIO = 1 << 26, 100
+"""How large a file may be uncompressed: 64 MiB, or 100 times its size if that is more."""
 _DELTA = (STEP, ROW, STREAM, EPOCH)
 """The columns that are stored as differences, because they change little between records."""
 
@@ -85,18 +90,21 @@ def write_records(file: BinaryIO, records: Records, times: Ints) -> None:
 def read_file(path: Path) -> tuple[dict[str, Any], list[tuple[Records, Ints]]]:
     """Read the header of a file, and its chunks of records with their times.
 
-    Raises `DatasetError` if it is not a loss log, and `OSError` if it cannot be read.
+    Raises `DatasetError` if it is not a loss log or it is damaged, and `OSError` if it cannot be
+    read.
     """
     content = path.read_bytes()
-    chunks = _read_chunks(content) if content.startswith(_MAGIC) else iter(())
     try:
-        header: dict[str, Any] = json.loads(next(chunks))
-    except (StopIteration, ValueError):
+        if not content.startswith(_MAGIC):
+            raise ValueError("it does not begin like one")
+        chunks = _read_chunks(content, path)
+        header = _parse_header(next(chunks, b""))
+        return header, [_parse_records(chunk, len(header["streams"])) for chunk in chunks]
+    except (ValueError, RecursionError, zlib.error) as error:
         raise DatasetError(
-            f"{path} is not a loss log, or its beginning is damaged. Pass the folder that LossLog "
+            f"{path} is not a loss log, or it is damaged ({error}). Pass the folder that LossLog "
             "wrote, or remove this file from it"
         ) from None
-    return header, [_parse_records(chunk) for chunk in chunks]
 
 
 def _write_chunk(file: BinaryIO, payload: bytes) -> None:
@@ -104,25 +112,57 @@ def _write_chunk(file: BinaryIO, payload: bytes) -> None:
     file.write(_HEAD.pack(len(packed), zlib.crc32(packed)) + packed)
 
 
-def _read_chunks(content: bytes) -> Iterator[bytes]:
-    place = len(_MAGIC)
+def _read_chunks(content: bytes, path: Path) -> Iterator[bytes]:
+    """Yield the chunks of a file, except for an incomplete last one.
+
+    Raises `ValueError` if they would be too large.
+    """
+    place, left = len(_MAGIC), max(_FEWEST_BYTES, _MOST_RATIO * len(content))
     while place + _HEAD.size <= len(content):
         size, crc = _HEAD.unpack_from(content, place)
         packed = content[place + _HEAD.size : place + _HEAD.size + size]
+        end = place + _HEAD.size + size
         if len(packed) < size or zlib.crc32(packed) != crc:
+            if end < len(content):
+                logger.warning(
+                    "%s is damaged at byte %s. Its losses after that are ignored",
+                    path,
+                    f"{place:,}",
+                )
             return
-        yield zlib.decompress(packed)
-        place += _HEAD.size + size
+        payload = zlib.decompressobj().decompress(packed, left + 1)
+        left -= len(payload)
+        if left < 0:
+            raise ValueError(f"it would be more than {_MOST_RATIO} times as large uncompressed")
+        yield payload
+        place = end
 
 
-def _parse_records(payload: bytes) -> tuple[Records, Ints]:
+def _parse_header(payload: bytes) -> dict[str, Any]:
+    header = json.loads(payload)
+    if not isinstance(header, dict) or not {"streams", "state"} <= header.keys():
+        raise ValueError("its header lacks streams or state")
+    streams, state = header["streams"], header["state"]
+    if not isinstance(streams, list) or not all(isinstance(each, str) for each in streams):
+        raise ValueError("its streams are not a list of names")
+    if not isinstance(state, dict | None):
+        raise ValueError("its state is not a mapping")
+    return header
+
+
+def _parse_records(payload: bytes, num_streams: int) -> tuple[Records, Ints]:
+    """Parse a chunk of records. Raises `ValueError` if it is damaged."""
     [count] = np.frombuffer(payload, np.int64, 1).tolist()
+    if count < 0:
+        raise ValueError(f"a chunk has {count} records")
     columns = np.frombuffer(payload, np.uint8, offset=8).reshape(len(COLUMNS) + 2, 8, count)
     numbers = np.ascontiguousarray(columns.transpose(0, 2, 1)).view(np.int64)[..., 0]
     table, sums = numbers[:-2].T.copy(), numbers[-1].copy().view(np.float64)
     table[:, _DELTA] = np.cumsum(table[:, _DELTA], axis=0)
     table[:, TOKENS] += table[:, STOP]
     table[:, STOP] += table[:, START]
+    if count and not 0 <= table[:, STREAM].min() <= table[:, STREAM].max() < num_streams:
+        raise ValueError(f"a record is of another stream than the {num_streams} of the header")
     return Records(table, sums), np.cumsum(numbers[-2])
 
 

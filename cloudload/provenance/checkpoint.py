@@ -74,7 +74,7 @@ def _load_distributed(folder: Path) -> Iterator[Any]:
             places = _RecordUnpickler(file).load().storage_data
         for index, place in places.items():
             if index.fqn.rpartition(".")[2] == _STATE_KEY:
-                with (folder / place.relative_path).open("rb") as file:
+                with _path_inside(folder, place.relative_path).open("rb") as file:
                     file.seek(place.offset)
                     yield _load_torch(io.BytesIO(file.read(place.length)))
     except OSError:
@@ -86,11 +86,20 @@ def _load_distributed(folder: Path) -> Iterator[Any]:
         ) from error
 
 
+def _path_inside(folder: Path, name: Any) -> Path:
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{name} is outside the checkpoint")
+    return Path(folder, name)
+
+
 def _load_torch(file: BinaryIO) -> Any:
     """Load an object that `torch.save` wrote, except for its tensors."""
     with zipfile.ZipFile(file) as archive:
-        [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-        with archive.open(name) as pickled:
+        [entry] = [each for each in archive.infolist() if each.filename.endswith("/data.pkl")]
+        # torch.save does not compress, and a compressed entry could be of any size
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{entry.filename} is compressed")
+        with archive.open(entry) as pickled:
             return _RecordUnpickler(pickled).load()
 
 

@@ -18,6 +18,7 @@ from cloudload.loader import CloudLoader
 from cloudload.run.recipe import HELD_CONFIG_FIELDS
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved, read_state
+from cloudload.storage.redaction import explain
 from cloudload.tokenization.tokenizer import WITHOUT_TOKENIZER
 
 
@@ -187,10 +188,10 @@ def import_transform(path: str) -> Transform:
     module, _, name = path.partition(":")
     try:
         transform: Transform = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # the module may raise anything
         raise ValueError(
-            f"transform {path!r} cannot be imported ({error}). Use module:function, with the "
-            "module's folder in PYTHONPATH"
+            f"transform {path!r} cannot be imported ({explain(error)}). Use "
+            "module:function, with the module's folder in PYTHONPATH"
         ) from error
     return transform
 

@@ -7,15 +7,16 @@ compare_with_loader(state, loader)  the same for a state and the loader that wou
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cloudload.arrays import divisors
 from cloudload.errors import CloudloadError, StreamChangedError
+from cloudload.json_text import to_plain
 from cloudload.loader import CloudLoader
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.changes import ACCEPTABLE_FIELDS
@@ -115,7 +116,7 @@ class StateDescription:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, as plain JSON types."""
-        values: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        values: dict[str, Any] = to_plain(self)
         return values
 
 
@@ -178,10 +179,19 @@ def _list_streams(saved: Saved, number: int) -> tuple[tuple[str, ...], tuple[str
 
 
 def _list_components(saved: Saved) -> list[tuple[range, int]]:
-    """List each component's streams, and the number of documents in each of its epochs."""
-    chosen = [int(text) for text in str(saved.fields["choose"]).split(",")]
-    number = len(saved.position.counts)
-    if len(saved.layout.canonical_nodes) == 1:
+    """List each component's streams, and the number of documents in each of its epochs.
+
+    Raises `StreamChangedError` if the state does not have one number for each component.
+    """
+    text, number = str(saved.fields["choose"]), len(saved.position.counts)
+    chosen = [int(each) for each in text.split(",") if re.fullmatch(r"[0-9]{1,18}", each)]
+    is_one = len(saved.layout.canonical_nodes) == 1
+    if len(chosen) != text.count(",") + 1 or (not is_one and len(chosen) != number):
+        raise StreamChangedError(
+            f"the state is damaged, because its field 'choose' is {text!r:.60}, not the number of "
+            "documents of each stream. Use a different checkpoint"
+        )
+    if is_one:
         return [(range(number), sum(chosen))]
     return [(range(place, place + 1), chosen[place]) for place in range(number)]
 

@@ -15,11 +15,11 @@ _SECRET_VARIABLES = """
 
 _LEAST_SECRET_CHARACTERS = 8  # a shorter value could match a part of an ordinary word
 
-_USER_AND_PASSWORD = re.compile(r"(\w://)[^/\s'\"<>]*:[^/\s'\"<>]*@")
+_USER_AND_PASSWORD = re.compile(r"(//|\w:/)[^/\s'\"<>]*:[^/\s'\"<>]*@")
 
-_HTTP_USER = re.compile(r"(https?://)[^/?\s'\"<>]*@")
+_HTTP_USER = re.compile(r"(https?:/+)[^/?\s'\"<>]*@")
 
-_HTTP_QUERY = re.compile(r"(https?://[^?\s'\"<>]*)\?[^\s'\"<>]*")
+_HTTP_QUERY = re.compile(r"(https?:/+[^?\s'\"<>]*)\?[^\s'\"<>]*")
 
 # match a field only where a name can begin, because `s3://bucket/sig=1/` is a folder; in a quoted
 # URL, a name can begin after %3F (?) or %26 (&)
@@ -48,6 +48,12 @@ def redact(text: str) -> str:
             text = text.replace(value, f"${name}").replace(quote(value, safe=""), f"${name}")
     text = _HTTP_QUERY.sub(r"\1", _HTTP_USER.sub(r"\1", _USER_AND_PASSWORD.sub(r"\1", text)))
     return _SECRET_FIELD.sub(r"\1\2…", text)
+
+
+def explain(error: BaseException) -> str:
+    """The class of an error and its message on one line, shortened and without secrets."""
+    text = redact(" ".join(str(error).split()))[:500].rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def contains_secrets(error: BaseException | None) -> bool:

@@ -24,7 +24,7 @@ from cloudload.errors import FailureKind, StoreError
 from cloudload.storage.base import Backend, Retry
 from cloudload.storage.clients import call_with_timeout, list_causes
 from cloudload.storage.local import LocalStore
-from cloudload.storage.redaction import contains_secrets, redact
+from cloudload.storage.redaction import contains_secrets, explain, redact
 
 T = TypeVar("T")
 
@@ -171,7 +171,7 @@ class _Request:
     def fail(self, error: BaseException, kind: FailureKind, pause_s: float) -> None:
         """Record and log a failed attempt, before a pause of `pause_s`."""
         self._received_at = None
-        self._kind, self._error = kind, _explain(error)
+        self._kind, self._error = kind, explain(error)
         self._store = _name_store(self._backend, self._url, error)
         if type(error) is TimeoutError:  # from `call_with_timeout`, so it names no server
             self._store = redact(self._backend.describe_endpoint(self._url))
@@ -248,7 +248,7 @@ class _Request:
         """The final error of the request."""
         elapsed_s = time.monotonic() - self._began
         text = f"cannot {self._what} ({self._count_attempts()}, {elapsed_s:.1f} s): "
-        text += _explain(error)
+        text += explain(error)
         # an unclassified OSError, such as one about a local file, needs no advice
         if kind is not FailureKind.OTHER or not isinstance(error, OSError):
             text += f". {_advise(kind, _name_store(self._backend, self._url, error))}"
@@ -256,11 +256,6 @@ class _Request:
 
     def _count_attempts(self) -> str:
         return "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
-
-
-def _explain(error: BaseException) -> str:
-    text = redact(" ".join(str(error).split()))[:500].rstrip(".")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _advise(kind: FailureKind, store: str) -> str:

@@ -170,13 +170,13 @@ def parse_count(value: int | str) -> int:
     Raises `ValueError` if `value` is not a number of at least 1.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)([kmbt]?)\s*", str(value).lower())
-    count = int(float(match[1]) * 1000 ** " kmbt".index(match[2] or " ")) if match else 0
-    if count < 1:
+    count = float(match[1]) * 1000 ** " kmbt".index(match[2] or " ") if match else 0.0
+    if not 1 <= count < 2**63:
         raise ValueError(
-            f"epoch_size is {value!r}. Use a number of samples above 0, optionally with the suffix "
-            "k, m, b or t"
+            f"epoch_size is {value!r:.60}. Use a number of samples above 0, optionally with the "
+            "suffix k, m, b or t"
         )
-    return count
+    return int(count)
 
 
 def retry_of(streams: Sequence[StreamArguments]) -> Retry | None:

@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from cloudload.storage.redaction import explain
+
 _INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 _KEYS = re.compile(r"[\w-]+(\.[\w-]+)*")
 _EXPONENT = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
@@ -50,16 +52,18 @@ def read_yaml(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """Read a YAML file. Raises `ValueError` if it is not valid, or not a mapping."""
     try:
         content = yaml.load(Path(path).expanduser().read_text("utf-8"), _Loader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "unknown"
-        raise ValueError(
-            f"line {line} is not valid YAML: {error.problem}. Correct the line"
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"the file is not valid YAML: {error}. Correct the file") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{explain_yaml_error(error)}. Correct the file") from error
     if not isinstance(content, Mapping):
         raise ValueError("the file has no keys. Pass the YAML of a training run, or of a dataset")
     return content
+
+
+def explain_yaml_error(error: Exception) -> str:
+    """Say where and why a text is not valid YAML, without quoting it. It may contain secrets."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"line {error.problem_mark.line + 1} is not valid YAML: {error.problem}"
+    return f"the file is not valid YAML: {explain(error)}"
 
 
 def look_up(root: Any, path: str) -> Any:

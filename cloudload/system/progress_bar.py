@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 
 def open_progress_bar(
@@ -11,7 +12,8 @@ def open_progress_bar(
 ) -> Any:
     """Open a `tqdm` bar. `total_bytes` is None if it is not known.
 
-    If stderr is not a terminal, the bar is updated at most every 30 s.
+    If stderr is not a terminal, the bar is updated at most every 30 s. If stderr is closed, the bar
+    is not shown.
     """
     from tqdm import tqdm
 
@@ -20,8 +22,15 @@ def open_progress_bar(
         initial=done_bytes,
         unit="B",
         unit_scale=True,
-        disable=not shown,
-        mininterval=0.2 if sys.stderr.isatty() else 30.0,
+        disable=not shown or sys.stderr is None,
+        mininterval=0.2 if is_terminal(sys.stderr) else 30.0,
         desc=label,
         dynamic_ncols=True,
     )
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal. It may be None, closed, or an object without `isatty`."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return stream is not None and stream.isatty()
+    return False

@@ -77,7 +77,6 @@ def test_a_wrong_option_shows_the_usage_of_its_command(
     [
         ("--compression zst", r"^cloudload: --compression is 'zst'. Use zstd .*, or none$"),
         ("--shard-bytes 5", r"^cloudload: --shard-bytes is 5. Use an integer from 1,024"),
-        ("--processes 0", r"^cloudload: --processes is 0. Use an integer of at least 1$"),
         ("--worker 3", r"^cloudload: --worker is '3'. Use I/N"),
     ],
 )

@@ -1,0 +1,206 @@
+"""Results reach any stdout: text cannot control a terminal, and JSON is always JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cloudload import cli, convert_to_mds
+from cloudload.json_text import to_json
+from tests.support.corpora import byte_tokenizer, random_documents, write_mds
+from tests.support.loaders import make_loader
+
+Capture = pytest.CaptureFixture[str]
+EVIL = "\x1b]0;t\x07\x1b[31mred\x9b2J\u202e"
+
+
+class Terminal(io.TextIOWrapper):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Log:
+    """A stream without the methods of a terminal."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def redirect(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, kind: type[io.TextIOWrapper] = io.TextIOWrapper
+) -> io.BytesIO:
+    """Replace stdout by a stream of an encoding. Returns the stream's bytes."""
+    found = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", kind(found, encoding=encoding, write_through=True))
+    return found
+
+
+def parse_lines(printed: str | bytes) -> list[Any]:
+    """Parse JSON Lines. Fails for NaN and infinities, which JSON does not have."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    return [json.loads(line, parse_constant=refuse) for line in printed.splitlines()]
+
+
+def list_invisible(printed: str) -> list[str]:
+    """List the characters that could control a terminal, except line feeds."""
+    return [each for each in printed if unicodedata.category(each)[0] == "C" and each != "\n"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """A dataset whose texts, IDs and numbers are awkward."""
+    texts = [f"naïve 漢字 {EVIL}\nnext line {number} {'x' * 30 * number}" for number in range(12)]
+    extra = {
+        "id": ("str", [f"{EVIL}{number}" for number in range(12)]),
+        "number": ("json", [float("nan"), float("-inf"), *range(10)]),
+    }
+    return write_mds(tmp_path / "data", texts, extra=extra, shard_samples=[1, 2, 4, 1, 1, 3])
+
+
+@pytest.fixture
+def state(tmp_path: Path, data: str) -> list[str]:
+    """The arguments of a command that reads a run from its state."""
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    settings: dict[str, Any] = {"tokenizer": str(tmp_path / "tokenizer.json"), "eos": 256}
+    with make_loader(data, local=tmp_path / "cache", **settings) as loader:
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    return [
+        str(tmp_path / "state.json"),
+        "--local",
+        str(tmp_path / "cache"),
+        *["--workers", "0", "--global-batch", "4"],
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-16", "cp1252", "utf-8"])
+def test_json_is_utf_8_on_a_stdout_of_any_encoding(
+    data: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = redirect(monkeypatch, encoding)
+    assert cli.main(["head", data, "-n", "2"]) == 0
+    lines = parse_lines(found.getvalue().decode("utf-8"))
+    assert [line["values"]["text"].startswith(f"naïve 漢字 {EVIL}") for line in lines] == [True] * 2
+    assert [line["values"]["number"] for line in lines] == [None, None]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_bars_and_documents_are_shown_on_a_terminal_without_unicode(
+    data: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = redirect(monkeypatch, encoding, Terminal)
+    assert cli.main(["info", data]) == 0
+    assert cli.main(["head", data, "-n", "1"]) == 0
+    shown = found.getvalue().decode(encoding)
+    assert "####" in shown
+    assert r"\u6f22\u5b57" in shown
+
+
+def test_json_on_a_terminal_is_ascii(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = redirect(monkeypatch, "utf-8", Terminal)
+    assert cli.main(["head", data, "--json", "-n", "1"]) == 0
+    assert found.getvalue().isascii()
+    [line] = parse_lines(found.getvalue())
+    assert EVIL in line["values"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_bold"),
+    [
+        ({}, True),
+        ({"NO_COLOR": "1"}, False),
+        ({"NO_COLOR": ""}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm"}, True),
+    ],
+)
+def test_bold_follows_the_wishes_of_the_terminal(
+    data: str, variables: dict[str, str], is_bold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = redirect(monkeypatch, "utf-8", Terminal)
+    assert cli.main(["head", data, "-n", "1"]) == 0
+    assert found.getvalue().startswith(b"\x1b[1m") == is_bold
+    assert (b"\x1b" in found.getvalue()) == is_bold
+
+
+def test_a_result_that_cannot_be_printed_is_an_error(
+    data: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert cli.main(["info", data]) == 1
+    assert "stdout is closed, so the result cannot be printed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stderr", [None, Log()])
+def test_work_goes_on_if_stderr_is_closed_or_not_a_file(
+    tmp_path: Path, stderr: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one two"}\n')
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    out, tokenizer = str(tmp_path / "out"), str(tmp_path / "tokenizer.json")
+    monkeypatch.setattr(sys, "stderr", stderr)
+    convert_to_mds([str(tmp_path / "a.jsonl")], out, processes=1)
+    for command in (["check", out], ["count", out, "--tokenizer", tokenizer], ["info", out]):
+        assert cli.main(command) == 0
+    assert cli.main(["info", str(tmp_path / "missing")]) == 1
+    assert "missing" not in capsys.readouterr().out, "an error is not a result"
+
+
+def test_text_of_a_corpus_cannot_control_the_terminal(
+    tmp_path: Path, data: str, state: list[str], capsys: Capture
+) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({EVIL: 1}) + "\n")
+    bad, out = tmp_path / f"{EVIL}.jsonl", str(tmp_path / "out")
+    bad.write_text('{"text": "a"}\n{"text": 1}\n')
+    assert cli.main(["convert", str(tmp_path / "a.jsonl"), out]) == 1
+    assert cli.main(["convert", str(bad), out]) == 1
+    assert cli.main(["convert", str(bad), out, "--skip-bad"]) == 0
+    assert cli.main(["convert", str(bad), out, "--plan"]) == 0
+    assert cli.main(["trace", *state, "--steps", "1:3"]) == 0
+    assert cli.main(["trace", *state, "--steps", "1:3", "--full"]) == 0
+    assert cli.main(["where", *state, "--sample", "3", "--until", "20"]) == 0
+    assert cli.main(["check", data, "--rules", "all", "--quiet"]) in (0, 1)
+    assert cli.main(["info", str(tmp_path / EVIL)]) == 1
+    with pytest.raises(SystemExit):
+        cli.main(["info", "data", EVIL])
+    printed = capsys.readouterr()
+    assert list_invisible(printed.out) == []
+    assert list_invisible(printed.err.replace("\r", "")) == []
+    assert r"\x1b[31mred" in printed.out
+    assert r"\x1b[31mred" in printed.err
+
+
+def test_an_estimate_without_an_error_bound_is_json(tmp_path: Path, capsys: Capture) -> None:
+    data = write_mds(tmp_path / "one-shard", random_documents(1, 3_000, max_words=3))
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    arguments = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--sample", "1%", "--json"]
+    assert cli.main(["count", data, *arguments]) == 0
+    [found] = parse_lines(capsys.readouterr().out.replace("\n", " "))
+    assert found["error"] is None
+
+
+def test_numbers_that_json_lacks_are_null() -> None:
+    values = {"a": float("nan"), "b": [float("inf"), (1.5, -float("inf"))]}
+    assert json.loads(to_json(values)) == {"a": None, "b": [None, [1.5, None]]}
+
+
+@pytest.mark.parametrize("more", [["--json"], ["--json", "--steps", "1:2"]])
+def test_json_of_runs_is_json(state: list[str], more: list[str], capsys: Capture) -> None:
+    command = "trace" if "--steps" in more else "where"
+    arguments = more if command == "trace" else [*more, "--sample", "3", "--until", "20"]
+    assert cli.main([command, *state, *arguments]) == 0
+    assert parse_lines(capsys.readouterr().out)
