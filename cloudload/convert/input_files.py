@@ -210,8 +210,8 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
     """Yield the stored bytes, starting at `offset`.
 
     If a connection breaks, reopens the file and continues. Raises `StoreError` if the file cannot
-    be opened, if 5 reconnects in a row return no byte, and at the first failure of a local file or
-    stdin.
+    be opened, if it changed since it was listed, if 5 reconnects in a row return no byte, and at
+    the first failure of a local file or stdin.
     """
     position, failures = offset, 0
     wait = Wait(_report_wait, f"reading {file.display_name}")
@@ -226,6 +226,7 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
                     position, failures = position + len(chunk), 0
                     counter.reach(position)
                     yield chunk
+            check_read(file, position)
             return
         except (StoreError, GeneratorExit):
             raise
@@ -237,6 +238,26 @@ def _read_stored(file: InputFile, offset: int, counter: StoredByteCounter) -> It
                     f"{redact(str(error))}. Check the file and the connection, and run again to "
                     "resume"
                 ) from (None if contains_secrets(error) else error)
+
+
+def check_read(file: InputFile, bytes: int) -> None:
+    """Raise `StoreError` if a file that was read to its end, at `bytes`, changed meanwhile."""
+    if file.bytes and bytes != file.bytes:
+        raise StoreError(
+            f"{file.display_name} has {bytes:,} bytes, but had {file.bytes:,} when it was listed. "
+            "Convert a copy that nothing writes to, or start over with --overwrite"
+        )
+    check_unchanged(file)
+
+
+def check_unchanged(file: InputFile) -> None:
+    """Raise `StoreError` if a local file changed since it was listed.
+
+    The objects of a store need no check after a read, because a response has a single version,
+    whose tag is checked when the object is opened.
+    """
+    if file.url != "-" and is_local(file.url):
+        open_object(file.url, tag=file.tag).close()
 
 
 def _report_wait(waited_s: float, what: str) -> None:

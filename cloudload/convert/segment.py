@@ -24,11 +24,12 @@ from typing import Any, BinaryIO, TypeVar
 
 from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
+from cloudload.convert.input_files import check_unchanged
 from cloudload.convert.inputs import group_units
 from cloudload.convert.journal import Journal
 from cloudload.convert.output import Output, does_exist, read_if_exists
 from cloudload.convert.plan import check_versions
-from cloudload.convert.records import BlockStart, InputBlock, InputUnit
+from cloudload.convert.records import BlockStart, FileUnit, InputBlock, InputUnit
 from cloudload.convert.rejects import rejects_name, store_rejects
 from cloudload.convert.report import Counts
 from cloudload.convert.samples import BadRecord, EncodedBlock, ShardContext, encode_block
@@ -225,11 +226,17 @@ def _first_to_read(done: FinishedWork, rejects: BinaryIO | None) -> InputPositio
 def read_blocks(
     units: Sequence[InputUnit], position: InputPosition, config: ConvertConfig
 ) -> Iterator[tuple[int, InputBlock]]:
-    """Yield (unit index, block), starting at `position`."""
+    """Yield (unit index, block), starting at `position`.
+
+    Raises `StoreError` after the last block of a file that changed since it was listed.
+    """
     for number in range(position.unit, len(units)):
         start = position.start if number == position.unit else BlockStart()
-        for block in units[number].blocks(start, config.block_bytes, config.fields()):
+        unit = units[number]
+        for block in unit.blocks(start, config.block_bytes, config.fields()):
             yield number, block
+        if isinstance(unit, FileUnit):  # whole text files are not read before their block is used
+            check_unchanged(unit.file)
 
 
 def _read_ahead(

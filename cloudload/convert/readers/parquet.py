@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.convert.input_files import DamagedError, InputFile, Range, read_decompressed
+from cloudload.convert.input_files import (
+    DamagedError,
+    InputFile,
+    Range,
+    check_read,
+    read_decompressed,
+)
 from cloudload.convert.readers.arrow_block import (
     ArrowBlock,
     check_pyarrow,
@@ -131,7 +137,7 @@ def _local_copy(file: InputFile, part: Range | None, folder: Path) -> Path:
             elif file.url == "-" or file.compression:
                 target.writelines(read_decompressed(file))
             else:
-                download_object(file.url, target, _LONG_DOWNLOAD, tag=file.tag)
+                check_read(file, download_object(file.url, target, _LONG_DOWNLOAD, tag=file.tag))
             target.seek(0)
             _refuse_misnamed(file, target)
     except DamagedError as error:
@@ -181,7 +187,7 @@ def _copy_range(file: InputFile, part: Range, path: Path, target: BinaryIO) -> N
 
 def _read_tail(file: InputFile, size: int, most_bytes: int) -> bytes:
     tail, start = io.BytesIO(), max(0, size - most_bytes)
-    download_object(file.url, tail, start=start, tag=file.tag)
+    check_read(file, start + download_object(file.url, tail, start=start, tag=file.tag))
     return tail.getvalue()
 
 
