@@ -1,8 +1,10 @@
-"""Classify input files by extension or by their first bytes, for the converter.
+"""Classify input files by name or by their first bytes, for the converter.
 
-extension              how the file is read
+name                   how the file is read
 .jsonl .parquet …      with the reader of its format
 .xlsx .zip .png …      not at all, because its bytes are not text
+_temporary/ .git/ …    not at all, because it is hidden or not committed
+_delta_log/ …          refused, because its table also has files with deleted rows
 anything else          as text
 """
 
@@ -131,3 +133,56 @@ def recognize(content: bytes) -> str | None:
     """Return the format of a file that starts with `content`, with advice; None if unknown."""
     kinds = (kind for start, kind in _KINDS_BY_CONTENT.items() if content.startswith(start))
     return next(kinds, None)
+
+
+# ---------------------------------------------------------------- hidden files, tables
+
+_UNCOMMITTED = ("._COPYING_", "_$folder$")  # a copy in progress, and a marker of a folder
+
+
+def hidden_part(name: str) -> str:
+    """The start of a file's path up to its first hidden file or folder, or "" if it has none.
+
+    `a/_temporary/0/b.jsonl` has `a/_temporary/`. Names that begin with a dot or an underscore are
+    hidden, as in Spark. `_x=1` is not, because it is the value of a partition.
+    """
+    end = 0
+    for part in name.split("/"):
+        end += len(part) + 1
+        is_underscored = part.startswith("_") and "=" not in part
+        if part.startswith(".") or is_underscored or part.endswith(_UNCOMMITTED):
+            return name[:end]
+    return ""
+
+
+def find_table(name: str) -> tuple[str, str] | None:
+    """The folder and the kind of the table to whose log an object belongs, or None.
+
+    `t/_delta_log/00.json` belongs to the Delta table in `t/`.
+    """
+    for mark, kind in (("_delta_log/", "Delta"), (".hoodie/", "Hudi")):
+        start = f"/{name}".find(f"/{mark}")
+        if start >= 0:
+            return name[:start], kind
+    folder, found, base = f"/{name}".rpartition("/metadata/")
+    is_metadata = found and "/" not in base and ".metadata.json" in base
+    return (f"{folder}/"[1:], "Iceberg") if is_metadata else None
+
+
+def is_table_data(name: str) -> bool:
+    """Whether a file's name is one that the data files of tables have."""
+    return split_name(name)[0] in (".parquet", ".pq", ".orc")
+
+
+def refuse_table(location: str, kind: str) -> str:
+    """Say why the folder of a table is refused, and what to pass instead."""
+    files = {
+        "Delta": f"the files of its current version (deltalake.DeltaTable({location!r})"
+        ".file_uris())",
+        "Iceberg": "the files of its current version (pyiceberg's table.scan().plan_files())",
+    }
+    instead = f"Pass {files[kind]}, or write" if kind in files else "Write"
+    return (
+        f"{location} is {'an' if kind == 'Iceberg' else 'a'} {kind} table. Its folder also has "
+        f"files with deleted and replaced rows. {instead} a copy of the table as plain Parquet"
+    )

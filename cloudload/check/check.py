@@ -36,7 +36,7 @@ from cloudload.mds.shard import ID_KEY
 from cloudload.option_names import suggests_names
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import is_local, local_path
+from cloudload.storage.urls import plain_location
 from cloudload.system.progress_bar import open_progress_bar
 from cloudload.tokenization.framing import TokenName
 
@@ -128,7 +128,7 @@ def check_dataset(
     share = Share.parse(worker) if worker is not None else Share(0, 1)
     began, retry, findings = time.monotonic(), retry or Retry(), Findings()
     stream = Stream(os.fspath(dataset), split=split)
-    url = str(local_path(stream.url)) if is_local(stream.url) else stream.url
+    url = plain_location(stream.url)
     text = text_key if tokens_key is None else None
     checked = _check_dataset(stream, (text, tokens_key), retry, findings, reads=sample != 0)
     shards, readable = checked.shards, checked.readable
@@ -241,7 +241,7 @@ def _check_dataset(
         return _CheckedFolder()
     shards, is_complete = check_index(data, *keys, findings)
     findings.add(check_url(stream.url, shards))
-    url = str(local_path(stream.url)) if is_local(stream.url) else stream.url
+    url = plain_location(stream.url)
     sizes = _list_folder(url, retry, findings)
     compressions = {shard.compression for shard in shards}
     readable = {each for each in compressions if not check_codecs([each])}

@@ -10,7 +10,7 @@ from cloudload.mds.index import INDEX_NAME, FileInfo, ShardInfo
 from cloudload.mds.own_objects import JOURNAL, LENGTHS, REPORT_NAME, SHARD, TEMPORARY
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import list_objects
-from cloudload.storage.urls import is_local, join_url, scheme_of
+from cloudload.storage.urls import is_local, name_below, plain_location, scheme_of
 
 _CUT_FROM_URLS = "#?"
 _SHOWN = 5
@@ -21,9 +21,8 @@ def list_folder(url: str, retry: Retry) -> dict[str, int]:
 
     Raises `StoreError` if the store cannot list the folder.
     """
-    prefix = join_url(url, "x")[:-1]
-    found = list_objects(url, retry)
-    return {item.url.removeprefix(prefix): item.bytes for item in found}
+    folder = plain_location(url)
+    return {name_below(item.url, folder): item.bytes for item in list_objects(folder, retry)}
 
 
 def check_files(

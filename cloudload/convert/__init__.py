@@ -15,7 +15,7 @@
     listing         inputs by format, as a table       rejects          bad records left out
     mds_datasets    inputs that are MDS                journal          finished shards, to resume
     saved_datasets  inputs of `datasets`               work             the part already finished
-    joined_shards   all shards, in few bytes
+    found_files     the files of one input             joined_shards    all shards, in few bytes
     changed_files   changes since an earlier run       finish           segments to index and report
     records         units, blocks, records             append           plan an append
     readers         a reader per kind of input         lengths          write token lengths

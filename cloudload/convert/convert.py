@@ -21,9 +21,9 @@ from cloudload.config.transform import Transform
 from cloudload.convert.changed_files import list_sizes
 from cloudload.convert.claims import LENGTHS_FIELD, compare_claims, identify_inputs
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots, list_units
+from cloudload.convert.inputs import FolderFiles, list_hidden, list_inputs, list_roots, list_units
 from cloudload.convert.journal import Journal
-from cloudload.convert.listing import describe_inputs, describe_mixture
+from cloudload.convert.listing import describe_hidden, describe_inputs, describe_mixture
 from cloudload.convert.output import Output, read_if_exists
 from cloudload.convert.plan import PLAN_NAME, ConversionPlan
 from cloudload.convert.planning import agree_on_plan, has_segments
@@ -38,7 +38,7 @@ from cloudload.errors import ConvertError
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES
 from cloudload.option_names import suggests_names
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import check_location, is_local, join_url, local_path
+from cloudload.storage.urls import check_location, is_local, join_url, local_path, plain_location
 
 logger = logging.getLogger(__name__)
 
@@ -249,7 +249,8 @@ def _list_and_plan(
     """
     listed = list_inputs(inputs, run.config.format, split)
     units = list_units(listed, run.config.block_bytes)
-    logger.info("%s", "\n".join(describe_inputs(units)))
+    table = describe_inputs(units) + describe_hidden(list_hidden(listed))
+    logger.info("%s", "\n".join(table))
     if run.config.format == "auto" and (warning := describe_mixture(units)):
         logger.warning("%s", warning)
     if any(file.url.startswith(f"{run.location}/") for unit in units for file in unit.files):
@@ -331,7 +332,7 @@ def _output_location(out: str, split: str | None) -> str:
     check_location(out)
     if split is not None and (not split or split.startswith(("/", ".")) or ".." in split):
         raise ValueError(f"split is {split!r}. Use a plain name such as 'train'")
-    return join_url(str(local_path(out)) if is_local(out) else out.rstrip("/"), split or "")
+    return join_url(plain_location(out), split or "")
 
 
 def _check_not_within(location: str, inputs: Any) -> None:

@@ -25,7 +25,7 @@ from cloudload.mds.index import ShardInfo
 from cloudload.storage.clients import skip_bytes
 from cloudload.storage.objects import open_object
 from cloudload.storage.redaction import contains_secrets, redact
-from cloudload.storage.urls import is_local
+from cloudload.storage.urls import is_local, utf8_name
 from cloudload.system.activity import Wait
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class InputFile:
     @property
     def display_name(self) -> str:
         """The file's name in messages, without secrets."""
-        return "stdin" if self.url == "-" else redact(self.url)
+        return "stdin" if self.url == "-" else utf8_name(redact(self.url))
 
 
 class FilePart(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from cloudload.config.choices import INPUT_FORMATS
+from cloudload.convert.found_files import FoundFile, find_files, root_of
 from cloudload.convert.input_files import FilePart, InputFile, Range
 from cloudload.convert.mds_datasets import is_mds_folder, list_shards, refuse_index
 from cloudload.convert.readers.arrow import ArrowUnit
@@ -29,16 +30,11 @@ from cloudload.convert.readers.rows import RowsUnit
 from cloudload.convert.readers.text import TextUnit
 from cloudload.convert.readers.webdataset import WebDatasetUnit
 from cloudload.convert.records import InputUnit, sum_bytes
-from cloudload.convert.saved_datasets import FoundFile, select_saved_files
-from cloudload.errors import ConvertError, StoreError
+from cloudload.convert.saved_datasets import select_saved_files
+from cloudload.errors import ConvertError
 from cloudload.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
-from cloudload.storage.base import Retry, StoredObject
-from cloudload.storage.globs import folder_before_wildcard, glob_pattern, is_glob
 from cloudload.storage.hub import check_connection
-from cloudload.storage.nearby import explain_nothing, raise_if_nothing
-from cloudload.storage.objects import collect_objects
 from cloudload.storage.redaction import contains_secrets, redact
-from cloudload.storage.urls import check_location, is_local, local_path
 
 _MAX_BLOCK_FILES = 1024
 _HF_FILES = ("hf://datasets/", "hf://buckets/")  # any other hf:// input is the name of a dataset
@@ -66,6 +62,8 @@ class FolderFiles:
     root: str
     """The common prefix of the files' URLs. After secrets are removed, it identifies the input."""
     files: list[InputFile]
+    hidden: tuple[str, ...] = ()
+    """Hidden and uncommitted files and folders, which are left out."""
 
 
 def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles | InputUnit]:
@@ -90,6 +88,11 @@ def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles
     ]
 
 
+def list_hidden(inputs: Iterable[FolderFiles | InputUnit]) -> list[str]:
+    """List the hidden files and folders that inputs from `list_inputs` leave out, in order."""
+    return [name for item in inputs if isinstance(item, FolderFiles) for name in item.hidden]
+
+
 def list_units(inputs: Iterable[FolderFiles | InputUnit], block_bytes: int) -> list[InputUnit]:
     """List the units of inputs from `list_inputs`, in order."""
     units: list[InputUnit] = []
@@ -111,15 +114,16 @@ def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUn
             return FolderFiles("-", [InputFile("-", "stdin", None, form, None)])
         if text.startswith("hf://") and not text.startswith(_HF_FILES):
             return _load_dataset(text, split)
-        root, files = _find_files(text)
+        found = find_files(text)
+        root, files = found.root, found.files
         if format == "mds" or (format == "auto" and is_mds_folder(files)):
-            return FolderFiles(root, list_shards(text, files))
+            return FolderFiles(root, list_shards(text, files), found.hidden)
         if format in ("auto", "arrow"):
             files = select_saved_files(text, files, split)
         if format == "auto":
             refuse_index(text, files)
             _refuse_binary(files)
-        return FolderFiles(root, [make_file(file, format) for file in files])
+        return FolderFiles(root, [make_file(file, format) for file in files], found.hidden)
     if isinstance(item, Mapping):
         return _split_of(item, split)
     if isinstance(item, Iterable):
@@ -183,71 +187,12 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
 def list_roots(inputs: Any) -> list[str]:
     """Return the root of each input, as in `list_inputs`. The inputs must be locations of files."""
     several = inputs if isinstance(inputs, list | tuple) else [inputs]
-    return [_root_of(str(item)) for item in several]
-
-
-def _root_of(location: str) -> str:
-    """Return the root of a path, folder or glob."""
-    location = str(local_path(location)) if is_local(location) else location
-    return folder_before_wildcard(location) if is_glob(location) else location.rstrip("/")
-
-
-def _list_input(
-    root: str, collect: Callable[[Iterator[StoredObject]], list[FoundFile]]
-) -> list[FoundFile]:
-    try:
-        return collect_objects(root, collect)
-    except StoreError as error:
-        what = f"read the input {redact(root)}"
-        raise_if_nothing(error, root, what, noun="file or folder", retry=Retry())
-        raise
-
-
-def _find_files(location: str) -> tuple[str, list[FoundFile]]:
-    """Find the files at a path, folder, or glob.
-
-    Returns the root, and the files sorted by URL. Skips hidden files, files in hidden folders, and
-    `_SUCCESS`. Raises `ConvertError` if there are no files, and `StoreError` if the location cannot
-    be listed.
-    """
-    check_location(location)
-    location = str(local_path(location)) if is_local(location) else location
-    root = _root_of(location)
-    pattern = glob_pattern(location) if is_glob(location) else None
-
-    def select(objects: Iterator[StoredObject]) -> list[FoundFile]:
-        found = (
-            FoundFile(item.url, name_below(item.url, root), item.bytes, item.tag)
-            for item in objects
-            if pattern is None or pattern.fullmatch(item.url)
-        )
-        return sorted(file for file in found if file.url == root or not _is_hidden(file.name))
-
-    files = _list_input(root, select)
-    if not files:
-        reason = None if pattern else explain_nothing(root, "file or folder", Retry())
-        reason = reason or "Check the location. Hidden files are skipped"
-        raise ConvertError(f"found no files in {redact(location)}. {reason[0].upper()}{reason[1:]}")
-    return root, files
-
-
-def name_below(url: str, root: str) -> str:
-    """Return the path of a file below its input's root, or its file name if it is the root."""
-    if url == root:
-        return PurePosixPath(url).name
-    if is_local(url):
-        return PurePosixPath(url).relative_to(root).as_posix()
-    return url.removeprefix(root).lstrip("/")
-
-
-def _is_hidden(name: str) -> bool:
-    parts = PurePosixPath(name).parts
-    return any(part.startswith(".") for part in parts) or parts[-1] == "_SUCCESS"
+    return [root_of(str(item)) for item in several]
 
 
 def _refuse_binary(files: Iterable[FoundFile]) -> None:
     """Raise `ConvertError` if the name of a file shows that it is not text."""
-    refused = [(file.url, reason) for file in files if (reason := reason_to_refuse(file.url))]
+    refused = [(file.url, reason) for file in files if (reason := reason_to_refuse(file.name))]
     if refused:
         url, reason = refused[0]
         others = f" (refused files in total: {len(refused):,})" if len(refused) > 1 else ""
@@ -280,10 +225,23 @@ def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
     names = Counter(file.name for files in inputs for file in files)
     if max(names.values(), default=0) == 1:
         return inputs
+    for files in inputs:
+        _refuse_equal_names(files)
     return [
         [replace(file, name=f"{number}/{file.name}") for file in files]
         for number, files in enumerate(inputs)
     ]
+
+
+def _refuse_equal_names(files: Iterable[InputFile]) -> None:
+    """Raise `ConvertError` if a file has the escaped name of another file of the same input."""
+    first: dict[str, InputFile] = {}
+    for file in files:
+        if (other := first.setdefault(file.name, file)) is not file:
+            raise ConvertError(
+                f"the input has two files with the name {file.name!r} in UTF-8, {other.url!r} and "
+                f"{file.url!r}. Rename one of them"
+            )
 
 
 def group_units(parts: Iterable[FilePart], block_bytes: int) -> Iterator[InputUnit]:

@@ -4,16 +4,29 @@ format            files          bytes
 jsonl (gz)           12      1,234,567
 parquet               3    987,654,321
 total                15    988,888,888
+left out: 2 hidden or uncommitted files and folders: _SUCCESS, _temporary/
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.records import InputUnit, sum_bytes
+from cloudload.storage.redaction import redact
 
 _ROWS = "datasets and iterators"
+_MOST_HIDDEN = 5
+
+
+def describe_hidden(names: Sequence[str]) -> list[str]:
+    """Return a line about the hidden files and folders that are left out, if there are any."""
+    if not names:
+        return []
+    noun = "file or folder" if len(names) == 1 else "files and folders"
+    more = f", and {len(names) - _MOST_HIDDEN:,} more" if len(names) > _MOST_HIDDEN else ""
+    shown = ", ".join(map(redact, names[:_MOST_HIDDEN]))
+    return [f"left out: {len(names):,} hidden or uncommitted {noun}: {shown}{more}"]
 
 
 def describe_inputs(units: Iterable[InputUnit]) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from cloudload.convert.found_files import FoundFile
 from cloudload.convert.input_files import InputFile
-from cloudload.convert.saved_datasets import FoundFile
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.mds.codecs import check_codec
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo

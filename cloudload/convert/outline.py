@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudload.convert.input_files import InputFile
-from cloudload.convert.inputs import FolderFiles, list_inputs, list_units
-from cloudload.convert.listing import describe_inputs
+from cloudload.convert.inputs import FolderFiles, list_hidden, list_inputs, list_units
+from cloudload.convert.listing import describe_hidden, describe_inputs
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, sum_bytes
 from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
 from cloudload.json_text import to_json
@@ -21,7 +21,7 @@ class Outline:
     """The input and the segments of a conversion, and estimates of the time that it takes."""
 
     table: tuple[str, ...]
-    """The lines of a table that lists the inputs by format."""
+    """The lines of a table that lists the inputs by format, and what is left out."""
     files: int
     bytes: int
     """Stored bytes of the input files."""
@@ -57,7 +57,10 @@ def outline_conversion(
         sum(count_bytes(part) / _bytes_per_s(part.file) for part in segment) for segment in segments
     ]
     return Outline(
-        tuple(describe_inputs(list_units(listed, DEFAULT_BLOCK_BYTES))),
+        (
+            *describe_inputs(list_units(listed, DEFAULT_BLOCK_BYTES)),
+            *describe_hidden(list_hidden(listed)),
+        ),
         len(files),
         sum_bytes(files),
         max(1, len(segments)),

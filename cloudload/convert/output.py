@@ -17,7 +17,7 @@ from typing import TypeVar
 from cloudload.errors import StoreError
 from cloudload.storage.base import StoredObject
 from cloudload.storage.objects import collect_objects, read_object
-from cloudload.storage.urls import join_url
+from cloudload.storage.urls import join_url, name_below, plain_location
 
 Found = TypeVar("Found")
 
@@ -75,7 +75,7 @@ def collect_at(location: str, collect: Callable[[Iterator[tuple[str, int]]], Fou
 
     def collect_names(objects: Iterator[StoredObject]) -> Found:
         return collect(
-            (item.url.removeprefix(location).lstrip("/"), item.bytes) for item in objects
+            (name_below(item.url, plain_location(location)), item.bytes) for item in objects
         )
 
     try:

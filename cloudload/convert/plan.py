@@ -25,14 +25,14 @@ import zstandard
 from cloudload._version import __version__
 from cloudload.convert.changed_files import MOST_FILES
 from cloudload.convert.config import ConvertConfig
+from cloudload.convert.found_files import FoundFile, file_name
 from cloudload.convert.input_files import InputFile
-from cloudload.convert.inputs import FolderFiles, make_file, name_below
-from cloudload.convert.saved_datasets import FoundFile
+from cloudload.convert.inputs import FolderFiles, make_file
 from cloudload.convert.segments import Files, Segments
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import is_local
+from cloudload.storage.urls import is_local, path_url
 from cloudload.system.package_versions import package_version
 
 PLAN_NAME = ".convert/plan.json"
@@ -144,7 +144,7 @@ class _PlannedFiles:
         item, root = self._inputs[number], self._roots[number]
         place -= self._ends[number]  # a negative index, from the end of the input's names
         url = _url(root, item.names[place])
-        found = FoundFile(url, name_below(url, root), item.sizes[place], item.tags[place])
+        found = FoundFile(url, file_name(url, root), item.sizes[place], item.tags[place])
         file = make_file(found, self._format)
         return replace(file, name=f"{number}/{file.name}") if self._has_equal_names else file
 
@@ -183,7 +183,7 @@ def _name(root: str, url: str) -> str:
 
 
 def _url(root: str, name: str) -> str:
-    return str(Path(root, name)) if is_local(root) else root + name
+    return path_url(Path(root, name)) if is_local(root) else root + name
 
 
 # ---------------------------------------------------------------- comparison

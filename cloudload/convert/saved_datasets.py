@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from cloudload.convert.found_files import FoundFile
 from cloudload.errors import ConvertError
 from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
@@ -18,16 +19,6 @@ from cloudload.storage.urls import join_url
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 _MARKS = (_STATE, _INFO, _SPLITS)
-
-
-class FoundFile(NamedTuple):
-    """A file that was found below an input."""
-
-    url: str
-    name: str
-    """The file's path relative to the input."""
-    bytes: int
-    tag: str = ""
 
 
 def select_saved_files(

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from cloudload.config.stream import Stream
 from cloudload.errors import StoreError
+from cloudload.file_kinds import is_table_data, refuse_table
 from cloudload.mds.index import INDEX_NAME
 from cloudload.mds.raw_files import (
     RUN,
@@ -32,7 +33,7 @@ from cloudload.mds.raw_files import (
 )
 from cloudload.mds.survey import JOURNAL_FOLDER, Survey, survey_folder
 from cloudload.storage.base import Retry
-from cloudload.storage.globs import folder_before_wildcard, glob_pattern, is_glob
+from cloudload.storage.globs import Glob, find_glob
 from cloudload.storage.objects import open_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path, scheme_of
@@ -66,8 +67,8 @@ def explain_not_a_dataset(stream: Stream, retry: Retry) -> str | None:
     """Explain what a stream's location contains if it has no index; None if that is unknown."""
     retry = replace(retry, deadline_s=min(retry.deadline_s, _DEADLINE_S))
     try:
-        if is_glob(stream.remote):
-            return _explain_glob(stream.remote, retry)
+        if glob := find_glob(stream.remote, retry):
+            return _explain_glob(stream.remote, glob, retry)
         if _is_file(stream.remote, retry):
             return _explain_file(stream.remote, stream.split)
         return _explain_stream(stream, retry)
@@ -75,12 +76,10 @@ def explain_not_a_dataset(stream: Stream, retry: Retry) -> str | None:
         return None
 
 
-def _explain_glob(location: str, retry: Retry) -> str | None:
-    local = str(local_path(location)) if is_local(location) else location
-    root, pattern = folder_before_wildcard(local), glob_pattern(local)
-    found = survey_folder(root, retry)
+def _explain_glob(location: str, glob: Glob, retry: Retry) -> str | None:
+    root, found = glob.folder, survey_folder(glob.folder, retry)
     files, folders = (
-        [url for name in names if pattern.fullmatch(url := join_url(root, name))]
+        [join_url(root, name) for name in names if glob.matches(name)]
         for names in (found.files, found.datasets)
     )
     shown = f"{redact(location)} is a glob, but a loader reads only folders of MDS datasets"
@@ -144,6 +143,9 @@ def _explain_folder(url: str, split: str | None, found: Survey) -> str | None:
             f"folder has a journal ({JOURNAL_FOLDER}), but no {INDEX_NAME}. Wait for the "
             "conversion, or run the same cloudload convert command again to resume it"
         )
+    if found.tables and any(map(is_table_data, files)):
+        folder, kind = found.tables[0]
+        return refuse_table(redact(join_url(url, folder.rstrip("/"))), kind)
     if _SAVED_DATASETS in files or set(files) >= _SAVED_DATASET:
         return _explain_saved(url, is_dict=_SAVED_DATASETS in files)
     if not files:

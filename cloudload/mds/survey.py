@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from cloudload.errors import StoreError
+from cloudload.file_kinds import find_table, hidden_part
 from cloudload.mds.index import INDEX_NAME
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import MOST_PEEKED, peek_folder
@@ -34,6 +35,8 @@ class Survey:
     """Folders that have an index."""
     unfinished: list[str]
     """Folders that have the journal of a conversion, but no index."""
+    tables: list[tuple[str, str]]
+    """The folder and the kind of each Delta, Iceberg, or Hudi table."""
     is_complete: bool
     """Whether the survey covers every file and folder."""
 
@@ -47,6 +50,7 @@ def survey_folder(url: str, retry: Retry) -> Survey:
     files: list[str] = []
     datasets: list[str] = []
     unfinished: list[str] = []
+    tables: list[tuple[str, str]] = []
     waiting, is_complete = deque([""]), True
     for _ in range(_MOST_FOLDERS):
         if not waiting:
@@ -59,10 +63,11 @@ def survey_folder(url: str, retry: Retry) -> Survey:
         elif f"{JOURNAL_FOLDER}/" in names:
             unfinished.append(folder.rstrip("/"))
         else:
-            shown = [name for name in names if name[0] != "." and name != "_SUCCESS"]
+            tables += filter(None, (find_table(folder + name) for name in names))
+            shown = [name for name in names if not hidden_part(name)]
             waiting += [folder + name for name in shown if name.endswith("/")]
             files += [folder + name for name in shown if not name.endswith("/")]
-    return Survey(files, datasets, unfinished, is_complete and not waiting)
+    return Survey(files, datasets, unfinished, tables, is_complete and not waiting)
 
 
 def _peek(url: str, retry: Retry) -> list[str]:

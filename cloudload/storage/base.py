@@ -8,7 +8,7 @@ A backend classifies its client's errors only in `failure_kind`.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,6 +64,10 @@ class StoredObject:
     time and size of a local file. Empty if the listing has none."""
 
 
+Wanted = Callable[[str], bool]
+"""Whether a listing needs a file, or what is in a folder, whose URL then ends in `/`."""
+
+
 class ObjectStream(io.BufferedReader):
     """A buffered stream of an object's stored bytes, and the object's version."""
 
@@ -115,7 +119,8 @@ class Backend(Protocol):
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         """Yield every object below the folder `url`, at any depth, or the object `url` itself.
 
-        Include all pages. Listing `s3://b/a` must not yield `s3://b/ab`; see `urls.is_below`.
+        Include all pages. Raise an error if a part cannot be listed. Listing `s3://b/a` must not
+        yield `s3://b/ab`; see `urls.is_below`.
         """
         ...
 

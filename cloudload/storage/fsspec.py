@@ -69,7 +69,10 @@ class FsspecStore:
 
     def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
         filesystem, root = _resolve(url)
-        for name, info in filesystem.find(url, detail=True).items():
+        if scheme_of(url) in ("http", "https") and "?" in url:  # a signed URL is one file
+            yield StoredObject(url, int(filesystem.info(url).get("size") or 0))
+            return
+        for name, info in _find(filesystem, root):
             # extend the caller's URL, because fsspec's name may lack the host or change the scheme
             below = name.removeprefix(root.rstrip("/"))
             yield StoredObject(url.rstrip("/") + below, int(info.get("size") or 0), _tag(info))
@@ -89,6 +92,43 @@ class FsspecStore:
         # only HTTP URLs name a server
         scheme = scheme_of(url)
         return f"{scheme}://{urlsplit(url).netloc}" if scheme in ("http", "https") else ""
+
+
+def _find(filesystem: Any, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the name and details of each file below a folder, or of the file `root` itself.
+
+    fsspec's own `find` leaves out folders that it cannot list, without an error.
+    """
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.spec import AbstractFileSystem
+
+    kind, is_empty = type(filesystem), True
+    is_async = isinstance(filesystem, AsyncFileSystem)
+    name, base = ("_find", AsyncFileSystem) if is_async else ("find", AbstractFileSystem)
+    if getattr(kind, name) is not getattr(base, name):
+        yield from filesystem.find(root, detail=True).items()
+        return
+    for item in _walk(filesystem, root):
+        is_empty = False
+        yield item
+    if is_empty and filesystem.isfile(root):
+        yield root, filesystem.info(root)
+
+
+def _walk(filesystem: Any, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            listed = filesystem.ls(folder, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # it is a file, or another client removed it in the meantime
+        for info in listed:
+            name = str(info["name"])
+            if info.get("type") != "directory":
+                yield name, info
+            elif name.rstrip("/") != folder.rstrip("/"):  # a folder may list itself
+                waiting.append(name)
 
 
 def _version_of(opened: Any) -> Version:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from cloudload.errors import FailureKind
-from cloudload.storage.base import ObjectStream, Retry, StoredObject
+from cloudload.errors import FailureKind, StoreError
+from cloudload.storage.base import ObjectStream, Retry, StoredObject, Wanted
 from cloudload.storage.clients import check_tag
-from cloudload.storage.urls import local_path
+from cloudload.storage.redaction import redact
+from cloudload.storage.urls import local_path, path_url
 from cloudload.storage.versions import version_of_file
 from cloudload.system.temp_files import creation, register, unregister
 
@@ -23,9 +26,8 @@ class LocalStore:
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         path = local_path(url)
-        # opening a pipe blocks until a writer opens it, and a device may never end
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise OSError(f"{path} is a pipe or a device, not a regular file. Use a regular file")
+            raise _special(path_url(path))
         file = io.FileIO(path)
         check_tag(url, tag, _tag(os.fstat(file.fileno())))
         file.seek(start)
@@ -48,19 +50,24 @@ class LocalStore:
     def delete(self, url: str, retry: Retry) -> None:
         local_path(url).unlink()
 
-    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+    def list(
+        self, url: str, retry: Retry, wanted: Wanted = lambda _: True
+    ) -> Iterator[StoredObject]:
+        """Yield every file, as the protocol says. Follow links.
+
+        A folder that is not `wanted` is not opened. It is yielded as an object whose URL ends in
+        `/`. Raises an error for a folder that cannot be read, and for a link to nothing, a pipe,
+        or a device, unless it is not wanted.
+        """
         root = local_path(url)
-        if root.is_file():
+        if root.is_dir():
+            yield from _walk(root, wanted)
+        elif root.is_file():
             yield _describe(url, root.stat())
-        elif not root.is_dir():
+        elif root.exists():
+            raise _special(url)
+        else:
             raise FileNotFoundError(f"{root} does not exist")
-        for folder, _, names in os.walk(root):
-            for name in names:
-                path = Path(folder, name)
-                # another process may remove the file
-                with contextlib.suppress(FileNotFoundError):
-                    if path.is_file():
-                        yield _describe(str(path), path.stat())
 
     def peek(self, url: str, retry: Retry) -> Iterator[str]:
         with os.scandir(local_path(url)) as entries:
@@ -89,6 +96,75 @@ def _copied(path: Path, target: Path) -> Iterator[tuple[Path, Path]]:
     finally:
         temporary.unlink(missing_ok=True)
         unregister(temporary)
+
+
+def _walk(root: Path, wanted: Wanted) -> Iterator[StoredObject]:
+    """Yield the files below a folder. A folder inside itself, through a link, is listed once."""
+    waiting = [(root, frozenset({_identify(root.stat())}))]
+    while waiting:
+        folder, above = waiting.pop()
+        for entry in _scan(folder):
+            path = folder / entry.name
+            url, status = path_url(path), _look_at(path, entry, wanted)
+            if status is None:
+                continue
+            if not stat.S_ISDIR(status.st_mode):
+                if not stat.S_ISREG(status.st_mode) and wanted(url):
+                    raise _special(url)
+                yield _describe(url, status)
+            elif not wanted(f"{url}/"):
+                yield StoredObject(f"{url}/", 0)
+            elif (own := _identify(status)) not in above:
+                waiting.append((path, above | {own}))
+
+
+def _identify(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _scan(folder: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError as error:
+        if os.path.lexists(folder):  # otherwise, another process removed it in the meantime
+            raise _unreadable(folder, error) from error
+
+
+def _look_at(path: Path, entry: os.DirEntry[str], wanted: Wanted) -> os.stat_result | None:
+    """The status of a file or folder; of a link itself if it leads nowhere and is not `wanted`.
+
+    None if another process removed the file in the meantime.
+    """
+    try:
+        return entry.stat()
+    except OSError as error:
+        with contextlib.suppress(FileNotFoundError):
+            own = path.lstat()
+            if wanted(path_url(path)):
+                raise _unreadable(path, error) from error
+            return own
+        return None
+
+
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    what = redact(path_url(path))
+    if path.is_symlink() and error.errno in (errno.ENOENT, errno.ELOOP):
+        return StoreError(
+            f"{what} is a link to {redact(os.readlink(path))}, which does not exist. Restore the "
+            "target, or remove the link"
+        )
+    return StoreError(
+        f"cannot list {what} ({error.strerror or error}), so its files are not known. Make it "
+        "readable, or move it elsewhere"
+    )
+
+
+def _special(url: str) -> OSError:
+    """The error for a pipe, which may block forever, and for a device, which may never end."""
+    return OSError(
+        f"{redact(url)} is a pipe, a socket, or a device, not a regular file. Use a regular file"
+    )
 
 
 def _describe(url: str, status: os.stat_result) -> StoredObject:

@@ -9,6 +9,7 @@ s3://b/corpus      nothing is stored in s3://b/corpus. Did you mean s3://b/corpo
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -90,11 +91,13 @@ def _explain_url(url: str, retry: Retry) -> str | None:
     if not key.strip("/"):
         return None if peek_folder(url, retry) else missing
     parent, _, name = url.rstrip("/").rpartition("/")
-    names = peek_folder(parent, retry)
+    names = peek_folder(f"{parent}/", retry)
     if f"{name}/" in names or name in names:
         return None
     if close := _find_close(name, names):
         return f"{missing}. Did you mean {redact(join_url(parent, close[0]))}?"
+    if (meant := re.sub("(?<!:)/+", "/", url)) != url:  # two slashes are another key than one
+        return f"{missing}. Did you mean {redact(meant)}?"
     return f"{missing}. {redact(parent)} {_describe_names(names)}"
 
 

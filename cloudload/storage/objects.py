@@ -28,7 +28,8 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject
+from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject, Wanted
+from cloudload.storage.local import LocalStore
 from cloudload.storage.registry import backend_of
 from cloudload.storage.retries import TargetError, Watch, retrying
 from cloudload.storage.versions import UNKNOWN, Version
@@ -215,16 +216,24 @@ def delete_object(url: str, retry: Retry | None = None) -> None:
 def list_objects(url: str, retry: Retry | None = None) -> list[StoredObject]:
     """List the objects below the folder `url`, at any depth, or the object `url` itself.
 
-    The list is sorted by URL. It is empty if there are no objects. If the S3 or GCS bucket or the
-    local folder does not exist, `StoreError` is raised.
+    The list is sorted by URL. It is empty if there are no objects. Local links are followed. If a
+    part cannot be listed, or the S3 or GCS bucket or the local folder does not exist, `StoreError`
+    is raised.
     """
     return collect_objects(url, lambda found: sorted(found, key=lambda item: item.url), retry)
 
 
 def collect_objects(
-    url: str, collect: Callable[[Iterator[StoredObject]], Found], retry: Retry | None = None
+    url: str,
+    collect: Callable[[Iterator[StoredObject]], Found],
+    retry: Retry | None = None,
+    wanted: Wanted | None = None,
 ) -> Found:
     """Call `collect` with the objects that `list_objects` lists, in any order. Return its result.
+
+    In a local listing, a folder that is not `wanted` is not opened, and an object whose URL ends in
+    `/` takes its place. A link to nothing that is not wanted is an object, not an error. Other
+    stores list all objects.
 
     Even for a long listing, memory holds only the objects that `collect` keeps. A retry calls
     `collect` again, even if the previous attempt is still running, so `collect` must have no side
@@ -232,9 +241,14 @@ def collect_objects(
     """
     retry, backend = retry or Retry(), backend_of(url)
 
+    def list_all() -> Iterator[StoredObject]:
+        if wanted is not None and isinstance(backend, LocalStore):
+            return backend.list(url, retry, wanted)
+        return backend.list(url, retry)
+
     def attempt(receive: Callable[[], None]) -> Found:
         def received() -> Iterator[StoredObject]:
-            for item in backend.list(url, retry):
+            for item in list_all():
                 receive()
                 yield item
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from cloudload.storage.redaction import redact
 
@@ -12,6 +12,9 @@ BUCKET_SCHEMES = ("s3", "gs")
 """The schemes whose URLs begin with the name of a bucket."""
 
 _URL_WITHOUT_SLASHES = re.compile(rf"({'|'.join(BUCKET_SCHEMES)}|az|abfs|https?|hf):")
+
+
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 def scheme_of(url: str) -> str:
@@ -31,7 +34,25 @@ def local_path(url: str) -> Path:
     """The path of a local URL, with `~` expanded."""
     head, separator, rest = url.partition("://")
     is_url = separator and head.lower() == "file"
-    return Path(rest if is_url else url).expanduser()
+    # `./~` is the folder `~`, not the home, so expand before `Path` removes the `./`
+    return Path(os.path.expanduser(rest if is_url else url))
+
+
+def path_url(path: Path) -> str:
+    """The location of a path, for which `local_path` returns the same path.
+
+    It begins with `./` if the path alone would mean something else, as `~` and `dbfs:/a` do.
+    """
+    text = str(path)
+    return text if is_local(text) and not text.startswith("~") else f"./{text}"
+
+
+def plain_location(url: str) -> str:
+    """A location as listings spell it: a path without `~` and `file://`, or a URL.
+
+    It does not end in a slash, unless it is the path `/`.
+    """
+    return path_url(local_path(url)) if is_local(url) else url.rstrip("/")
 
 
 def check_location(url: str) -> None:
@@ -57,10 +78,29 @@ def join_url(base: str, name: str) -> str:
     return f"{base.rstrip('/')}/{name}" if name else base
 
 
+def name_below(url: str, folder: str) -> str:
+    """The name of a listed object below the folder that was listed; "" for the folder itself.
+
+    `folder` is a `plain_location`. `join_url` of both is the object's URL. In a bucket, a name may
+    begin with a slash, because `s3://b/a//c` and `s3://b/a/c` are two objects.
+    """
+    if url == folder:
+        return ""
+    name = url.removeprefix("" if folder == "." else f"{folder.rstrip('/')}/")
+    return name.removeprefix("./") if is_local(url) else name
+
+
+def utf8_name(name: str) -> str:
+    """A name in which the bytes that are not UTF-8 are escaped, such as `caf%E9.jsonl`."""
+    # a path has each such byte as a surrogate from U+DC80 to U+DCFF
+    return _NOT_UTF8.sub(lambda match: f"%{ord(match[0]) - 0xDC00:02X}", name)
+
+
 def split_url(url: str) -> tuple[str, str]:
-    """The bucket and the key of a URL. A `?` and the text after it are part of the key."""
-    parts = urlsplit(url, allow_fragments=False)
-    return parts.netloc, (parts.path + (f"?{parts.query}" if parts.query else "")).lstrip("/")
+    """The bucket and the key of a URL. The key has every character after the bucket's slash."""
+    rest = url.partition("://")[2] or url.partition(":")[2]
+    bucket, _, key = rest.partition("/")
+    return bucket, key
 
 
 def folder_prefix(key: str) -> str:

@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.storage.urls import BUCKET_SCHEMES, check_location, is_local, local_path
+from cloudload.storage.urls import (
+    BUCKET_SCHEMES,
+    check_location,
+    is_local,
+    join_url,
+    local_path,
+    name_below,
+    plain_location,
+    split_url,
+    utf8_name,
+)
 
 PASSWORD = "correct-horse-battery"
 
@@ -35,3 +45,46 @@ def test_a_missing_bucket_is_noticed_in_capitals_too(url: str) -> None:
 def test_a_url_with_missing_slashes_is_refused_for_each_scheme(scheme: str, slashes: str) -> None:
     with pytest.raises(ValueError, match=f"Did you mean {scheme}://bucket/folder"):
         check_location(f"{scheme}:{slashes}bucket/folder")
+
+
+@pytest.mark.parametrize(
+    "key", ["k", "/k", "a//k", "tab\t.jsonl", "a\r\nb", "k?", "k#x", "a/../b", ""]
+)
+def test_a_key_is_every_character_after_the_bucket(key: str) -> None:
+    assert split_url(f"s3://bucket/{key}") == ("bucket", key)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("s3://b", "/k"),
+        ("s3://b/a", "/k"),
+        ("s3://b/a", "k/x"),
+        (".", ".convert/plan.json"),
+        (".", "~/x"),
+        ("/", "a"),
+        ("/a", ""),
+        ("a/b", "c"),
+    ],
+)
+def test_the_name_of_an_object_and_its_folder_make_its_url(folder: str, name: str) -> None:
+    assert name_below(join_url(folder, name), folder) == name
+
+
+@pytest.mark.parametrize(
+    ("location", "plain"),
+    [
+        ("a/./b/", "a/b"),
+        ("./~", "./~"),
+        ("file:///a/", "/a"),
+        ("/", "/"),
+        ("s3://b/a/", "s3://b/a"),
+        ("./dbfs:/a", "./dbfs:/a"),
+    ],
+)
+def test_a_plain_location_stays_the_same_location(location: str, plain: str) -> None:
+    assert plain_location(location) == plain == plain_location(plain)
+
+
+def test_bytes_that_are_not_utf8_are_escaped_in_names() -> None:
+    assert utf8_name(b"caf\xe9-\xc3\xbc%.txt".decode("utf-8", "surrogateescape")) == "caf%E9-ü%.txt"
