@@ -18,7 +18,7 @@ from cloudload.storage.clients import check_tag
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import local_path, path_url
 from cloudload.storage.versions import version_of_file
-from cloudload.system.temp_files import creation, register, unregister
+from cloudload.system.temp_files import create, register, unregister
 
 
 class LocalStore:
@@ -88,8 +88,7 @@ def _copied(path: Path, target: Path) -> Iterator[tuple[Path, Path]]:
     target.parent.mkdir(parents=True, exist_ok=True)
     # the name is unique among all threads and machines that share the folder
     temporary = target.with_name(f".{target.name}.{secrets.randbits(62)}.tmp")
-    with creation():
-        register(temporary)
+    create(lambda: register(temporary))
     try:
         shutil.copyfile(path, temporary)
         yield temporary, target

@@ -25,9 +25,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from cloudload.system.file_locks import acquire, release
+from cloudload.system.file_locks import HeldLock, acquire
 from cloudload.system.parent_watch import exit_with_trainer, open_trainer_pidfd
-from cloudload.system.temp_files import register, unregister
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +46,12 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
     `function` is a name such as "package.module:name". Returns False if the lock is already held or
     if no process can be started, otherwise True. Raises `OSError` if the lock cannot be created.
     """
-    descriptor = acquire(lock, wait=False) if sys.executable else None
-    if descriptor is None:
+    held = acquire(lock, wait=False) if sys.executable else None
+    if held is None:
         return False
     trainer = open_trainer_pidfd()
     try:
-        inherited = [descriptor] if trainer is None else [descriptor, trainer]
+        inherited = [held.fileno()] if trainer is None else [held.fileno(), trainer]
         process = _spawn([function, str(lock.absolute())], argument, inherited)
     except OSError as error:
         logger.info(
@@ -61,13 +60,12 @@ def run_detached(function: str, argument: bytes, lock: Path) -> bool:
             function,
             error,
         )
-        release(lock, descriptor)
+        held.release()
         return False
     finally:
         if trainer is not None:
             os.close(trainer)
-    unregister(lock)
-    os.close(descriptor)
+    held.hand_over()
     # an exiting interpreter cannot start a thread, but after its exit, init reaps the child
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=process.wait, name="cloudload-background", daemon=True).start()
@@ -96,7 +94,7 @@ def _spawn(
 
 def _child_main(function: str, lock: str, descriptor: str, trainer: str | None = None) -> None:
     os.nice(_NICENESS)
-    register(Path(lock), int(descriptor))
+    held = HeldLock.inherit(Path(lock), int(descriptor))
     if trainer is not None:
         exit_with_trainer(int(trainer))
     module, name = function.split(":")
@@ -104,4 +102,4 @@ def _child_main(function: str, lock: str, descriptor: str, trainer: str | None =
         __import__(module)
         getattr(sys.modules[module], name)(sys.stdin.buffer.read())
     finally:
-        release(Path(lock), int(descriptor))
+        held.release()

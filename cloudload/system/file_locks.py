@@ -14,12 +14,13 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 
 from cloudload.system.activity import Text, doing
 from cloudload.system.temp_files import (
     PART_SUFFIX,
-    creation,
+    create,
     is_temporary,
     lock_path,
     register,
@@ -28,6 +29,44 @@ from cloudload.system.temp_files import (
 )
 
 _LOOK_EVERY_S = 0.05
+
+
+class HeldLock:
+    """A lock that this process holds until `release`, or until the object is garbage-collected.
+
+    The file object then closes the descriptor, so an exception at any point, such as Ctrl-C, leaves
+    no lock held once its traceback is gone. There is no `__del__`, because Python would ignore a
+    Ctrl-C in it.
+    """
+
+    def __init__(self, path: Path, file: FileIO) -> None:
+        self._path, self._file, self._process = path, file, os.getpid()
+        register(path, file.fileno())
+
+    @classmethod
+    def inherit(cls, path: Path, descriptor: int) -> HeldLock:
+        """Take over a lock from the process that started this one."""
+        return cls(path, FileIO(descriptor, "r+"))
+
+    def fileno(self) -> int:
+        """The descriptor that holds the lock. Every process that inherits it holds the lock too."""
+        return self._file.fileno()
+
+    def release(self) -> None:
+        """Delete the lock's file, and unlock it, also for forked processes that inherited it."""
+        try:
+            if not self._file.closed and self._process == os.getpid():
+                unregister(self._path)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path)
+                _unlock(self._file)
+        finally:
+            self._file.close()  # without unlocking, if another process owns the lock
+
+    def hand_over(self) -> None:
+        """Leave the lock to a process that inherited the descriptor."""
+        unregister(self._path)
+        self._file.close()
 
 
 @contextlib.contextmanager
@@ -42,22 +81,23 @@ def locked(
     with "waiting for another process of this node to", and `what` completes that sentence. Raises
     `OSError` if the file cannot be created or locked.
     """
-    descriptor = acquire(path, wait=wait, what=what, most_wait_s=most_wait_s)
+    lock = None
     try:
-        yield descriptor is not None
+        lock = acquire(path, wait=wait, what=what, most_wait_s=most_wait_s)
+        yield lock is not None
     finally:
-        if descriptor is not None:
-            release(path, descriptor)
+        if lock is not None:
+            lock.release()
 
 
 def acquire(
     path: Path, *, wait: bool, what: Text = "", most_wait_s: float = math.inf
-) -> int | None:
-    """Lock the file `path`, and return a descriptor that holds the lock until it is closed.
+) -> HeldLock | None:
+    """Lock the file `path`.
 
-    If processes inherit the descriptor, all of them must close it. Returns None if another thread
-    or process holds the lock, immediately if `wait` is False, and after `most_wait_s` seconds
-    otherwise. `what` is as in `locked`. Raises `OSError` if the file cannot be created or locked.
+    Returns None if another thread or process holds the lock, immediately if `wait` is False, and
+    after `most_wait_s` seconds otherwise. `what` is as in `locked`. Raises `OSError` if the file
+    cannot be created or locked.
     """
     deadline_s = time.monotonic() + most_wait_s
 
@@ -66,50 +106,48 @@ def acquire(
         return f"waiting for another process on this node to {work or f'unlock {path}'}"
 
     while True:
-        with creation():
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_free = True
-                # the previous holder may have deleted the file between our open and our lock
-                if _is_same_file(path, descriptor):
-                    register(path, descriptor)
-                    return descriptor
-            except BlockingIOError:
-                is_free = False
-            except BaseException:
-                os.close(descriptor)
-                raise
+        found = create(lambda: _try_to_lock(path))
+        if isinstance(found, HeldLock):
+            return found
         try:
-            if wait and not is_free:
+            if not _lock_at_once(found):
+                if not wait:
+                    return None
                 with doing(describe):  # until the holder unlocks the file
-                    wait = _wait_for(descriptor, deadline_s)
+                    wait = _wait_for(found, deadline_s)
         finally:
-            os.close(descriptor)
-        if not wait and not is_free:
-            return None
+            _unlock(found)
 
 
-def _wait_for(descriptor: int, deadline_s: float) -> bool:
-    """Wait for a lock until `time.monotonic()` is `deadline_s`. Return whether it was acquired."""
-    if deadline_s == math.inf:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+def _try_to_lock(path: Path) -> HeldLock | FileIO:
+    """Open and lock a file. If another thread or process holds or deleted it, return it open."""
+    file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+")
+    try:
+        # the previous holder may have deleted the file between our open and our lock
+        is_held = _lock_at_once(file) and _is_same_file(path, file)
+        return HeldLock(path, file) if is_held else file
+    except BaseException:
+        _unlock(file)
+        raise
+
+
+def _lock_at_once(file: FileIO) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        time.sleep(_LOOK_EVERY_S)
     return False
 
 
-def release(path: Path, descriptor: int) -> None:
-    """Delete a lock's file, and close the descriptor that holds the lock."""
-    unregister(path)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have inherited the descriptor
-    os.close(descriptor)
+def _wait_for(file: FileIO, deadline_s: float) -> bool:
+    """Wait for a lock until `time.monotonic()` is `deadline_s`. Return whether it was acquired."""
+    if deadline_s == math.inf:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return True
+    while time.monotonic() < deadline_s:
+        if _lock_at_once(file):
+            return True
+        time.sleep(_LOOK_EVERY_S)
+    return False
 
 
 def remove_if_orphaned(path: Path) -> bool:
@@ -133,9 +171,18 @@ def remove_orphans(folder: Path, names: re.Pattern[str]) -> None:
                 remove_if_orphaned(folder / name)
 
 
-def _is_same_file(path: Path, descriptor: int) -> bool:
+def _unlock(file: FileIO) -> None:
+    """Unlock a file, also for forked processes that inherited it, and close it."""
     try:
-        return os.stat(path).st_ino == os.fstat(descriptor).st_ino
+        if not file.closed:
+            fcntl.flock(file, fcntl.LOCK_UN)
+    finally:
+        file.close()
+
+
+def _is_same_file(path: Path, file: FileIO) -> bool:
+    try:
+        return os.lstat(path).st_ino == os.fstat(file.fileno()).st_ino
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ESTALE):  # NFS raises ESTALE
             raise

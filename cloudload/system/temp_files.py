@@ -19,10 +19,12 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeVar, cast
+
+T = TypeVar("T")
 
 LOCK_SUFFIX, PART_SUFFIX = ".lock", ".part"
 
@@ -86,8 +88,7 @@ def partial_file(path: Path) -> Iterator[Path]:
     The file is removed at the end unless the caller renamed it.
     """
     part = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}{PART_SUFFIX}")
-    with creation():
-        register(part)
+    create(lambda: register(part))
     try:
         yield part
     finally:
@@ -98,14 +99,17 @@ def partial_file(path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def scratch_file() -> Iterator[BinaryIO]:
     """Yield a new file in the system's folder for temporary files. Its `name` is its path."""
-    with creation():
-        file = tempfile.NamedTemporaryFile()
+
+    def make() -> BinaryIO:
+        file = cast("BinaryIO", tempfile.NamedTemporaryFile())
         register(Path(file.name))
-    try:
-        with file:
-            yield cast("BinaryIO", file)
-    finally:
-        unregister(Path(file.name))
+        return file
+
+    with create(make) as file:
+        try:
+            yield file
+        finally:
+            unregister(Path(file.name))
 
 
 def is_temporary(name: str) -> bool:
@@ -121,9 +125,8 @@ def target_of(temporary: Path) -> Path:
     return temporary.with_name(temporary.name.rsplit(".", pieces)[0])
 
 
-@contextlib.contextmanager
-def creation() -> Iterator[None]:
-    """The context in which to create and register a temporary file, which is removed at exit.
+def create(make: Callable[[], T]) -> T:
+    """Return `make()`, which creates and registers a temporary file that is removed at exit.
 
     If a daemon thread is making the process exit, this blocks all other threads until the process
     ends. If a non-daemon thread is making it exit, this raises `ProcessEndsError` in daemon
@@ -132,8 +135,7 @@ def creation() -> Iterator[None]:
     with _creation:
         ending, own = _exiting.get(os.getpid()), threading.current_thread()
         if ending is None or own is ending or not (own.daemon or ending.daemon):
-            yield
-            return
+            return make()
     while ending.daemon:
         time.sleep(_SETTLE_S)
     raise ProcessEndsError(
@@ -159,7 +161,7 @@ def unregister(path: Path) -> None:
 def remove_all_and_stop() -> None:
     """Remove all registered files before this process exits.
 
-    Locks that this process no longer holds are kept. From then on, `creation` stops other threads.
+    Locks that this process no longer holds are kept. From then on, `create` stops other threads.
     """
     is_first = os.getpid() not in _exiting
     _exiting[os.getpid()] = threading.current_thread()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloudload.cache.folder import dataset_folder, shard_path
-from cloudload.system.file_locks import acquire, release
+from cloudload.system.file_locks import acquire
 from cloudload.system.temp_files import lock_path, make_folder
 from tests.support.corpora import random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
@@ -82,10 +82,10 @@ def test_a_shard_that_another_process_downloads_is_named(
         [dataset] = loader.plan().recipe.corpus.datasets
         shard = shard_path(dataset_folder(cache, dataset), dataset.shards[0])
         make_folder(shard.parent)
-        descriptor = acquire(lock_path(shard), wait=False)
-        assert descriptor is not None
+        held = acquire(lock_path(shard), wait=False)
+        assert held is not None
         what = f"waiting for another process on this node to download {data}/shard.00000.mds.zstd"
-        with ended_by(caplog, what, lambda: release(lock_path(shard), descriptor)):
+        with ended_by(caplog, what, held.release):
             next(iter(loader))
 
 
@@ -109,10 +109,10 @@ def test_an_order_that_another_process_builds_is_named(
         orders = loader.recipe.components[0].orders(tmp_path)
         path = orders._path(0)
         make_folder(path.parent)
-        descriptor = acquire(lock_path(path), wait=False)
-        assert descriptor is not None
+        held = acquire(lock_path(path), wait=False)
+        assert held is not None
         what = "waiting for another process on this node to build the order of epoch 0"
-        with ended_by(caplog, what, lambda: release(lock_path(path), descriptor)):
+        with ended_by(caplog, what, held.release):
             next(iter(loader))
 
 
