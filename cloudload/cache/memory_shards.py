@@ -25,7 +25,7 @@ from cloudload.storage.base import Retry
 from cloudload.storage.objects import read_object_version
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
-from cloudload.system.daemon_threads import DaemonThreadPool
+from cloudload.system.daemon_threads import DaemonThreadPool, await_unless_failed
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class MemoryShards:
         return self._kept[1]
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Start fetching shards in the given order. If a fetch fails, `shard` raises its error."""
+        """Start fetching shards in the given order. If a fetch fails, `shard` fetches again."""
         for number in numbers:
             dataset, info = self._corpus.find_shard(number)
             if not _fits(dataset, info):
@@ -86,7 +86,8 @@ class MemoryShards:
     def _fetch_twice(self, number: int, dataset: Dataset, info: ShardInfo) -> Shard:
         url = join_url(dataset.url, info.stored.name)
         fetch = self._fetches.pop(number, None)
-        shard = self._open(*(fetch.result() if fetch else self._fetch(dataset, info)), info, url)
+        stored = await_unless_failed(fetch) or self._fetch(dataset, info)
+        shard = self._open(*stored, info, url)
         if isinstance(shard, str):
             logger.warning("%s %s. Fetching it again", redact(url), shard)
             shard = self._open(*self._fetch(dataset, info), info, url)

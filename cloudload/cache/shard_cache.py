@@ -31,7 +31,7 @@ from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url, local_path
 from cloudload.system.activity import Wait, doing
-from cloudload.system.daemon_threads import DaemonThreadPool
+from cloudload.system.daemon_threads import DaemonThreadPool, await_unless_failed
 from cloudload.system.verified_files import mark_used
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class ShardCache:
         return shard
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Start fetching shards in the given order. If a fetch fails, `shard` raises its error."""
+        """Start fetching shards in the given order. If a fetch fails, `shard` fetches again."""
         for number in numbers:
             if number in self._open or number in self._fetches:
                 continue
@@ -129,7 +129,7 @@ class ShardCache:
                 self._wait,
                 doing(lambda: self._fetcher.describe(dataset, info)),
             ):
-                path = (fetch and fetch.result()) or self._fetcher.fetch(number, dataset, info)
+                path = await_unless_failed(fetch) or self._fetcher.fetch(number, dataset, info)
             assert path is not None
             try:
                 return Shard(path, info)

@@ -50,6 +50,16 @@ class DaemonThreadPool:
             del call  # an idle thread must not keep arguments or results alive
 
 
+def await_unless_failed(future: Future[T] | None) -> T | None:
+    """Wait for a call's result. Returns None if it has failed already.
+
+    The cause may be over by now, so the caller should make the call again.
+    """
+    if future is None or (future.done() and future.exception() is not None):
+        return None
+    return future.result()
+
+
 def settle(future: Future[T], function: Callable[..., T], arguments: tuple[Any, ...] = ()) -> None:
     """Call `function`, and set its result or its exception on `future`."""
     try:

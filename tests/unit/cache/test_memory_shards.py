@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,3 +115,28 @@ def test_a_shard_too_large_for_memory_goes_through_the_cache(
         shards.prefetch([0])
         assert texts_of(shards.shard(0)) == DOCUMENTS[: int(corpus.shard_sizes[0])]
     assert list((tmp_path / "cache").rglob("*.mds"))
+
+
+def test_a_prefetch_that_failed_is_repeated_when_the_shard_is_needed(tmp_path: Path) -> None:
+    corpus = write(str(tmp_path / "mds"), compression="zstd")
+    [missing] = (tmp_path / "mds").glob("shard.00001.*")
+    missing.rename(tmp_path / "moved")
+    for shards in open_both(corpus, tmp_path / "cache"):
+        shards.prefetch([1])
+        while not shards._fetches[1].done():
+            time.sleep(0.01)
+        with pytest.raises((StoreError, DatasetError), match="shard.00001"):
+            shards.shard(1)
+        shards.prefetch([1])
+        while not shards._fetches[1].done():
+            time.sleep(0.01)
+        (tmp_path / "moved").rename(missing)
+        assert texts_of(shards.shard(1))
+        missing.rename(tmp_path / "moved")
+        shards.close()
+
+
+def open_both(corpus: Corpus, root: Path) -> Iterator[MemoryShards | ShardCache]:
+    yield ShardCache(corpus, root / "one", RETRY, verify="once")
+    with open_shards(corpus, root / "two") as shards:
+        yield shards
