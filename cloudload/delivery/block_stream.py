@@ -7,6 +7,7 @@ The workers run from the first `open` until `close`. Each later `open` starts an
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,8 +19,9 @@ from cloudload.workers.block import Block
 from cloudload.workers.block_sources import Blocks
 from cloudload.workers.plan import NextPhase, Plan, SharedDocuments
 
-OpenBlocks = Callable[[Plan, WorkerCounts], Blocks]
-"""Starts the workers of a plan, and repeatedly yields one block of each worker."""
+OpenBlocks = Callable[[Plan, WorkerCounts, threading.Event], Blocks]
+"""Starts the workers of a plan, and repeatedly yields one block of each worker, until another
+thread sets the event."""
 
 
 class BlockStream:
@@ -32,6 +34,7 @@ class BlockStream:
         """The next phase, until it is sent to the workers."""
         self._documents: tuple[SharedDocuments, ...] = ()
         self._end_workers: Callable[[], object] = _no_workers
+        self._closing = threading.Event()
         self.current: list[Block] = []
         """The current block of each worker; empty before the first one."""
         self.number = 0
@@ -53,7 +56,7 @@ class BlockStream:
             return
         counts = WorkerCounts(plan.num_workers)
         self._log.meter.begin_iteration(counts, plan.num_workers * plan.blocks_ahead)
-        blocks = self._open_blocks(plan, counts)
+        blocks = self._open_blocks(plan, counts, self._closing)
         self._workers = plan, blocks
         # `finalize` also runs at interpreter exit, while modules still have their globals
         self._end_workers = weakref.finalize(self, _close_blocks, blocks)
@@ -84,7 +87,8 @@ class BlockStream:
         self.current, self.is_open = [], False
 
     def close(self) -> None:
-        """Stop the workers."""
+        """Stop the workers, also while another thread waits for them."""
+        self._closing.set()
         self.discard()
         self._workers = self._change = None
         self._end_workers()

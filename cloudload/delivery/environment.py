@@ -9,6 +9,7 @@ A loader uses the environment that is current when the loader is created.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
 
@@ -53,13 +54,15 @@ class Environment:
             return DistributedExchange(delivery.exchange_timeout_s)
         return Exchange()
 
-    def open_blocks(self, plan: Plan, counts: WorkerCounts) -> Blocks:
+    def open_blocks(self, plan: Plan, counts: WorkerCounts, closing: threading.Event) -> Blocks:
         """Start the workers of a plan, and repeatedly yield a list with one block of each worker.
 
-        The workers count their retries, blocks and times in `counts`.
+        The workers count their retries, blocks and times in `counts`. Once another thread sets
+        `closing`, a request that waits for worker processes raises `WorkerError`.
         """
-        has_processes = plan.delivery.has_worker_processes
-        return (process_blocks if has_processes else inline_blocks)(plan, counts)
+        if plan.delivery.has_worker_processes:
+            return process_blocks(plan, counts, closing)
+        return inline_blocks(plan, counts)
 
 
 _current: ContextVar[Environment | None] = ContextVar("cloudload_environment", default=None)

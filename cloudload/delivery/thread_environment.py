@@ -92,5 +92,5 @@ class ThreadEnvironment(Environment):
     def open_exchange(self, delivery: DeliveryConfig) -> Exchange:
         return HubExchange(self._hub, self.world.rank)
 
-    def open_blocks(self, plan: Plan, counts: WorkerCounts) -> Blocks:
+    def open_blocks(self, plan: Plan, counts: WorkerCounts, closing: threading.Event) -> Blocks:
         return inline_blocks(plan, counts)

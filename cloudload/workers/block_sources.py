@@ -8,6 +8,7 @@ items          first      second             third
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Generator, Sequence
 
 from cloudload.cache.counters import WorkerCounts
@@ -47,13 +48,14 @@ def inline_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
                 worker.receive(plan.part_of(change, number))
 
 
-def process_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
+def process_blocks(plan: Plan, counts: WorkerCounts, closing: threading.Event) -> Blocks:
     """Yield blocks from worker processes, which run ahead of the training loop.
 
-    The tokens of a block are valid until the next blocks are requested.
+    The tokens of a block are valid until the next blocks are requested. Once another thread sets
+    `closing`, a request that waits for blocks raises `WorkerError`.
     """
     memory = Memory.of(plan, counts)
-    with running_workers(plan, memory) as workers:
+    with running_workers(plan, memory, closing) as workers:
         dropped: list[list[Block]] = [[] for _ in workers]
         while True:
             received = [unpack_block(worker.receive(), memory.blocks) for worker in workers]

@@ -19,7 +19,10 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
+from multiprocessing import process
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +42,27 @@ logger = logging.getLogger(__name__)
 # starting an interpreter and importing torch takes several seconds
 _START_GRACE_S = 25.0
 _STARTS, _START_S, _END_S, _LOOK_EVERY_S, _SWEEP_S = 3, 60.0, 8.0, 1.0, 1.0
+_processes = weakref.WeakSet[BaseProcess]()
+
+
+def _disown() -> None:
+    """Forget the parent's workers, which `multiprocessing` would terminate at this child's exit."""
+    process._children.difference_update(_processes)  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 class WorkerProcess:
     """The training process's handle to one worker process.
 
-    `number` is the worker's index in its rank.
+    `number` is the worker's index in its rank. Once another thread sets `closing`, `receive` raises
+    `WorkerError`.
     """
 
-    def __init__(self, plan: Plan, number: int, memory: Memory) -> None:
+    def __init__(self, plan: Plan, number: int, memory: Memory, closing: threading.Event) -> None:
         self._plan, self._number, self._activities = plan, number, memory.activities
+        self._closing = closing
         self._arguments = (number, memory)
         self._context: Any = multiprocessing.get_context(plan.delivery.start_method)
         self._is_forked = self._context.get_start_method() == "fork"
@@ -90,6 +104,7 @@ class WorkerProcess:
         self._process = self._context.Process(
             target=work, args=(*self._arguments, theirs, plan), daemon=True
         )
+        _processes.add(self._process)
         try:
             self._process.start()
         except OSError as error:
@@ -205,7 +220,8 @@ class WorkerProcess:
         with contextlib.suppress(EOFError, OSError), doing(self.describe):
             # a child of the worker may keep the stream open after the worker's death
             while not self._connection.poll(_LOOK_EVERY_S) and self._process.is_alive():
-                pass
+                if self._closing.is_set():
+                    raise WorkerError("another thread closed the loader during this iteration")
             if self._connection.poll():
                 return self._connection.recv()
         self._process.join(_END_S)
@@ -230,13 +246,23 @@ class WorkerProcess:
 
 
 @contextlib.contextmanager
-def running_workers(plan: Plan, memory: Memory) -> Iterator[Sequence[WorkerProcess]]:
-    """Start the workers of a plan, and stop them after the block."""
+def running_workers(
+    plan: Plan, memory: Memory, closing: threading.Event
+) -> Iterator[Sequence[WorkerProcess]]:
+    """Start the workers of a plan, and stop them after the block.
+
+    `closing` is as in `WorkerProcess`. Raises `WorkerError` if this process may have no children.
+    """
+    if multiprocessing.current_process().daemon:
+        raise WorkerError(
+            "this process cannot start worker processes, because it is a daemonic process itself, "
+            "such as a worker of a DataLoader or a Pool. Use num_workers=0"
+        )
     workers: list[WorkerProcess] = []
     try:
         with doing("starting worker processes", grace_s=_START_GRACE_S):
             for number in range(plan.num_workers):
-                workers.append(WorkerProcess(plan, number, memory))
+                workers.append(WorkerProcess(plan, number, memory, closing))
         for worker in workers:
             worker.await_start()
         yield workers

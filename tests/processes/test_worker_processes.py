@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -279,3 +280,68 @@ def test_garbage_collections_of_a_worker_do_not_scan_what_it_was_started_with(
     text = text.replace(" ", "")
     assert "frozen" in text
     assert "scanned" not in text
+
+
+class Endless:
+    """A transform that never returns."""
+
+    def __call__(self, sample: Any) -> str:
+        time.sleep(600)
+        return str(sample["text"])
+
+
+def test_closing_a_loader_ends_a_thread_that_waits_for_its_batch(corpus: Corpus) -> None:
+    before = children_of(os.getpid())
+    loader = corpus.make_loader(
+        batch_size=2, num_workers=1, transform=Endless(), transform_id="endless"
+    )
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            next(iter(loader))
+        except WorkerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    while not children_of(os.getpid()) - before:
+        time.sleep(0.05)
+    loader.close()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "another thread closed the loader" in str(errors[0])
+    assert children_of(os.getpid()) <= before
+
+
+def test_a_forked_child_that_exits_leaves_its_parents_workers_alive(corpus: Corpus) -> None:
+    expected = list(corpus.make_loader(batch_size=2, num_workers=0).take(3))
+    with corpus.make_loader(batch_size=2, num_workers=1) as loader:
+        batches = iter(loader)
+        found = [next(batches)]
+        if not (child := os.fork()):
+            multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # as `sys.exit` does
+            os._exit(0)
+        os.waitpid(child, 0)
+        found += [next(batches), next(batches)]
+    assert rows_of(found) == rows_of(expected)
+
+
+def read_in_child(corpus: Corpus, num_workers: int, answers: Any) -> None:
+    try:
+        with corpus.make_loader(batch_size=2, num_workers=num_workers) as loader:
+            answers.put(next(iter(loader)).first_row)
+    except WorkerError as error:
+        answers.put(str(error))
+
+
+@pytest.mark.parametrize(("num_workers", "answer"), [(0, "0"), (1, "Use num_workers=0")])
+def test_a_process_that_may_have_no_children_is_told_to_use_none(
+    corpus: Corpus, num_workers: int, answer: str
+) -> None:
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=read_in_child, args=(corpus, num_workers, answers), daemon=True)
+    child.start()
+    assert answer in str(answers.get())
+    child.join()

@@ -125,7 +125,7 @@ def test_a_prefetch_that_failed_is_repeated_when_the_shard_is_needed(tmp_path: P
         shards.prefetch([1])
         while not shards._fetches[1].done():
             time.sleep(0.01)
-        with pytest.raises((StoreError, DatasetError), match="shard.00001"):
+        with pytest.raises((StoreError, DatasetError), match=r"shard\.00001"):
             shards.shard(1)
         shards.prefetch([1])
         while not shards._fetches[1].done():
