@@ -19,7 +19,7 @@ import numpy as np
 
 from cloudload.arrays import Ids
 from cloudload.batch import Batch
-from cloudload.config.checks import check_choice, check_positive
+from cloudload.config.checks import as_choice, as_integer
 from cloudload.config.choices import AUTO, TOKEN_DTYPES
 from cloudload.errors import ConvertError, StoreError
 from cloudload.json_text import to_json
@@ -118,7 +118,7 @@ def export_rows(
         CloudloadError: the rows cannot be read.
     """
     if num_batches is not None:
-        check_positive("num_batches", num_batches)
+        num_batches = as_integer("num_batches", num_batches, 1)
     elif loader.is_endless:
         raise ValueError(
             "the run has no end, because the loader was created without epochs. Pass num_batches "
@@ -163,8 +163,8 @@ def export_rows(
 
 def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
     """Resolve the dtype `auto`. Raises `ValueError` for a dtype that cannot hold every ID."""
-    check_choice("encoding", encoding, EXPORT_ENCODINGS)
-    check_choice("dtype", dtype, (AUTO, *TOKEN_DTYPES))
+    as_choice("encoding", encoding, EXPORT_ENCODINGS)
+    as_choice("dtype", dtype, (AUTO, *TOKEN_DTYPES))
     if dtype == AUTO:
         if encoding == "bytes":
             return "int64"

@@ -15,6 +15,7 @@ from typing import Any, Literal, NoReturn
 
 from cloudload.arrays import Ints
 from cloudload.batch import Batch
+from cloudload.config.checks import as_integer
 from cloudload.config.choices import (
     AUTO,
     OnError,
@@ -161,6 +162,7 @@ class CloudLoader:
 
         Ignores `stop_every`.
         """
+        number = as_integer("number", number, 0)
         return itertools.islice(Pass(self._reader, has_stop=False), number)
 
     def skip(self, number: int) -> None:
@@ -201,6 +203,7 @@ class CloudLoader:
         number of batches in a run with this `epochs` and the loader's `max_epochs` and `stopping`.
         Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
         """
+        epochs = as_integer("epochs", epochs, 1)
         return batch_counts.count_epochs(self._run, self._reader.member, epochs)
 
     def __bool__(self) -> bool:
@@ -316,9 +319,10 @@ class CloudLoader:
 
         With token lengths (see `lengths`), this reads nothing. Without them, the next iteration
         reads the rows in between and drops them. The statistics count these rows, unless row `rows`
-        is in the tail of a finite run. Raises `ValueError` for a row before the loader's position.
+        is in the tail of a finite run. Raises `ValueError` for a row before the loader's position,
+        and for a row after the end of the run if token lengths determine the end.
         """
-        position = self._run.find_position(rows)
+        position = self._run.find_position(rows, self._reader.member.global_batch)
         self._reader.stop("the loader was moved by seek")
         self._run.log.move_to(position)
 
@@ -350,12 +354,13 @@ class CloudLoader:
             ranks_per_node: the number of ranks per node, which affects only which node downloads
                 which shards. By default, the number that a new loader in this process would use.
 
-        Raises `ValueError` for a world that cannot share the lanes, and for `rows` more than 3
-        batches back; `RanksDisagreeError` if no rank knows the whole state; and `CacheError` if
-        `cache_limit` is below the working set in the new world. The world is then unchanged.
+        Raises `ValueError` for a world that cannot share the lanes, and for `rows` that `seek`
+        refuses, except up to 3 batches back; `RanksDisagreeError` if no rank knows the whole state;
+        and `CacheError` if `cache_limit` is below the working set in the new world. The world is
+        then unchanged.
         """
         member = self._reader.member.moved(rank, size, batch_size, ranks_per_node)
-        self._run.check_world(size)
+        self._run.check_world(member.world.size)
         self._reader.move(member, rows)
 
     # ------------------------------------------------------------ inspecting and closing
@@ -444,8 +449,8 @@ class CloudLoader:
         `CloudloadError` if a document cannot be read.
         """
         rows = batch.rows
-        if row is not None and not 0 <= row < len(rows):
-            raise ValueError(f"row is {row}. Use a row of the batch, from 0 to {len(rows) - 1}")
+        if row is not None:
+            row = as_integer("row", row, 0, len(rows) - 1)
         spans = batch.spans if row is None else batch.spans[batch.spans[:, SPAN_ROW] == row]
         return self.open_tracer().trace(spans, rows)
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
 import torch
 
 from cloudload.arrays import Ints
-from cloudload.config.checks import check_positive
+from cloudload.config.checks import as_integer
 from cloudload.config.choices import OFF, REQUIRE
 from cloudload.config.stream import Stream
 from cloudload.delivery.regular_reader import RegularReader, open_run
@@ -92,7 +91,7 @@ class Rows(torch.utils.data.Dataset[Item]):
                 raise _missing_lengths(plan)
             own = None if loader.is_endless else _find_end(loader, plan)
         if num_rows is not None:
-            check_positive("num_rows", num_rows)
+            num_rows = as_integer("num_rows", num_rows, 1)
             if own is not None and num_rows > own:
                 raise ValueError(
                     f"num_rows is {num_rows:,}, but the run has {own:,} rows. Use at most {own:,}, "
@@ -117,7 +116,7 @@ class Rows(torch.utils.data.Dataset[Item]):
 
         Raises `IndexError` for a row before `first_row` or after the end of the dataset.
         """
-        if row != self._num_rows:
+        if (row := _read_index(row)) != self._num_rows:
             [row] = self._check_rows([row]).tolist()
         plan = self._plan
         position = self._open_reader().lengths.advance(plan.position, row)
@@ -180,7 +179,7 @@ class Rows(torch.utils.data.Dataset[Item]):
 
     def _check_rows(self, rows: Sequence[int]) -> Ints:
         """Return valid row indices: int64 [rows]. Negative ones count from the end, as in lists."""
-        indices = np.array([index(row) for row in rows], np.int64)
+        indices = np.array([_read_index(row) for row in rows], np.int64)
         if self._num_rows is not None:
             indices = np.where(indices < 0, indices + self._num_rows, indices)
         end = np.iinfo(np.int64).max if self._num_rows is None else self._num_rows
@@ -226,6 +225,14 @@ def _check(options: Mapping[str, Any]) -> None:
             "Rows does not support fields that describe a whole batch, such as "
             f"{', '.join(of_batch)}. Use 'segment_ids' or 'position_ids', or use a CloudLoader"
         )
+
+
+def _read_index(row: Any) -> int:
+    """Return the index of a row. Raises `TypeError` if it is not an integer, as lists do."""
+    try:
+        return as_integer("row", row)
+    except ValueError as error:
+        raise TypeError(f"{error}") from None
 
 
 def _missing_lengths(plan: Plan) -> Exception:

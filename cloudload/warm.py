@@ -18,6 +18,7 @@ import numpy as np
 from cloudload.arrays import Flags, Ints
 from cloudload.cache.counters import TrafficCounter
 from cloudload.cache.fetch import Fetcher
+from cloudload.config.checks import as_integer
 from cloudload.delivery.world import World, check_world
 from cloudload.loader import CloudLoader
 from cloudload.mds.dataset import Corpus, is_in_place
@@ -81,15 +82,13 @@ def warm_cache(
         ValueError: for an invalid number, or a world that cannot share the lanes.
         StoreError, DatasetError, CacheError: as the loader does.
     """
-    least_one = {"nodes": nodes, "ranks_per_node": ranks_per_node, "threads": threads}
-    for name, number in least_one.items():
-        if number < 1:
-            raise ValueError(f"{name} is {number}. Use at least 1")
-    if not 0 <= node < nodes:
-        raise ValueError(f"node is {node}. Use 0 to {nodes - 1}, because there are {nodes} nodes")
-    for name, most in (("shards", shards), ("max_bytes", max_bytes)):
-        if most is not None and most < 0:
-            raise ValueError(f"{name} is {most}. Use 0 or more")
+    nodes, ranks_per_node = (
+        as_integer("nodes", nodes, 1),
+        as_integer("ranks_per_node", ranks_per_node, 1),
+    )
+    node, threads = as_integer("node", node, 0, nodes - 1), as_integer("threads", threads, 1)
+    shards = None if shards is None else as_integer("shards", shards, 0)
+    max_bytes = None if max_bytes is None else as_integer("max_bytes", max_bytes, 0)
     plan = loader.plan()
     world = World(node * ranks_per_node, nodes * ranks_per_node, ranks_per_node)
     check_world(plan.num_lanes, world.size, has_lengths=plan.lengths is not None)

@@ -25,6 +25,7 @@ from cloudload.check.index import check_index
 from cloudload.check.lengths import LengthsCheck
 from cloudload.check.objects import check_files, check_others, check_url, list_folder
 from cloudload.check.shards import check_codecs, name_samples
+from cloudload.config.checks import as_integer
 from cloudload.config.choices import AUTO
 from cloudload.config.stream import Stream
 from cloudload.engines.shares import Share
@@ -113,8 +114,7 @@ def check_dataset(
             finding.
         WorkerError: a worker process failed or died.
     """
-    if sample is not None and sample < 0:
-        raise ValueError(f"sample is {sample}. Use at least 0, or None for all shards")
+    sample = None if sample is None else as_integer("sample", sample, 0)
     expected = {"bos": expect_bos, "eos": expect_eos}
     chosen, framing = _choose_rules(rules, max_bytes, tokenizer, (bos, eos), expected)
     limits = parse_limits(fail_on, chosen.names)
@@ -123,8 +123,7 @@ def check_dataset(
             "fail_on requires documents, but sample=0 reads none. Omit fail_on, or increase sample"
         )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    if processes < 1:
-        raise ValueError(f"processes is {processes}. Use at least 1")
+    processes = as_integer("processes", processes, 1)
     share = Share.parse(worker) if worker is not None else Share(0, 1)
     began, retry, findings = time.monotonic(), retry or Retry(), Findings()
     stream = Stream(os.fspath(dataset), split=split)

@@ -1,8 +1,16 @@
-"""Checks of option values, which raise a `ValueError` that states the valid values."""
+"""Checks of options and of arguments, which raise a `ValueError` that states the valid values.
+
+    seek(np.int64(4))      ─► as_integer  ─► 4
+    packing=Names.CONCAT   ─► as_choice   ─► "concat"
+
+A check returns the value as a plain type, because a state is made of plain types.
+"""
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cloudload.config.choices import SAME, TOKEN_DTYPES
@@ -24,27 +32,53 @@ def parse_bytes(value: int | str) -> int:
     return int(size)
 
 
-def check_positive(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} is {value!r}. Use an integer of at least 1")
+def as_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
+    """Return an integer within bounds as an `int`. Types like `np.int64` are integers, too."""
+    number = _find_integer(value)
+    if number is None:
+        raise ValueError(f"{name} is {value!r}. Use {_describe_integers(least, most)}")
+    if (least is not None and number < least) or (most is not None and number > most):
+        raise ValueError(f"{name} is {number:,}. Use {_describe_integers(least, most)}")
+    return number
 
 
-def check_count(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name} is {value!r}. Use an integer of at least 0")
+def _describe_integers(least: int | None, most: int | None) -> str:
+    if least is None:
+        return "an integer"
+    return (
+        f"an integer of at least {least:,}"
+        if most is None
+        else f"an integer from {least:,} to {most:,}"
+    )
 
 
-def check_text(name: str, value: Any) -> None:
+def _find_integer(value: Any) -> int | None:
+    """Return the integer that a value stands for, or None. A boolean is not an integer."""
+    if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def as_text(name: str, value: Any) -> str:
+    """Return text as a `str`."""
     if not isinstance(value, str):
         raise ValueError(f"{name} is {value!r}. Use a string")
+    return str.__str__(value)  # that of a subclass may return other text
 
 
-def check_token(name: str, value: Any) -> None:
-    is_id = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if not is_id and not isinstance(value, str | None):
+def as_token(name: str, value: Any) -> str | int | None:
+    """Return a token, its ID, or None as a plain type."""
+    if value is None or isinstance(value, str):
+        return None if value is None else as_text(name, value)
+    number = _find_integer(value)
+    if number is None or number < 0:
         raise ValueError(
             f"{name} is {value!r}. Use a token, its ID, None, 'auto', or (for a Stream) 'same'"
         )
+    return number
 
 
 def check_tokens_column(key: Any, dtype: Any, where: str = "") -> None:
@@ -66,6 +100,19 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+def as_choice(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    """Return the choice that equals a value."""
     if value not in choices:
         raise ValueError(f"{name} is {value!r}. Use one of {', '.join(map(str, choices))}")
+    return choices[choices.index(value)]
+
+
+def settle(config: object, names: Iterable[str], check: Callable[..., Any], *bounds: Any) -> None:
+    """Replace fields of a frozen dataclass by the results of `check(name, value, *bounds)`."""
+    for name in names:
+        object.__setattr__(config, name, check(name, getattr(config, name), *bounds))
+
+
+def settle_given(config: object, names: Iterable[str], *check: Any) -> None:
+    """Do the same for the fields that are not None."""
+    settle(config, [name for name in names if getattr(config, name) is not None], *check)

@@ -6,9 +6,9 @@ import multiprocessing
 import os
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from cloudload.config.checks import check_choice, check_count, check_positive, parse_bytes
+from cloudload.config.checks import as_choice, as_integer, parse_bytes, settle, settle_given
 from cloudload.config.choices import (
     AUTO,
     EPOCH,
@@ -26,6 +26,15 @@ from cloudload.config.choices import (
 from cloudload.option_docs import explained
 from cloudload.segments import FIELDS
 from cloudload.storage.base import Retry, check_seconds
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "tail": TAILS,
+    "mask_edges": (True, False),
+    "pin_memory": (True, False),
+    "tokenizer_backend": TOKENIZER_BACKENDS,
+    "verify": VERIFICATIONS,
+    "start_method": START_METHODS,
+}
 
 
 @explained
@@ -121,27 +130,22 @@ class DeliveryConfig:
             if not isinstance(self.local, str | os.PathLike):
                 raise ValueError(f"local is {self.local!r}. Use the path of a folder")
             object.__setattr__(self, "local", os.fspath(self.local))
-        for name in ("batch_size", "prefetch_batches", "download_threads", "exchange_every"):
-            check_positive(name, getattr(self, name))
-        if self.num_workers is not None:
-            check_count("num_workers", self.num_workers)
-        check_choice("tail", self.tail, TAILS)
-        for name in ("mask_edges", "pin_memory"):
-            check_choice(name, getattr(self, name), (True, False))
+        numbers = ("batch_size", "prefetch_batches", "download_threads", "exchange_every")
+        settle(self, numbers, as_integer, 1)
+        settle_given(self, ("num_workers",), as_integer, 0)
+        settle_given(self, ("predownload",), as_integer, 1)
+        settle_given(self, ("dp_rank", "dp_world_size"), as_integer)
+        for name, choices in _CHOICES.items():
+            settle(self, (name,), as_choice, choices)
         for name in self.fields:
-            check_choice("fields", name, tuple(FIELDS))
-        if self.predownload is not None:
-            check_positive("predownload", self.predownload)
-        if self.stop_every is not None and self.stop_every != EPOCH:
-            if not isinstance(self.stop_every, int):
-                raise ValueError(
-                    f"stop_every is {self.stop_every!r}. Use a number of batches, or {EPOCH!r}"
-                )
-            check_positive("stop_every", self.stop_every)
+            as_choice("fields", name, tuple(FIELDS))
+        if isinstance(self.stop_every, str) and self.stop_every != EPOCH:
+            raise ValueError(
+                f"stop_every is {self.stop_every!r}. Use a number of batches, or {EPOCH!r}"
+            )
+        if not isinstance(self.stop_every, str):
+            settle_given(self, ("stop_every",), as_integer, 1)
         check_seconds("exchange_timeout_s", self.exchange_timeout_s)
-        check_choice("tokenizer_backend", self.tokenizer_backend, TOKENIZER_BACKENDS)
-        check_choice("verify", self.verify, VERIFICATIONS)
-        check_choice("start_method", self.start_method, START_METHODS)
         if not isinstance(self.retry, Retry):
             raise ValueError(
                 f"retry is {self.retry!r}. Pass cloudload.Retry(timeout_s=…, deadline_s=…)"

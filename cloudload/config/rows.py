@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from cloudload.arrays import divisors
 from cloudload.config.checks import (
-    check_choice,
-    check_count,
-    check_positive,
-    check_text,
-    check_token,
+    as_choice,
+    as_integer,
+    as_text,
+    as_token,
     check_tokens_column,
+    settle,
+    settle_given,
 )
 from cloudload.config.choices import (
     AUTO,
@@ -42,6 +43,14 @@ from cloudload.storage.redaction import redact
 MAX_LANES = 1 << 22
 
 TEXT_KEY = "text"
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "shuffle": (True, False),
+    "shuffle_algo": SHUFFLE_ALGORITHMS,
+    "packing": PACKINGS,
+    "overflow": OVERFLOWS,
+    "on_error": ON_ERROR,
+    "stopping": STOPPINGS,
+}
 
 
 class TokensColumn(NamedTuple):
@@ -151,17 +160,11 @@ class RowsConfig:
             object.__setattr__(self, "schedule", _read_schedule(self.schedule, self.streams))
         if not self.streams:
             raise ValueError("data is empty. Pass a URL, a Stream, or a list of them")
-        check_positive("seq_len", self.seq_len)
-        if (
-            not isinstance(self.seed, int)
-            or isinstance(self.seed, bool)
-            or not 0 <= self.seed < 1 << 32
-        ):
-            raise ValueError(f"seed is {self.seed!r}. Use an integer from 0 to 4,294,967,295")
-        check_choice("shuffle", self.shuffle, (True, False))
-        for name in ("shuffle_block_size", "num_canonical_nodes", "num_lanes", "epochs"):
-            if (value := getattr(self, name)) is not None:
-                check_positive(name, value)
+        settle(self, ("seq_len", "open_rows"), as_integer, 1)
+        settle(self, ("min_tokens",), as_integer, 0)
+        settle(self, ("seed",), as_integer, 0, (1 << 32) - 1)
+        numbers = ("shuffle_block_size", "num_canonical_nodes", "num_lanes", "epochs")
+        settle_given(self, numbers, as_integer, 1)
         if self.num_lanes is not None and self.num_lanes > MAX_LANES:
             raise ValueError(f"num_lanes is {self.num_lanes:,}. Use at most {MAX_LANES:,}")
         if self.shuffle_block_size == 1:
@@ -169,16 +172,11 @@ class RowsConfig:
                 "shuffle_block_size is 1. Use at least 2. To keep the order of the data, use "
                 "shuffle=False"
             )
-        check_text("text_key", self.text_key)
-        for name in ("bos", "eos"):
-            check_token(name, getattr(self, name))
+        settle(self, ("text_key",), as_text)
+        settle(self, ("bos", "eos"), as_token)
+        for name, choices in _CHOICES.items():
+            settle(self, (name,), as_choice, choices)
         self._check_tokens_columns()
-        check_choice("on_error", self.on_error, ON_ERROR)
-        check_choice("stopping", self.stopping, STOPPINGS)
-        check_choice("packing", self.packing, PACKINGS)
-        check_choice("overflow", self.overflow, OVERFLOWS)
-        check_positive("open_rows", self.open_rows)
-        check_count("min_tokens", self.min_tokens)
         if self.transform is not None and not callable(self.transform):
             raise ValueError(
                 f"transform is {self.transform!r}. Use a function that takes a sample (a dict) and "
@@ -186,7 +184,6 @@ class RowsConfig:
             )
         self._check_transform_id()
         self._check_mixing()
-        check_choice("shuffle_algo", self.shuffle_algo, SHUFFLE_ALGORITHMS)
         if (
             self.num_lanes
             and self.num_canonical_nodes

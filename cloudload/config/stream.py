@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from cloudload.config.checks import check_positive, check_token, check_tokens_column, is_number
+from cloudload.config.checks import as_integer, as_token, check_tokens_column, is_number
 from cloudload.config.choices import SAME
 from cloudload.option_docs import explained
 from cloudload.option_names import suggests_fields
@@ -19,8 +19,8 @@ from cloudload.storage.urls import check_location, join_url
 class Stream:
     """An MDS dataset: its location, and how much of it to read.
 
-    Raises `ValueError` if an option other than `repeat` and `choose` is invalid. The loader checks
-    these two, and that a stream with `max_epochs` is in a mixture.
+    Raises `ValueError` if an option other than `repeat` is invalid. The loader checks `repeat`, and
+    that a stream with `max_epochs` is in a mixture.
     """
 
     remote: str
@@ -72,10 +72,13 @@ class Stream:
                 f"{self.label} has a proportion, which cannot be combined with repeat or choose. "
                 "Remove the proportion, or remove repeat and choose"
             )
-        if self.max_epochs is not None:
-            check_positive(f"max_epochs of {self.label}", self.max_epochs)
+        for name in ("choose", "max_epochs"):
+            if (value := getattr(self, name)) is not None:
+                number = as_integer(f"{name} of {self.label}", value, 1)
+                object.__setattr__(self, name, number)
         for name in ("bos", "eos"):
-            check_token(f"{name} of {self.label}", getattr(self, name))
+            token = as_token(f"{name} of {self.label}", getattr(self, name))
+            object.__setattr__(self, name, token)
         check_tokens_column(self.tokens_key, self.tokens_dtype, f" of {self.label}")
 
     def __repr__(self) -> str:

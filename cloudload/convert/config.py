@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from cloudload.config.checks import as_choice, as_integer, settle
 from cloudload.config.choices import CSV_QUOTING, QUOTINGS
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, Fields
 from cloudload.convert.split_by_hash import SplitShares, parse_shares
@@ -68,15 +69,9 @@ class ConvertConfig:
                     f"cannot keep {name!r} as {encoding!r}. Use NAME or NAME:ENCODING, with an "
                     "encoding such as str, bytes, json, int, int32, or float64"
                 )
-        if self.quoting not in QUOTINGS:
-            raise ValueError(f"quoting is {self.quoting!r}. Use one of {', '.join(QUOTINGS)}")
-        if self.block_bytes < 1:
-            raise ValueError(f"block_bytes is {self.block_bytes}. Use an integer of at least 1")
-        if not 1024 <= self.shard_bytes < 1 << 32:
-            raise ValueError(
-                f"shard_bytes is {self.shard_bytes:,}. Use an integer from 1,024 to 4,294,967,295, "
-                "the limit of an MDS shard"
-            )
+        settle(self, ("quoting",), as_choice, QUOTINGS)
+        settle(self, ("block_bytes",), as_integer, 1)
+        settle(self, ("shard_bytes",), as_integer, 1024, (1 << 32) - 1)
         self.shard_format([])
         if folders := [name for name in self.split_names if _SEGMENT_FOLDER.fullmatch(name)]:
             raise ValueError(

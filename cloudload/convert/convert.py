@@ -16,6 +16,7 @@ from concurrent.futures import Executor
 from dataclasses import asdict
 from typing import Any
 
+from cloudload.config.checks import as_integer
 from cloudload.config.choices import CSV_QUOTING, OnError
 from cloudload.config.transform import Transform
 from cloudload.convert.changed_files import list_sizes
@@ -181,9 +182,8 @@ def convert_to_mds(
         quoting,
     )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
-    for name, number in {"processes": processes, "segment_bytes": segment_bytes}.items():
-        if number < 1:
-            raise ValueError(f"{name} is {number}. Use an integer of at least 1")
+    processes = as_integer("processes", processes, 1)
+    segment_bytes = as_integer("segment_bytes", segment_bytes, 1)
     if rejects is not None and not (skip_bad or finish):
         raise ValueError(
             "rejects (--rejects) requires skip_bad (--skip-bad). Set skip_bad, or remove rejects"

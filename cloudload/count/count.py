@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from cloudload.cache.folder import default_cache
+from cloudload.config.checks import as_integer
 from cloudload.config.choices import OnError, TokenDtype, TokenizerBackend
 from cloudload.config.rows import TEXT_KEY, RowsConfig
 from cloudload.config.stream import Stream
@@ -120,6 +121,7 @@ def count_tokens(
     own = left if worker is None else _take_share(worker, jobs, left)
     units = own if by is None else _mark_counted(jobs, left)
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
+    processes = as_integer("processes", processes, 1)
     tallies = _count(work, units, by, min(processes, len(units)) or 1, executor, progress=progress)
     if missing := _list_uncounted(work, jobs) if worker is not None else []:
         logger.info("other jobs have not yet counted %d of %d groups", len(missing), len(jobs))

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cloudload.arrays import Ints
+from cloudload.config.checks import as_integer
 from cloudload.delivery.wait_log import WaitLog
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
@@ -22,7 +23,7 @@ from cloudload.tokenization.backend import Choice
 
 logger = logging.getLogger(__name__)
 
-_KEPT_POSITIONS = 4
+KEPT_POSITIONS = 4
 
 
 class RunLog:
@@ -42,7 +43,7 @@ class RunLog:
 
     def move_to(self, position: Position) -> None:
         """Continue from a position that was not reached by reading, and forget the earlier ones."""
-        self._positions: deque[Position] = deque([position], maxlen=_KEPT_POSITIONS)
+        self._positions: deque[Position] = deque([position], maxlen=KEPT_POSITIONS)
         self.record_end(0, np.zeros_like(position.counts))
 
     def warn_once(self, doubts: Mapping[int, str]) -> None:
@@ -80,8 +81,7 @@ class RunLog:
         Raises `ValueError` if `lag` is not from 0 to 3, or exceeds the number of batches since
         `move_to`.
         """
-        if not 0 <= lag < _KEPT_POSITIONS:
-            raise ValueError(f"lag is {lag!r}. Use a lag from 0 to {_KEPT_POSITIONS - 1}")
+        lag = as_integer("lag", lag, 0, KEPT_POSITIONS - 1)
         if lag >= len(self._positions):
             handed_out = len(self._positions) - 1
             raise ValueError(

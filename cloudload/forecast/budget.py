@@ -65,8 +65,6 @@ def find_extent(
     start = Position.start(lengths.recipe)
     if tokens is not None and steps is not None:
         raise ValueError(f"tokens is {tokens:,} and steps is {steps:,}. Set only one of them")
-    if steps is not None and steps < 1:
-        raise ValueError(f"steps is {steps}. Use at least 1")
     all_rows = lengths.count_rows(start) if lengths.recipe.has_tails else None
     if tokens is None and steps is None and all_rows is None:
         instead = "the loader's epochs"

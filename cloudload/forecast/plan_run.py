@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cloudload.arrays import divisors
+from cloudload.config.checks import as_integer
 from cloudload.config.choices import FIRST
 from cloudload.delivery.description import counted
 from cloudload.delivery.world import World
@@ -74,9 +75,11 @@ def plan_run(
     """
     table = read_prices(prices)
     budget = None if tokens is None else parse_tokens(tokens)
-    for name, number in (("nodes", nodes), ("ranks_per_node", ranks_per_node)):
-        if number < 1:
-            raise ValueError(f"{name} is {number}. Use at least 1")
+    nodes, ranks_per_node = (
+        as_integer("nodes", nodes, 1),
+        as_integer("ranks_per_node", ranks_per_node, 1),
+    )
+    steps = None if steps is None else as_integer("steps", steps, 1)
     world_size = nodes * ranks_per_node
     options = {**options, "data": data, "device_mesh": None}
     alone = {**options, "dp_rank": 0, "dp_world_size": world_size, "cache_limit": None}

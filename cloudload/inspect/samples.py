@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from cloudload.config.checks import as_integer
 from cloudload.config.rows import TEXT_KEY
 from cloudload.config.stream import Stream
 from cloudload.errors import DatasetError
@@ -110,8 +111,7 @@ def read_samples(
         StoreError: the index or a shard cannot be read.
     """
     limit = (1 if id is not None else _DEFAULT_LIMIT) if limit is None else limit
-    if limit < 1:
-        raise ValueError(f"limit is {limit}. Use an integer of at least 1 (-n)")
+    limit = as_integer("limit", limit, 1)
     retry, stream = retry or Retry(), Stream(os.fspath(dataset), split=split)
     expression = _compile(pattern)
     [found] = open_corpus([stream], retry).datasets

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from cloudload.batch import Batch
+from cloudload.config.checks import as_integer
 from cloudload.errors import StreamChangedError
 from cloudload.evaluation import FromStart
 from cloudload.integrations.frameworks import explain_missing
@@ -59,7 +60,7 @@ class CloudloadMonitor(Callback):
     """Logs `loader.stats()` as `cloudload/…` every `every` batches, and after each epoch."""
 
     def __init__(self, loader: CloudLoader, every: int = 10) -> None:
-        self._loader, self._every = loader, every
+        self._loader, self._every = loader, as_integer("every", every, 1)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if int(state.timestamp.batch) % self._every == 0:
@@ -89,7 +90,7 @@ class CloudloadLosses(Callback):
         find: Callable[[State], torch.Tensor] = lambda state: state.outputs["token_losses"],
         every: int = 10,
     ) -> None:
-        self._log, self._find, self._every = log, find, every
+        self._log, self._find, self._every = log, find, as_integer("every", every, 1)
         self._row = 0
         """Index of the next microbatch's first row in the batch."""
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from cloudload.config.checks import as_integer
 from cloudload.loader import CloudLoader
 from cloudload.stats import Stats
 from cloudload.system.temp_files import partial_file
@@ -39,7 +40,8 @@ class Monitor:
     def __init__(
         self, loader: CloudLoader, *sinks: Sink, every: int = 10, prefix: str = "cloudload/"
     ) -> None:
-        self._loader, self._sinks, self._every, self._prefix = loader, sinks, every, prefix
+        self._loader, self._sinks, self._prefix = loader, sinks, prefix
+        self._every = as_integer("every", every, 1)
         self._last = time.monotonic(), loader.stats()
 
     def step(self, step: int, **values: Any) -> None:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from cloudload.arrays import Ints
 from cloudload.batch import Batch
+from cloudload.config.checks import as_integer
 from cloudload.errors import RanksDisagreeError
 from cloudload.loader import CloudLoader
 from cloudload.losses.log_file import (
@@ -91,9 +92,7 @@ class LossLog:
         *,
         flush_every: int = 100,
     ) -> None:
-        if flush_every < 1:
-            raise ValueError(f"flush_every is {flush_every}. Use at least 1")
-        self._loader, self._flush_every = loader, flush_every
+        self._loader, self._flush_every = loader, as_integer("flush_every", flush_every, 1)
         self._path: Path | None = None
         if folder is not None:
             name = f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}{SUFFIX}"

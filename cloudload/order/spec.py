@@ -88,8 +88,6 @@ def _chosen(label: str, samples: int, repeat: float | None, choose: int | None) 
             raise ValueError(f"{stream} has repeat {repeat!r}. Use a finite number above 0")
         # truncate as Streaming does, so repeat 1.15 of 100 samples, which is 114.99…, selects 114
         choose = int(repeat * samples)
-    elif not isinstance(choose, int) or isinstance(choose, bool) or choose < 1:
-        raise ValueError(f"{stream} has choose {choose!r}. Use a whole number of at least 1")
     if not samples:
         raise ValueError(
             f"{stream} has no samples. Remove its repeat or choose, or remove the stream"

@@ -26,6 +26,7 @@ from typing import Any
 import xxhash
 
 from cloudload.batch import Batch
+from cloudload.config.checks import as_integer
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.loader import CloudLoader
 from cloudload.packing.tables import SPAN_STREAM
@@ -135,8 +136,7 @@ def record_golden(num_rows: int = NUM_ROWS, **options: Any) -> Golden:
     the whole run is recorded. Raises `ValueError` for a number of rows below 1, and the errors of
     `CloudLoader`.
     """
-    if num_rows < 1:
-        raise ValueError(f"the number of golden rows is {num_rows}. Use at least 1")
+    num_rows = as_integer("num_rows", num_rows, 1)
     with _open_alone(options) as loader:
         state = loader.state_dict()
         rows = tuple(itertools.islice(_read_rows(loader), num_rows + 1))

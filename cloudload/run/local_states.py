@@ -24,6 +24,7 @@ from cloudload.run.state import (
     PARTIAL,
     State,
     check_keys,
+    check_saved,
     encode_lanes,
     read_position,
 )
@@ -67,7 +68,10 @@ def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:
             f"the local states {names} do not cover all lanes. Pass the local state of every rank"
         )
     counts: Ints = np.asarray(sum(part.counts for part in parts))
-    return {**states[0], "part": "", **encode_lanes(replace(merged, counts=counts), LaneTexts())}
+    lanes = encode_lanes(replace(merged, counts=counts), LaneTexts())
+    whole: State = {**states[0], "part": "", **lanes}
+    check_saved(whole)
+    return whole
 
 
 def mask_lanes(position: Position, own: range) -> Position:

@@ -25,6 +25,8 @@ from cloudload.run.recipe import Recipe
 from cloudload.stats import COUNTS
 
 Residues = np.ndarray[Any, np.dtype[np.object_]]
+MOST_ROWS = 1 << 48
+"""The highest row of a run: beyond any real run, but small enough for arithmetic with 64 bits."""
 UNKNOWN = -1
 """The ordinal, offset and size of an unknown cursor."""
 

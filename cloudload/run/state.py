@@ -70,7 +70,7 @@ from cloudload.order.layout import Layout
 from cloudload.order.mixture import Mixture
 from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
-from cloudload.run.position import DATA_START, LaneArrays, LaneLog, Origin, Position
+from cloudload.run.position import DATA_START, MOST_ROWS, LaneArrays, LaneLog, Origin, Position
 from cloudload.run.recipe import (
     HELD_CONFIG_FIELDS,
     MAX_EPOCHS_FIELD,
@@ -100,9 +100,8 @@ _HELD_FIELDS = (
     *(*HELD_CONFIG_FIELDS, "transform", "num_lanes", "num_canonical_nodes", "shuffle_block_size"),
     *("choose", "shards", "data", "tokenizer", "bos_eos"),
 )
-# upper bounds: beyond any real run, but small enough for arithmetic with 64 bits
 _MOST = {
-    **dict.fromkeys(("rows", "table_rows", "batches"), 1 << 48),
+    **dict.fromkeys(("rows", "table_rows", "batches"), MOST_ROWS),
     **dict.fromkeys(("global_batch", "seq_len"), 1 << 31),
     "num_lanes": MAX_LANES,
 }
@@ -130,10 +129,11 @@ def build_state(
     """Build the state of a position.
 
     `tokenizer_backend` is `Choice.versions`. `part` is "" for a whole state. For a local state, it
-    is "index/size": the rank's virtual index and the world size.
+    is "index/size": the rank's virtual index and the world size. Raises `ValueError` for a state
+    that could not be loaded.
     """
     origin = position.origin
-    return {
+    state = {
         "version": VERSION,
         "cloudload": __version__,
         "rows": position.rows,
@@ -151,6 +151,20 @@ def build_state(
         **encode_lanes(position.lanes.arrays, position.lanes.texts),
         **({"origin": join_pairs([origin])} if any(origin) else {}),
     }
+    check_saved(state)
+    return state
+
+
+def check_saved(state: State) -> None:
+    """Raise `ValueError` for a state that `check_keys` would refuse, or `torch.load` would."""
+    for name, value in state.items():
+        if type(value) not in (str, int, bool, type(None)):
+            fault = f"{show(value)}, a {type(value).__name__}"
+            raise ValueError(f"this state cannot be saved, because {name} is {fault}")
+    try:
+        check_keys(state)
+    except StreamChangedError as error:
+        raise ValueError(f"this state could not be loaded: {error}") from error
 
 
 def encode_lanes(arrays: LaneArrays, texts: LaneTexts) -> dict[str, str]:
@@ -248,10 +262,10 @@ def _read_layout(state: Mapping[str, Any]) -> Layout:
         raise damaged(
             "num_canonical_nodes", f"{show(nodes)} do not divide num_lanes {state['num_lanes']}"
         )
-    if len(blocks) != len(nodes) or min(blocks) < 2 or max(blocks) > _MOST["rows"]:
+    if len(blocks) != len(nodes) or min(blocks) < 2 or max(blocks) > MOST_ROWS:
         raise damaged(
             "shuffle_block_size",
-            f"{show(blocks)} are not {len(nodes)} block sizes from 2 to {_MOST['rows']:,}",
+            f"{show(blocks)} are not {len(nodes)} block sizes from 2 to {MOST_ROWS:,}",
         )
     return Layout(state["num_lanes"], nodes, blocks)
 

@@ -47,10 +47,8 @@ def count_pass(run: CurrentRun, member: Membership) -> int:
 def count_epochs(run: CurrentRun, member: Membership, epochs: int) -> int:
     """Count the batches in `epochs` epochs of the data.
 
-    Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
+    Raises `ValueError` if the number is unknown.
     """
-    if epochs < 1:
-        raise ValueError(f"epochs is {epochs}. Use at least 1")
     rows = run.count_rows_of_epochs(epochs)
     if rows is None:
         raise ValueError(

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cloudload.cache.folder import open_cache_folder
-from cloudload.delivery.run_log import RunLog
+from cloudload.config.checks import as_integer
+from cloudload.delivery.run_log import KEPT_POSITIONS, RunLog
 from cloudload.delivery.world import check_world
 from cloudload.lengths.files import CorpusLengths
 from cloudload.lengths.open import find_lengths_of_beginning, open_lengths
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.packing.tail import next_stages
-from cloudload.run.position import Position, join_ranges
+from cloudload.run.position import MOST_ROWS, Position, join_ranges
 from cloudload.run.recipe import Recipe
 from cloudload.session.opening import OpenedRun
 
@@ -108,37 +109,58 @@ class CurrentRun:
         self.has_jumped |= found is not None and row > position.table_rows
         return found
 
-    def advance_batches(self, number: int, global_batch: int) -> Position | None:
-        """Return the position after skipping batches, or None if lengths do not determine it."""
-        before = self.log.position
-        stop = before.rows + number * global_batch
-        found = self.advance(before, stop)
-        if found is None:
-            return None
-        return replace(
-            found,
-            skipped=join_ranges(before.skipped, (before.rows, stop)),
-            batches=before.batches + number,
-            global_batch=global_batch,
-        )
+    def skip_batches(self, number: int, global_batch: int) -> bool:
+        """Skip batches without reading them. Returns False if lengths do not determine the rows.
 
-    def find_position(self, rows: int) -> Position:
-        """Return the position at a row of the run.
+        Records the positions of the last batches one by one, as reading them would.
+        """
+        position, found = self.log.position, list[Position]()
+        single = min(number, KEPT_POSITIONS - 1)
+        for jump in (*[number - single] * (number > single), *[1] * single):
+            stop = position.rows + jump * global_batch
+            after = self.advance(position, stop)
+            if after is None:
+                return False
+            skipped = join_ranges(position.skipped, (position.rows, stop))
+            batches = position.batches + jump
+            position = replace(after, skipped=skipped, batches=batches, global_batch=global_batch)
+            found.append(position)
+        for each in found:
+            self.log.record(each)
+        return True
 
-        Raises `ValueError` if the row is before the current position.
+    def find_position(self, rows: int, global_batch: int) -> Position:
+        """Return the position at a row of the run, whose batches have `global_batch` rows.
+
+        Raises `ValueError` if the row is before the current position, or after the end of the last
+        batch.
         """
         position = self.log.position
+        rows = as_integer("rows", rows, 0, MOST_ROWS)
         if rows < position.rows:
             raise ValueError(
                 f"rows is {rows:,}, but the loader is already at row {position.rows:,}. Load an "
                 "earlier state"
             )
-        pads = self.recipe.has_stream_ends
-        if (found := self.advance(position, rows, pads=pads)) is not None:
+        if (found := self.advance(position, rows)) is not None:
+            return found
+        end = self._find_end()
+        if end is not None and rows >= max(end, position.rows) + global_batch:
+            raise ValueError(f"rows is {rows:,}, but the run has {end:,} rows. Use at most {end:,}")
+        if (found := self.advance(position, rows, pads=True)) is not None:
             return found
         tail = position.tail
         tail = tail and next_stages(tail, self.recipe.config.seq_len, position.table_rows, rows)
         return replace(position, rows=rows, tail=tail)
+
+    def _find_end(self) -> int | None:
+        """Return the row at which the run ends, or None if it is endless or the row is unknown."""
+        if not self.recipe.has_tails:
+            return None
+        lengths = self.open_lengths()
+        if lengths is None or self.recipe.has_stream_ends:
+            return self.count_rows()
+        return lengths.find_ending(self.log.position).end
 
     # ------------------------------------------------------------ numbers of rows
 

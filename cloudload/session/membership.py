@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cloudload.config.checks import check_positive
+from cloudload.config.checks import as_integer
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.environment import Environment
 from cloudload.delivery.exchange import Exchange
@@ -47,9 +47,10 @@ class Membership:
         """Return the membership in another world. Raises `ValueError` for an invalid number."""
         if batch_size is None:
             batch_size = self.delivery.batch_size
+        rank, size = as_integer("rank", rank), as_integer("size", size)
         delivery = replace(self.delivery, dp_rank=rank, dp_world_size=size, batch_size=batch_size)
         if ranks_per_node is not None:
-            check_positive("ranks_per_node", ranks_per_node)
+            ranks_per_node = as_integer("ranks_per_node", ranks_per_node, 1)
         World(rank, size, 1)
         return Membership(self.environment, delivery, ranks_per_node)
 

@@ -11,8 +11,10 @@ import logging
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 from cloudload.cache.folder import open_cache_folder
+from cloudload.config.checks import as_integer
 from cloudload.delivery.agreement import list_facts
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.iteration import Iteration
@@ -24,7 +26,7 @@ from cloudload.delivery.working_set import (
     open_current_orders,
 )
 from cloudload.delivery.world import count_cores, explain_few_cores
-from cloudload.run.position import Position
+from cloudload.run.position import MOST_ROWS, Position
 from cloudload.session.current_run import CurrentRun
 from cloudload.session.membership import Membership
 from cloudload.session.preparation import (
@@ -84,11 +86,10 @@ class Reader:
     def skip(self, number: int) -> None:
         """Skip the next `number` global batches, or fewer if the data ends first."""
         with Wait(self.report_wait, WORKING):
-            iteration, run = self._iteration(), self._run
+            iteration, run, global_batch = self._iteration(), self._run, self.member.global_batch
+            number = as_integer("number", number, 0, MOST_ROWS // global_batch)
             if iteration is None or iteration.is_over:
-                global_batch = self.member.global_batch
-                if number > 0 and (found := run.advance_batches(number, global_batch)) is not None:
-                    run.log.record(found)
+                if run.skip_batches(number, global_batch):
                     return
                 iteration = self._iterate()
             iteration.skip(number)
@@ -108,8 +109,7 @@ class Reader:
         """
         run = self._run
         check_knows_all_lanes(run.log)
-        position = run.log.position if rows is None else run.log.find(rows)
-        position = position or run.find_position(rows or 0)
+        position = run.log.position if rows is None else self._find_position(rows)
         check_cache_limit_of(run, member)
         if (iteration := self._iteration()) is not None:
             iteration.replace()
@@ -120,6 +120,19 @@ class Reader:
         if member.is_first:
             row = f"{position.rows:,}"
             logger.info("from row %s on, there are %d ranks", row, member.delivery.dp_world_size)
+
+    def _find_position(self, rows: int) -> Position:
+        """Return the position at a row, which may be one of the last positions.
+
+        Counts the batches before the row, because other ranks may have been handed them.
+        """
+        run, before = self._run, self._run.log.position
+        global_batch = before.global_batch or self.member.global_batch
+        if (found := run.log.find(as_integer("rows", rows, 0))) is not None:
+            return found
+        found = run.find_position(rows, global_batch)
+        batches = before.batches - (before.rows - found.rows) // global_batch
+        return replace(found, batches=batches, global_batch=global_batch)
 
     def close(self) -> None:
         """Stop the iteration, and close the connection. The next iteration opens a new one."""

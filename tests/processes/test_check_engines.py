@@ -150,7 +150,7 @@ def test_the_command_takes_a_share_and_processes(
     for wrong in (["0"], ["1", "--worker", "3/3"], ["1", "--address", "auto"]):
         assert cli.main([*command, *wrong]) == 1
     printed = capsys.readouterr().err
-    assert "processes is 0. Use at least 1" in printed
+    assert "processes is 0. Use an integer of at least 1" in printed
     assert "numbered from 0" in printed
     assert "--address and --task-resources require --engine ray" in printed
 

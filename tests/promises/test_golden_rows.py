@@ -131,7 +131,7 @@ def test_a_mixture_and_a_run_that_ends_are_recorded_to_their_end(
     assert not record_golden(len(whole.rows) - 1, **options, epochs=1).is_whole
     report = compare_golden(whole, **options)  # an endless run
     assert (report.cause, report.is_same) == ("order", False)
-    with pytest.raises(ValueError, match="number of golden rows is 0"):
+    with pytest.raises(ValueError, match="num_rows is 0"):
         record_golden(0, **options)
 
 

@@ -147,6 +147,25 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "one_per_row"])
+@pytest.mark.parametrize("number", [1, 2, 3, 5])
+def test_the_states_before_a_skip_with_lengths_are_those_of_reading(
+    corpora: list[Path], packing: Any, number: int
+) -> None:
+    skipping, reading = (
+        make_loader(corpora[2], packing=packing, lengths=lengths) for lengths in ("require", "off")
+    )
+    for loader in (skipping, reading):
+        list(loader.take(1))
+        loader.skip(number)
+    for lag in range(min(number, 3) + 1):
+        assert skipping.state_dict(lag) == reading.state_dict(lag)
+    back = reading.rows - 4
+    for loader in (skipping, reading):
+        loader.set_world(0, 1, rows=back)
+        assert loader.rows == back
+
+
 def test_a_seek_of_100_000_rows_reads_a_few_documents(corpora: list[Path], read: list[int]) -> None:
     loader = make_loader(str(corpora[1]), lengths="require")
     loader.seek(100_000)

@@ -107,6 +107,23 @@ def test_the_next_batch_of_a_loop_in_progress_is_that_of_the_new_world(folder: s
     assert (loader.rows, loader.world_size, loader.batch_size) == (42, 2, 5)
 
 
+def test_ranks_that_agree_on_a_row_have_one_state_although_some_did_not_read_up_to_it(
+    folder: str,
+) -> None:
+    for read_before in ([3, 2, 2], [1, 0, 0], [5, 5, 2], [6, 1, 0]):
+        loaders = open_ranks(folder, 3)
+        for loader, number in zip(loaders, read_before, strict=True):
+            list(loader.take(number))
+        row = max(loader.rows for loader in loaders)
+        for rank, loader in enumerate(loaders):
+            loader.set_world(rank, 3, rows=row)
+        states = [loader.state_dict() for loader in loaders]
+        assert states[0]["batches"] == max(read_before)
+        assert states == [states[0]] * 3
+        read(loaders, 2)
+        assert len({loader.state_dict()["batches"] for loader in loaders}) == 1
+
+
 @pytest.mark.parametrize(("rows", "skipped"), [(18, 0), (6, 3), (14, 1)])
 def test_a_pass_that_a_new_world_moves_past_its_end_is_over(
     folder: str, rows: int, skipped: int

@@ -70,7 +70,7 @@ def test_lag_gives_the_state_of_earlier_batches(larger_folder: str) -> None:
         states.append(loader.state_dict())
         assert loader.state_dict(lag=1) == states[-2]
     assert loader.state_dict(lag=3) == states[-4]
-    with pytest.raises(ValueError, match=r"lag is 4\. Use a lag from 0 to 3"):
+    with pytest.raises(ValueError, match=r"lag is 4\. Use an integer from 0 to 3"):
         loader.state_dict(lag=4)
     with pytest.raises(ValueError, match="only 0 batches were delivered"):
         make_loader(larger_folder).state_dict(lag=1)

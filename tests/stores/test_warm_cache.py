@@ -106,7 +106,7 @@ def test_a_cache_is_warmed_up_to_its_limit(
     assert 0 < cached <= limit
     assert not found["is_all"]
     assert main(["fetch", *common, "--node", "1"]) == 1
-    assert "node is 1. Use 0 to 0" in capsys.readouterr().err
+    assert "node is 1. Use an integer from 0 to 0" in capsys.readouterr().err
     assert main(["fetch", *common, "--nodes", "7", "--option", "num_lanes=12"]) == 1
     assert "7 ranks cannot share 12 lanes" in capsys.readouterr().err
 

@@ -46,13 +46,6 @@ def test_a_repeat_is_cut_to_whole_samples_as_floats_have_it() -> None:
             {"repeat": 2, "choose": 5},
             "stream 'code' has repeat 2 and choose 5. Use only one of them",
         ),
-        (10, {"choose": 0}, "stream 'code' has choose 0. Use a whole number of at least 1"),
-        (10, {"choose": 2.5}, "stream 'code' has choose 2.5. Use a whole number of at least 1"),
-        (
-            10,
-            {"choose": True},
-            "stream 'code' has choose True. Use a whole number of at least 1",
-        ),
         (10, {"repeat": "two"}, "stream 'code' has repeat 'two'. Use a finite number above 0"),
         (10, {"repeat": 0}, "stream 'code' has repeat 0. Use a finite number above 0"),
         (10, {"repeat": -1.5}, "stream 'code' has repeat -1.5. Use a finite number above 0"),
