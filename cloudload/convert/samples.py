@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
@@ -189,14 +193,29 @@ def _values_of(context: ShardContext, record: Record) -> tuple[dict[str, Any], s
     if record.fields is None:
         raise _BadRecordError(record.problem)
     text = _text(record.fields, context.config.text_key)
-    found = _optional(record.fields, context.config.id_key)
-    is_usable = isinstance(found, str | int) and not isinstance(found, bool) and found != ""
-    own_id = str(found) if is_usable else None
+    own_id = _describe_id(_optional(record.fields, context.config.id_key))
     values = {"text": text, "id": record.name if own_id is None else own_id}
     for column in context.form.columns:
         if column.name not in values:
             values[column.name] = _kept_value(_optional(record.fields, column.name), column)
     return values, own_id
+
+
+def _describe_id(value: Any) -> str | None:
+    """Return the text of an ID, or None for a value that cannot be an ID.
+
+    Bytes that are not text are in hex. A float that equals an integer is written as an integer,
+    because tables with missing IDs store the others as floats.
+    """
+    if isinstance(value, bytes):
+        with contextlib.suppress(UnicodeDecodeError):
+            if (text := value.decode()).isprintable():
+                return text or None
+        return value.hex()
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value) if value.is_integer() else value)
+    is_usable = isinstance(value, str | int | UUID) and not isinstance(value, bool)
+    return str(value) or None if is_usable else None
 
 
 def _optional(fields: Mapping[str, Any], name: str) -> Any:
@@ -226,12 +245,26 @@ def _text(fields: Mapping[str, Any], key: str) -> str:
     return value
 
 
+def _to_json(value: Any) -> Any:
+    """Convert a value that JSON cannot express: dates, decimals and UUIDs to text, arrays to lists.
+
+    Raises `TypeError` for any other value, such as bytes.
+    """
+    if isinstance(value, date | time | timedelta | Decimal | UUID):
+        return str(value)
+    if hasattr(value, "tolist"):  # of NumPy and torch
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    advice = ". To keep them, name their field, such as meta.raw:bytes" if isinstance(value, bytes) else ""
+    raise TypeError(f"it contains {name_kind(value)}{advice}")
+
+
 def _kept_value(value: Any, column: Column) -> Any:
     if column.encoding == "json":
         is_plain = isinstance(value, str | int | float | None)
         try:
-            # values that JSON cannot express, such as dates, become strings
-            return value if is_plain else json.loads(json.dumps(value, default=str))
+            return value if is_plain else json.loads(json.dumps(value, default=_to_json))
         except (TypeError, ValueError, RecursionError) as error:
             raise _BadRecordError(
                 f"the field {column.name!r} is {shorten(value)}, which JSON cannot express "

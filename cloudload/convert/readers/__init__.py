@@ -9,7 +9,7 @@
     csv            CSV and TSV                          webdataset   WebDataset's tar archives
     csv_records    find the ends of records             tar_members  the files of an archive
     typed_text     values of text-only formats          rows         `datasets` objects, iterables
-    text           whole files
+    text           whole files                          local_copies files that must be seekable
 
 `convert.inputs` chooses the reader of each file.
 """

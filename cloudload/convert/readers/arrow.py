@@ -4,16 +4,20 @@
     stream             schema, batch, batch, end
 
 A file is a stream between a marker and a footer. Therefore both are read as streams, with one batch
-in memory and without a local copy. A block is a slice of a batch. A restart reads all earlier
-batches again.
+in memory and without a local copy. Some writers, such as polars 2, store the schema of a file so
+that only the footer can be read; such a file is read by its footer, from a local copy. A block is a
+slice of a batch. A restart reads all earlier batches again.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from cloudload.convert.chunk_reader import ChunkReader
@@ -25,10 +29,13 @@ from cloudload.convert.readers.arrow_block import (
     cut_batches,
     number_rows,
 )
+from cloudload.convert.readers.local_copies import local_copy
 from cloudload.convert.records import BlockStart, Fields, FileUnit, InputBlock
 from cloudload.errors import ConvertError
 
 _FILE_MARK, _END_MARK, _FEATHER_1_MARK = b"ARROW1\0\0", b"ARROW1", b"FEA1"
+_FOOTER_END = struct.Struct("<i6s")  # the size of the footer, and the end mark
+_MOST_PADDING_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +69,43 @@ class ArrowUnit(FileUnit):
         block_bytes: int,
         fields: Fields,
     ) -> Iterator[InputBlock]:
-        is_file, file = self._open(chunks)
         waiting: tuple[BlockStart, Any, tuple[str, ...]] | None = None
-        stored, schema, batches = start.stored, *_read_batches(file, block_bytes, fields)
-        for row, batch in number_rows(batches, 1, start.line):
-            if waiting is not None:
-                yield self._block(*waiting, stored)
-            waiting = BlockStart(0, row, stored), batch, schema
-            stored = counter.bytes
-        _read_footer(file, is_file)
+        stored = start.stored
+        with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
+            schema, found = self._read(chunks, counter, Path(folder))
+            columns, paths = choose_columns(self.file, schema.names, _list_paths(schema), fields)
+            batches = cut_batches(_select(found, columns), block_bytes)
+            for row, batch in number_rows(batches, 1, start.line):
+                if waiting is not None:
+                    yield self._block(*waiting, stored)
+                waiting = BlockStart(0, row, stored), batch, paths
+                stored = counter.bytes
         if waiting is not None:
             yield self._block(*waiting, counter.bytes)
+
+    def _read(
+        self, chunks: Iterator[bytes], counter: StoredByteCounter, folder: Path
+    ) -> tuple[Any, Iterator[Any]]:
+        """Return (the schema, the batches)."""
+        import pyarrow
+
+        is_file, file = self._open(chunks)
+        try:
+            stream = pyarrow.ipc.open_stream(file)
+        except (pyarrow.ArrowException, OSError):
+            if not is_file or self.file.url == "-":
+                raise
+        else:
+            return stream.schema, _read_stream(stream, file, is_file)
+        reader = pyarrow.ipc.open_file(pyarrow.memory_map(str(local_copy(self.file, folder))))
+        return reader.schema, self._read_by_footer(reader, counter)
+
+    def _read_by_footer(self, reader: Any, counter: StoredByteCounter) -> Iterator[Any]:
+        number = reader.num_record_batches
+        for place in range(number):
+            yield reader.get_batch(place)
+            counter.reach((self.file.bytes or 0) * (place + 1) // number)
+        counter.reach(self.file.bytes or 0)
 
     def _block(
         self, start: BlockStart, batch: Any, schema: tuple[str, ...], stored: int
@@ -97,30 +130,32 @@ class ArrowUnit(FileUnit):
         return head.startswith(_FILE_MARK), io.BufferedReader(ChunkReader(rest), 1 << 16)
 
 
-def _read_batches(
-    file: BinaryIO, block_bytes: int, fields: Fields
-) -> tuple[tuple[str, ...], Iterator[Any]]:
-    """Return (the `schema` of the blocks, slices of batches with the columns to read)."""
-    import pyarrow
-
-    stream = pyarrow.ipc.open_stream(file)
-    columns, schema = choose_columns(stream.schema.names, _list_paths(stream.schema), fields)
-
-    def read() -> Iterator[Any]:
-        for batch in stream:
-            _check(batch)
-            yield batch.select(columns)
-
-    return schema, cut_batches(read(), block_bytes)
+def _select(batches: Iterable[Any], columns: Sequence[str]) -> Iterator[Any]:
+    """Check the batches, and yield them with only these columns."""
+    for batch in batches:
+        _check(batch)
+        yield batch.select(columns)
 
 
-def _read_footer(file: BinaryIO, is_file: bool) -> None:
-    """Read the bytes after the stream. Raises `OSError` if a file does not end with its marker."""
-    end = b""
+def _read_stream(stream: Iterable[Any], file: BinaryIO, is_file: bool) -> Iterator[Any]:
+    """Yield the batches of a stream, and check the bytes after it.
+
+    Raises `OSError` if a file does not end with its footer, and `DamagedError` if more data follows
+    the stream or file.
+    """
+    yield from stream
+    size, end = 0, b""
     while chunk := file.read(1 << 16):
-        end = (end + chunk)[-len(_END_MARK) :]
-    if is_file and end != _END_MARK:
-        raise OSError("the footer after the last batch is missing")
+        size, end = size + len(chunk), (end + chunk)[-_FOOTER_END.size :]
+    footer_bytes = 0
+    if is_file:
+        if not end.endswith(_END_MARK):
+            raise OSError("the footer after the last batch is missing")
+        footer_bytes = _FOOTER_END.unpack(end)[0] + _FOOTER_END.size + _MOST_PADDING_BYTES
+    if size > footer_bytes:
+        raise DamagedError(
+            "more data follows its end. If several files were joined, convert each one separately"
+        )
 
 
 def _check(batch: Any) -> None:

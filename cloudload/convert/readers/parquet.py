@@ -15,16 +15,11 @@ import struct
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cloudload.convert.input_files import (
-    DamagedError,
-    InputFile,
-    Range,
-    check_read,
-    read_decompressed,
-)
+from cloudload.convert.input_files import InputFile, Range, check_read
 from cloudload.convert.readers.arrow_block import (
     ArrowBlock,
     check_pyarrow,
@@ -33,15 +28,12 @@ from cloudload.convert.readers.arrow_block import (
     join_batches,
     number_rows,
 )
+from cloudload.convert.readers.local_copies import LONG_DOWNLOAD, local_copy
 from cloudload.convert.records import BlockStart, FileUnit, InputBlock
 from cloudload.errors import ConvertError
-from cloudload.file_kinds import describe_misnamed
-from cloudload.storage.base import Retry
-from cloudload.storage.objects import download_object, open_object
-from cloudload.storage.urls import is_local, local_path
+from cloudload.storage.objects import download_object
 
-_LONG_DOWNLOAD = Retry(deadline_s=3600.0)
-_HEAD_BYTES, _TAIL_BYTES = 64, 1 << 16
+_TAIL_BYTES = 1 << 16
 _MOST_DECODED = 128
 
 
@@ -63,7 +55,8 @@ class ParquetUnit(FileUnit):
 
         with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
             try:
-                path = _local_copy(self.file, self.range, Path(folder))
+                part = self.range and partial(_copy_range, self.file, self.range)
+                path = local_copy(self.file, Path(folder), part)
                 with pyarrow.parquet.ParquetFile(path) as parquet:
                     yield from self._batches(parquet, start, block_bytes, fields)
             except (pyarrow.ArrowException, struct.error, OSError) as error:
@@ -78,7 +71,7 @@ class ParquetUnit(FileUnit):
     ) -> Iterator[InputBlock]:
         rows, size, row = parquet.metadata.num_rows, self.file.bytes or 0, 1
         paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
-        columns, schema = choose_columns(parquet.schema_arrow.names, paths, fields)
+        columns, schema = choose_columns(self.file, parquet.schema_arrow.names, paths, fields)
         for number in range(parquet.num_row_groups):
             group = parquet.metadata.row_group(number)
             is_elsewhere = self.range and not _is_within(group, self.range)
@@ -118,47 +111,6 @@ def _span(column: Any) -> Range:
     return min(places), min(places) + column.total_compressed_size
 
 
-def _local_copy(file: InputFile, part: Range | None, folder: Path) -> Path:
-    """Return a local path to the decompressed file, because a Parquet reader must seek.
-
-    A local, uncompressed file is used in place. Any other file is copied to `folder`. For a range,
-    only the parts that its rows need are copied. Raises `ConvertError` if the file cannot be
-    decompressed or copied, and `StoreError` if it cannot be read.
-    """
-    if file.url != "-" and is_local(file.url) and file.compression is None:
-        with open_object(file.url, tag=file.tag) as stored:
-            _refuse_misnamed(file, stored)
-        return local_path(file.url)
-    path = folder / "file.parquet"
-    try:
-        with path.open("w+b") as target:
-            if part is not None:
-                _copy_range(file, part, path, target)
-            elif file.url == "-" or file.compression:
-                target.writelines(read_decompressed(file))
-            else:
-                check_read(file, download_object(file.url, target, _LONG_DOWNLOAD, tag=file.tag))
-            target.seek(0)
-            _refuse_misnamed(file, target)
-    except DamagedError as error:
-        raise ConvertError(
-            f"{file.display_name}: {error}. Repair the file or leave it out"
-        ) from error
-    except OSError as error:
-        raise ConvertError(
-            f"cannot copy {file.display_name} to {folder}: {error}. Free disk space there, or set "
-            "TMPDIR to a folder on another disk"
-        ) from error
-    return path
-
-
-def _refuse_misnamed(file: InputFile, stored: BinaryIO) -> None:
-    """Raise `ConvertError` if a file's first bytes show that it is not Parquet."""
-    content = stored.read(_HEAD_BYTES)
-    if problem := describe_misnamed(content, None):
-        raise ConvertError(f"{file.display_name}: {problem}")
-
-
 def _copy_range(file: InputFile, part: Range, path: Path, target: BinaryIO) -> None:
     """Copy the metadata and a range's row groups to their offsets in a sparse file."""
     import pyarrow.parquet
@@ -180,7 +132,7 @@ def _copy_range(file: InputFile, part: Range, path: Path, target: BinaryIO) -> N
         first, stop = min(span[0] for span in spans), max(span[1] for span in spans)
         target.seek(first)
         download_object(
-            file.url, target, _LONG_DOWNLOAD, stop - first - 1, start=first, tag=file.tag
+            file.url, target, LONG_DOWNLOAD, stop - first - 1, start=first, tag=file.tag
         )
         _write_at(target, size - len(tail), tail)
 
