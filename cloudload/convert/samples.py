@@ -256,8 +256,9 @@ def _to_json(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
-    advice = ". To keep them, name their field, such as meta.raw:bytes" if isinstance(value, bytes) else ""
-    raise TypeError(f"it contains {name_kind(value)}{advice}")
+    if isinstance(value, bytes):
+        raise TypeError("it contains bytes. To keep them, name their field, such as meta.raw:bytes")
+    raise TypeError(f"it contains {name_kind(value)}")
 
 
 def _kept_value(value: Any, column: Column) -> Any:

@@ -11,6 +11,7 @@ copied.
 from __future__ import annotations
 
 import io
+import mmap
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from cloudload.errors import ConvertError
 from cloudload.storage.objects import download_object
 
 _TAIL_BYTES = 1 << 16
+_MARK = b"PAR1"
 _MOST_DECODED = 128
 
 
@@ -58,6 +60,7 @@ class ParquetUnit(FileUnit):
                 part = self.range and partial(_copy_range, self.file, self.range)
                 path = local_copy(self.file, Path(folder), part)
                 with pyarrow.parquet.ParquetFile(path) as parquet:
+                    _refuse_joined(self.file, path, parquet.metadata)
                     yield from self._batches(parquet, start, block_bytes, fields)
             except (pyarrow.ArrowException, struct.error, OSError) as error:
                 reason = str(error).rstrip(".\n")
@@ -86,6 +89,23 @@ class ParquetUnit(FileUnit):
                     at = BlockStart(0, first, stored)
                     yield ArrowBlock(self.file, at, size * end // rows - stored, batch, schema)
             row += group.num_rows
+
+
+def _refuse_joined(file: InputFile, path: Path, metadata: Any) -> None:
+    """Raise `ConvertError` if another Parquet file ends between the last rows and the footer.
+
+    The offsets in the footer of the last file would then lead to the rows of the first one.
+    """
+    last = metadata.num_row_groups - 1
+    group = metadata.row_group(last) if last >= 0 else None
+    ends = [_span(group.column(number))[1] for number in range(group.num_columns)] if group else []
+    with path.open("rb") as stored, mmap.mmap(stored.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        footer = len(data) - int(metadata.serialized_size) - 8
+        if data.find(_MARK + _MARK, max(ends, default=0), footer) >= 0:
+            raise ConvertError(
+                f"{file.display_name} consists of several Parquet files that were joined. Convert "
+                "each one separately"
+            )
 
 
 def _rows_to_decode(group: Any, block_bytes: int) -> int:

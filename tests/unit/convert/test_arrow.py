@@ -65,6 +65,48 @@ def test_files_of_pandas_and_pyarrow_are_read(tmp_path: Path, name: str, extensi
         convert_to_mds(path, tmp_path / "none", text_key="body", **QUIET)
 
 
+def write_unframed(path: Path) -> None:
+    """Write a file whose schema lacks its length, as polars 2 does."""
+    write_file(path)
+    data = bytearray(path.read_bytes())
+    end = 16 + int.from_bytes(data[12:16], "little")
+    data[8:end] = data[16:end] + bytes(8)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("extension", ["", ".gz"])
+def test_a_file_that_only_its_footer_can_open_is_read(tmp_path: Path, extension: str) -> None:
+    write_unframed(tmp_path / "plain")
+    path = tmp_path / f"a.arrow{extension}"
+    path.write_bytes(COMPRESSORS[extension]((tmp_path / "plain").read_bytes()))
+    report = convert_to_mds(path, tmp_path / "out", block_bytes=999, **QUIET)
+    assert texts(str(tmp_path / "out"), tmp_path) == DOCUMENTS
+    assert report.input_bytes == path.stat().st_size
+    check_blocks(path)
+
+
+JOINED: dict[str, list[Callable[[Path], None]]] = {
+    "streams": [write_stream, write_stream],
+    "files": [write_file, write_file],
+    "a stream and a file": [write_stream, write_file],
+    "a file and a stream": [write_file, write_stream],
+}
+
+
+@pytest.mark.parametrize("case", JOINED)
+@pytest.mark.parametrize("extension", ["", ".gz"])
+def test_joined_files_are_refused(tmp_path: Path, case: str, extension: str) -> None:
+    joined, path = b"", tmp_path / f"a.arrow{extension}"
+    for write in JOINED[case]:
+        write(tmp_path / "part")
+        joined += COMPRESSORS[extension]((tmp_path / "part").read_bytes())
+    path.write_bytes(joined)
+    with pytest.raises(
+        ConvertError, match=rf"{path} cannot be read as Arrow: (more data|it is da)"
+    ):
+        convert_to_mds(path, tmp_path / "out", **QUIET)
+
+
 def test_a_dictionary_of_texts_is_read_as_its_texts(tmp_path: Path) -> None:
     import pandas
 

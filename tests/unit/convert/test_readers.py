@@ -221,6 +221,21 @@ def test_a_damaged_compressed_parquet_file_is_named(tmp_path: Path, extension: s
         convert_to_mds(path, tmp_path / "out", **QUIET)
 
 
+@pytest.mark.parametrize("extension", ["", ".gz"])
+@pytest.mark.parametrize("second", [["c", "d"], []])
+def test_joined_parquet_files_are_refused(
+    tmp_path: Path, extension: str, second: list[str]
+) -> None:
+    joined, path = b"", tmp_path / f"a.parquet{extension}"
+    for several in (["a", "b"], second):
+        rows = pyarrow.table({"text": several}, schema=pyarrow.schema([("text", "string")]))
+        pyarrow.parquet.write_table(rows, tmp_path / "part", write_page_index=True)
+        joined += COMPRESSORS[extension]((tmp_path / "part").read_bytes())
+    path.write_bytes(joined)
+    with pytest.raises(ConvertError, match=f"{path} consists of several Parquet files"):
+        convert_to_mds(path, tmp_path / "out", **QUIET)
+
+
 def test_a_disk_too_small_for_a_copy_of_a_parquet_file_is_named(tmp_path: Path) -> None:
     table = pyarrow.table({"text": ["a" * 4_000_000]})
     pyarrow.parquet.write_table(table, tmp_path / "whole", compression="none", use_dictionary=False)
