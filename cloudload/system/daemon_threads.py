@@ -4,33 +4,36 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+_Calls = queue.SimpleQueue[_Call | None]
 
 
 class DaemonThreadPool:
     """A pool of daemon threads, for which the interpreter does not wait at exit.
 
-    Each of the first `num_threads` calls to `submit` starts a thread.
+    Each of the first `num_threads` calls to `submit` starts a thread. The threads end after
+    `close`, or after the pool is garbage-collected.
     """
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._num_threads, self._name = num_threads, name
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: _Calls = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        weakref.finalize(self, _end, self._calls, self._threads).atexit = False
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Run a call in a thread, and return its future. Calls start in the order submitted."""
         future: Future[T] = Future()
-        self._calls.put((future, function, arguments))
         if len(self._threads) < self._num_threads:
-            self._threads.append(threading.Thread(target=self._work, name=self._name, daemon=True))
-            self._threads[-1].start()
+            self._threads.append(_start(self._calls, self._name))
+        self._calls.put((future, function, arguments))  # only now, because a start may fail
         return future
 
     def close(self, timeout_s: float) -> None:
@@ -38,16 +41,29 @@ class DaemonThreadPool:
         while not self._calls.empty():
             if (call := self._calls.get()) is not None:
                 call[0].cancel()
-        for _ in self._threads:
-            self._calls.put(None)
+        _end(self._calls, self._threads)
         for thread in self._threads:
             thread.join(timeout_s / len(self._threads))
 
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            if call[0].set_running_or_notify_cancel():
-                settle(*call)
-            del call  # an idle thread must not keep arguments or results alive
+
+def _start(calls: _Calls, name: str) -> threading.Thread:
+    """Start a thread. It has the calls but not the pool, so that the pool can be collected."""
+    thread = threading.Thread(target=_work, args=(calls,), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _work(calls: _Calls) -> None:
+    while (call := calls.get()) is not None:
+        if call[0].set_running_or_notify_cancel():
+            settle(*call)
+        del call  # an idle thread must not keep arguments or results alive
+
+
+def _end(calls: _Calls, threads: Sequence[threading.Thread]) -> None:
+    """Let the threads of a pool end after the calls submitted so far."""
+    for _ in threads:
+        calls.put(None)
 
 
 def await_unless_failed(future: Future[T] | None) -> T | None:

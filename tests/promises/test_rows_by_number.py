@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
 import shutil
+import threading
+import time
 from collections import deque
 from itertools import islice
 from pathlib import Path
@@ -17,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from cloudload import Rows
+from cloudload import Rows, count_tokens
 from cloudload.errors import CloudloadError, DatasetError
 from cloudload.workers.document_reader import DocumentReader
 from tests.promises.test_lengths import CASES, corpora, fail_on_some, streams_of  # noqa: F401
-from tests.support.corpora import EOS, byte_tokenizer
+from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.examples import EXAMPLES
 from tests.support.loaders import make_loader
 
@@ -306,3 +309,20 @@ def test_a_state_is_one_of_the_rows(folder: str) -> None:
             rows.state_dict(row)
     with pytest.raises(ValueError, match="num_rows is 40, but the state is at row 40"):
         Rows(folder, seq_len=16, num_rows=40, state=rows.state_dict(40), **SETTINGS)
+
+
+def test_rows_that_are_forgotten_leave_no_thread(tmp_path: Path) -> None:
+    data = write_mds(tmp_path / "mds", random_documents(1, 200), compression="zstd")
+    count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False)
+    before = set(threading.enumerate())
+    for number in range(3):
+        rows = Rows(data, seq_len=16, num_rows=400, local=tmp_path / str(number), **SETTINGS)
+        for row in range(0, 400, 50):  # regular steps, which prefetch shards
+            assert len(rows[row]["input_ids"]) == 16
+        assert number or set(threading.enumerate()) - before
+        del rows
+        gc.collect()
+    deadline = time.monotonic() + 60
+    while [each for each in threading.enumerate() if each.name == "cloudload-fetch"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
