@@ -273,7 +273,7 @@ def test_columns_are_inferred_once_for_all_segments(tmp_path: Path) -> None:
         "processes": 1,
     }
     with pytest.raises(
-        ConvertError, match=r"b\.jsonl:1, .*: the field 'n' is str, not int. .* keep n:j"
+        ConvertError, match=r"b\.jsonl:1, .*: the field 'n' is text, not int. .* keep n:j"
     ):
         convert_to_mds(source, tmp_path / "out", **options)
 

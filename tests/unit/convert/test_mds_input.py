@@ -141,7 +141,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path, compression: str | None) -> No
         ({"text_key": "body"}, "has no column 'body'. Its columns are: id (str), meta (json), r"),
         ({"keep": ["vector"]}, "column 'vector' of .* has the encoding 'ndarray:float32', which"),
         ({"keep": ["nope"]}, "cannot infer the encoding of the field 'nope'"),
-        ({"keep": ["small:uint8", "meta:str"]}, "the field 'meta' is dict, not str"),
+        ({"keep": ["small:uint8", "meta:str"]}, "the field 'meta' is an object, not str"),
     ],
 )
 def test_a_column_that_cannot_be_converted_is_named(
