@@ -38,7 +38,7 @@ from cloudload import convert_to_mds
 from cloudload.convert.plan import ConversionPlan
 from cloudload.errors import FailureKind, WorkerError
 from cloudload.storage import registry
-from cloudload.storage.base import ObjectStream, Retry, StoredObject
+from cloudload.storage.base import Backend, ObjectStream, Retry, StoredObject
 
 RAW, OUT = "s3://simulated/raw", "s3://simulated/out"
 FILE_BYTES = 26_500_000
@@ -46,7 +46,7 @@ FILES_PER_SEGMENT = 10
 SHARD_BYTES = 20_000_000
 
 
-class SimulatedStore:
+class SimulatedStore(Backend):
     """A store of made-up input files. It saves only the plan, as a file in `folder`."""
 
     def __init__(self, folder: Path, files: int, shards: int, digest: str) -> None:
@@ -94,9 +94,6 @@ class SimulatedStore:
     def failure_kind(self, error: BaseException) -> FailureKind:
         is_missing = isinstance(error, FileNotFoundError)
         return FailureKind.MISSING_OBJECT if is_missing else FailureKind.OTHER
-
-    def describe_endpoint(self, url: str) -> str:
-        return ""
 
     @property
     def _plan(self) -> Path:

@@ -21,7 +21,7 @@ from benchmarks.harness import ROOT
 from cloudload import convert_to_mds
 from cloudload.errors import FailureKind
 from cloudload.storage import registry
-from cloudload.storage.base import ObjectStream, Retry, StoredObject
+from cloudload.storage.base import Backend, ObjectStream, Retry, StoredObject
 from cloudload.storage.versions import version_of_headers
 
 TOKENIZER = ROOT / "examples" / "tokenizer"
@@ -58,7 +58,7 @@ def short_texts(number: int) -> Iterator[str]:
         yield " ".join(words[each] for each in random.integers(0, len(words), size).tolist())
 
 
-class SimulatedStore:
+class SimulatedStore(Backend):
     """A store that serves the files of `write_dataset`, and rejects writes."""
 
     def __init__(self, folder: Path) -> None:
@@ -93,9 +93,6 @@ class SimulatedStore:
     def failure_kind(self, error: BaseException) -> FailureKind:
         is_missing = isinstance(error, FileNotFoundError)
         return FailureKind.MISSING_OBJECT if is_missing else FailureKind.OTHER
-
-    def describe_endpoint(self, url: str) -> str:
-        return ""
 
 
 def use_store(folder: Path) -> None:

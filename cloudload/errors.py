@@ -64,6 +64,15 @@ class FailureKind(Enum):
         return self is FailureKind.BUSY or self.is_of_connection
 
     @property
+    def is_of_credentials(self) -> bool:
+        """Whether other credentials may be accepted."""
+        return self in (
+            FailureKind.DENIED,
+            FailureKind.BAD_CREDENTIALS,
+            FailureKind.EXPIRED_CREDENTIALS,
+        )
+
+    @property
     def is_of_connection(self) -> bool:
         """Whether the store returned no response, or only a part of one."""
         return self in (

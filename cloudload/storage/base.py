@@ -79,6 +79,7 @@ class ObjectStream(io.BufferedReader):
 class Backend(Protocol):
     """The protocol that the backend of each kind of store, such as S3, implements.
 
+    A backend is a subclass, and may omit the last three methods.
     Each method that sends a request makes one attempt. It raises the client's errors unchanged, and
     `objects` then retries or adds advice. It may also raise a complete `StoreError`, which is not
     retried. An implementation must disable the client's retries, and limit connecting and each read
@@ -145,4 +146,19 @@ class Backend(Protocol):
         The text begins with the endpoint's URL, as in "http://127.0.0.1:9000 (from
         S3_ENDPOINT_URL)". This must neither raise an error nor use the network.
         """
-        ...
+        return ""
+
+    def renew_credentials(self, since_s: float) -> bool:
+        """Read the credentials again, after the store refused them.
+
+        Returns whether they differ from those that requests used at `since_s`, in `time.monotonic`
+        seconds. Must not raise an error.
+        """
+        return False
+
+    def hint(self, url: str, error: BaseException, kind: FailureKind) -> str:
+        """Return advice about an error that is special to this store, or "".
+
+        It follows the advice for the kind of the failure, or replaces it if the kind is `OTHER`.
+        """
+        return ""

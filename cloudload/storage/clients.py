@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import socket
 import ssl
 import threading
@@ -116,6 +117,22 @@ def name_setting(endpoint: str, variables: Sequence[str], other: str) -> str:
         name for name in variables if os.environ.get(name, "").strip("/ ") == endpoint.strip("/ ")
     ]
     return f"{endpoint} ({f'from {holders[0]}' if holders else other})"
+
+
+def check_endpoint(variables: Sequence[str]) -> None:
+    """Raise `StoreError` if the first of the environment variables that is set is not a URL."""
+    for name in variables:
+        if value := os.environ.get(name):
+            if re.match("https?://.", value):
+                return
+            raise StoreError(
+                f"{name} is {redact(value)!r}, which is not a URL. Begin it with http:// or https://"
+            )
+
+
+def is_on(variable: str) -> bool:
+    """Whether an environment variable has a value such as 1, true or yes."""
+    return os.environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def status_of(error: BaseException) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cloudload.errors import FailureKind, StoreError
-from cloudload.storage.base import ObjectStream, Retry, StoredObject
+from cloudload.storage.base import Backend, ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
     call_with_timeout,
@@ -19,6 +19,7 @@ from cloudload.storage.clients import (
     skip_bytes,
 )
 from cloudload.storage.hub import check_connection
+from cloudload.storage.redaction import redact
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import scheme_of
 from cloudload.storage.versions import Version, version_of_details, version_of_headers
@@ -26,8 +27,11 @@ from cloudload.storage.versions import Version, version_of_details, version_of_h
 # for these schemes, use StreamingDataset's downloader to read if the fsspec package is missing
 _STREAMING_TOO = ("oci", "hf")
 
+# other programs' names for stores that have a backend
+_OUR_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 
-class FsspecStore:
+
+class FsspecStore(Backend):
     """The backend for any scheme that fsspec supports.
 
     Uploads are atomic only if the scheme's package makes them atomic.
@@ -191,6 +195,12 @@ def _resolve(url: str) -> tuple[Any, str]:
             check_connection()
         return filesystem, str(path)
     except (ImportError, ValueError) as error:
+        if ours := _OUR_SCHEMES.get(scheme_of(url)):
+            meant = redact(f"{ours}://{url.partition('://')[2]}")
+            raise StoreError(
+                f"cannot access {scheme_of(url)}:// URLs with the packages installed here ({error})"
+                f". Use {meant}, which needs no other package"
+            ) from None
         raise StoreError(
             f"cannot access {scheme_of(url)}:// URLs ({error}). If fsspec or the package for this "
             "scheme is missing, install it. Otherwise, check the URL and the settings for this "

@@ -1,29 +1,42 @@
-"""The backend for GCS. It uses application default credentials, or is anonymous without them."""
+"""The backend for GCS. It uses application default credentials, or is anonymous without them.
+
+It is also anonymous if `GS_NO_SIGN_REQUEST` is set. `GS_USER_PROJECT` is the project that pays for
+the requests to buckets whose requester pays. If the store refuses the credentials, they are read
+once more, because another program may have replaced them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from cloudload.errors import FailureKind
-from cloudload.storage.base import ObjectStream, Retry, StoredObject
+from cloudload.storage.advice import is_from_proxy
+from cloudload.storage.base import Backend, ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
+    check_endpoint,
     check_tag,
     failure_kind_of_connection,
     failure_kind_of_status,
+    is_on,
     name_setting,
     status_of,
 )
 from cloudload.storage.urls import folder_prefix, is_below, split_url
 from cloudload.storage.versions import version_of_headers
 
+_UNSIGNED, _PAYS = "GS_NO_SIGN_REQUEST", "GS_USER_PROJECT"
+_ENDPOINTS = ("STORAGE_EMULATOR_HOST", "API_ENDPOINT_OVERRIDE")
 
-class GCSStore:
+
+class GCSStore(Backend):
     """The backend for gs://, through google-cloud-storage and its JSON API.
 
     Reading uses two private attributes of the client: `_http`, a `requests` session with the
@@ -32,21 +45,36 @@ class GCSStore:
 
     def __init__(self) -> None:
         self._client: Any = None
+        self._renewed_s = -math.inf
+        """When the credentials were last replaced, in `time.monotonic` seconds."""
         self._lock = threading.Lock()
 
     def _bucket(self, name: str) -> Any:
         with self._lock:  # look up the credentials once if several threads start together
             self._client = self._client or _make_client()
-        return self._client.bucket(name)
+            return self._client.bucket(name, user_project=os.environ.get(_PAYS) or None)
+
+    def renew_credentials(self, since_s: float) -> bool:
+        with self._lock, contextlib.suppress(Exception):
+            if self._client is None or self._renewed_s > since_s:
+                return self._renewed_s > since_s
+            client = _make_client()
+            if _identify(client) != _identify(self._client):
+                self._client, self._renewed_s = client, time.monotonic()
+                return True
+        return False
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         bucket, key = split_url(url)
-        blob = self._bucket(bucket).blob(key)
+        found = self._bucket(bucket)
+        client = found.client
         # send our own request, because the library's stream requests ranges, and returns no bytes
         # before a range is complete
-        base = self._client._connection.API_BASE_URL
-        answer = self._client._http.get(
-            f"{base}/download/storage/v1{blob.path}?alt=media",
+        base = client._connection.API_BASE_URL
+        payer = {"userProject": found.user_project} if found.user_project else {}
+        answer = client._http.get(
+            f"{base}/download/storage/v1{found.blob(key).path}",
+            params={"alt": "media"} | payer,
             # request the stored bytes, because decoding gzip would change the size that is checked
             headers={"Accept-Encoding": "gzip"} | ({"Range": f"bytes={start}-"} if start else {}),
             stream=True,
@@ -115,11 +143,24 @@ class GCSStore:
             return FailureKind.NO_CREDENTIALS
         return _failure_kind_of_token(str(error))
 
+    def hint(self, url: str, error: BaseException, kind: FailureKind) -> str:
+        if "requester pays" in str(error):
+            return f"Set {_PAYS} to the Google Cloud project that pays for the requests"
+        if kind is FailureKind.NO_CREDENTIALS:
+            if is_on(_UNSIGNED):
+                return f"{_UNSIGNED} is set, so no credentials were used. Unset it to use them"
+            return (
+                "No credentials were found. Run gcloud auth application-default login, or set "
+                "GOOGLE_APPLICATION_CREDENTIALS to a key file"
+            )
+        if kind is FailureKind.DENIED and not is_from_proxy(error):
+            return f"If the bucket is public, set {_UNSIGNED}=true"
+        return ""
+
     def describe_endpoint(self, url: str) -> str:
         if self._client is None:
             return ""
-        variables = ("STORAGE_EMULATOR_HOST", "API_ENDPOINT_OVERRIDE")
-        return name_setting(self._client._connection.API_BASE_URL, variables, "Google's default")
+        return name_setting(self._client._connection.API_BASE_URL, _ENDPOINTS, "Google's default")
 
     def _failure_kind_of_answer(self, error: BaseException, status: int) -> FailureKind:
         details = getattr(error, "errors", ())
@@ -144,12 +185,23 @@ def _make_client() -> Any:
     from google.auth.exceptions import DefaultCredentialsError
     from google.cloud import storage
 
+    check_endpoint(_ENDPOINTS)
+    if is_on(_UNSIGNED):
+        return storage.Client.create_anonymous_client()
     try:
         return storage.Client(project=None)
     except DefaultCredentialsError:
         if "GOOGLE_APPLICATION_CREDENTIALS" in os.environ:
             raise
         return storage.Client.create_anonymous_client()
+
+
+def _identify(client: Any) -> tuple[Any, ...]:
+    """The parts of a client's credentials that differ if another program replaces them."""
+    found = client._credentials
+    names = ("service_account_email", "refresh_token")
+    key = getattr(getattr(found, "signer", None), "key_id", None)
+    return (type(found), key, *(getattr(found, name, None) for name in names))
 
 
 def _failure_kind_of_token(text: str) -> FailureKind:

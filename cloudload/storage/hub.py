@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterator
 
 from cloudload.errors import FailureKind, StoreError
+from cloudload.storage.advice import describe_proxy
 from cloudload.storage.redaction import redact
 
 _TIMEOUT_S = 5.0  # rarely reached, because without a connection, DNS usually fails in milliseconds
@@ -26,7 +27,8 @@ def find_obstacle() -> str | None:
     try:
         get_session().head(constants.ENDPOINT, timeout=_TIMEOUT_S)
     except Exception as error:  # from requests or httpx, depending on the client's version
-        return f"{redact(constants.ENDPOINT)} cannot be reached ({_reason(error)})"
+        obstacle = f"{redact(constants.ENDPOINT)} cannot be reached ({_reason(error)})"
+        return ". ".join(filter(None, [obstacle, describe_proxy(constants.ENDPOINT)]))
     return None
 
 

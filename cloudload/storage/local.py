@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cloudload.errors import FailureKind, StoreError
-from cloudload.storage.base import ObjectStream, Retry, StoredObject, Wanted
+from cloudload.storage.base import Backend, ObjectStream, Retry, StoredObject, Wanted
 from cloudload.storage.clients import check_tag
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import local_path, path_url
@@ -21,7 +21,7 @@ from cloudload.storage.versions import version_of_file
 from cloudload.system.temp_files import create, register, unregister
 
 
-class LocalStore:
+class LocalStore(Backend):
     """The backend for paths and `file://` URLs."""
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
@@ -77,9 +77,6 @@ class LocalStore:
     def failure_kind(self, error: BaseException) -> FailureKind:
         is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
         return FailureKind.MISSING_OBJECT if is_missing else FailureKind.OTHER
-
-    def describe_endpoint(self, url: str) -> str:
-        return ""
 
 
 @contextlib.contextmanager

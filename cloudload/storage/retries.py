@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
-from urllib.parse import urlsplit
 
 from cloudload.errors import FailureKind, StoreError
+from cloudload.storage.advice import advise, advise_by_kind, name_server
 from cloudload.storage.base import Backend, Retry
-from cloudload.storage.clients import call_with_timeout, list_causes
+from cloudload.storage.clients import call_with_timeout
 from cloudload.storage.local import LocalStore
 from cloudload.storage.redaction import contains_secrets, explain, redact
 
@@ -57,44 +57,6 @@ _SHORT_S, _FAILING_S, _SILENT_S = 2.0, 3.0, 5.0
 
 _WRONG_ADDRESS = (FailureKind.REFUSED, FailureKind.UNKNOWN_HOST)
 
-_ADVICE = {
-    FailureKind.MISSING_OBJECT: "The object does not exist. Check the location",
-    FailureKind.MISSING_BUCKET: "The bucket does not exist. Check the location",
-    FailureKind.DENIED: "The store or a proxy denied access. Check the credentials and their "
-    "permissions, and your proxy's login if you use one",
-    FailureKind.NO_CREDENTIALS: "No credentials were found, and the store refused an anonymous "
-    "request. Configure credentials",
-    FailureKind.BAD_CREDENTIALS: "The credentials were rejected or could not be loaded. Check the "
-    "credentials",
-    FailureKind.EXPIRED_CREDENTIALS: "The credentials have expired. Get new ones and run again",
-    FailureKind.WRONG_CLOCK: "This machine's clock differs too much from the store's. Correct "
-    "the clock",
-    FailureKind.WRONG_REGION: "The bucket is in a different region. Set AWS_DEFAULT_REGION to the "
-    "bucket's region",
-    FailureKind.UNTRUSTED: "This machine does not trust the store's certificate. If its CA is "
-    "private, set AWS_CA_BUNDLE (s3://), REQUESTS_CA_BUNDLE (gs://) or SSL_CERT_FILE (https://) to "
-    "a file that contains the CA's certificate",
-    FailureKind.BUSY: (
-        "The store had an internal error or was too busy. Run again. If the error persists, send "
-        "fewer requests at a time, for example by using fewer workers"
-    ),
-    FailureKind.REFUSED: (
-        "{Store} refused the connection. Check that the server is running, and that the host and "
-        "the port are correct"
-    ),
-    FailureKind.UNKNOWN_HOST: (
-        "The host name of {store} could not be resolved. Check its spelling and this machine's DNS "
-        "settings"
-    ),
-    FailureKind.TIMED_OUT: (
-        "{Store} did not answer in time. Check the network and the location, and run again. If the "
-        "connection is slow, raise deadline_s in the loader's Retry"
-    ),
-    FailureKind.UNREACHABLE: "{Store} could not be reached, or broke the connection. Check the "
-    "network and the location, and run again",
-    FailureKind.OTHER: "Check the location and the store's error message",
-}
-
 _warned: dict[str, tuple[int, float]] = {}
 """For each endpoint, the ID of the request that last logged a warning, and when it did so, in
 `time.monotonic` seconds."""
@@ -118,10 +80,11 @@ def retrying(
     request = _Request(verb, url, backend, retry, watch)
     has_no_limit = may_be_long or isinstance(backend, LocalStore)
     before: Exception | None = None
+    has_renewed = False
     pause_s = retry.pause_s
     while True:
         request.attempts += 1
-        left_s = request.left_s
+        left_s, began_s = request.left_s, time.monotonic()
         try:
             if has_no_limit:
                 return attempt(request.receive)
@@ -134,6 +97,10 @@ def retrying(
             error = before if before is not None and is_cut_short else caught
             before = error
             kind = backend.failure_kind(error)
+            if kind.is_of_credentials and not has_renewed and backend.renew_credentials(began_s):
+                logger.info("%s was refused. Trying again with new credentials", redact(url))
+                has_renewed = True
+                continue
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
             if not kind.is_transient or pause_s > request.left_s:
                 raise request.failure(error, kind) from (None if contains_secrets(error) else error)
@@ -172,7 +139,7 @@ class _Request:
         """Record and log a failed attempt, before a pause of `pause_s`."""
         self._received_at = None
         self._kind, self._error = kind, explain(error)
-        self._store = _name_store(self._backend, self._url, error)
+        self._store = name_server(self._backend, self._url, error)
         if type(error) is TimeoutError:  # from `call_with_timeout`, so it names no server
             self._store = redact(self._backend.describe_endpoint(self._url))
         self._num_failed = self.attempts
@@ -233,7 +200,7 @@ class _Request:
         If `is_brief`, the message has no advice.
         """
         if self._kind in _WRONG_ADDRESS and (self._store or not is_brief):
-            why = _advise(self._kind, self._store)
+            why = advise_by_kind(self._kind, self._store)
             why = why.partition(". ")[0] if is_brief else why
         elif self._kind is FailureKind.TIMED_OUT and self._store:
             why = f"{self._store} has not answered"
@@ -251,23 +218,8 @@ class _Request:
         text += explain(error)
         # an unclassified OSError, such as one about a local file, needs no advice
         if kind is not FailureKind.OTHER or not isinstance(error, OSError):
-            text += f". {_advise(kind, _name_store(self._backend, self._url, error))}"
+            text += f". {advise(self._backend, self._url, error, kind)}"
         return StoreError(text, kind=kind)
 
     def _count_attempts(self) -> str:
         return "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
-
-
-def _advise(kind: FailureKind, store: str) -> str:
-    return _ADVICE[kind].format(store=store or "the store", Store=store or "The store")
-
-
-def _name_store(backend: Backend, url: str, error: BaseException) -> str:
-    """Name the store's endpoint if an error is about it, otherwise return an empty string.
-
-    An error may be about another server, such as a proxy or one that issues tokens.
-    """
-    endpoint = backend.describe_endpoint(url)
-    host = urlsplit(endpoint.partition(" ")[0]).hostname
-    is_named = host and any(host in str(each) for each in list_causes(error))
-    return redact(endpoint) if is_named else ""

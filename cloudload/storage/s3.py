@@ -1,24 +1,31 @@
 """The backend for S3 and compatible stores, through boto3 and its credentials and profiles.
 
-Requests are anonymous if boto3 finds no credentials. `GCSByHMAC` accesses gs:// through the same
-API, with `GCS_KEY` and `GCS_SECRET`.
+Requests are anonymous if boto3 finds no credentials, or if `AWS_NO_SIGN_REQUEST` is set. If the
+store refuses the credentials, they are read once more, because another program may have replaced
+them. `GCSByHMAC` accesses gs:// through the same API, with `GCS_KEY` and `GCS_SECRET`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from cloudload.errors import FailureKind
-from cloudload.storage.base import ObjectStream, Retry, StoredObject
+from cloudload.storage.advice import is_from_proxy
+from cloudload.storage.base import Backend, ObjectStream, Retry, StoredObject
 from cloudload.storage.clients import (
     LengthCheckedReader,
+    check_endpoint,
     check_tag,
     failure_kind_of_connection,
     failure_kind_of_status,
+    is_on,
     name_setting,
     status_of,
 )
@@ -29,7 +36,7 @@ _CODES = {
     FailureKind.MISSING_OBJECT: "NoSuchKey NoSuchVersion NotFound 404",
     FailureKind.MISSING_BUCKET: "NoSuchBucket",
     FailureKind.BAD_CREDENTIALS: "InvalidAccessKeyId SignatureDoesNotMatch InvalidToken "
-    "InvalidSecurity",
+    "InvalidTokenId InvalidSecurity",
     FailureKind.EXPIRED_CREDENTIALS: "ExpiredToken ExpiredTokenException TokenRefreshRequired "
     "RequestExpired",
     FailureKind.WRONG_CLOCK: "RequestTimeTooSkewed RequestInTheFuture",
@@ -41,10 +48,14 @@ _CODES = {
     FailureKind.OTHER: "InvalidObjectState",  # the 403 error for an archived object
 }
 
+_UNSIGNED, _PAYS = "AWS_NO_SIGN_REQUEST", "MOSAICML_STREAMING_AWS_REQUESTER_PAYS"
+_NO_CHECKSUMS = "NotImplemented XAmzContentSHA256Mismatch MissingContentLength"
+"""Errors of compatible stores that do not support the checksums that boto3 adds to an upload."""
+
 _KIND_OF_CODE = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 
 
-class S3Store:
+class S3Store(Backend):
     """The backend for s3://, through boto3."""
 
     scheme = "s3"
@@ -56,30 +67,52 @@ class S3Store:
 
     def __init__(self) -> None:
         self._clients: dict[float, Any] = {}
-        self._lock = threading.Lock()
+        self._session: Any = None
         self._is_anonymous = False
+        self._renewed_s = -math.inf
+        """When the credentials were last replaced, in `time.monotonic` seconds."""
+        self._lock = threading.Lock()
 
     def _client(self, retry: Retry) -> Any:
         with self._lock:  # look up the credentials once if several threads start together
             if retry.timeout_s not in self._clients:
+                check_endpoint(self._endpoint_variables)
+                if self._session is None:
+                    self._session = self._open_session()
+                    self._is_anonymous = is_on(_UNSIGNED) or _secrets_of(self._session) is None
                 self._clients[retry.timeout_s] = self._make_client(retry)
             return self._clients[retry.timeout_s]
 
-    def _make_client(self, retry: Retry) -> Any:
+    def _open_session(self) -> Any:
         import boto3
+
+        return boto3.Session()
+
+    def _make_client(self, retry: Retry) -> Any:
         from botocore import UNSIGNED
 
-        session = boto3.Session()
-        self._is_anonymous = session.get_credentials() is None
         config = _config(retry, signature_version=UNSIGNED if self._is_anonymous else None)
-        client = session.client("s3", endpoint_url=os.environ.get("S3_ENDPOINT_URL"), config=config)
+        endpoint = os.environ.get("S3_ENDPOINT_URL")
+        client = self._session.client("s3", endpoint_url=endpoint, config=config)
         client.meta.events.register("before-call.s3.HeadBucket", _stop_redirects)
         return client
 
+    def renew_credentials(self, since_s: float) -> bool:
+        with self._lock, contextlib.suppress(Exception):
+            if self._session is None or self._renewed_s > since_s:
+                return self._renewed_s > since_s
+            session = self._open_session()
+            if _secrets_of(session) != _secrets_of(self._session):
+                self._session, self._clients = session, {}
+                self._renewed_s = time.monotonic()
+                return True
+        return False
+
     def _payer(self, bucket: str) -> dict[str, str]:
         """The requester-pays argument, if Streaming's environment variable lists the bucket."""
-        buckets = os.environ.get("MOSAICML_STREAMING_AWS_REQUESTER_PAYS", "").split(",")
-        return {"RequestPayer": "requester"} if bucket in map(str.strip, buckets) else {}
+        listed = os.environ.get(_PAYS, "").split(",")
+        buckets = [each.strip().removeprefix("s3://").rstrip("/") for each in listed]
+        return {"RequestPayer": "requester"} if bucket in buckets else {}
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         bucket, key = split_url(url)
@@ -164,6 +197,44 @@ class S3Store:
         is_about_credentials = any(word in type(error).__name__ for word in words)
         return FailureKind.BAD_CREDENTIALS if is_about_credentials else FailureKind.OTHER
 
+    def hint(self, url: str, error: BaseException, kind: FailureKind) -> str:
+        bucket, _ = split_url(url)
+        if kind is FailureKind.NO_CREDENTIALS:
+            return self._explain_credentials()
+        if kind is FailureKind.EXPIRED_CREDENTIALS:
+            return (
+                "A file of credentials that another program replaces is read again, and a role is "
+                "renewed, but environment variables are not"
+            )
+        if kind is FailureKind.DENIED and not is_from_proxy(error):
+            return self._explain_denial(bucket)
+        code, text = _code_of(error), str(error)
+        if code == "PathStyleRequestNotAllowed":
+            return (
+                "The store wants the bucket in the host name. In the file ~/.aws/config, write "
+                "addressing_style = virtual below s3 = in the section of the profile"
+            )
+        if "checksum" in text.lower() or code in _NO_CHECKSUMS.split():
+            return (
+                "If the store does not support the checksums that boto3 adds to uploads, set "
+                "AWS_REQUEST_CHECKSUM_CALCULATION=when_required"
+            )
+        return ""
+
+    def _explain_credentials(self) -> str:
+        if is_on(_UNSIGNED):
+            return f"{_UNSIGNED} is set, so no credentials were used. Unset it to use them"
+        return (
+            "No credentials were found. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or set "
+            "AWS_PROFILE to a profile in ~/.aws/credentials, or give this machine a role"
+        )
+
+    def _explain_denial(self, bucket: str) -> str:
+        advice = f"If the bucket is public, set {_UNSIGNED}=true"
+        if not self._payer(bucket):
+            advice += f". If the requester pays for its data, set {_PAYS}={bucket}"
+        return advice
+
     def describe_endpoint(self, url: str) -> str:
         client = next(iter(self._clients.values()), None)
         if client is None:
@@ -180,26 +251,27 @@ class GCSByHMAC(S3Store):
     scheme = "gs"
     _endpoint_variables = ("STORAGE_EMULATOR_HOST", "API_ENDPOINT_OVERRIDE")
 
-    def _make_client(self, retry: Retry) -> Any:
+    def _open_session(self) -> Any:
         import boto3
 
+        key, secret = os.environ["GCS_KEY"], os.environ["GCS_SECRET"]
+        return boto3.Session(key, secret, region_name="auto")
+
+    def _make_client(self, retry: Retry) -> Any:
         found = filter(None, map(os.environ.get, self._endpoint_variables))
         # GCS does not support the checksums that boto3 adds by default
         checksums = {
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
         }
-        return boto3.Session().client(
-            "s3",
-            region_name="auto",
-            endpoint_url=next(found, "https://storage.googleapis.com"),
-            aws_access_key_id=os.environ["GCS_KEY"],
-            aws_secret_access_key=os.environ["GCS_SECRET"],
-            config=_config(retry, **checksums),
-        )
+        endpoint = next(found, "https://storage.googleapis.com")
+        return self._session.client("s3", endpoint_url=endpoint, config=_config(retry, **checksums))
 
     def _payer(self, bucket: str) -> dict[str, str]:
         return {}
+
+    def hint(self, url: str, error: BaseException, kind: FailureKind) -> str:
+        return ""
 
     def create(self, path: Path, url: str, retry: Retry) -> None:
         # the S3 API of GCS does not support If-None-Match
@@ -231,8 +303,20 @@ def _stop_redirects(context: dict[str, Any], **_: Any) -> None:
     context.setdefault("s3_redirect", {})["redirected"] = True
 
 
+def _secrets_of(session: Any) -> Any:
+    """The credentials of a session, or None."""
+    credentials = session.get_credentials()
+    return credentials and credentials.get_frozen_credentials()
+
+
+def _code_of(error: Any) -> str:
+    """The code in a store's answer, or "" for another error."""
+    response = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
+
+
 def _failure_kind_of_answer(error: Any) -> FailureKind:
-    code = str(error.response.get("Error", {}).get("Code", ""))
+    code = _code_of(error)
     status = status_of(error) or 0
     if status == 400 and code in ("", "400") and error.operation_name.startswith("Head"):
         # a HEAD response has no body that would identify an expired token or a wrong region

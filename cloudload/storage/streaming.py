@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cloudload.errors import FailureKind, StoreError
-from cloudload.storage.base import ObjectStream, Retry
+from cloudload.storage.base import Backend, ObjectStream, Retry
 from cloudload.storage.clients import failure_kind_of_any
 from cloudload.storage.urls import scheme_of
 
@@ -17,7 +17,7 @@ STREAMING_ONLY = ("azure", "azure-dl", "alipan", "dbfs")
 open them from the URL alone."""
 
 
-class StreamingStore:
+class StreamingStore(Backend):
     """The backend that uses StreamingDataset's downloaders.
 
     They download whole objects, and cannot write or list.
@@ -53,6 +53,3 @@ class StreamingStore:
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return failure_kind_of_any(error)
-
-    def describe_endpoint(self, url: str) -> str:
-        return ""

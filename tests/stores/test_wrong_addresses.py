@@ -151,7 +151,8 @@ def test_an_error_about_a_proxy_does_not_blame_the_endpoint(
         read_object("s3://b/key", SHORT)
     assert failure.value.kind is FailureKind.REFUSED
     assert f'Failed to connect to proxy URL: "{closed_port}"' in str(failure.value)
-    assert "store.example" not in str(failure.value)
+    assert f"The proxy {closed_port} (from http_proxy) refused the connection" in str(failure.value)
+    assert "store.example:9" not in str(failure.value)
 
 
 def test_an_address_shows_no_password(

@@ -9,10 +9,11 @@ import pytest
 from cloudload.errors import FailureKind, StoreError
 from cloudload.storage import registry
 from cloudload.storage.base import Retry
+from cloudload.storage.fsspec import FsspecStore
 from cloudload.storage.objects import delete_object
 
 
-class _BusyThenSilent:
+class _BusyThenSilent(FsspecStore):
     """A store that reports immediately that it is busy, and answers later requests after 30 s."""
 
     def __init__(self) -> None:
@@ -26,9 +27,6 @@ class _BusyThenSilent:
 
     def failure_kind(self, error: BaseException) -> FailureKind:
         return FailureKind.BUSY if "slow down" in str(error) else FailureKind.TIMED_OUT
-
-    def describe_endpoint(self, url: str) -> str:
-        return ""
 
 
 def test_the_deadline_does_not_hide_the_answer_of_the_store(
