@@ -34,9 +34,10 @@ from cloudload.mds.writer import (
 )
 from cloudload.option_names import suggests_names
 from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
+from cloudload.storage.locations import same_or_inside
 from cloudload.storage.objects import delete_object, list_objects, write_object
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import check_location, is_local, join_url, local_path
+from cloudload.storage.urls import check_location, join_url, name_below, plain_location
 from cloudload.tokenization.framing import MOST_IDS
 
 logger = logging.getLogger(__name__)
@@ -190,18 +191,20 @@ def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[s
     reads, which must not be removed.
     """
     check_location(out)
-    location = _resolve(out)
-    if location in map(_resolve, data):
-        raise ValueError(
-            f"the output {redact(out)} is data that the run reads. Choose another output"
-        )
+    location = plain_location(out)
+    for url in data:
+        if same_or_inside(location, url) or same_or_inside(url, location):
+            raise ValueError(
+                f"the output {redact(out)} is, contains, or is inside data that the run reads, "
+                f"{redact(url)}. Choose another output"
+            )
     try:
         found = list_objects(location)
     except StoreError as error:
         if not error.is_missing:
             raise
         found = []
-    names = [item.url.removeprefix(location).lstrip("/") for item in found]
+    names = [name_below(item.url, location) for item in found]
     own = [name for name in names if _OWN_NAME.fullmatch(name)]
     if own and not overwrite:
         raise ConvertError(
@@ -209,10 +212,6 @@ def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[s
             "another output, or replace the contents (--overwrite)"
         )
     return location, sorted(own, key=lambda name: (name != INDEX_NAME, name))
-
-
-def _resolve(url: str) -> str:
-    return os.path.realpath(local_path(url)) if is_local(url) else url.rstrip("/")
 
 
 def _list_rows(batch: Batch) -> Iterator[Ids]:

@@ -33,8 +33,9 @@ from cloudload.errors import CacheError
 from cloudload.mds.dataset import Corpus, Dataset, are_in_place, join_columns
 from cloudload.mds.index import ShardInfo
 from cloudload.mds.open_index import INDEXES_FOLDER, sweep_indexes
+from cloudload.storage.locations import same_or_inside
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import is_local, local_path
+from cloudload.storage.urls import path_url
 from cloudload.system.file_locks import remove_if_orphaned
 from cloudload.system.temp_files import TAG, is_temporary, lock_path
 from cloudload.tokenization.kept_files import sweep_tokenizers
@@ -95,7 +96,7 @@ def space_lock(root: Path) -> Path:
 def check_cache_folder(root: Path, urls: Iterable[str]) -> None:
     """Raise `CacheError` if the cache folder `root` is inside a local dataset among `urls`."""
     for url in urls:
-        if is_local(url) and root.resolve().is_relative_to(local_path(url).resolve()):
+        if same_or_inside(path_url(root), url):
             raise CacheError(
                 f"the cache folder {root} is inside the dataset {url}, which a loader must not "
                 "modify. Set `local` to a different folder"

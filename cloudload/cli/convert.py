@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any
 
 from cloudload.cli.command import add_command, check_output, local_path, whole_number
@@ -133,6 +134,7 @@ def _convert(options: argparse.Namespace) -> int:
     if options.plan:
         return _print_outline(options)
     check_output("--report", options.report)
+    _check_apart(options)
     names = "text_key id_key keep format quoting split splits shard_bytes segment_bytes processes "
     names += "worker finish skip_bad rejects overwrite append tokenizer transform_id on_error"
     with open_engine(options) as executor:
@@ -153,6 +155,19 @@ def _convert(options: argparse.Namespace) -> int:
     elif not options.quiet:
         print_text(_summary(report))
     return 0
+
+
+def _check_apart(options: argparse.Namespace) -> None:
+    """Raise `ValueError` if the report, or redirected output, is a file of an input."""
+    from cloudload.convert.separation import check_file
+
+    written = {"the standard output": "/dev/stdout", "the standard error": "/dev/stderr"}
+    files = {what: os.path.realpath(path) for what, path in written.items()}
+    if options.report:
+        check_file("report (--report)", str(options.report), options.inputs)
+    for what, path in files.items():
+        if os.path.isfile(path):
+            check_file(what, path, options.inputs)
 
 
 def _print_outline(options: argparse.Namespace) -> int:

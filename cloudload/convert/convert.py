@@ -32,6 +32,7 @@ from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit
 from cloudload.convert.report import ConvertReport
 from cloudload.convert.run import Run, already_complete, convert_one_segment, convert_segments
 from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, Files
+from cloudload.convert.separation import check_file, check_listed, check_output, check_rejects
 from cloudload.count.group import CountWork
 from cloudload.count.new_shards import open_count_work
 from cloudload.engines.shares import Share
@@ -39,7 +40,7 @@ from cloudload.errors import ConvertError
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES
 from cloudload.option_names import suggests_names
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import check_location, is_local, join_url, local_path, plain_location
+from cloudload.storage.urls import check_location, join_url, plain_location
 
 logger = logging.getLogger(__name__)
 
@@ -196,10 +197,11 @@ def convert_to_mds(
     share = Share.parse(worker) if worker is not None else None
     _check_overwrite(overwrite, is_array=bool(share or finish), append=append)
     location = _output_location(os.fspath(out), split)
-    _check_not_within(location, inputs)
+    check_output(location, config.split_names, inputs)
     rejects_url = None if rejects is None else _output_location(os.fspath(rejects), None)
     if rejects_url:
-        _check_not_within(rejects_url, inputs)
+        check_file("rejects (--rejects)", rejects_url, inputs)
+        check_rejects(rejects_url)
     recipe = config.recipe() | {"keep": list(keep), "hashes": list(hashes)}
     recipe["segment_bytes"] = segment_bytes
     output = Output(location, config.split_names)
@@ -253,15 +255,14 @@ def _list_and_plan(
     logger.info("%s", "\n".join(table))
     if run.config.format == "auto" and (warning := describe_mixture(units)):
         logger.warning("%s", warning)
-    if any(file.url.startswith(f"{run.location}/") for unit in units for file in unit.files):
-        raise ValueError(
-            f"the output {redact(run.location)} contains input files. Choose a different folder"
-        )
+    files = [file for unit in units for file in unit.files]
+    check_listed(run.location, files)
     claim = {"recipe": recipe, "inputs": identify_inputs(units, with_tags=append)}
     journal = Journal(run.output, claim, list_sizes(units))
     journal.parent = parent
     if overwrite:
-        journal.clear()
+        journal.clear(files)
+    del files  # there may be a million
     return _plan_or_convert(run, listed, units, journal, append)
 
 
@@ -333,20 +334,3 @@ def _output_location(out: str, split: str | None) -> str:
     if split is not None and (not split or split.startswith(("/", ".")) or ".." in split):
         raise ValueError(f"split is {split!r}. Use a plain name such as 'train'")
     return join_url(plain_location(out), split or "")
-
-
-def _check_not_within(location: str, inputs: Any) -> None:
-    """Raise `ValueError` if the output is in an input folder. A rerun would read it as input."""
-    for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
-        folder = os.fspath(item) if isinstance(item, str | os.PathLike) else ""
-        if not folder or folder == "-" or is_local(folder) != is_local(location):
-            continue
-        inner, outer = (
-            os.path.abspath(local_path(url)) if is_local(url) else url.rstrip("/")
-            for url in (location, folder)
-        )
-        if f"{inner}/".startswith(f"{outer}/"):
-            raise ValueError(
-                f"the output {redact(location)} is inside the input {redact(folder)}. Choose an "
-                "output outside the input"
-            )

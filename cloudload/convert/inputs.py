@@ -31,6 +31,7 @@ from cloudload.convert.readers.text import TextUnit
 from cloudload.convert.readers.webdataset import WebDatasetUnit
 from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.convert.saved_datasets import select_saved_files
+from cloudload.convert.separation import check_twice
 from cloudload.errors import ConvertError
 from cloudload.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
 from cloudload.storage.hub import check_connection
@@ -216,12 +217,7 @@ def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
     Names must be unique because IDs are derived from them. `inputs` are the files of each input
     that has files. Raises `ValueError` if a file is listed twice.
     """
-    urls = Counter(file.url for files in inputs for file in files)
-    if twice := [url for url, count in urls.items() if count > 1]:
-        raise ValueError(
-            f"{redact(twice[0])} is in the inputs twice, so its documents would be written twice. "
-            "List the file once"
-        )
+    check_twice(inputs)
     names = Counter(file.name for files in inputs for file in files)
     if max(names.values(), default=0) == 1:
         return inputs

@@ -28,6 +28,7 @@ from typing import Any
 
 from cloudload.convert.claims import claim_one_segment, compare_claims
 from cloudload.convert.hidden_datasets import describe_hidden, refuse_to_hide
+from cloudload.convert.input_files import InputFile
 from cloudload.convert.joined_shards import JoinedShards
 from cloudload.convert.output import (
     Output,
@@ -39,6 +40,7 @@ from cloudload.convert.output import (
     read_if_exists,
 )
 from cloudload.convert.report import ConvertReport, Counts
+from cloudload.convert.separation import check_removed
 from cloudload.convert.work import FinishedWork, InputPosition, check_documents
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import INDEX_NAME, Column
@@ -70,21 +72,25 @@ class Journal:
         self._began = time.monotonic()
         self._is_cleared = False
 
-    def clear(self) -> None:
+    def clear(self, inputs: Iterable[InputFile] = ()) -> None:
         """Remove the datasets and their journal, starting with the indexes.
 
-        Raises `ConvertError` if a new index would hide other datasets.
+        Raises `ConvertError` if a new index would hide other datasets, or if a file of `inputs`
+        would be removed.
         """
         names = self._list()
         self._refuse_to_hide(names)
         self._is_cleared = True
         owned = {name: self._name_in_dataset(name) for name in names}
+        removed = [
+            name for name in names if JOURNAL.fullmatch(name) or is_of_dataset(owned[name] or "")
+        ]
+        check_removed(self.location, removed, inputs)
         for name in sorted(
-            names,
+            removed,
             key=lambda name: (owned[name] != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name),
         ):
-            if JOURNAL.fullmatch(name) or is_of_dataset(owned[name] or ""):
-                delete_object(join_url(self.location, name))
+            delete_object(join_url(self.location, name))
         self._remove_empty_folders()
 
     def _name_in_dataset(self, name: str) -> str | None:

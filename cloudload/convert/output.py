@@ -91,10 +91,10 @@ def list_sizes_at(location: str) -> dict[str, int]:
     return collect_at(location, lambda found: dict(sorted(found)))
 
 
-def read_if_exists(url: str) -> bytes | None:
-    """Read an object, or return None if it does not exist."""
+def read_if_exists(url: str, most_bytes: int | None = None) -> bytes | None:
+    """Read an object as `read_object` does, or return None if it does not exist."""
     try:
-        return read_object(url)
+        return read_object(url, most_bytes=most_bytes)
     except StoreError as error:
         if error.is_missing:
             return None

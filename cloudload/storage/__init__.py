@@ -12,7 +12,7 @@
     s3        S3, and compatible stores        redaction  remove secrets
     gcs       GCS                              nearby     similar names
     local     files of this machine            hub        the Hugging Face Hub
-    advice    what to do after a failure
+    advice    what to do after a failure       locations  whether two are the same
 
 `docs/contributing/architecture.md` explains how to add a store.
 """

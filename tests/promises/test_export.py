@@ -173,9 +173,11 @@ def test_exports_that_make_no_sense_are_refused(text: str, tmp_path: Path) -> No
         export({"num_batches": 1, "encoding": "json"})
     assert not (tmp_path / "rows").exists()
     with make_loader(text, local=tmp_path / "cache") as loader:
-        for same in (text, f"file://{text}/", tmp_path / "x" / ".." / "text"):
-            with pytest.raises(ValueError, match="is data that the run reads"):
-                export_rows(loader, same, num_batches=1, overwrite=True)
+        (tmp_path / "link").symlink_to(text)
+        same = (text, f"file://{text}/", tmp_path / "x" / ".." / "text", tmp_path / "link")
+        for place in (*same, Path(text, "rows"), Path(text).parent):
+            with pytest.raises(ValueError, match="or is inside data that the run reads"):
+                export_rows(loader, place, num_batches=1, overwrite=True)
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 65_536])
