@@ -124,7 +124,6 @@ BAD_MEMBERS: dict[str, tuple[list[tuple[str, str | bytes]], str]] = {
     "twice": ([("b.txt", "x"), ("b.txt", "y")], "b: the sample has two files with the extension"),
     "bare": ([("b/README", "x")], "b/README: the file name has no extension"),
     "images": ([("b.jpg", "x")], "b: the record has no field 'text'. Its fields are: jpg"),
-    "name": ([("b\udcff.txt", "x")], "the field 'id' has an unpaired surrogate"),
 }
 
 
