@@ -5,10 +5,10 @@
     lock ─► valid by now? ─► reserve bytes (evicts) ─► download ─► check ─► rename ─► path
 
 A process checks a shard's size and header before it maps the file. With `verify="once"`, it also
-checks the hash, unless the file is unmodified since it was last verified. With "always", it checks
-the hash every time, and with "off", never. An invalid shard is fetched again. So is a modified
-shard whose hash is not in the index, except with "off". The kernel releases the lock of a killed
-process, and the next process that fetches the shard removes the partial file.
+checks the hash, unless the file is unmodified since this user or root last verified it. With
+"always", it checks the hash every time, and with "off", never. An invalid shard is fetched again.
+So is a modified shard whose hash is not in the index, except with "off". The kernel releases the
+lock of a killed process, and the next process that fetches the shard removes the partial file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from cloudload.storage.urls import join_url
 from cloudload.system.activity import refresh
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import PART_SUFFIX, lock_path, make_folder
-from cloudload.system.verified_files import is_unmodified, mark_verified
+from cloudload.system.verified_files import is_marked, is_unmodified, mark_verified
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,8 @@ class Fetcher:
         if self.verify == OFF or (is_unmodified(found) and not checks_again):
             return True
         if not has_hash:
-            return False  # a modified file cannot be verified without a hash
+            # a modified file cannot be verified without a hash, and neither can another user's
+            return is_marked(found)
         with contextlib.suppress(FileNotFoundError):
             fault_found = check_hash(path, info) or check_header(path, info)
             if fault_found is None:

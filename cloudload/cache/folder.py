@@ -35,8 +35,8 @@ from cloudload.mds.index import ShardInfo
 from cloudload.mds.open_index import INDEXES_FOLDER, sweep_indexes
 from cloudload.storage.locations import same_or_inside
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import path_url
-from cloudload.system.file_locks import remove_if_orphaned
+from cloudload.storage.urls import expand_home, path_url
+from cloudload.system.file_locks import NoLocksError, check_locks, remove_if_orphaned
 from cloudload.system.temp_files import TAG, is_temporary, lock_path
 from cloudload.tokenization.kept_files import sweep_tokenizers
 
@@ -54,9 +54,18 @@ since 1970; see `republished`."""
 
 
 def default_cache() -> Path:
-    """The user's cache: `$CLOUDLOAD_CACHE`, else `cloudload` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    """The user's cache: `$CLOUDLOAD_CACHE`, else `cloudload` in `$XDG_CACHE_HOME` or `~/.cache`.
+
+    Raises `CacheError` if the user has no home folder, as in a container with an unknown user ID.
+    """
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("CLOUDLOAD_CACHE") or Path(base, "cloudload")).expanduser()
+    try:
+        return expand_home(os.environ.get("CLOUDLOAD_CACHE") or Path(base, "cloudload"))
+    except ValueError as error:
+        raise CacheError(
+            f"there is no default cache folder: {error}. Or set `local` or CLOUDLOAD_CACHE to a "
+            "folder"
+        ) from None
 
 
 def dataset_folder(root: Path, dataset: Dataset) -> Path:
@@ -104,10 +113,20 @@ def check_cache_folder(root: Path, urls: Iterable[str]) -> None:
 
 
 def open_cache_folder(root: Path) -> None:
-    """Create a cache folder, and `sweep` it. Raises `CacheError` if that fails."""
+    """Create a cache folder, and `sweep` it.
+
+    Raises `CacheError` if that fails, or if file locks do not work in the folder.
+    """
     try:
         root.mkdir(parents=True, exist_ok=True)
+        if os.access(root, os.W_OK):
+            check_locks(root)
         sweep(root)
+    except NoLocksError as error:
+        raise CacheError(
+            f"cannot use the cache folder {root}: {error}. Set `local` to a folder on a disk of "
+            "this node, or mount the file system with locks (Lustre: flock)"
+        ) from error
     except OSError as error:
         raise CacheError(
             f"cannot use the cache folder {root}: {error}. Set `local` to a different folder"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from cloudload.check.document_rules import REPEATED_ID, REPEATED_TEXT
 from cloudload.check.findings import MOST_LISTED, Findings, find
+from cloudload.system.temp_files import explained_full_disk
 
 Records = NDArray[np.uint64]
 """uint64 [documents, 3]: the halves of the hash, then shard · 2^32 + sample."""
@@ -66,8 +67,9 @@ class DuplicateFinder:
             owners = moved[:, 0] % np.uint64(self._num_parts)
             order = np.argsort(owners, kind="stable")
             ends = np.searchsorted(owners[order], np.arange(self._num_parts - 1), side="right")
-            for part, own in zip(self._parts[name], np.split(moved[order], ends), strict=True):
-                part.write(own.tobytes())
+            with explained_full_disk():
+                for part, own in zip(self._parts[name], np.split(moved[order], ends), strict=True):
+                    part.write(own.tobytes())
 
     def find(self, name: str, most: int) -> tuple[int, list[Repeat]]:
         """Return the number of repeated documents, and the first `most` of them as `Repeat`s."""

@@ -29,6 +29,7 @@ from cloudload.mds.shard import REPAIR_ADVICE, Shard
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import download_object
 from cloudload.storage.urls import is_local, join_url, local_path
+from cloudload.system.temp_files import explained_full_disk
 
 _CHUNK_BYTES, _CHUNK_SAMPLES = 1 << 20, 256
 
@@ -60,7 +61,7 @@ def check_shard(
         if is_local(url) and info.zipped is None:
             path = local_path(join_url(url, info.raw.name))
             return list(_check_in_place(path, info, text_key, look))
-        with tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file:
+        with explained_full_disk(), tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file:
             found = list(_fetch(url, info, file, retry))  # type: ignore[arg-type]
             if not any(finding.kind in ("size", "decompress") for finding in found):
                 file.flush()
@@ -77,7 +78,10 @@ def name_samples(url: str, info: ShardInfo, retry: Retry, samples: Sequence[int]
         if is_local(url) and info.zipped is None:
             shard = Shard(local_path(join_url(url, info.raw.name)), info)
         else:
-            with tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file:
+            with (
+                explained_full_disk(),
+                tempfile.NamedTemporaryFile(prefix="cloudload-check-") as file,
+            ):
                 list(_fetch(url, info, file, retry))  # type: ignore[arg-type]
                 file.flush()
                 shard = Shard(Path(file.name), info)

@@ -23,6 +23,7 @@ from cloudload.lengths.group_file import FILTERED
 from cloudload.run.recipe import Recipe
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
+from cloudload.system.temp_files import explained_full_disk
 
 _LEAST_SHARDS, _LEAST_DOCUMENTS = 16, 2_000
 _Z = 1.96  # standard errors in half the width of a 95% confidence interval
@@ -121,6 +122,7 @@ def sample_lengths(recipe: Recipe, backend: str, share: float, retry: Retry) -> 
     chosen = full[_spread(len(full), num_shards)]
     found, rows, text_bytes = [], [], 0
     with (
+        explained_full_disk(),
         tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder,
         open_meter(recipe, backend, Path(folder), retry) as meter,
     ):

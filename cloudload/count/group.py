@@ -29,6 +29,7 @@ from cloudload.storage.base import Retry
 from cloudload.storage.objects import list_objects, read_object, write_object
 from cloudload.storage.redaction import explain, redact
 from cloudload.storage.urls import join_url
+from cloudload.system.temp_files import explained_full_disk
 from cloudload.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.tokenization.tokenizer import TokenizerSpec
 from cloudload.workers.document_reader import DocumentReader, ShardSource
@@ -110,6 +111,7 @@ def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> GroupR
     recipe = replace(work.recipe, corpus=Corpus((job.dataset,)))
     tally = Tally(by) if by is not None else None
     with (
+        explained_full_disk(),
         tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder,
         open_meter(recipe, work.backend, Path(folder), work.retry) as meter,
     ):

@@ -32,6 +32,7 @@ from cloudload.mds.token_columns import open_token_column
 from cloudload.storage.base import Retry
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
+from cloudload.system.temp_files import explained_full_disk
 
 _READABLE = ("str", "bytes", "json", *FIXED_FORMATS)
 _DEFAULT_LIMIT = 5
@@ -175,7 +176,7 @@ def _open_whole(dataset: Dataset, info: ShardInfo, _: int, retry: Retry) -> Iter
             yield shard
         return
     url = join_url(dataset.url, info.stored.name)
-    with tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file:
+    with explained_full_disk(), tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file:
         target = cast("BinaryIO", file)
         fault = download_shard(
             url, info, target, retry, checks_hash=True, count_bytes=lambda _: None

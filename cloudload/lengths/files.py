@@ -31,7 +31,7 @@ from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, make_folder, partial_file
-from cloudload.system.verified_files import is_unmodified, mark_verified
+from cloudload.system.verified_files import has_unmodified, mark_verified
 
 _READ_AT_ONCE = 8
 _MOST_INDEX_BYTES = 1 << 28
@@ -167,7 +167,7 @@ def verify_lengths(counted: CountedDataset, retry: Retry) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    return path.exists() and is_unmodified(path.stat())
+    return has_unmodified(path)
 
 
 def _join_groups(path: Path, counted: CountedDataset, retry: Retry) -> None:

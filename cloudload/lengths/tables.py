@@ -31,7 +31,7 @@ from cloudload.stats import COUNTS
 from cloudload.system.background_process import run_detached
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, make_folder, partial_file
-from cloudload.system.verified_files import is_unmodified, mark_verified
+from cloudload.system.verified_files import has_unmodified, mark_verified
 
 logger = logging.getLogger(__name__)
 _MOST_BLOCK = 256
@@ -233,7 +233,7 @@ def build_as_asked(request: bytes) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    return path.exists() and is_unmodified(path.stat())
+    return has_unmodified(path)
 
 
 def _write(path: Path, table: Ints) -> None:

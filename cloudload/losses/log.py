@@ -40,6 +40,7 @@ from cloudload.losses.log_file import (
 from cloudload.losses.mean import MeanLoss
 from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP, SPAN_STREAM
 from cloudload.segments import IGNORED_LABEL, pad_lengths
+from cloudload.storage.urls import expand_home
 
 
 class _Part(NamedTuple):
@@ -96,7 +97,7 @@ class LossLog:
         self._path: Path | None = None
         if folder is not None:
             name = f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}{SUFFIX}"
-            self._path = Path(folder).expanduser() / name
+            self._path = expand_home(folder) / name
         self._state = self._find_state()
         self._parts: list[_Part] = []
         self._time = 0

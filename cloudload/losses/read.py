@@ -29,6 +29,7 @@ from cloudload.losses.log_file import (
     read_file,
 )
 from cloudload.losses.mean import MeanLoss
+from cloudload.storage.urls import expand_home
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +78,7 @@ def read_losses(*places: str | os.PathLike[str]) -> Losses:
     there is no log, a file is not a loss log, or the files belong to different runs, and `OSError`
     if a file cannot be read.
     """
-    paths = [path for place in places for path in _list_files(Path(place).expanduser())]
+    paths = [path for place in places for path in _list_files(expand_home(place))]
     if not paths:
         raise DatasetError(
             f"there is no loss log in {', '.join(map(str, places))}. Pass the folder that LossLog "

@@ -25,6 +25,7 @@ from cloudload.storage.base import CHUNK_BYTES, Retry
 from cloudload.storage.objects import read_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url, local_path
+from cloudload.system.temp_files import explained_full_disk
 
 _USUAL_HEADER_BYTES = 2_048
 _GROWTH = 4
@@ -46,7 +47,7 @@ def open_shard_start(
             raise DatasetError(f"{path} is missing, but the index lists it. Copy the shard again")
         yield Shard(path, info)
         return
-    with tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file:
+    with explained_full_disk(), tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file:
         file.write(_read_samples(url, info, min(num_samples, info.samples), retry))
         file.truncate(info.raw.bytes)
         file.flush()

@@ -30,7 +30,7 @@ from cloudload.system.activity import doing
 from cloudload.system.background_process import run_detached
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, make_folder, partial_file
-from cloudload.system.verified_files import is_unmodified, mark_verified
+from cloudload.system.verified_files import has_unmodified, mark_verified
 
 logger = logging.getLogger(__name__)
 # below this, mapping a file takes longer than reading it
@@ -252,5 +252,5 @@ def build_as_asked(request: bytes) -> None:
 def is_whole(path: Path) -> bool:
     """Whether an order's file exists and is unmodified since it was built."""
     with contextlib.suppress(OSError):
-        return is_unmodified(path.stat())
+        return has_unmodified(path)
     return False

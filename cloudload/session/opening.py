@@ -25,6 +25,7 @@ from cloudload.lengths.files import CountedDataset
 from cloudload.lengths.open import find_lengths
 from cloudload.run.recipe import Recipe, open_recipe, open_tokenizer
 from cloudload.storage.base import Retry
+from cloudload.storage.urls import expand_home
 from cloudload.streaming_arguments.objects import adopt_streaming
 from cloudload.system.garbage import paused_collection
 from cloudload.tokenization.backend import Choice, choose_backend
@@ -81,7 +82,7 @@ def open_run(
     options do not suit the data.
     """
     local, retry, lengths = delivery.local, delivery.retry, os.fspath(delivery.lengths)
-    cache_root = Path(local).expanduser() if local else default_cache()
+    cache_root = expand_home(local) if local else default_cache()
     check_cache_folder(cache_root, [stream.url for stream in asked.streams])
     with paused_collection():
         spec = open_tokenizer(asked, tokenizer, cache_root)

@@ -11,6 +11,7 @@ from cloudload.errors import FailureKind, StoreError
 from cloudload.storage.base import Backend, ObjectStream, Retry
 from cloudload.storage.clients import failure_kind_of_any
 from cloudload.storage.urls import scheme_of
+from cloudload.system.temp_files import explained_full_disk
 
 STREAMING_ONLY = ("azure", "azure-dl", "alipan", "dbfs")
 """The schemes that need this backend. fsspec lacks them, supports them under other names, or cannot
@@ -31,7 +32,10 @@ class StreamingStore(Backend):
                 f"cannot read {scheme_of(url)}:// URLs ({error}). Install Streaming: pip install "
                 "mosaicml-streaming"
             ) from None
-        with tempfile.TemporaryDirectory(prefix="cloudload-download-") as folder:
+        with (
+            explained_full_disk(),
+            tempfile.TemporaryDirectory(prefix="cloudload-download-") as folder,
+        ):
             path = Path(folder, "object")
             try:
                 CloudDownloader.direct_download(url, str(path), retry.timeout_s)

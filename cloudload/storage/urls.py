@@ -55,6 +55,17 @@ def plain_location(url: str) -> str:
     return path_url(local_path(url)) if is_local(url) else url.rstrip("/")
 
 
+def expand_home(path: str | os.PathLike[str]) -> Path:
+    """A path with `~` expanded. Raises `ValueError` if the user's home folder is not known."""
+    expanded = os.path.expanduser(path)
+    if expanded == "~" or expanded.startswith("~/"):
+        raise ValueError(
+            f"{os.fspath(path)} cannot be found, because this user has no home folder. Set HOME, "
+            "or use a path without ~"
+        )
+    return Path(expanded)
+
+
 def check_location(url: str) -> None:
     """Raise `ValueError` unless `url` is a path or a complete URL.
 

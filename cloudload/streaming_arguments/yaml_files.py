@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cloudload.storage.redaction import explain
+from cloudload.storage.urls import expand_home
 
 _INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 _KEYS = re.compile(r"[\w-]+(\.[\w-]+)*")
@@ -51,7 +51,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123
 def read_yaml(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     """Read a YAML file. Raises `ValueError` if it is not valid, or not a mapping."""
     try:
-        content = yaml.load(Path(path).expanduser().read_text("utf-8"), _Loader)
+        content = yaml.load(expand_home(path).read_text("utf-8"), _Loader)
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{explain_yaml_error(error)}. Correct the file") from error
     if not isinstance(content, Mapping):

@@ -28,6 +28,7 @@ from cloudload.system.temp_files import (
     unregister,
 )
 
+_UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _LOOK_EVERY_S = 0.05
 
 
@@ -67,6 +68,26 @@ class HeldLock:
         """Leave the lock to a process that inherited the descriptor."""
         unregister(self._path)
         self._file.close()
+
+
+class NoLocksError(OSError):
+    """The file system does not support `flock`, or its locks exclude nobody."""
+
+
+def check_locks(folder: Path) -> None:
+    """Raise `NoLocksError` unless a lock of a file in a folder excludes other processes.
+
+    This does not detect locks that exclude only processes of the same node. Raises `OSError` if no
+    file can be created.
+    """
+    path = lock_path(folder / "check")
+    try:
+        with locked(path), FileIO(os.open(path, os.O_RDWR | os.O_CLOEXEC), "r+") as other:
+            if _lock_at_once(other):
+                raise NoLocksError("its file system grants one file lock to several holders")
+    except NoLocksError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager
@@ -133,15 +154,25 @@ def _try_to_lock(path: Path) -> HeldLock | FileIO:
 
 def _lock_at_once(file: FileIO) -> bool:
     with contextlib.suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
+
+
+def _flock(file: FileIO, operation: int) -> None:
+    """Call `flock`. Raises `NoLocksError` if the file system does not support it."""
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            raise NoLocksError(f"its file system does not support file locks ({error})") from error
+        raise
 
 
 def _wait_for(file: FileIO, deadline_s: float) -> bool:
     """Wait for a lock until `time.monotonic()` is `deadline_s`. Return whether it was acquired."""
     if deadline_s == math.inf:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _flock(file, fcntl.LOCK_EX)
         return True
     while time.monotonic() < deadline_s:
         if _lock_at_once(file):
@@ -175,7 +206,8 @@ def _unlock(file: FileIO) -> None:
     """Unlock a file, also for forked processes that inherited it, and close it."""
     try:
         if not file.closed:
-            fcntl.flock(file, fcntl.LOCK_UN)
+            with contextlib.suppress(NoLocksError):
+                _flock(file, fcntl.LOCK_UN)
     finally:
         file.close()
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import re
+import shutil
 import tempfile
 import threading
 import time
@@ -105,11 +107,30 @@ def scratch_file() -> Iterator[BinaryIO]:
         register(Path(file.name))
         return file
 
-    with create(make) as file:
+    with create(make) as file, explained_full_disk():
         try:
             yield file
         finally:
             unregister(Path(file.name))
+
+
+@contextlib.contextmanager
+def explained_full_disk() -> Iterator[None]:
+    """Name the system's folder for temporary files if a write in this block finds it full."""
+    try:
+        yield
+    except OSError as error:
+        # an error that names a file is about that file
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename is not None:
+            raise
+        folder = tempfile.gettempdir()
+        full = OSError(
+            f"no space left for temporary files in {folder}, which has "
+            f"{shutil.disk_usage(folder).free:,} bytes free. Free some space, or set TMPDIR to a "
+            "folder on another disk"
+        )
+        full.errno = error.errno
+        raise full from error
 
 
 def is_temporary(name: str) -> bool:

@@ -3,8 +3,9 @@
     verified ──► mtime set to 2001-09-09 01:46:40 UTC ──► any write changes the mtime
 
 The mark is part of the file's metadata, so renaming the file keeps it. A file that was written to,
-or copied without its mtime, is no longer marked. Only a hash detects a change without a write, such
-as bit rot.
+or copied without its mtime, is no longer marked. Only a file's owner and root can set the mark, so
+the mark of another user's file says nothing. Only a hash detects a change without a write, such as
+bit rot.
 """
 
 from __future__ import annotations
@@ -26,8 +27,21 @@ def mark_verified(path: Path) -> None:
 
 
 def is_unmodified(found: os.stat_result) -> bool:
-    """Whether `found` is from a regular file that has not been written to since it was marked."""
+    """Whether `found` is from a regular file that was not written to since we or root marked it."""
+    return is_marked(found) and found.st_uid in (0, os.geteuid())
+
+
+def is_marked(found: os.stat_result) -> bool:
+    """Whether `found` is from a regular file that was not written to since its owner marked it."""
     return stat.S_ISREG(found.st_mode) and found.st_mtime_ns == _VERIFIED_MTIME_NS
+
+
+def has_unmodified(path: Path) -> bool:
+    """Whether `path` is a regular file, not a link, that is unmodified (`is_unmodified`)."""
+    try:
+        return is_unmodified(path.lstat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def mark_used(path: Path) -> None:

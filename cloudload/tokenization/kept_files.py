@@ -2,8 +2,8 @@
 
     root/tokenizers/<digest>-<names and versions>     SHA-256 of the content, a newline, the content
 
-A truncated or damaged file counts as missing. If the folder is not writable, every process computes
-the results again.
+A truncated or damaged file counts as missing, and so does another user's. If the folder is not
+writable, every process computes the results again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from cloudload.system.file_locks import locked, remove_orphans
 from cloudload.system.package_versions import package_version
 from cloudload.system.temp_files import lock_path, partial_file
+from cloudload.system.verified_files import is_unmodified, mark_verified
 
 FOLDER = "tokenizers"
 _OWN_NAMES = re.compile(r"(learning-)?[0-9a-f]{32}-")
@@ -43,6 +44,8 @@ def with_version(package: str) -> str:
 def read_kept(path: Path) -> str | None:
     """Read a file that `keep` wrote; None if it is missing, truncated or damaged."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
+        if not is_unmodified(path.lstat()):
+            return None
         digest, _, content = path.read_bytes().partition(b"\n")
         if digest == _hash(content):
             return content.decode()
@@ -71,6 +74,7 @@ def keep(path: Path, content: str) -> None:
         with locked(lock_path(path)), partial_file(path) as part:
             data = content.encode()
             part.write_bytes(b"%s\n%s" % (_hash(data), data))
+            mark_verified(part)
             part.replace(path)
 
 

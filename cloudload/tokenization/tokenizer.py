@@ -25,6 +25,7 @@ import numpy as np
 from cloudload.arrays import Frame
 from cloudload.config.choices import AUTO
 from cloudload.errors import TokenizerError
+from cloudload.storage.urls import expand_home
 from cloudload.tokenization.framing import (
     CONFIG_NAME,
     MOST_IDS,
@@ -227,7 +228,7 @@ def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
         return source.to_str(), NamedTokens(), None
     if not isinstance(source, str | os.PathLike):
         return *_from_transformers(source), None
-    path = Path(source).expanduser()
+    path = expand_home(source)
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.exists() and not (path / CONFIG_NAME).exists():
         raise TokenizerError(

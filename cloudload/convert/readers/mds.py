@@ -31,6 +31,7 @@ from cloudload.mds.index import FIXED_FORMATS, Column, ShardInfo
 from cloudload.mds.shard import Shard, decode_value
 from cloudload.storage.base import Retry
 from cloudload.storage.urls import is_local, local_path
+from cloudload.system.temp_files import explained_full_disk
 
 _LONG_DOWNLOAD = Retry(deadline_s=3600.0)
 _READABLE = {"str", "bytes", "json", *FIXED_FORMATS}
@@ -65,7 +66,7 @@ class MdsUnit(FileUnit):
     def _open(self, info: ShardInfo) -> Iterator[Shard]:
         """Fetch and check the shard. Raises `ConvertError` if it is damaged or cannot be copied."""
         try:
-            with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
+            with explained_full_disk(), tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
                 path, fault = self._fetch(info, Path(folder))
                 if fault is not None:
                     raise DatasetError(f"{self.file.display_name} {fault}")
