@@ -40,9 +40,10 @@ def measure(documents: int, folder: Path) -> dict[str, Any]:
     before_mb = _resident_mb()
     began = time.process_time()
     walker = BestFitWalker(tables, sizes, packing)
-    walker.play(own, np.full(len(own), rows), cursors, residues)
-    play_s = time.process_time() - began
-    played = sum(walker.lanes.state(lane).ordinal for lane in own.tolist())
+    with walker.playing(own, cursors, residues) as playing:
+        playing.play(own, np.full(len(own), rows))
+        play_s = time.process_time() - began
+        played = sum(playing.state(lane).ordinal for lane in own.tolist())
     marks = list(folder.rglob("*.marks"))
     random, found = np.random.default_rng(1), []
     finder = BestFitRows(BestFitWalker(tables, sizes, packing), cursors, residues)
@@ -56,7 +57,8 @@ def measure(documents: int, folder: Path) -> dict[str, Any]:
     for share in (0.01, 0.5, 0.99):
         began = time.process_time()
         walker = BestFitWalker(tables, sizes, packing)
-        walker.play(own, np.full(len(own), int(rows * share)), cursors, residues)
+        with walker.playing(own, cursors, residues) as playing:
+            playing.play(own, np.full(len(own), int(rows * share)))
         seeks[f"s_of_{len(own)}_lanes_at_{share:.0%}"] = round(time.process_time() - began, 3)
     return {
         **figures,

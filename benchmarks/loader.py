@@ -152,7 +152,7 @@ def weigh_states(folder: Path, tokenizer: Path, lane_counts: Sequence[int]) -> l
                 open_rows=OPEN_ROWS,
             ) as loader:
                 log = loader._run.log  # set directly, because the dataset's documents are short
-                log.start_at(
+                log.move_to(
                     run_lanes(log.position, Packing(name, SEQ_LEN, OPEN_ROWS, "cut"), sizes)
                 )
                 saving = time_calls(loader.state_dict, 200 if num_lanes < 4096 else 20)

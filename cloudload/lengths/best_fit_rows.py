@@ -52,33 +52,33 @@ class BestFitRows:
         Rows are indices within the lane, counted from the state, and less than `most`. Raises the
         errors of `play`.
         """
-        chosen, lanes = np.array([lane]), self._walker.lanes
-        self._walker.start(chosen, self._cursors, self._residues)
-        lanes.approach_document(lane, ordinal)
-        while tokens and (row := lanes.row(lane)) < most:
-            [taken] = lanes.take_rows(chosen, np.array([min(_ROWS_AT_ONCE, most - row)]))
-            for number, encoded in enumerate(taken):
-                spans = decode_spans(encoded).tolist()
-                for place, (document, start, stop) in enumerate(spans):
-                    if document == ordinal:
-                        tokens -= stop - start
-                        yield RowOfDocument(row + number, place, start, stop)
-            if not taken:
-                return
+        chosen = np.array([lane])
+        with self._walker.playing(chosen, self._cursors, self._residues) as playing:
+            playing.approach_document(lane, ordinal)
+            while tokens and (row := playing.row(lane)) < most:
+                [taken] = playing.take_rows(chosen, np.array([min(_ROWS_AT_ONCE, most - row)]))
+                for number, encoded in enumerate(taken):
+                    spans = decode_spans(encoded).tolist()
+                    for place, (document, start, stop) in enumerate(spans):
+                        if document == ordinal:
+                            tokens -= stop - start
+                            yield RowOfDocument(row + number, place, start, stop)
+                if not taken:
+                    return
 
     def _list_pieces(self, runs: Runs, first_rows: Ints) -> Ints:
         """List the pieces of runs, by ascending row: int64 [pieces, 5]."""
         turns = number_in_group(runs.lanes)  # play the runs of a lane one after the other
         taken: list[list[bytes]] = [[] for _ in first_rows]
-        for turn in range(int(turns.max(initial=-1)) + 1):
-            own = np.flatnonzero(turns == turn)
-            lanes, counts = runs.lanes[own], runs.counts[own]
-            is_dry = self._walker.play(lanes, runs.firsts[own], self._cursors, self._residues)
-            check_has_rows(lanes, is_dry)
-            found = self._walker.lanes.take_rows(lanes, counts)
-            check_has_rows(lanes, np.array(list(map(len, found)), np.int64) < counts)
-            for place, rows in zip(own.tolist(), found, strict=True):
-                taken[place] = rows
+        with self._walker.playing(np.unique(runs.lanes), self._cursors, self._residues) as playing:
+            for turn in range(int(turns.max(initial=-1)) + 1):
+                own = np.flatnonzero(turns == turn)
+                lanes, counts = runs.lanes[own], runs.counts[own]
+                check_has_rows(lanes, playing.play(lanes, runs.firsts[own]))
+                found = playing.take_rows(lanes, counts)
+                check_has_rows(lanes, np.array(list(map(len, found)), np.int64) < counts)
+                for place, rows in zip(own.tolist(), found, strict=True):
+                    taken[place] = rows
         of_rows = [row for rows in taken for row in rows]
         spans = decode_spans(b"".join(of_rows))
         numbers = np.array(list(map(len, of_rows)), np.int64) // (4 * _SPAN_COLUMNS)

@@ -14,8 +14,8 @@ import numpy as np
 from cloudload.arrays import NEVER, Flags, Ints
 from cloudload.errors import StreamChangedError
 from cloudload.lengths.advance import Advanced, Walker
-from cloudload.lengths.lane_marks import LaneMarks, LaneState
-from cloudload.lengths.played_lanes import PlayedLanes
+from cloudload.lengths.lane_marks import FORMAT, LaneMarks, LaneState
+from cloudload.lengths.played_lanes import PlayedLanes, Playing, explain_residue
 from cloudload.lengths.sizes import LaneSizes
 from cloudload.lengths.tables import LaneTables
 from cloudload.packing.packers import Packing
@@ -30,9 +30,9 @@ class BestFitWalker(Walker):
 
     def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
         super().__init__(tables, sizes, packing)
-        name = f"best_fit-{packing.seq_len}-{packing.open_rows}"
+        name = f"best_fit-{packing.seq_len}-{packing.open_rows}-{FORMAT}"
         marks = LaneMarks(tables.folder / name if tables.is_kept else None)
-        self.lanes = PlayedLanes(sizes, packing, marks, tables.ends)
+        self._played = PlayedLanes(sizes, packing, marks, tables.ends)
 
     def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
         """Like `Walker.advance`, with `residues` (object array of bytes, [lanes]).
@@ -54,28 +54,21 @@ class BestFitWalker(Walker):
         """Like `advance`, but returns only the cursors, the residues, and which lanes are dry."""
         moving = np.flatnonzero(rows > 0)
         is_dry = np.zeros(len(cursors), np.bool_)
-        is_dry[moving] = self.play(moving, rows[moving], cursors, residues)
         after, left = cursors.copy(), residues.copy()
-        for lane in moving.tolist():
-            ordinal, offset, left[lane] = self.lanes.state(lane)
-            after[lane, :CURSOR_SIZE] = ordinal, offset
+        with self.playing(moving, cursors, residues) as playing:
+            is_dry[moving] = playing.play(moving, rows[moving])
+            for lane in moving.tolist():
+                ordinal, offset, left[lane] = playing.state(lane)
+                after[lane, :CURSOR_SIZE] = ordinal, offset
         self._set_sizes(after, (rows > 0) & (after != cursors).any(axis=1))
         return after, left, is_dry
 
-    def play(self, lanes: Ints, rows: Ints, cursors: Ints, residues: Residues) -> Flags:
-        """Play `lanes` for `rows` rows. `cursors` and `residues` are those of all lanes.
+    @contextlib.contextmanager
+    def playing(self, lanes: Ints, cursors: Ints, residues: Residues) -> Iterator[Playing]:
+        """Play `lanes`, whose rows are counted from `cursors` and `residues`, those of all lanes.
 
-        Returns which lanes end before their row: bool [lanes]. Raises the errors of `advance`.
-        """
-        self.start(lanes, cursors, residues)
-        with _naming_residues():
-            return self.lanes.play(lanes, rows)
-
-    def start(self, lanes: Ints, cursors: Ints, residues: Residues) -> None:
-        """Make `cursors` and `residues` the states from which the lanes' rows are counted.
-
-        If a state is new, checks the lengths of the documents that it contains in part. Raises the
-        errors of `advance`.
+        If a lane's state is new, checks the lengths of the documents that it contains in part.
+        Raises the errors of `advance`.
         """
         states = (
             LaneState(ordinal, offset, residues[lane])
@@ -83,12 +76,9 @@ class BestFitWalker(Walker):
                 lanes.tolist(), cursors[lanes, :CURSOR_SIZE].tolist(), strict=True
             )
         )
-        is_new = [
-            self.lanes.start(lane, state)
-            for lane, state in zip(lanes.tolist(), states, strict=True)
-        ]
-        with _naming_residues():
-            self._check(lanes[is_new], cursors, residues)
+        with self._played.start(lanes, states) as playing:
+            self._check(np.array(playing.unknown, np.int64), cursors, residues)
+            yield playing
 
     def count_rows(self, cursors: Ints, residues: Residues) -> Ints:
         """The number of rows from each lane's state to its end, in a finite run: int64 [lanes].
@@ -96,17 +86,19 @@ class BestFitWalker(Walker):
         The arguments are those of `advance`. Raises the errors of `advance`.
         """
         lanes = np.arange(len(cursors))
-        self.play(lanes, np.full(len(lanes), NEVER), cursors, residues)
-        return np.array([self.lanes.row(lane) for lane in lanes.tolist()], np.int64)
+        with self.playing(lanes, cursors, residues) as playing:
+            playing.play(lanes, np.full(len(lanes), NEVER))
+            return np.array([playing.row(lane) for lane in lanes.tolist()], np.int64)
 
     def _check(self, lanes: Ints, cursors: Ints, residues: Residues) -> None:
-        """Raise `StreamChangedError` if the length of a document in the state has changed.
-
-        Raises `ValueError` for an invalid residue.
-        """
+        """Raise `StreamChangedError` if the length of a document in the state has changed, or if
+        a residue is invalid."""
         self._measure_begun(lanes[cursors[lanes, CURSOR_OFFSET] > 0], cursors)
-        for lane in lanes.tolist():
-            decode_residue(residues[lane], int(cursors[lane, CURSOR_ORDINAL]))
+        try:
+            for lane in lanes.tolist():
+                decode_residue(residues[lane], int(cursors[lane, CURSOR_ORDINAL]))
+        except ValueError as error:
+            raise explain_residue(error) from None
         owners, ordinals, _, stops = _list_open(lanes, residues).T
         found = self._sizes.measure(owners, ordinals)
         if (is_wrong := found.whole != stops).any():
@@ -149,17 +141,6 @@ class BestFitWalker(Walker):
         taken = np.zeros(len(self._tables.streams), np.int64)
         np.add.at(taken, streams - self._tables.streams.start, tokens)
         return taken
-
-
-@contextlib.contextmanager
-def _naming_residues() -> Iterator[None]:
-    """Convert the `ValueError` of an invalid residue to a `StreamChangedError`."""
-    try:
-        yield
-    except ValueError as error:
-        raise StreamChangedError(
-            f"residues: {error}. The state is damaged. Load an earlier state"
-        ) from None
 
 
 def _list_open(lanes: Ints, residues: Residues) -> Ints:

@@ -144,7 +144,7 @@ def open_dataset_lengths(counted: CountedDataset, root: Path, retry: Retry) -> D
     try:
         make_folder(path.parent)
         if not _is_whole(path):
-            with locked(lock_path(path)):
+            with locked(lock_path(path), is_reentrant=True):
                 if not _is_whole(path):
                     _join_groups(path, counted, retry)
         return _map_file(path)

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 DOCUMENTS_OF_MARK = 1_024
 """The spacing of marks: a lane has one after each row in which its cursor passes a multiple of
 this ordinal."""
+FORMAT = 2
+"""The version of the files, which is part of the name of their folder."""
 _KEY_BYTES = 16
 _RECORD = struct.Struct(f"<{_KEY_BYTES}sqqqi")
 _CHECK = struct.Struct("<I")
@@ -54,51 +56,53 @@ class Leap(NamedTuple):
     state: LaneState
 
 
+class _Written(NamedTuple):
+    """The records of a lane's file that this process has read or written."""
+
+    num_bytes: int = 0
+    """Their total size. They are at the beginning of the file."""
+    keys: frozenset[bytes] = frozenset()
+    """The keys of their leaps."""
+
+
 class LaneMarks:
     """The leaps of a component's lanes. If `folder` is None, they are kept only in memory.
 
     Once leaps are written to a lane's file, only their keys stay in memory, until the file is read.
+
+    Other threads and signal handlers may call every method at any time, and an exception may end
+    it anywhere, because each step adds valid leaps or replaces a whole value.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._leaps: dict[int, dict[bytes, Leap]] = {}
-        """The leaps in memory, by lane."""
-        self._keys: dict[int, set[bytes]] = {}
-        """The keys of all leaps that were ever in memory, by lane."""
-        self._new: dict[int, dict[bytes, Leap]] = {}
-        """New leaps, which `save` appends to the files that lack them, by lane."""
-        self._read_bytes: dict[int, int] = {}
+        """The leaps in memory, by lane: those that were read, and those that wait to be written."""
+        self._written: dict[int, _Written] = {}
 
     def after(self, lane: int, state: LaneState) -> Leap | None:
         """The leap from a lane's state; None if it is not known."""
-        key = state.key
-        return self._new.get(lane, {}).get(key) or self._load(lane).get(key)
+        return self._load(lane).get(state.key)
 
-    def add(self, lane: int, state: LaneState, leap: Leap) -> None:
-        """Add a leap from a lane's state. `save` writes it."""
-        if lane not in self._keys:
-            self._load(lane)
-        if (key := state.key) not in self._keys[lane]:
-            self._keys[lane].add(key)
-            self._new.setdefault(lane, {})[key] = leap
+    def keep(self, lane: int, found: Mapping[bytes, Leap]) -> None:
+        """Keep a lane's leaps, by the keys of their first states, and append them to its file.
 
-    def save(self) -> None:
-        """Append new leaps to the files. If a write fails, logs a warning and stops writing."""
-        for lane, leaps in self._new.items():
-            if self._folder is not None and self._append(lane, leaps):
-                self._leaps.pop(lane, None)
-            else:
-                self._load(lane).update(leaps)
-        self._new = {}
+        While another thread or process appends to the file, they stay in memory, and a later call
+        appends them. If a write fails, logs a warning and stops writing.
+        """
+        if self._folder is not None and self._append(lane, {**self._leaps.get(lane, {}), **found}):
+            self._leaps.pop(lane, None)
+        else:
+            self._load(lane).update(found)
 
     def _load(self, lane: int) -> dict[bytes, Leap]:
-        if lane not in self._leaps:
-            self._leaps[lane], self._read_bytes[lane] = {}, 0
-            self._keys.setdefault(lane, set())
+        leaps = self._leaps.get(lane)
+        if leaps is None:
+            leaps = {}
             with self._forgiving():
-                self._refresh(lane)
-        return self._leaps[lane]
+                self._written[lane] = self._read(lane, _Written(), leaps)
+            self._leaps[lane] = leaps
+        return leaps
 
     @contextlib.contextmanager
     def _forgiving(self) -> Iterator[None]:
@@ -114,53 +118,69 @@ class LaneMarks:
             )
             self._folder = None
 
-    def _path(self, lane: int) -> Path:
-        assert self._folder is not None
-        return self._folder / f"lane-{lane}.marks"
+    def _read(self, lane: int, before: _Written, leaps: dict[bytes, Leap]) -> _Written:
+        """Read the records of a lane's file after those `before`, and add their leaps to `leaps`.
 
-    def _refresh(self, lane: int) -> None:
-        """Read the leaps that were appended to a lane's file since it was last read."""
+        Reads the whole file if it was replaced by a shorter one.
+        """
         if self._folder is None:
-            return
-        with contextlib.suppress(FileNotFoundError), self._path(lane).open("rb") as file:
-            file.seek(self._read_bytes[lane])
-            self._parse(lane, file.read())
-
-    def _parse(self, lane: int, content: bytes) -> None:
-        """Parse the complete records of `content`. The last record is partial if its writer was
-        killed."""
-        place, keys, leaps = 0, self._keys[lane], self._leaps.get(lane, {})
-        while place + _RECORD.size <= len(content):
-            key, rows, ordinal, offset, size = _RECORD.unpack_from(content, place)
-            end = place + _RECORD.size + size
-            if size < 0 or end + _CHECK.size > len(content):
-                break
-            if _CHECK.unpack_from(content, end) != (zlib.crc32(content[place:end]),):
-                break
-            residue = content[place + _RECORD.size : end]
-            keys.add(key)
-            leaps[key] = Leap(rows, LaneState(ordinal, offset, residue))
-            place = end + _CHECK.size
-        self._read_bytes[lane] += place
+            return before
+        try:
+            with _path(self._folder, lane).open("rb") as file:
+                if os.fstat(file.fileno()).st_size < before.num_bytes:
+                    before = _Written()
+                file.seek(before.num_bytes)
+                content = file.read()
+        except FileNotFoundError:
+            return _Written()
+        new, num_bytes = _parse(content)
+        leaps.update(new)
+        return _Written(before.num_bytes + num_bytes, before.keys | new.keys())
 
     def _append(self, lane: int, leaps: Mapping[bytes, Leap]) -> bool:
-        """Append leaps to a lane's file. Returns False if files cannot be written."""
+        """Append the leaps that a lane's file lacks. Returns whether the file has all of them."""
+        if leaps.keys() <= self._written.get(lane, _Written()).keys:
+            return True
         with self._forgiving():
-            path = self._path(lane)
+            assert self._folder is not None
+            path = _path(self._folder, lane)
             make_folder(path.parent)
-            with locked(lock_path(path)):
-                known, self._keys[lane] = self._keys[lane], set()
-                self._refresh(lane)  # read the leaps that other processes have appended
-                others, start = self._keys[lane], self._read_bytes[lane]
-                self._keys[lane] = others | known
-                records = [_encode(key, leap) for key, leap in leaps.items() if key not in others]
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                with open(descriptor, "wb") as file:
-                    file.truncate(start)  # drop a partial record
-                    file.seek(start)
+            # never wait, because a signal handler may have interrupted the holder of the lock
+            with locked(lock_path(path), wait=False) as is_free:
+                if not is_free:
+                    return False
+                before = self._read(lane, self._written.get(lane, _Written()), {})
+                records = [_encode(key, leaps[key]) for key in leaps if key not in before.keys]
+                with path.open("ab") as file:
+                    file.truncate(before.num_bytes)  # drop a partial record
                     file.write(b"".join(records))
-                self._read_bytes[lane] = start + sum(map(len, records))
-        return self._folder is not None
+                size = before.num_bytes + sum(map(len, records))
+                self._written[lane] = _Written(size, before.keys | leaps.keys())
+            return True
+        return False
+
+
+def _path(folder: Path, lane: int) -> Path:
+    return folder / f"lane-{lane}.marks"
+
+
+def _parse(content: bytes) -> tuple[dict[bytes, Leap], int]:
+    """Parse complete records. Returns their leaps, by key, and their total size.
+
+    The last record is partial if its writer was killed.
+    """
+    place, leaps = 0, {}
+    while place + _RECORD.size <= len(content):
+        key, rows, ordinal, offset, size = _RECORD.unpack_from(content, place)
+        end = place + _RECORD.size + size
+        if size < 0 or end + _CHECK.size > len(content):
+            break
+        if _CHECK.unpack_from(content, end) != (zlib.crc32(content[place:end]),):
+            break
+        residue = content[place + _RECORD.size : end]
+        leaps[key] = Leap(rows, LaneState(ordinal, offset, residue))
+        place = end + _CHECK.size
+    return leaps, place
 
 
 def _encode(key: bytes, leap: Leap) -> bytes:

@@ -3,21 +3,25 @@
     lane, row ─► nearest mark before it ─► sizes of the documents after it ─────► packer ─► row
                                                             marks on the way are kept ◄──┘
 
-A played lane keeps its place, so playing it further packs only the new documents.
+A played lane keeps its place, so playing it further packs only the new documents. While a caller
+plays lanes, it has their players to itself: another thread, a signal handler, and the next call
+after an exception start from a mark, with new players.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cloudload.arrays import NEVER, Flags, Ints
+from cloudload.errors import StreamChangedError
 from cloudload.lengths.lane_marks import DOCUMENTS_OF_MARK, LaneMarks, LaneState, Leap
 from cloudload.lengths.sizes import LaneSizes
 from cloudload.packing.best_fit_lane import list_packed, restore_lane, split_documents
@@ -54,10 +58,10 @@ class _Player:
         self.last, self.last_row = state, row
         """The state and the row of the last mark or start, from which the next leap begins."""
 
-    def take(self, stop: int, marks: LaneMarks, number: int) -> Iterator[bytes]:
+    def take(self, stop: int, leaps: dict[bytes, Leap]) -> Iterator[bytes]:
         """Yield the pieces of complete rows before row `stop`, encoded as spans.
 
-        For each mark that the lane passes, adds a leap to `marks`, under lane `number`.
+        For each mark that the lane passes, adds a leap to `leaps`, by the key of its first state.
         """
         ready, next_mark = self.lane.rows, _next_mark(self.state.ordinal)
         row = None
@@ -66,7 +70,7 @@ class _Player:
             self.row += 1
             if row[0] >= next_mark:
                 state, next_mark = LaneState(*row[:3]), _next_mark(row[0])
-                marks.add(number, self.last, Leap(self.row - self.last_row, state))
+                leaps[self.last.key] = Leap(self.row - self.last_row, state)
                 self.last, self.last_row = state, self.row
             yield row[3]
         if row is not None:
@@ -78,55 +82,94 @@ def _next_mark(ordinal: int) -> int:
 
 
 @dataclass
-class _Trail:
-    """The marks that a lane passes from its start on, and the index of the row after each mark."""
+class _Lane:
+    """A lane whose rows are counted from `states[0]`."""
 
     states: list[LaneState]
+    """The states at the marks that the lane passes, from its start on."""
     rows: list[int] = field(default_factory=lambda: [0])
+    """The index of the row after each of `states`."""
+    player: _Player | None = None
+    leaps: dict[bytes, Leap] = field(default_factory=dict)
+    """Leaps that are not in the marks yet, by the keys of their first states."""
+
+    def extend(self, leap: Leap) -> None:
+        """Append the mark to which `leap` leads."""
+        self.rows.append(self.rows[-1] + leap.rows)
+        self.states.append(leap.state)
 
 
 class PlayedLanes:
-    """Plays the lanes of one component. `ends` (int64 [lanes]) are the ordinals where lanes end."""
+    """Plays the lanes of one component, and keeps their players between two calls of `start`.
+
+    `ends` (int64 [lanes]) are the ordinals where lanes end.
+    """
 
     def __init__(self, sizes: LaneSizes, packing: Packing, marks: LaneMarks, ends: Ints) -> None:
-        self._sizes, self._packing, self._marks, self._ends = sizes, packing, marks, ends
-        self._trails: dict[int, _Trail] = {}
-        self._players: dict[int, _Player] = {}
-        self._mean_tokens, self._has_packed = float(packing.seq_len), False
-        self._wait = Wait(_report_wait, _PLAYING)
+        self.sizes, self.packing, self.marks, self.ends = sizes, packing, marks, ends
+        self.mean_tokens = float(packing.seq_len)
+        """An estimate of the number of tokens per document."""
+        self._idle: dict[int, _Lane] = {}
 
-    def start(self, lane: int, state: LaneState) -> bool:
-        """Count a lane's rows from `state`. Returns False if the lane is known to reach `state`."""
-        trail = self._trails.get(lane)
-        if trail is not None and trail.states[0] == state:
-            return False
-        self._trails[lane] = _Trail([state])
-        player = self._players.get(lane)
-        if player is not None and player.state == state:
+    @contextlib.contextmanager
+    def start(self, lanes: Ints, states: Iterable[LaneState]) -> Iterator[Playing]:
+        """Play `lanes` (int64 [lanes], distinct), whose rows are counted from `states`.
+
+        The players belong to the `with` block until it ends without an exception.
+        """
+        playing = Playing(self)
+        for lane, state in zip(lanes.tolist(), states, strict=True):
+            playing.add(lane, state, self._idle.pop(lane, None))
+        yield playing
+        self._idle.update(playing.lanes)
+
+
+class Playing:
+    """Lanes that one caller plays."""
+
+    def __init__(self, played: PlayedLanes) -> None:
+        self._sizes, self._packing, self._ends = played.sizes, played.packing, played.ends
+        self._marks, self._played, self._has_packed = played.marks, played, False
+        self.lanes: dict[int, _Lane] = {}
+        self.unknown: list[int] = []
+        """The lanes that are not known to reach the states from which their rows are counted."""
+
+    def add(self, lane: int, state: LaneState, before: _Lane | None) -> None:
+        """Play a lane, whose rows are counted from `state`. `before` is the lane as played so far.
+
+        Uses its player if it is at `state`, or has passed `state`.
+        """
+        player = None if before is None else before.player
+        if before is not None and before.states[0] == state:
+            self.lanes[lane] = before
+        elif player is not None and player.state == state:
             player.last_row -= player.row
             player.row = 0
-            return False
-        self._players.pop(lane, None)
-        return True
+            self.lanes[lane] = _Lane([state], player=player)
+        else:
+            self.lanes[lane] = _Lane([state])
+            self.unknown.append(lane)
 
     def state(self, lane: int) -> LaneState:
         """The state of a lane after `play`."""
-        return self._players[lane].state
+        player = self.lanes[lane].player
+        return self.lanes[lane].states[0] if player is None else player.state
 
     def row(self, lane: int) -> int:
         """The index of a lane's next row after `play`."""
-        return self._players[lane].row
+        player = self.lanes[lane].player
+        return 0 if player is None else player.row
 
     def play(self, lanes: Ints, rows: Ints) -> Flags:
         """Play each lane (int64 [lanes], distinct) up to its row in `rows` (int64 [lanes]).
 
         Returns which lanes end before their row: bool [lanes]. These lanes are then at their end.
         An endless lane without tokens counts as ended (`LaneSizes.is_barren`). In this case, other
-        lanes may not reach their rows. Raises `CacheError` if an order
-        cannot be built, and `ValueError` for an invalid residue.
+        lanes may not reach their rows. Raises `CacheError` if an order cannot be built, and
+        `StreamChangedError` for an invalid residue.
         """
         is_dry = np.zeros(len(lanes), np.bool_)
-        with self._wait, doing(_PLAYING):
+        with Wait(_report_wait, _PLAYING), doing(_PLAYING):
             for places in self._share(lanes):
                 for lane, row in zip(lanes[places].tolist(), rows[places].tolist(), strict=True):
                     self._approach(lane, row)
@@ -142,7 +185,7 @@ class PlayedLanes:
         other's marks in the files.
         """
         places = np.arange(len(lanes))
-        if all(lane in self._players for lane in lanes.tolist()):
+        if all(self.lanes[lane].player is not None for lane in lanes.tolist()):
             return [places]
         parts = np.array_split(places, -(-len(lanes) // _LANES_AT_ONCE))
         first = os.getpid() % len(parts)
@@ -153,13 +196,12 @@ class PlayedLanes:
 
         No row between the start and that mark has tokens of the document.
         """
-        trail = self._trails[lane]
-        while (leap := self._marks.after(lane, trail.states[-1])) is not None:
+        own = self.lanes[lane]
+        while (leap := self._marks.after(lane, own.states[-1])) is not None:
             if leap.state.ordinal >= ordinal:
                 break
-            trail.rows.append(trail.rows[-1] + leap.rows)
-            trail.states.append(leap.state)
-        heads = [state.ordinal for state in trail.states]
+            own.extend(leap)
+        heads = [state.ordinal for state in own.states]
         self._open(lane, max(0, bisect_left(heads, ordinal) - 1))
 
     def take_rows(self, lanes: Ints, counts: Ints) -> list[list[bytes]]:
@@ -174,27 +216,26 @@ class PlayedLanes:
 
     def _approach(self, lane: int, row: int) -> None:
         """Leap as close to a row as marks allow, unless the lane's player is closer."""
-        trail, player = self._trails[lane], self._players.get(lane)
+        own = self.lanes[lane]
+        player = own.player
         if player is not None and player.row <= row < player.row + _NEAR_ROWS:
             return
-        while trail.rows[-1] < row:
-            leap = self._marks.after(lane, trail.states[-1])
-            if leap is None or trail.rows[-1] + leap.rows > row:
+        while own.rows[-1] < row:
+            leap = self._marks.after(lane, own.states[-1])
+            if leap is None or own.rows[-1] + leap.rows > row:
                 break
-            trail.rows.append(trail.rows[-1] + leap.rows)
-            trail.states.append(leap.state)
-        place = bisect_right(trail.rows, row) - 1
-        if player is None or not trail.rows[place] <= player.row <= row:
+            own.extend(leap)
+        place = bisect_right(own.rows, row) - 1
+        if player is None or not own.rows[place] <= player.row <= row:
             self._open(lane, place)
 
     def _open(self, lane: int, place: int) -> None:
-        """Create the player of a lane at mark `place` of the lane's trail."""
-        trail = self._trails[lane]
+        """Create the player of a lane at mark `place` of the lane."""
+        own = self.lanes[lane]
         try:
-            player = _Player(self._packing, trail.states[place], trail.rows[place])
+            own.player = _Player(self._packing, own.states[place], own.rows[place])
         except ValueError as error:
-            raise ValueError(f"lane {lane} has {error}") from None
-        self._players[lane] = player
+            raise explain_residue(f"lane {lane} has {error}") from None
 
     def _take(self, lanes: Ints, stops: Ints, taken: Sequence[list[bytes]] | None) -> Flags:
         """Play lanes up to their rows `stops`, and append the pieces of the rows to `taken`."""
@@ -210,23 +251,35 @@ class PlayedLanes:
             places = places[is_short]
             is_dry[places] = [self._has_ended(lane) for lane in lanes[places].tolist()]
             places = places[~is_dry[places]]
-            self._marks.save()
+            self._keep_leaps(lanes)
             if not len(places) or self._is_barren(lanes[is_dry]):
                 return is_dry
             self._pack_more(lanes[places], stops[places])
 
     def _pass_rows(self, lane: int, stop: int, taken: list[bytes] | None) -> bool:
         """Take complete rows before row `stop`. Returns whether the lane has reached `stop`."""
-        player = self._players[lane]
-        rows = player.take(stop, self._marks, lane)
+        player = self._player(lane)
+        rows = player.take(stop, self.lanes[lane].leaps)
         if taken is None:
             deque(rows, 0)
         else:
             taken += rows
         return player.row >= stop
 
+    def _keep_leaps(self, lanes: Ints) -> None:
+        """Keep the lanes' leaps in the marks. After an exception, their rows would be doubtful."""
+        for lane in lanes.tolist():
+            if leaps := self.lanes[lane].leaps:
+                self._marks.keep(lane, leaps)
+                self.lanes[lane].leaps = {}
+
+    def _player(self, lane: int) -> _Player:
+        player = self.lanes[lane].player
+        assert player is not None
+        return player
+
     def _has_ended(self, lane: int) -> bool:
-        player = self._players[lane]
+        player = self._player(lane)
         if self._ends[lane] == NEVER:
             return bool(self._sizes.is_barren(np.array(player.barren)))
         return bool(player.next_ordinal >= self._ends[lane])
@@ -237,10 +290,10 @@ class PlayedLanes:
 
     def _pack_more(self, lanes: Ints, stops: Ints) -> None:
         """Pack the next documents of lanes, roughly as many as they need to reach rows `stops`."""
-        players = [self._players[lane] for lane in lanes.tolist()]
+        players = [self._player(lane) for lane in lanes.tolist()]
         rows = np.array([player.row for player in players])
         wanted = min(int((stops - rows).max()), NEVER // self._packing.seq_len)
-        number = int(wanted * self._packing.seq_len / self._mean_tokens) + _LEAST_OF_LANE
+        number = int(wanted * self._packing.seq_len / self._played.mean_tokens) + _LEAST_OF_LANE
         most = _DOCUMENTS_AT_ONCE // len(lanes)
         if not self._has_packed or any(player.barren for player in players):
             # pack at most about an epoch at first, because a lane may have no tokens
@@ -284,7 +337,13 @@ class PlayedLanes:
         for player, has, barren in zip(players, has_tokens, trailing, strict=True):
             player.barren = barren if has else player.barren + number
             player.next_ordinal, player.offset = player.next_ordinal + number, 0
-        self._mean_tokens += _LEARNED * (max(1.0, sizes.mean()) - self._mean_tokens)
+        mean = self._played.mean_tokens
+        self._played.mean_tokens = mean + _LEARNED * (max(1.0, sizes.mean()) - mean)
+
+
+def explain_residue(fault: object) -> StreamChangedError:
+    """Return the error for an invalid residue."""
+    return StreamChangedError(f"residues: {fault}. The state is damaged. Load an earlier state")
 
 
 def _encode_span(ordinal: int, start: int, stop: int) -> bytes:

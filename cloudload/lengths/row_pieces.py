@@ -48,9 +48,9 @@ class RowPieces:
         self._walker, self._sizes, self._packing, self._starts = walker, sizes, packing, starts
         self._row_units = packing.row_units
         """Number of units per row; `tables` defines the unit."""
-        self._next_numbers = np.zeros(len(starts), np.int64)
-        self._next_cursors = starts.copy()
-        """The cursor of each lane before its row `_next_numbers`: int64 [lanes, 3]."""
+        self._next = np.zeros(len(starts), np.int64), starts
+        """A row of each lane, int64 [lanes], and the cursor before it, int64 [lanes, 3]. Always
+        replaced as a pair."""
 
     def find(self, lanes: Ints, numbers: Ints) -> Ints:
         """Find the pieces of rows. Row `i` is row `numbers[i]`, from 0, of lane `lanes[i]`.
@@ -65,8 +65,9 @@ class RowPieces:
 
     def _start(self, runs: Runs) -> Ints:
         """The cursor at the start of each run: int64 [runs, 3]."""
-        cursors = self._next_cursors[runs.lanes]
-        far = np.flatnonzero(self._next_numbers[runs.lanes] != runs.firsts)
+        next_numbers, next_cursors = self._next
+        cursors = next_cursors[runs.lanes]
+        far = np.flatnonzero(next_numbers[runs.lanes] != runs.firsts)
         if len(far):
             lanes = runs.lanes[far]
             units = runs.firsts[far] * self._row_units
@@ -138,8 +139,10 @@ class RowPieces:
         cursors = np.zeros((len(runs.lanes), self._starts.shape[1]), np.int64)
         cursors[:, CURSOR_ORDINAL] = last[:, ORDINAL] + is_past
         cursors[:, CURSOR_OFFSET] = np.where(is_past, 0, last[:, STOP])
-        self._next_numbers[runs.lanes] = runs.firsts + runs.counts
-        self._next_cursors[runs.lanes] = cursors
+        next_numbers, next_cursors = (each.copy() for each in self._next)
+        next_numbers[runs.lanes] = runs.firsts + runs.counts
+        next_cursors[runs.lanes] = cursors
+        self._next = next_numbers, next_cursors
 
 
 def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[Runs, Ints], Ints]) -> Ints:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -40,16 +41,27 @@ _MOST_PLAYED = 1 << 20
 class RunLengths:
     """Computes positions of a run from its lengths.
 
-    `root` is the cache folder, which stores orders and tables.
+    `root` is the cache folder, which stores orders and tables. Other threads and signal handlers
+    may call every method at any time, and an exception may end it anywhere, because each attribute
+    is set only once its value is complete. A pickle has no such values.
     """
 
     def __init__(self, recipe: Recipe, root: Path, lengths: CorpusLengths) -> None:
-        self.recipe, self._root, self._lengths = recipe, root, lengths
+        self._asked, self._root, self._lengths = recipe, root, lengths
         self._ending: Ending | None = None
         self._played_rows: dict[Origin, int] = {}
         """The number of rows in the whole run, with `best_fit`, by the run's starting point."""
         self._packed: tuple[Ending, Tail, TailCounts] | None = None
-        self._mixture_tails: MixtureTails | None = None
+        self._settled: tuple[Recipe, MixtureTails] | None = None
+        """The recipe with the ends of the mixture's streams, and their tails."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RunLengths, (self._asked, self._root, self._lengths)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe. Once the ends of a mixture's streams are known, it includes them."""
+        return self._asked if self._settled is None else self._settled[0]
 
     @cached_property
     def sizes(self) -> list[LaneSizes]:
@@ -169,16 +181,16 @@ class RunLengths:
         They are found once, from the position of the first call. Raises the errors of
         `find_mixture_ending`.
         """
-        if self._mixture_tails is None:
-            self.use_ending(find_mixture_ending(self.recipe, self.walkers, position))
-        assert self._mixture_tails is not None
-        return self._mixture_tails
+        if self._settled is not None:
+            return self._settled[1]
+        return self.use_ending(find_mixture_ending(self._asked, self.walkers, position))
 
     def use_ending(self, ending: MixtureEnding) -> MixtureTails:
         """Use an ending that is already known, and return its tails."""
-        self.recipe = replace(self.recipe, mixture=ending.mixture)
-        self._mixture_tails = MixtureTails(self.recipe, self.walkers, ending)
-        return self._mixture_tails
+        recipe = replace(self._asked, mixture=ending.mixture)
+        tails = MixtureTails(recipe, self.walkers, ending)
+        self._settled = recipe, tails
+        return tails
 
     def _advance_mixture(self, position: Position, row: int, *, pads: bool) -> Position | None:
         """Like `advance`, for a mixture with streams that end."""
@@ -225,9 +237,10 @@ class RunLengths:
         return -(-units // packing.seq_len) if packing.name == "concat" else units
 
     def _count_played_rows(self, start: Position) -> int:
-        if start.origin not in self._played_rows:
-            self._played_rows[start.origin] = self._find_ending(start).end
-        return self._played_rows[start.origin] - start.table_rows
+        end = self._played_rows.get(start.origin)
+        if end is None:
+            end = self._played_rows[start.origin] = self._find_ending(start).end
+        return end - start.table_rows
 
     def count_rows_of_epochs(self, epochs: int) -> int | None:
         """Return the number of rows in a run of `epochs` epochs, with the recipe's `seq_len`.
@@ -263,10 +276,11 @@ class RunLengths:
         A `RunLengths` has one ending, because it belongs to one run. Raises the errors of
         `advance`.
         """
-        if self._ending is None:
+        ending = self._ending
+        if ending is None:
             find = self._find_ending if position.tail is None else self._find_ending_in_tail
-            self._ending = find(position)
-        return self._ending
+            ending = self._ending = find(position)
+        return ending
 
     def _find_ending(self, position: Position) -> Ending:
         first, units_of_row = position.table_rows, self.units_of_row
@@ -314,9 +328,10 @@ class RunLengths:
         return self._tail_counts(ending)[0]
 
     def _tail_counts(self, ending: Ending) -> tuple[Tail, TailCounts]:
-        if self._packed is None or self._packed[0] is not ending:
+        packed = self._packed
+        if packed is None or packed[0] is not ending:
             tail = self.pack_rest(ending.start, ending.lanes, ending.stages)
             lanes, ordinals = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T
             streams = self.walkers[0].streams_of(lanes, ordinals)
-            self._packed = ending, tail, TailCounts(self.recipe, tail, streams)
-        return self._packed[1:]
+            packed = self._packed = ending, tail, TailCounts(self.recipe, tail, streams)
+        return packed[1:]

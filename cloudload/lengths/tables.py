@@ -117,20 +117,23 @@ class LaneTables:
 
     def totals(self, number: int) -> Ints:
         """The totals of table `number`: int64 [lanes, columns]. Raises the errors of `[number]`."""
-        if number not in self._totals:
-            self._totals[number] = self[number][-1].copy()
-        return self._totals[number]
+        totals = self._totals.get(number)
+        if totals is None:
+            totals = self._totals[number] = self[number][-1].copy()
+        return totals
 
     def __getitem__(self, number: int) -> Ints:
         """Table `number`: int64 [blocks + 1, lanes, columns]. The last entry has the totals.
 
         Raises `CacheError` if an order or the table cannot be built or written.
         """
-        if number not in self._tables:
-            if len(self._tables) == _KEPT_TABLES:
-                self._tables.pop(next(iter(self._tables)))
-            self._tables[number] = self._open(number) if self.is_kept else self._build(number)
-        return self._tables[number]
+        table = self._tables.get(number)
+        if table is None:
+            table = self._open(number) if self.is_kept else self._build(number)
+            # replace the dict instead of changing it, because other threads may read it
+            kept = list(self._tables.items())[1 - _KEPT_TABLES :]
+            self._tables = {**dict(kept), number: table}
+        return table
 
     def build_in_background(self, epoch: int) -> bool:
         """Start a process that builds the table with an epoch's start, and return immediately.
@@ -175,7 +178,7 @@ class LaneTables:
         try:
             make_folder(self.folder)
             if not _is_whole(path):
-                with locked(lock_path(path), what=f"build {path}"):
+                with locked(lock_path(path), what=f"build {path}", is_reentrant=True):
                     self.build(number)
             flat = np.memmap(path, np.int64, "r").view(np.ndarray)
         except OSError as error:

@@ -74,13 +74,14 @@ class EpochOrders:
         A seekable order is a `SeekableOrder` instead of an array. Raises `CacheError` if the order
         has no usable file and cannot be built.
         """
-        if epoch not in self._orders:
+        order = self._orders.get(epoch)
+        if order is None:
             order = self._seek(epoch) if self._config.is_seekable else self._open(epoch)
-            self._orders = {
-                e: kept for e, kept in self._orders.items() if e >= epoch - self._kept_epochs
-            }
-            self._orders[epoch] = order
-        return self._orders[epoch]
+            # replace the dict instead of changing it, because other threads may read it
+            first = epoch - self._kept_epochs
+            kept = {each: old for each, old in self._orders.items() if each >= first}
+            self._orders = {**kept, epoch: order}
+        return order
 
     def samples_at(self, epochs: Ints, positions: Ints) -> Ints:
         """The sample at each position of its epoch: int64 [positions].
@@ -167,7 +168,7 @@ class EpochOrders:
             # files are removed only under their lock, so this one exists until it is mapped
             what = f"the order of epoch {epoch}"
             with (
-                locked(lock_path(path), what=f"build {what}"),
+                locked(lock_path(path), what=f"build {what}", is_reentrant=True),
                 doing(f"building {what} ({self._num_positions:,} documents)"),
             ):
                 self.build(epoch)

@@ -13,11 +13,9 @@ STATES = [LaneState(2_048 * number, number, bytes(range(5 * number))) for number
 
 
 def add(marks: LaneMarks, lane: int, *numbers: int) -> None:
-    """For each number, add the leap that leads to `STATES[number]`. Then save the marks."""
-    for number in numbers:
-        before = STATES[number - 1] if number else START
-        marks.add(lane, before, Leap(10 + number, STATES[number]))
-    marks.save()
+    """For each number, keep the leap that leads to `STATES[number]`."""
+    befores = [START, *STATES]
+    marks.keep(lane, {befores[number].key: Leap(10 + number, STATES[number]) for number in numbers})
 
 
 def leaps(marks: LaneMarks, lane: int) -> list[Leap]:

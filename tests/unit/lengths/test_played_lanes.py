@@ -96,14 +96,13 @@ def test_any_row_from_any_state_is_that_of_the_packer(  # noqa: PLR0917
         fresh = [PlayedLanes(sizes, packing, LaneMarks(folder / "marks"), ends) for _ in range(2)]
         for turn, row in zip(itertools.cycle((0, 1, 0)), asked, strict=False):
             lanes = np.arange(NUM_LANES)
-            for lane, state in enumerate(states):
-                fresh[turn].start(lane, state)
-            assert not fresh[turn].play(lanes, np.full(NUM_LANES, row)).any()
-            for lane, packed in enumerate(expected):
-                if 0 < row <= len(packed):
-                    cursor, residue = packed[row - 1].cursor, packed[row - 1].residue
-                    assert fresh[turn].state(lane) == (*cursor, residue)
-            taken = fresh[turn].take_rows(lanes, np.full(NUM_LANES, 2))
+            with fresh[turn].start(lanes, states) as playing:
+                assert not playing.play(lanes, np.full(NUM_LANES, row)).any()
+                for lane, packed in enumerate(expected):
+                    if 0 < row <= len(packed):
+                        cursor, residue = packed[row - 1].cursor, packed[row - 1].residue
+                        assert playing.state(lane) == (*cursor, residue)
+                taken = playing.take_rows(lanes, np.full(NUM_LANES, 2))
             for packed, rows in zip(expected, taken, strict=True):
                 found = [decode_spans(each).tolist() for each in rows]
                 pieces = [[list(piece[:3]) for piece in each.pieces] for each in packed]
