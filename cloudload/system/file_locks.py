@@ -12,10 +12,12 @@ import fcntl
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from cloudload.system.activity import Text, doing
 from cloudload.system.temp_files import (
@@ -30,6 +32,30 @@ from cloudload.system.temp_files import (
 
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _LOOK_EVERY_S = 0.05
+
+
+class OwnLockError(RuntimeError):
+    """A signal handler needs a lock that the call which it interrupted holds or waits for."""
+
+
+class _Here(threading.local):
+    """The lock files that this thread has opened, each with its process, device, and inode."""
+
+    def __init__(self) -> None:
+        self.files = WeakKeyDictionary[FileIO, tuple[int, int, int]]()
+
+    def add(self, file: FileIO) -> None:
+        found = os.fstat(file.fileno())
+        self.files[file] = os.getpid(), found.st_dev, found.st_ino
+
+    def has_other(self, file: FileIO) -> bool:
+        """Whether this thread also has the same file open as another object."""
+        known = list(self.files.items())
+        own = self.files[file]
+        return any(each is not file and not each.closed and at == own for each, at in known)
+
+
+_here = _Here()
 
 
 class HeldLock:
@@ -92,20 +118,33 @@ def check_locks(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(
-    path: Path, *, wait: bool = True, what: Text = "", most_wait_s: float = math.inf
+    path: Path,
+    *,
+    wait: bool = True,
+    what: Text = "",
+    most_wait_s: float = math.inf,
+    is_reentrant: bool = False,
 ) -> Iterator[bool]:
     """Lock the file `path` against all other threads and processes on this node.
 
     Yields True once this thread has the lock. While another thread or process holds the lock, waits
     at most `most_wait_s` seconds, or not at all if `wait` is False, and then yields False. `what`
     is the work that the other process does while it holds the lock. Messages about a wait begin
-    with "waiting for another process of this node to", and `what` completes that sentence. Raises
+    with "waiting for another process of this node to", and `what` completes that sentence.
+
+    A signal handler may need a lock that the call which it interrupted holds. Then `is_reentrant`
+    yields True, which suits work that may be done twice. Otherwise, raises `OwnLockError`. Raises
     `OSError` if the file cannot be created or locked.
     """
-    lock = None
+    lock, is_own = None, False
     try:
-        lock = acquire(path, wait=wait, what=what, most_wait_s=most_wait_s)
-        yield lock is not None
+        try:
+            lock = acquire(path, wait=wait, what=what, most_wait_s=most_wait_s)
+        except OwnLockError:
+            if not is_reentrant:
+                raise
+            is_own = True
+        yield is_own or lock is not None
     finally:
         if lock is not None:
             lock.release()
@@ -117,8 +156,8 @@ def acquire(
     """Lock the file `path`.
 
     Returns None if another thread or process holds the lock, immediately if `wait` is False, and
-    after `most_wait_s` seconds otherwise. `what` is as in `locked`. Raises `OSError` if the file
-    cannot be created or locked.
+    after `most_wait_s` seconds otherwise. `what` is as in `locked`. Raises `OwnLockError` if this
+    thread would wait for itself, and `OSError` if the file cannot be created or locked.
     """
     deadline_s = time.monotonic() + most_wait_s
 
@@ -134,6 +173,12 @@ def acquire(
             if not _lock_at_once(found):
                 if not wait:
                     return None
+                if _here.has_other(found):
+                    raise OwnLockError(
+                        f"a signal handler cannot wait for {path}, because the call that it "
+                        "interrupted uses this lock. Set a flag in the handler, and do the work "
+                        "after the call"
+                    )
                 with doing(describe):  # until the holder unlocks the file
                     wait = _wait_for(found, deadline_s)
         finally:
@@ -144,6 +189,7 @@ def _try_to_lock(path: Path) -> HeldLock | FileIO:
     """Open and lock a file. If another thread or process holds or deleted it, return it open."""
     file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "r+")
     try:
+        _here.add(file)
         # the previous holder may have deleted the file between our open and our lock
         is_held = _lock_at_once(file) and _is_same_file(path, file)
         return HeldLock(path, file) if is_held else file

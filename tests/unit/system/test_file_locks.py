@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
-from cloudload.system import file_locks, temp_files
-from cloudload.system.file_locks import HeldLock, acquire, locked
+from cloudload.system import temp_files
+from cloudload.system.file_locks import HeldLock, OwnLockError, acquire, locked
 from cloudload.system.temp_files import partial_file, scratch_file
-
-
-def interrupt(call: Callable[[], object], number: int) -> bool:
-    """Call a function, and raise `KeyboardInterrupt` before bytecode `number` of cloudload's code.
-
-    Returns False if the call ended before.
-    """
-    left = number
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename not in (file_locks.__file__, temp_files.__file__):
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            if not left:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-            left -= 1
-        return trace
-
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
+from tests.support.interrupts import count_visits, interrupt, run_at
 
 
 def hold(path: Path) -> None:
@@ -70,14 +40,42 @@ def test_an_interrupt_before_any_bytecode_leaves_no_lock_held(
     tmp_path: Path, call: Callable[[Path], None]
 ) -> None:
     call(tmp_path / "warm")
+    visits = count_visits(lambda: call(tmp_path / "x.lock"))
+    assert len(visits) > 20
+    with ThreadPoolExecutor(1) as another:
+        for number in range(len(visits)):
+            assert interrupt(lambda: call(tmp_path / "x.lock"), number)
+            can_create = another.submit(temp_files._creation.acquire, timeout=5).result()
+            assert can_create, f"bytecode {number}: another thread could create no file"
+            another.submit(temp_files._creation.release).result()
+            with locked(tmp_path / "x.lock", wait=False) as is_free:
+                assert is_free, f"bytecode {number}"
+
+
+def test_a_handler_that_needs_the_lock_of_the_call_that_it_interrupts_does_not_wait(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "x.lock"
+
+    def handle() -> None:
+        with locked(path, wait=False) as is_free:
+            found.append(is_free)
+        with locked(path, is_reentrant=True) as is_free:
+            found.append(is_free)
+        try:
+            hold(path)
+        except OwnLockError as error:
+            refused.append(str(error))
+
+    found, refused = list[bool](), list[str]()
     number = 0
-    while interrupt(lambda: call(tmp_path / "x.lock"), number):
-        assert temp_files._creation.acquire(blocking=False), "another thread could create no file"
-        temp_files._creation.release()
-        with locked(tmp_path / "x.lock", wait=False) as is_free:
-            assert is_free, f"bytecode {number}"
+    while run_at(lambda: hold(path), number, handle):
         number += 1
     assert number > 20
+    assert 0 < len(refused) < number
+    assert all(f"cannot wait for {path}" in each for each in refused)
+    assert found.count(True) < len(found)
+    assert all(found[1::2])
 
 
 def test_a_lock_whose_holder_was_forgotten_is_free(tmp_path: Path) -> None:

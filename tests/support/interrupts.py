@@ -1,0 +1,127 @@
+"""Interrupt a call at any bytecode of cloudload's own frames, as Ctrl-C or a signal handler would.
+
+visits = count_visits(call)          every bytecode that the call runs, in order
+interrupt(call, 17)                  raises KeyboardInterrupt before the 17th of them
+run_at(call, 17, handler)            calls `handler` there, in the same thread
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import cloudload
+
+PACKAGE = str(Path(cloudload.__file__).parent)
+Visit = tuple[CodeType, int]
+"""A bytecode: its code and its place in the code."""
+
+
+@functools.cache
+def _is_own(code: CodeType) -> bool:
+    return code.co_filename.startswith(PACKAGE)
+
+
+@functools.cache
+def _list_exits(code: CodeType) -> frozenset[int]:
+    """The places of a code that are about to call the `__exit__` of a `with` block.
+
+    Python handles no signal between the end of the block and that call.
+    """
+    instructions, exits = list(dis.get_instructions(code)), set[int]()
+    for number in range(len(instructions)):
+        loads = instructions[number : number + 3]
+        call = next((each for each in instructions[number + 3 :] if each.opname != "PRECALL"), None)
+        is_exit = all(each.opname == "LOAD_CONST" and each.argval is None for each in loads)
+        if is_exit and call is not None and call.opname == "CALL" and call.arg == 2:
+            is_result = instructions[number - 1].opname == "SWAP"  # of a `return` in the block
+            exits.update(range(instructions[number - is_result].offset, call.offset + 1))
+    return frozenset(exits)
+
+
+@contextmanager
+def _watching(visit: Callable[[FrameType], None]) -> Iterator[None]:
+    """Call `visit` before each bytecode of cloudload's frames in this thread.
+
+    Omits the bytecodes at which Python never handles a signal; see `_list_exits`.
+    """
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "opcode":
+            if frame.f_lasti not in _list_exits(frame.f_code):
+                visit(frame)
+            return trace
+        is_own = _is_own(frame.f_code)
+        frame.f_trace_opcodes, frame.f_trace_lines = is_own, False
+        return trace if is_own else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def count_visits(call: Callable[[], object]) -> list[Visit]:
+    """Run a call, and list the bytecodes that it visits."""
+    visits: list[Visit] = []
+    with _watching(lambda frame: visits.append((frame.f_code, frame.f_lasti))):
+        call()
+    return visits
+
+
+def list_edges(visits: list[Visit]) -> list[int]:
+    """List the first and the last visit of each distinct bytecode, as indices of visits."""
+    first, last = dict[Visit, int](), dict[Visit, int]()
+    for number, visit in enumerate(visits):
+        first.setdefault(visit, number)
+        last[visit] = number
+    return sorted({*first.values(), *last.values()})
+
+
+def choose(visits: list[Visit], number: int, seed: int) -> list[int]:
+    """Choose random visits: half of them by bytecode, so that loops do not crowd out the rest."""
+    choices, edges = random.Random(seed), list_edges(visits)
+    return [
+        choices.choice(edges) if each % 2 else choices.randrange(len(visits))
+        for each in range(number)
+    ]
+
+
+def run_at(call: Callable[[], object], visit: int, handler: Callable[[], object]) -> bool:
+    """Run a call, and call `handler` before its visit with index `visit`.
+
+    Returns False if the call has fewer visits. An exception of the handler ends the call.
+    """
+    left = visit
+
+    def count(_: FrameType) -> None:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            handler()
+
+    with _watching(count):
+        call()
+    return left < 0
+
+
+def interrupt(call: Callable[[], object], visit: int) -> bool:
+    """Interrupt a call before its visit with index `visit`. Returns False if it ended before."""
+    try:
+        run_at(call, visit, _raise)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _raise() -> None:
+    raise KeyboardInterrupt
