@@ -40,7 +40,6 @@ from cloudload.delivery.start_log import StartLog
 from cloudload.option_docs import explained_by
 from cloudload.option_names import suggests_names
 from cloudload.packing.tables import SPAN_ROW
-from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.run.state import State, read_state
 from cloudload.run.streaming_state import start_from_streaming
@@ -147,10 +146,14 @@ class CloudLoader:
         asked, delivery = read_arguments(arguments, CloudLoader)
         member = Membership(current_environment(), delivery)
         start_log = StartLog(created_at, is_shown=member.is_first)
-        self._run = CurrentRun(open_run(asked, delivery, tokenizer, start_log))
-        self._reader = Reader(self._run, member, start_log)
+        run = CurrentRun(open_run(asked, delivery, tokenizer, start_log))
+        self._reader = Reader(run, member, start_log)
         self._tracer: Tracer | None = None
-        self._run.check_world(self.world_size)
+        run.check_world(self.world_size)
+
+    @property
+    def _run(self) -> CurrentRun:
+        return self._reader.run
 
     # ------------------------------------------------------------ iterating
 
@@ -183,7 +186,7 @@ class CloudLoader:
     @property
     def is_endless(self) -> bool:
         """Whether a pass never ends, because the run is endless and `stop_every` is not set."""
-        return batch_counts.is_endless(self._run, self._reader.member)
+        return batch_counts.is_endless(*self._reader.now)
 
     def __len__(self) -> int:
         """The number of batches in a full pass, or in the whole run without `stop_every`.
@@ -192,7 +195,7 @@ class CloudLoader:
         has token lengths (see `lengths`), or if every document becomes exactly one row. Raises
         `TypeError` if the number is unknown, as with stop_every="epoch".
         """
-        return batch_counts.count_pass(self._run, self._reader.member)
+        return batch_counts.count_pass(*self._reader.now)
 
     def count_batches(self, epochs: int = 1) -> int:
         """Return the number of global batches in `epochs` epochs of the data.
@@ -204,7 +207,7 @@ class CloudLoader:
         Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
         """
         epochs = as_integer("epochs", epochs, 1)
-        return batch_counts.count_epochs(self._run, self._reader.member, epochs)
+        return batch_counts.count_epochs(*self._reader.now, epochs)
 
     def __bool__(self) -> bool:
         return True  # otherwise Python would call len(), which may raise
@@ -252,7 +255,7 @@ class CloudLoader:
         it, because `state_dict` then returns the whole state on every rank. Raises `ValueError` for
         an invalid `lag`, as `state_dict` does.
         """
-        return saving.save_part(self._run, self._reader.member, lag)
+        return saving.save_part(*self._reader.now, lag)
 
     def load_state_dict(
         self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None
@@ -284,19 +287,17 @@ class CloudLoader:
         damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
         a world size that cannot share the lanes.
         """
-        saved = read_state(state)
-        self._run.check_world(self.world_size, saved.layout.num_lanes)
-        self._resume(*saving.find_resumed(self._run, saved, on_change or {}))
+        saved, run = read_state(state), self._run
+        run.check_world(self.world_size, saved.layout.num_lanes)
+        self._resume(run.resumed(*saving.find_resumed(run, saved, on_change or {})))
         if self._reader.member.is_first:
             saving.log_resumed(self._run, state)
 
-    def _resume(self, recipe: Recipe, position: Position) -> None:
-        """Continue at `position` with `recipe`, which may have fewer shards than before."""
-        if recipe.corpus is not self.recipe.corpus:
+    def _resume(self, run: CurrentRun) -> None:
+        """Continue with `run`, which may have fewer shards than the current one."""
+        if run.recipe.corpus is not self.recipe.corpus:
             self._close_tracer()
-        self._run.use(recipe)
-        self._reader.stop("a state was loaded")
-        self._run.resume_at(position)
+        self._reader.resume(run)
 
     def load_streaming_state(self, state: Mapping[str, Any]) -> None:
         """Start after exactly the samples that a StreamingDataset has read.
@@ -311,8 +312,7 @@ class CloudLoader:
         """
         recipe, position = start_from_streaming(self._run.opened_recipe, state)
         self._run.check_world(self.world_size, recipe.num_lanes)
-        self._resume(recipe, position)
-        self._run.opened_recipe = recipe
+        self._resume(self._run.resumed(recipe, position).opened_with(recipe))
 
     def seek(self, rows: int) -> None:
         """Move to row `rows` of the run, which is then the first row of the next batch.
@@ -430,14 +430,15 @@ class CloudLoader:
         the last exchange. Ranks that cannot communicate add only their own rows to these counts,
         unless they have token lengths. `delivery` covers this rank since this loader was created.
         """
-        return self._run.log.stats(self.recipe, self._run.backend)
+        run = self._run
+        return run.log.stats(run.recipe, run.backend)
 
     def describe(self) -> Description:
         """Return the loader's resolved values and their sources, in a form that prints as a table.
 
         Builds the orders of the lanes' current epochs, as iterating does.
         """
-        run, member = self._run, self._reader.member
+        run, member = self._reader.now
         plan, delivered = make_plan(run, member), run.log.meter.stats()
         return describe(repr(self), plan, member.world, delivered, is_resumed=run.is_resumed)
 
@@ -459,9 +460,10 @@ class CloudLoader:
 
         Raises the errors of `plan`.
         """
-        if self._tracer is None:
-            self._tracer = Tracer(self.plan())
-        return self._tracer
+        tracer = self._tracer
+        if tracer is None:
+            tracer = self._tracer = Tracer(self.plan())
+        return tracer
 
     def close(self) -> None:
         """Stop the workers and close the connections.
@@ -472,9 +474,9 @@ class CloudLoader:
         self._close_tracer()
 
     def _close_tracer(self) -> None:
-        if self._tracer is not None:
-            self._tracer.close()
-            self._tracer = None
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            tracer.close()
 
     def __enter__(self) -> CloudLoader:
         return self

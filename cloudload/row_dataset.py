@@ -2,8 +2,8 @@
 
     rows[17] ─► reader of this process ─► {"input_ids": …, "labels": …}
 
-Row `g` is the row that `CloudLoader` delivers as row `g` of the run. Every process that reads
-rows, such as a worker of a `DataLoader`, has its own reader.
+Row `g` is the row that `CloudLoader` delivers as row `g` of the run. Every thread and process that
+reads rows at the same time, such as a worker of a `DataLoader`, has its own reader.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,14 @@ from cloudload.arrays import Ints
 from cloudload.config.checks import as_integer
 from cloudload.config.choices import OFF, REQUIRE
 from cloudload.config.stream import Stream
-from cloudload.delivery.regular_reader import RegularReader, open_run
+from cloudload.delivery.regular_reader import RegularReader
 from cloudload.errors import DatasetError
+from cloudload.lengths.run_lengths import RunLengths
 from cloudload.loader import CloudLoader
 from cloudload.run.state import State, build_state
 from cloudload.segments import BATCH_ARRAYS
 from cloudload.storage.redaction import redact
+from cloudload.system.spares import Spares
 from cloudload.workers.plan import Plan
 from cloudload.workers.trace import TracedSpan, Tracer
 
@@ -89,7 +92,8 @@ class Rows(torch.utils.data.Dataset[Item]):
             plan = loader.plan()
             if plan.lengths is None:
                 raise _missing_lengths(plan)
-            own = None if loader.is_endless else _find_end(loader, plan)
+            run = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
+            own = None if loader.is_endless else _find_end(loader, plan, run)
         if num_rows is not None:
             num_rows = as_integer("num_rows", num_rows, 1)
             if own is not None and num_rows > own:
@@ -104,7 +108,8 @@ class Rows(torch.utils.data.Dataset[Item]):
                     f"{plan.position.rows:,}"
                 )
         self._plan, self._num_rows = plan, own if num_rows is None else num_rows
-        self._reader: RegularReader | None = None
+        self._readers = Spares(partial(RegularReader, plan, run), RegularReader.close)
+        self._run = run
 
     @property
     def first_row(self) -> int:
@@ -119,7 +124,7 @@ class Rows(torch.utils.data.Dataset[Item]):
         if (row := _read_index(row)) != self._num_rows:
             [row] = self._check_rows([row]).tolist()
         plan = self._plan
-        position = self._open_reader().lengths.advance(plan.position, row)
+        position = self._run.advance(plan.position, row)
         if position is None:
             raise DatasetError(
                 f"the state at row {row:,} is unknown, because a lane has no tokens. Set an eos, "
@@ -152,12 +157,9 @@ class Rows(torch.utils.data.Dataset[Item]):
         indices = self._check_rows(rows)
         if not len(indices):
             return []
-        reader = self._open_reader()
-        places = reader.read(indices, self._num_rows)
-        return [
-            {name: torch.from_numpy(array[place].copy()) for name, array in reader.arrays.items()}
-            for place in places
-        ]
+        with self._readers.lend() as reader:
+            found = reader.read(indices, self._num_rows)
+        return [{name: torch.from_numpy(array) for name, array in row.items()} for row in found]
 
     def __iter__(self) -> Iterator[Item]:
         """Yield all rows in order. Never stops for an endless run without `num_rows`."""
@@ -171,9 +173,11 @@ class Rows(torch.utils.data.Dataset[Item]):
         Raises the errors of `__getitem__`.
         """
         indices = self._check_rows([row])
+        with self._readers.lend() as reader:
+            spans = reader.read_spans(indices)
         tracer = Tracer(self._plan)
         try:
-            return tracer.trace(self._open_reader().read_spans(indices), indices)
+            return tracer.trace(spans, indices)
         finally:
             tracer.close()
 
@@ -193,19 +197,9 @@ class Rows(torch.utils.data.Dataset[Item]):
             )
         return indices
 
-    def _open_reader(self) -> RegularReader:
-        if self._reader is None or self._reader.process != os.getpid():
-            self._reader = RegularReader(self._plan)  # threads do not survive a fork
-        return self._reader
-
-    def __getstate__(self) -> Mapping[str, Any]:
-        return {**self.__dict__, "_reader": None}
-
     def close(self) -> None:
         """Stop fetching and unmap the shards. The next access opens them again."""
-        if self._reader is not None and self._reader.process == os.getpid():
-            self._reader.close()
-        self._reader = None
+        self._readers.close()
 
     def __repr__(self) -> str:
         size = "endless" if self._num_rows is None else f"{self._num_rows:,} rows"
@@ -246,8 +240,8 @@ def _missing_lengths(plan: Plan) -> Exception:
     )
 
 
-def _find_end(loader: CloudLoader, plan: Plan) -> int:
+def _find_end(loader: CloudLoader, plan: Plan, run: RunLengths) -> int:
     """Return the row at which a finite run ends, even if `seq_len` has changed."""
     if len(plan.recipe.components) > 1:
         return len(loader)
-    return open_run(plan).find_ending(plan.position).end
+    return run.find_ending(plan.position).end

@@ -1,8 +1,7 @@
 """Statistics of a run so far: exact, and the same on every rank and for every world size.
 
-A token is counted when its row is delivered, and a document when its lane delivers the row after
-which the lane has read it to its end. With `best_fit`, the end of such a document may still wait in
-an open row, so the counts of documents run ahead by those in open rows.
+A token is counted when its row is delivered, and a document when its lane delivers the row that
+finishes it.
 With `exchange_every` above 1, the counts are those of the last exchange. Without token lengths,
 ranks that cannot communicate count only their own rows. `Stats.delivery` covers one rank and one
 loader, and is not exact.
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -38,8 +37,7 @@ class StreamStats:
     """Number of tokens in rows, bos and eos included."""
     documents: int
     """Number of finished documents with tokens, over all epochs. A document that continues in a
-    later row is not counted yet. With `best_fit`, this includes documents that wait in open rows,
-    of which each lane has up to `open_rows`."""
+    later row is not counted yet."""
     filtered: int
     """Number of documents filtered out by the transform or `min_tokens`."""
     empty: int
@@ -50,7 +48,7 @@ class StreamStats:
     """Number of documents left out by on_error="skip"."""
     epoch: float
     """Progress in epochs: 1.5 is halfway through the second epoch. Without a mixture, all streams
-    have the same value. With `best_fit`, documents that wait in open rows count as read."""
+    have the same value."""
     share: float
     """The stream's share of the run's tokens, from 0 to 1; 0 before the first token."""
 
@@ -150,6 +148,46 @@ class WorkerReports(Protocol):
         ...
 
 
+class _NoReports:
+    """The counters before the first iteration."""
+
+    def total(self) -> int:
+        return 0
+
+    def stage_ns(self) -> list[int]:
+        return [0] * len(STAGES)
+
+    def num_blocks(self) -> int:
+        return 0
+
+    def num_tokens(self) -> int:
+        return 0
+
+
+class _Work(NamedTuple):
+    """The workers of an iteration, and the counts of the workers before them."""
+
+    reports: WorkerReports = _NoReports()
+    most_ahead: int = 0
+    """The number of blocks that the workers' queues hold."""
+    past_retries: int = 0
+    past_tokens: int = 0
+    past_ns: Sequence[int] = (0,) * len(STAGES)
+
+    def count_retries(self) -> int:
+        return self.past_retries + self.reports.total()
+
+    def count_tokens(self) -> int:
+        return self.past_tokens + self.reports.num_tokens()
+
+    def stage_ns(self) -> list[int]:
+        return list(map(operator.add, self.past_ns, self.reports.stage_ns()))
+
+    def measure_queue(self, num_received: int) -> float:
+        num_waiting = max(0, self.reports.num_blocks() - num_received)
+        return min(1.0, num_waiting / self.most_ahead) if self.most_ahead else 0.0
+
+
 class DeliveryMeter:
     """Adds up the delivery statistics of one loader and its workers."""
 
@@ -159,10 +197,8 @@ class DeliveryMeter:
         """Seconds that this rank waited for other ranks."""
         self.num_received = 0
         """Number of blocks received in the current iteration."""
-        self._reports: WorkerReports | None = None
-        self._past_retries, self._past_tokens, self._past_ns = 0, 0, [0] * len(STAGES)
-        self._most_ahead = 0
-        # a single tuple, so that a thread that reads it never counts a wait twice
+        # single tuples, so that no other thread counts a wait or an iteration's work twice
+        self._work = _Work()
         self._stall: tuple[float, float | None] = (0.0, None)
         """Seconds of all completed waits, and the start of the current wait (`perf_counter`)."""
 
@@ -187,37 +223,23 @@ class DeliveryMeter:
 
     def begin_iteration(self, reports: WorkerReports, most_ahead: int) -> None:
         """Start measuring an iteration's workers, whose queues hold up to `most_ahead` blocks."""
-        self._past_retries, self._past_tokens = self._count_retries(), self._count_tokens()
-        self._past_ns = self._stage_ns()
-        self._reports, self._most_ahead, self.num_received = reports, most_ahead, 0
-
-    def _count_retries(self) -> int:
-        return self._past_retries + (self._reports.total() if self._reports else 0)
-
-    def _count_tokens(self) -> int:
-        return self._past_tokens + (self._reports.num_tokens() if self._reports else 0)
-
-    def _stage_ns(self) -> list[int]:
-        own = self._reports.stage_ns() if self._reports else [0] * len(STAGES)
-        return list(map(operator.add, self._past_ns, own))
-
-    def _measure_queue(self) -> float:
-        if self._reports is None or not self._most_ahead:
-            return 0.0
-        return min(1.0, max(0, self._reports.num_blocks() - self.num_received) / self._most_ahead)
+        work = self._work
+        past = work.count_retries(), work.count_tokens(), work.stage_ns()
+        self._work, self.num_received = _Work(reports, most_ahead, *past), 0
 
     def stats(self) -> DeliveryStats:
         """Return the statistics so far, including the current wait."""
         stall_s, began = self._stall
         if began is not None:
             stall_s += time.perf_counter() - began
-        traffic, stage_ns = self.traffic, self._stage_ns()
+        traffic, work = self.traffic, self._work
+        stage_ns = work.stage_ns()
         return DeliveryStats(
             stall_s=stall_s,
             cache_hits=traffic.hits,
             cache_misses=traffic.misses,
             bytes_downloaded=traffic.bytes_downloaded,
-            retries=self._count_retries(),
+            retries=work.count_retries(),
             exchange_s=self.exchange_s,
             fetch_s=stage_ns[FETCH] / 1e9,
             read_s=stage_ns[READ_SHARDS] / 1e9,
@@ -227,8 +249,8 @@ class DeliveryMeter:
             idle_s=stage_ns[IDLE] / 1e9,
             download_s=traffic.download_ns / 1e9,
             unpack_s=traffic.unpack_ns / 1e9,
-            queue=self._measure_queue(),
-            tokens_made=self._count_tokens(),
+            queue=work.measure_queue(self.num_received),
+            tokens_made=work.count_tokens(),
         )
 
 
@@ -244,8 +266,7 @@ class Stats:
     """Number of rows that all ranks together have delivered, skipped, or passed over by `seek`."""
     tokens: int
     documents: int
-    """Number of finished documents with tokens, summed over the streams. With `best_fit`, this
-    includes documents that wait in open rows."""
+    """Number of finished documents with tokens, summed over the streams."""
     filtered: int
     empty: int
     truncated: int

@@ -23,7 +23,7 @@
     plan            the plan that workers share        hidden_datasets  refuse to hide a dataset
     planning        make a plan, or use a stored one   report           counts and the report
     claims          what a rerun must match            outline          forecast a conversion
-    separation      outputs that are not inputs        partitions       fields in a file's path
+    separation      outputs that are not inputs
 
 Other packages use only `convert_to_mds`, `ConvertReport` and `outline`.
 """

@@ -100,9 +100,7 @@ def convert_to_mds(
             For a file that is one document (format `text`), it is the file name alone. In a file of
             lines that is cut into segments, it is `NAME:@OFFSET`, with the line's offset in bytes.
         keep: other fields to keep, each as `name` or `name:encoding`. If the encoding is omitted,
-            it is inferred from the first record in which the field is not null. If a record has no
-            such field, the value is taken from a folder `name=value` in the path of its file, as
-            text unless an encoding is given.
+            it is inferred from the first record in which the field is not null.
         format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin; it
             refuses extensions of spreadsheets, zip archives, and other files that are not text. To
             choose for all files, pass `jsonl`, `json` (an array of objects, or JSON Lines), `csv`,

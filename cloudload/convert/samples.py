@@ -23,8 +23,6 @@ import numpy as np
 from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.output import Output
-from cloudload.convert.partitions import partition_fields
-from cloudload.convert.readers.typed_text import parse_text
 from cloudload.convert.records import (
     InputBlock,
     Record,
@@ -199,7 +197,7 @@ def _values_of(context: ShardContext, record: Record) -> tuple[dict[str, Any], s
     values = {"text": text, "id": record.name if own_id is None else own_id}
     for column in context.form.columns:
         if column.name not in values:
-            values[column.name] = _kept_value(_find_kept(record, column), column)
+            values[column.name] = _kept_value(_optional(record.fields, column.name), column)
     return values, own_id
 
 
@@ -218,21 +216,6 @@ def _describe_id(value: Any) -> str | None:
         return str(int(value) if value.is_integer() else value)
     is_usable = isinstance(value, str | int | UUID) and not isinstance(value, bool)
     return str(value) or None if is_usable else None
-
-
-def _find_kept(record: Record, column: Column) -> Any:
-    """Return the value of a kept field: of the record, or if it has no such field, of its path."""
-    try:
-        return find_field(record.fields or {}, column.name)
-    except KeyError:
-        text = partition_fields(record).get(column.name)
-    try:
-        return None if text is None else parse_text(column.name, text, column.encoding)
-    except ValueError:
-        raise _BadRecordError(
-            f"the record has no field {column.name!r}, and the folder {column.name}={text} of its "
-            f"path is not {column.encoding}. Keep it as another encoding, such as {column.name}:str"
-        ) from None
 
 
 def _optional(fields: Mapping[str, Any], name: str) -> Any:

@@ -15,7 +15,6 @@ from functools import partial
 from cloudload.delivery.exchange import Exchange
 from cloudload.errors import DatasetError, RanksDisagreeError
 from cloudload.lengths.run_lengths import RunLengths
-from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.position import LaneArrays, LaneLog, Position
 from cloudload.workers.block import Block
 
@@ -29,32 +28,15 @@ class KnownLanes:
 
     def at(self, row: int) -> LaneLog:
         """Return the lanes at a row after the position. Reading them may raise `CacheError`."""
-        return _FoundLanes(partial(self._find, row), self._texts)
+        return LaneLog.of(partial(self._find, row), self._texts)
 
     def _find(self, row: int) -> LaneArrays:
-        before = self._latest if self._latest.rows <= row else self._start
+        before = self._latest  # read it once, because another thread may replace it
+        before = before if before.rows <= row else self._start
         found = self._lengths.advance(before, row, pads=True)
         assert found is not None, "rows that were read follow from the lengths"
         self._latest = found
         return found.lanes.arrays
-
-
-class _FoundLanes(LaneLog):
-    """Lane arrays that are computed on first use."""
-
-    def __init__(self, find: Callable[[], LaneArrays], texts: LaneTexts) -> None:
-        self._find: Callable[[], LaneArrays] | None = find
-        self._found: LaneArrays | None = None
-        self._last, self._num_pending = None, 0
-        self.texts = texts
-
-    @property
-    def arrays(self) -> LaneArrays:
-        """The lane arrays. Callers must not modify them."""
-        if self._found is None:
-            assert self._find is not None
-            self._found, self._find = self._find(), None
-        return self._found
 
 
 def check_not_dry(blocks: Sequence[Block], stop: int, num_lanes: int) -> None:

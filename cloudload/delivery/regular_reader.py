@@ -7,8 +7,6 @@ regular steps ─► rows of the next steps, read together
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 
 from cloudload.arrays import Ints
@@ -24,49 +22,49 @@ from cloudload.workers.plan import Plan
 from cloudload.workers.row_reader import RowReader
 
 
-def open_run(plan: Plan) -> RunLengths:
-    assert plan.lengths is not None
-    return RunLengths(plan.recipe, plan.cache_root, plan.lengths)
-
-
 class RegularReader:
-    """Reads rows for one process, and reads ahead if rows are requested in regular steps."""
+    """Reads rows for one caller at a time, and reads ahead if they are requested in regular steps.
 
-    def __init__(self, plan: Plan) -> None:
-        self.process = os.getpid()
+    Do not use it after an exception.
+    """
+
+    def __init__(self, plan: Plan, lengths: RunLengths) -> None:
         self._cache = open_cache(plan)
         self._reader = RowReader(
             open_documents(plan, self._cache), plan.position, cuts=plan.recipe.packing.cuts
         )
-        self.lengths = open_run(plan)
-        self._finder = RowFinder(self.lengths, plan.position)
+        self._finder = RowFinder(lengths, plan.position)
         self._delivery, self._most_rows = plan.delivery, plan.batches_at_once
         self._seq_len = plan.recipe.packing.seq_len
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
-        self.arrays: dict[str, Array] = {}
+        self._arrays: dict[str, Array] = {}
         """The arrays of the loaded rows, by field name: [rows, …]."""
         self._places: dict[int, int] = {}
-        """Maps each loaded row of the run to its index in `arrays`."""
+        """Maps each loaded row of the run to its index in `_arrays`."""
         self._last: Ints = np.empty(0, np.int64)
         self._step, self._steps_ahead = 0, 0
         self._pieces_ahead: tuple[Ints, Ints] | None = None
         """The rows of the next read, if the steps stay regular, and the pieces of these rows."""
 
-    def read(self, rows: Ints, end: int | None) -> list[int]:
-        """Load rows, and return the index in `arrays` of each one. The run ends at row `end`."""
+    def read(self, rows: Ints, end: int | None) -> list[dict[str, Array]]:
+        """Read rows, and return a copy of each one's arrays by field name. The run ends at row
+        `end`."""
         self._follow(rows)
         if not all(row in self._places for row in rows.tolist()):
             wanted = self._add_steps(rows, self._steps_ahead, end)
             try:
-                self.arrays = self._make_arrays(wanted)
+                self._arrays = self._make_arrays(wanted)
             except CloudloadError:
                 if np.isin(wanted, rows).all():
                     raise
                 wanted = rows  # the failed row may be one that is only read ahead
-                self.arrays = self._make_arrays(wanted)
+                self._arrays = self._make_arrays(wanted)
             self._places = {row: place for place, row in enumerate(wanted.tolist())}
             self._look_ahead(rows, end)
-        return [self._places[row] for row in rows.tolist()]
+        places = [self._places[row] for row in rows.tolist()]
+        return [
+            {name: array[place].copy() for name, array in self._arrays.items()} for place in places
+        ]
 
     def read_spans(self, rows: Ints) -> Ints:
         """Return the spans of rows: int64 [spans, 6] with columns `tables.SPAN_COLUMNS`."""

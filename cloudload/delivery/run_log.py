@@ -8,8 +8,9 @@ The loader owns the log. An iteration writes to it without a reference to the lo
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,25 +27,45 @@ logger = logging.getLogger(__name__)
 KEPT_POSITIONS = 4
 
 
+class _Progress(NamedTuple):
+    """The progress of a run. It is replaced as a whole, so no reader finds half of a change."""
+
+    positions: tuple[Position, ...]
+    """The latest positions, the last one last."""
+    has_read: bool
+    dropped: int
+    uncounted: Ints
+
+    def moved(self, position: Position) -> _Progress:
+        """Return the progress at a position that was not reached by reading."""
+        return _Progress((position,), self.has_read, 0, np.zeros_like(position.counts))
+
+
 class RunLog:
-    """The progress of one loader through its run."""
+    """The progress of one loader through its run, from the position `started_at`.
 
-    def __init__(self, position: Position) -> None:
-        self.meter, self.wait_log = DeliveryMeter(), WaitLog()
-        self._doubted: set[int] = set()
-        self.start_at(position)
+    `before` is the loader's log until now, if any, whose delivery statistics continue.
+    """
 
-    def start_at(self, position: Position) -> None:
-        """Start at a position: the start of the run, or one that was loaded from a state."""
-        self.started_at, self.has_read = position, False
+    def __init__(self, started_at: Position, before: RunLog | None = None) -> None:
+        self.meter: DeliveryMeter = DeliveryMeter() if before is None else before.meter
+        self.wait_log: WaitLog = WaitLog() if before is None else before.wait_log
+        self._doubted: set[int] = set() if before is None else before._doubted
+        self.started_at = started_at
         self.knows_all_lanes = True
         """Whether this rank knows the cursors of the lanes of all ranks."""
-        self.move_to(position)
+        uncounted = np.zeros_like(started_at.counts)
+        self._progress = _Progress((started_at,), False, 0, uncounted)
 
     def move_to(self, position: Position) -> None:
         """Continue from a position that was not reached by reading, and forget the earlier ones."""
-        self._positions: deque[Position] = deque([position], maxlen=KEPT_POSITIONS)
-        self.record_end(0, np.zeros_like(position.counts))
+        self._progress = self._progress.moved(position)
+
+    def moved(self, position: Position) -> RunLog:
+        """Return a log that continues at a position, as `move_to` does, without changing this."""
+        log = copy(self)
+        log.move_to(position)
+        return log
 
     def warn_once(self, doubts: Mapping[int, str]) -> None:
         """Log a warning for each stream that may not be text, at most once per stream."""
@@ -54,8 +75,13 @@ class RunLog:
 
     def record(self, position: Position) -> None:
         """Record the position after a batch that was delivered or skipped."""
-        self.has_read = True
-        self._positions.append(position)
+        self.record_all([position])
+
+    def record_all(self, positions: Sequence[Position]) -> None:
+        """Record the positions after consecutive batches."""
+        progress = self._progress
+        positions = (*progress.positions, *positions)[-KEPT_POSITIONS:]
+        self._progress = progress._replace(positions=positions, has_read=True)
 
     def record_end(self, dropped: int, uncounted: Ints) -> None:
         """Record the end of the data.
@@ -63,17 +89,23 @@ class RunLog:
         `dropped` is the number of tokens left over. `uncounted`, int64 [streams, counts], has the
         statistics of documents that are not counted with any row.
         """
-        self._dropped, self._uncounted = dropped, uncounted
+        self._progress = self._progress._replace(dropped=dropped, uncounted=uncounted)
+
+    @property
+    def has_read(self) -> bool:
+        """Whether a batch was delivered or skipped."""
+        return self._progress.has_read
 
     @property
     def position(self) -> Position:
         """The position after the last batch, or the latest one passed to `move_to`."""
-        return self._positions[-1]
+        return self._progress.positions[-1]
 
     @property
     def last_step(self) -> tuple[Position, Position]:
         """The positions before and after the last batch; equal if no batch followed `move_to`."""
-        return self._positions[-min(2, len(self._positions))], self._positions[-1]
+        positions = self._progress.positions
+        return positions[-2:][0], positions[-1]
 
     def past(self, lag: int) -> Position:
         """Return the position `lag` batches ago.
@@ -82,23 +114,25 @@ class RunLog:
         `move_to`.
         """
         lag = as_integer("lag", lag, 0, KEPT_POSITIONS - 1)
-        if lag >= len(self._positions):
-            handed_out = len(self._positions) - 1
+        positions = self._progress.positions
+        if lag >= len(positions):
+            handed_out = len(positions) - 1
             raise ValueError(
                 f"lag is {lag}, but only {handed_out} batches were delivered or skipped since the "
                 "loader was created, loaded a state, or was moved by seek. Use a lag of at most "
                 f"{handed_out}"
             )
-        return self._positions[-1 - lag]
+        return positions[-1 - lag]
 
     def find(self, rows: int) -> Position | None:
         """Return the position at row `rows`, or None if it is not one of the last 4 positions."""
-        return next((each for each in self._positions if each.rows == rows), None)
+        return next((each for each in self._progress.positions if each.rows == rows), None)
 
     def stats(self, recipe: Recipe, backend: Choice) -> Stats:
         """Return the statistics of the run so far."""
-        position = self.position
-        totals = position.counts + self._uncounted
+        progress = self._progress
+        position = progress.positions[-1]
+        totals = position.counts + progress.uncounted
         num_tokens = max(1, int(totals[:, TOKENS].sum()))
         streams = {}
         for component in recipe.components:
@@ -116,7 +150,7 @@ class RunLog:
             rows=position.rows,
             **dict(zip(COUNTS, totals.sum(axis=0).tolist(), strict=True)),
             skipped_rows=sum(stop - start for start, stop in position.skipped),
-            dropped=self._dropped,
+            dropped=progress.dropped,
             streams=streams,
             delivery=self.meter.stats(),
             tokenizer_backend=backend.name,

@@ -82,49 +82,62 @@ _MOST_PENDING = 64
 
 
 class LaneLog:
-    """Lane arrays, and a log of updates that are not applied to them yet."""
+    """Lane arrays, or how to compute them on first use: from updates, or by a function."""
 
     def __init__(self, arrays: LaneArrays) -> None:
-        self._arrays: LaneArrays | None = arrays
-        self._last: tuple[LaneLog, Any, ApplyUpdates] | None = None
-        """The log before the latest update, that update, and the function that applies it; None if
-        all updates are applied."""
-        self._num_pending = 0
+        # a single value, so that an exception or another thread never finds half of a change
+        self._source: LaneArrays | _Pending | Callable[[], LaneArrays] = arrays
         self.texts = LaneTexts()
         """The encoded lanes of the latest state, shared by all logs that continue this one."""
+
+    @staticmethod
+    def of(source: LaneArrays | _Pending | Callable[[], LaneArrays], texts: LaneTexts) -> LaneLog:
+        """Create a log that shares `texts` with another log."""
+        log = LaneLog.__new__(LaneLog)
+        log._source, log.texts = source, texts
+        return log
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LaneLog, (self.arrays,)
 
     def with_update(self, update: Any, apply: ApplyUpdates) -> LaneLog:
         """Return a log with one more update. All updates of a log must use the same `apply`."""
-        log = LaneLog.__new__(LaneLog)
-        log._arrays, log._last, log._num_pending = (
-            None,
-            (self, update, apply),
-            self._num_pending + 1,
-        )
-        log.texts = self.texts
-        if log._num_pending > _MOST_PENDING:
+        source = self._source
+        number = source.number if isinstance(source, _Pending) else 0
+        log = LaneLog.of(_Pending(self, update, apply, number + 1), self.texts)
+        if number == _MOST_PENDING:
             _ = log.arrays
         return log
 
     @property
     def arrays(self) -> LaneArrays:
         """The arrays after all updates. Callers must not modify them."""
-        if self._arrays is None:
-            self._arrays = self._apply_updates()
-            self._last, self._num_pending = None, 0
-        return self._arrays
+        source = self._source
+        if isinstance(source, LaneArrays):
+            return source
+        arrays = source.compute() if isinstance(source, _Pending) else source()
+        self._source = arrays
+        return arrays
 
-    def _apply_updates(self) -> LaneArrays:
-        assert self._last is not None
-        apply, log, updates = self._last[2], self, []
-        while log._last is not None:
-            log, update, _ = log._last
-            updates.append(update)
+
+class _Pending(NamedTuple):
+    """An update that is not applied yet."""
+
+    log: LaneLog
+    """The log before the update."""
+    update: Any
+    apply: ApplyUpdates
+    number: int
+    """The number of updates that are not applied, including those of `log`."""
+
+    def compute(self) -> LaneArrays:
+        """Compute the arrays after this update and those before it."""
+        log, updates = self.log, [self.update]
+        while isinstance(source := log._source, _Pending):
+            log = source.log
+            updates.append(source.update)
         arrays = log.arrays.copy()
-        apply(arrays, updates[::-1])
+        self.apply(arrays, updates[::-1])
         return arrays
 
 

@@ -6,13 +6,15 @@ OpenedRun ─► CurrentRun ◄── resume: the recipe and position of a state
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 from cloudload.cache.folder import open_cache_folder
 from cloudload.config.checks import as_integer
 from cloudload.delivery.run_log import KEPT_POSITIONS, RunLog
 from cloudload.delivery.world import check_world
-from cloudload.lengths.files import CorpusLengths
+from cloudload.lengths.files import CorpusLengths, CountedDataset
 from cloudload.lengths.open import find_lengths_of_beginning, open_lengths
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.packing.tail import next_stages
@@ -22,11 +24,15 @@ from cloudload.session.opening import OpenedRun
 
 
 class CurrentRun:
-    """The recipe and the progress of a run. Computes later positions from token lengths."""
+    """The recipe and the progress of a run. Computes later positions from token lengths.
+
+    A loader replaces it with another run when it loads a state or changes the world, so whoever
+    has it reads one consistent run. Other threads and signal handlers may read it at any time.
+    """
 
     def __init__(self, opened: OpenedRun) -> None:
-        self.recipe = self.opened_recipe = opened.recipe
-        """`recipe` is that of the run, and `opened_recipe` is that before a state is applied."""
+        self._asked = self.opened_recipe = opened.recipe
+        """`opened_recipe` is the recipe before a state is applied."""
         self.backend, self.cache_root = opened.backend, opened.cache_root
         self.log = RunLog(Position.start(opened.recipe))
         self.is_resumed = self.has_jumped = False
@@ -34,6 +40,12 @@ class CurrentRun:
         self._opened, self._found = opened, opened.lengths
         self._lengths: CorpusLengths | None = None
         self._run_lengths: RunLengths | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run. Includes the ends of a mixture's streams, once they are known."""
+        found = self._run_lengths
+        return self._asked if found is None else found.recipe
 
     @property
     def has_lengths(self) -> bool:
@@ -44,53 +56,68 @@ class CurrentRun:
         """Raise `ValueError` if `size` ranks cannot share the run's lanes, or `num_lanes` lanes."""
         check_world(num_lanes or self.recipe.num_lanes, size, has_lengths=self.has_lengths)
 
-    # ------------------------------------------------------------ recipe and lengths
+    # ------------------------------------------------------------ other runs
 
-    def use(self, recipe: Recipe) -> None:
-        """Switch to a recipe and its lengths. It may read fewer shards than the current recipe.
+    def resumed(self, recipe: Recipe, position: Position) -> CurrentRun:
+        """Return the run that continues from the position of a state.
 
-        Raises the errors of `find_lengths_of_beginning`.
+        `recipe` may read fewer shards than the current one. Raises the errors of
+        `find_lengths_of_beginning`.
         """
+        run = copy(self)
+        run._asked, run._run_lengths = recipe, None
         if recipe.corpus is not self.recipe.corpus:
-            opened = self._opened
-            self._found = (
-                opened.lengths
-                if recipe.corpus is self.opened_recipe.corpus
-                else find_lengths_of_beginning(
-                    recipe, opened.asked_lengths, opened.retry, opened.lengths
-                )
-            )
-            self._lengths = None
-        self.recipe = recipe
+            run._found, run._lengths = self._find_lengths(recipe), None
+        run.log = RunLog(position, self.log)
+        run.is_resumed, run.has_jumped = True, False
+        return run
 
-    def resume_at(self, position: Position) -> None:
-        """Continue from the position of a state."""
-        self.log.start_at(position)
-        self.is_resumed = True
+    def _find_lengths(self, recipe: Recipe) -> Sequence[CountedDataset] | None:
+        opened = self._opened
+        if recipe.corpus is self.opened_recipe.corpus:
+            return opened.lengths
+        return find_lengths_of_beginning(recipe, opened.asked_lengths, opened.retry, opened.lengths)
 
-    def forget_lengths(self) -> None:
-        """Use no lengths until the run is resumed, because other ranks found none."""
-        self._found = self._lengths = self._run_lengths = None
+    def opened_with(self, recipe: Recipe) -> CurrentRun:
+        """Return the same run, with `recipe` as the one before a state is applied."""
+        run = copy(self)
+        run.opened_recipe = recipe
+        return run
+
+    def moved(self, position: Position) -> CurrentRun:
+        """Return the same run at another position."""
+        run = copy(self)
+        run.log = self.log.moved(position)
+        return run
+
+    def without_lengths(self) -> CurrentRun:
+        """Return the same run, which uses no lengths because other ranks found none."""
+        run = copy(self)
+        run._asked = self.recipe
+        run._found = run._lengths = run._run_lengths = None
+        return run
+
+    # ------------------------------------------------------------ lengths
 
     @property
     def lengths(self) -> CorpusLengths | None:
         """The lengths of the samples, or None. Reads them into the cache folder if needed."""
-        if self._lengths is None and self._found is not None:
+        lengths = self._lengths
+        if lengths is None and self._found is not None:
             open_cache_folder(self.cache_root)
-            self._lengths = open_lengths(
+            lengths = self._lengths = open_lengths(
                 self._found, self.recipe.corpus, self.cache_root, self._opened.retry
             )
-        return self._lengths
+        return lengths
 
     def open_lengths(self) -> RunLengths | None:
-        """Return the lengths of the current recipe's run, or None if there are none."""
-        lengths = self.lengths
-        if lengths is None:
-            return None
-        if self._run_lengths is None or self._run_lengths.recipe is not self.recipe:
-            self._run_lengths = RunLengths(self.recipe, self.cache_root, lengths)
-            self.recipe = self._run_lengths.settle(self.log.position)
-        return self._run_lengths
+        """Return the lengths of the run, or None if there are none."""
+        found = self._run_lengths
+        if found is None and (lengths := self.lengths) is not None:
+            found = RunLengths(self._asked, self.cache_root, lengths)
+            found.settle(self.log.position)
+            self._run_lengths = found  # only now, because a run must not be used before its ends
+        return found
 
     def settle(self) -> None:
         """Find the ends of a mixture's streams, after which they have weight 0."""
@@ -125,8 +152,8 @@ class CurrentRun:
             batches = position.batches + jump
             position = replace(after, skipped=skipped, batches=batches, global_batch=global_batch)
             found.append(position)
-        for each in found:
-            self.log.record(each)
+        if found:
+            self.log.record_all(found)
         return True
 
     def find_position(self, rows: int, global_batch: int) -> Position:

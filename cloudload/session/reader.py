@@ -47,19 +47,30 @@ class Reader:
     """Creates the iterations of a loader's passes, and keeps one alive between two passes."""
 
     def __init__(self, run: CurrentRun, member: Membership, start_log: StartLog) -> None:
-        self._run, self._start_log = run, start_log
-        self.member = member
-        """The rank of this process in the current world."""
+        self.now = run, member
+        """The current run, and the rank of this process in the current world. Always replaced as a
+        pair, after the iteration of the previous pair is stopped."""
+        self._start_log = start_log
         self._iteration: Callable[[], Iteration | None] = _no_iteration
         self._kept: Iteration | None = None
         self._has_counted_cores = self._has_measured = False
+
+    @property
+    def run(self) -> CurrentRun:
+        """The current run."""
+        return self.now[0]
+
+    @property
+    def member(self) -> Membership:
+        """The rank of this process in the current world."""
+        return self.now[1]
 
     # ------------------------------------------------------------ passes
 
     def start_iteration(self) -> Iteration:
         """Return the previous pass's iteration if it can continue, otherwise a new one."""
         kept, self._kept = self._kept, None
-        return kept or self._iterate()
+        return self._iterate() if kept is None or kept.is_over else kept
 
     def keep_iteration(self, iteration: Iteration) -> None:
         """Keep an iteration for the next pass unless it is over. Its workers keep reading ahead."""
@@ -70,8 +81,8 @@ class Reader:
         delivery = self.member.delivery
         if delivery.stop_every is None:
             return 0  # return early, because finding the world takes tens of microseconds per batch
-        position = position or self._run.log.position
-        return count_passes(position, self._run.recipe, delivery, self.member.world)
+        position = position or self.run.log.position
+        return count_passes(position, self.run.recipe, delivery, self.member.world)
 
     def count_rows_per_pass(self) -> int:
         """Return the number of rows in a pass, or 0 if `stop_every` is not a number of batches."""
@@ -86,7 +97,7 @@ class Reader:
     def skip(self, number: int) -> None:
         """Skip the next `number` global batches, or fewer if the data ends first."""
         with Wait(self.report_wait, WORKING):
-            iteration, run, global_batch = self._iteration(), self._run, self.member.global_batch
+            iteration, run, global_batch = self._iteration(), self.run, self.member.global_batch
             number = as_integer("number", number, 0, MOST_ROWS // global_batch)
             if iteration is None or iteration.is_over:
                 if run.skip_batches(number, global_batch):
@@ -96,10 +107,15 @@ class Reader:
 
     def stop(self, reason: str) -> None:
         """Stop the current iteration, if any. If used later, it raises an error with `reason`."""
-        iteration = self._iteration()
+        iteration, self._kept = self._iteration(), None
         if iteration is not None:
             iteration.close(reason)
-        self._iteration, self._kept = _no_iteration, None
+        self._iteration = _no_iteration  # only now, so that after an interrupt, `stop` closes it
+
+    def resume(self, run: CurrentRun) -> None:
+        """Continue with a run that has loaded a state."""
+        self.stop("a state was loaded")
+        self.now = run, self.member
 
     def move(self, member: Membership, rows: int | None) -> None:
         """Replace the membership, and continue at row `rows`; by default, at the current position.
@@ -107,16 +123,16 @@ class Reader:
         A pass in progress continues with a new iteration. Raises the errors of
         `CloudLoader.set_world`. After an error, nothing has changed.
         """
-        run = self._run
+        run, before = self.now
         check_knows_all_lanes(run.log)
         position = run.log.position if rows is None else self._find_position(rows)
         check_cache_limit_of(run, member)
-        if (iteration := self._iteration()) is not None:
+        iteration, self._kept = self._iteration(), None
+        if iteration is not None:
             iteration.replace()
-        self._iteration, self._kept = _no_iteration, None
-        self.member.disconnect()
-        self.member = member
-        run.log.move_to(position)
+        self._iteration = _no_iteration
+        before.disconnect()
+        self.now = run.moved(position), member
         if member.is_first:
             row = f"{position.rows:,}"
             logger.info("from row %s on, there are %d ranks", row, member.delivery.dp_world_size)
@@ -126,7 +142,7 @@ class Reader:
 
         Counts the batches before the row, because other ranks may have been handed them.
         """
-        run, before = self._run, self._run.log.position
+        run, before = self.run, self.run.log.position
         global_batch = before.global_batch or self.member.global_batch
         if (found := run.log.find(as_integer("rows", rows, 0))) is not None:
             return found
@@ -146,10 +162,11 @@ class Reader:
 
         Raises the errors of `CloudLoader.plan`.
         """
-        plan, world = make_plan(self._run, self.member), self.member.world
-        if self.member.delivery.num_workers and self.member.is_first:
-            self._explain_num_workers(self.member.delivery.num_workers, plan.num_workers)
-        open_cache_folder(self._run.cache_root)
+        run, member = self.now
+        plan, world = make_plan(run, member), member.world
+        if member.delivery.num_workers and member.is_first:
+            self._explain_num_workers(member.delivery.num_workers, plan.num_workers)
+        open_cache_folder(run.cache_root)
         began = time.monotonic()
         orders = open_current_orders(plan, world)
         self._start_log.log_order(plan, time.monotonic() - began)
@@ -168,10 +185,10 @@ class Reader:
                 logger.warning("%s", warning)
 
     def _iterate(self) -> Iteration:
-        run, member = self._run, self.member
         self.stop("another iteration was started")
         self._start_log.begin_iteration()
         plan, exchange = self._connect()
+        run, member = self.now
         plan = foresee(run, plan, exchange)
         known = find_known(run, plan, exchange)
         self._warn_of_drift(plan)
@@ -186,19 +203,19 @@ class Reader:
 
     def _connect(self) -> tuple[Plan, Exchange]:
         """Create the plan, and compare it with those of the other ranks."""
-        run, member = self._run, self.member
+        run, member = self.now
         plan, world = self.plan(), member.world
         exchange = member.connect()
         facts = list_facts(run.recipe, member.delivery, world, run.log.position, run.lengths)
         if exchange.compare(facts, world):
             return plan, exchange
         logger.info("some ranks found no token lengths, so the run uses none until it is resumed")
-        run.forget_lengths()
+        self.now = run.without_lengths(), member
         return self._connect()
 
     def _warn_of_drift(self, plan: Plan) -> None:
         """Warn once if, according to the lengths, `cache_limit` is too small for later rows."""
-        lengths = self._run.open_lengths()
+        lengths = self.run.open_lengths()
         if lengths is None or not self.member.is_first or self._has_measured:
             return
         self._has_measured = True

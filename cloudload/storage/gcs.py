@@ -47,7 +47,7 @@ class GCSStore(Backend):
         self._client: Any = None
         self._renewed_s = -math.inf
         """When the credentials were last replaced, in `time.monotonic` seconds."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may interrupt its holder
 
     def _bucket(self, name: str) -> Any:
         with self._lock:  # look up the credentials once if several threads start together

@@ -71,7 +71,7 @@ class S3Store(Backend):
         self._is_anonymous = False
         self._renewed_s = -math.inf
         """When the credentials were last replaced, in `time.monotonic` seconds."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may interrupt its holder
 
     def _client(self, retry: Retry) -> Any:
         with self._lock:  # look up the credentials once if several threads start together

@@ -9,7 +9,7 @@
     ordered_results   results in task order       progress_bar        a progress bar on stderr
     activity          report a long wait          network_folders     network file systems
     garbage           pause garbage collection    pipes               send through a pipe
-    package_versions  of installed packages
+    package_versions  of installed packages     spares              objects for one caller at a time
 
 Other packages may use every name without an underscore.
 """

@@ -75,9 +75,14 @@ class Wait:
             return
         now = time.monotonic()
         self._next_s, self._activities.counts_from, self._is_idle = _FIRST_REPORT_S, now, False
-        self.began, _state.local.activities = now, self._activities
-        if not self.is_watched:
-            _state.watcher.add(self)
+        del self._activities.texts[1:]  # of blocks whose entry was interrupted
+        try:
+            self.began, _state.local.activities = now, self._activities
+            if not self.is_watched:
+                _state.watcher.add(self)
+        except BaseException:  # an interrupt, after which Python does not call `__exit__`
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         if self.began is not None:

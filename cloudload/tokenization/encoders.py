@@ -12,12 +12,13 @@ worker of each node runs this comparison, because hf needs hundreds of MB of mem
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
-import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -141,10 +142,11 @@ class _Comparison:
 
     def __init__(self, text: str, special_tokens: bool) -> None:
         self._text, self._special_tokens = text, special_tokens
-        self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "cloudload-compare")
-        self._num_seen = self._next = 0
-        self._held: list[tuple[str, list[int]]] = []
+        self._seen = 0, 0
+        """The number of documents seen, and the index of the next one to compare. Without a lock,
+        because a signal handler may also encode: threads may then compare a document twice."""
+        self._held: deque[tuple[str, list[int]]] = deque()
         self._loads_at = time.monotonic() + _LOADING_DELAY_S
         self._difference: TokenizerError | None = None
 
@@ -156,18 +158,18 @@ class _Comparison:
         """
         if self._difference is not None:
             raise TokenizerError(str(self._difference))
-        with self._lock:
-            while self._next < self._num_seen + len(documents):
-                place = self._next - self._num_seen
-                if len(documents[place]) <= _MOST_COMPARED_CHARACTERS:
-                    own = ids[offsets[place] : offsets[place + 1]].tolist()
-                    self._held.append((documents[place], own))
-                self._next += 1 if self._next < COMPARED_FIRST - 1 else COMPARED_EVERY
-            self._num_seen += len(documents)
-            if has_hf(self._text) or time.monotonic() >= self._loads_at:
-                for document, own in self._held:
-                    self._thread.submit(self._compare, document, own)
-                self._held.clear()
+        num_seen, following = self._seen
+        while following < num_seen + len(documents):
+            place = following - num_seen
+            if len(documents[place]) <= _MOST_COMPARED_CHARACTERS:
+                own = ids[offsets[place] : offsets[place + 1]].tolist()
+                self._held.append((documents[place], own))
+            following += 1 if following < COMPARED_FIRST - 1 else COMPARED_EVERY
+        self._seen = num_seen + len(documents), following
+        if has_hf(self._text) or time.monotonic() >= self._loads_at:
+            with contextlib.suppress(IndexError):  # none are left
+                while True:
+                    self._thread.submit(self._compare, *self._held.popleft())
 
     def _compare(self, document: str, ids: list[int]) -> None:
         encoder = HFEncoder(self._text, self._special_tokens)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from cloudload.arrays import Ints, Tokens
+from cloudload.cache.shard_cache import ShardCache
 from cloudload.html_tables import render_table, shorten_text
 from cloudload.mds.shard import ID_KEY, BadDocumentError
 from cloudload.packing.rows import Framing, fill_rows
 from cloudload.packing.tables import COUNT, SIZE
 from cloudload.stats import EMPTY, FILTERED
+from cloudload.system.spares import Spares
 from cloudload.workers.document_reader import DocumentReader
 from cloudload.workers.documents import LaneDocuments, open_cache, open_documents
 from cloudload.workers.found_documents import FoundDocuments
@@ -67,13 +70,28 @@ class WholeDocument:
     """The text after the transform; for pre-tokenized data, the text of its tokens."""
 
 
+@dataclass(frozen=True)
+class _Reader:
+    """Reads documents for one caller at a time."""
+
+    cache: ShardCache
+    documents: LaneDocuments
+    samples: DocumentReader
+
+    @staticmethod
+    def open(plan: Plan) -> _Reader:
+        cache = open_cache(plan)
+        return _Reader(cache, open_documents(plan, cache), DocumentReader(plan.recipe, cache))
+
+    def close(self) -> None:
+        self.cache.close()
+
+
 class Tracer:
-    """Reads the documents of spans in this process, without workers."""
+    """Reads the documents of spans in this process, without workers. Thread-safe."""
 
     def __init__(self, plan: Plan) -> None:
-        self._cache = open_cache(plan)
-        self._documents: LaneDocuments = open_documents(plan, self._cache)
-        self._reader: DocumentReader = DocumentReader(plan.recipe, self._cache)
+        self._readers = Spares(partial(_Reader.open, plan), _Reader.close)
         self._framing = Framing.of(plan.recipe.tokenizer.frames)
         self._labels, self._corpus = plan.recipe.labels, plan.recipe.corpus
         self._is_tokenized = [bool(each) for each in plan.recipe.config.token_columns]
@@ -85,37 +103,41 @@ class Tracer:
         `spans` is int64 [spans, 6], with columns `tables.SPAN_COLUMNS`. `rows`, int64 [rows], maps
         the rows in `spans` to rows of the run. Raises the errors of `LaneDocuments.read`.
         """
-        return self._trace(spans, rows, self._read_tokens(self._locate(spans)))
+        with self._readers.lend() as reader:
+            tokens = self._read_tokens(reader, self._locate(spans))
+            return self._trace(reader, spans, rows, tokens)
 
     def trace_whole(self, spans: Ints, rows: Ints) -> list[tuple[TracedSpan, WholeDocument]]:
         """Like `trace`, but also returns the whole document of each span."""
         samples = self._locate(spans)
-        tokens = self._read_tokens(samples)
-        documents = {
-            key: WholeDocument(len(tokens[key]), self._read_text(key[0], sample, tokens[key]))
-            for key, sample in samples.items()
-        }
-        traced = self._trace(spans, rows, tokens)
+        with self._readers.lend() as reader:
+            tokens = self._read_tokens(reader, samples)
+            texts = {
+                key: self._read_text(reader, key[0], sample, tokens[key])
+                for key, sample in samples.items()
+            }
+            traced = self._trace(reader, spans, rows, tokens)
+        documents = {key: WholeDocument(len(tokens[key]), text) for key, text in texts.items()}
         return [(each, documents[key]) for each, key in zip(traced, _keys(spans), strict=True)]
 
     def _locate(self, spans: Ints) -> dict[tuple[int, int], int]:
         """The index in the corpus of each (stream, sample) of spans."""
         return {key: int(self._starts[key[0]]) + key[1] for key in _keys(spans)}
 
-    def _read_text(self, stream: int, sample: int, tokens: Tokens) -> str:
+    def _read_text(self, reader: _Reader, stream: int, sample: int, tokens: Tokens) -> str:
         if self._is_tokenized[stream]:
-            return self._documents.decode(tokens)
-        [text] = self._reader.read_texts(np.array([sample]))
+            return reader.documents.decode(tokens)
+        [text] = reader.samples.read_texts(np.array([sample]))
         return text if isinstance(text, str) else ""
 
     def _trace(
-        self, spans: Ints, rows: Ints, tokens: Mapping[tuple[int, int], Tokens]
+        self, reader: _Reader, spans: Ints, rows: Ints, tokens: Mapping[tuple[int, int], Tokens]
     ) -> list[TracedSpan]:
         samples, traced = self._locate(spans), []
         for row, stream, epoch, sample, start, stop in spans.tolist():
             key = stream, sample
-            shard, values = self._reader.read_sample(samples[key], [ID_KEY])
-            text = self._documents.decode(tokens[key][start:stop])
+            shard, values = reader.samples.read_sample(samples[key], [ID_KEY])
+            text = reader.documents.decode(tokens[key][start:stop])
             identifier = values.get(ID_KEY)
             traced.append(
                 TracedSpan(
@@ -132,16 +154,17 @@ class Tracer:
             )
         return traced
 
-    def _read_tokens(self, samples: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], Tokens]:
+    def _read_tokens(
+        self, reader: _Reader, samples: Mapping[tuple[int, int], int]
+    ) -> dict[tuple[int, int], Tokens]:
         """Read the tokens of each document: int32 [tokens], bos and eos included.
 
         `samples` maps each (stream, sample) to the sample's index in the corpus.
         """
         numbers = np.fromiter(samples.values(), np.int64, len(samples))
         nowhere = np.zeros_like(numbers)
-        documents = self._documents.read(
-            FoundDocuments(nowhere, nowhere, nowhere, numbers), nowhere
-        )
+        found = FoundDocuments(nowhere, nowhere, nowhere, numbers)
+        documents = reader.documents.read(found, nowhere)
         sizes = documents.table[:, SIZE]
         pieces = np.column_stack(
             [np.zeros_like(numbers), np.arange(len(numbers)), np.zeros_like(numbers), sizes]
@@ -156,13 +179,15 @@ class Tracer:
         `stream` and `sample` are indices. Raises the errors of `LaneDocuments.read`.
         """
         number = np.array([self._starts[stream] + sample])
-        if not self._is_tokenized[stream]:
-            [text] = self._reader.read_texts(number)
-            if isinstance(text, BadDocumentError):
-                return f"on_error='skip' leaves out the document: {text.summary}"
         nowhere = np.zeros_like(number)
         found = FoundDocuments(nowhere, nowhere, nowhere, number)
-        count, where = self._documents.read(found).table[0, COUNT], self._reader.where(number[0])
+        with self._readers.lend() as reader:
+            if not self._is_tokenized[stream]:
+                [text] = reader.samples.read_texts(number)
+                if isinstance(text, BadDocumentError):
+                    return f"on_error='skip' leaves out the document: {text.summary}"
+            count = reader.documents.read(found).table[0, COUNT]
+            where = reader.samples.where(number[0])
         if count == FILTERED:
             return f"the transform or min_tokens filters out {where}"
         return f"{where} has no tokens" if count == EMPTY else None
@@ -173,16 +198,18 @@ class Tracer:
         A sample without the column, or with null in it, has no ID. Returns (stream, sample
         within the stream) of each.
         """
-        found = []
-        for sample in range(int(self._starts[-1])):
-            if self._reader.has_id(sample, identifier):
-                stream = int(self._corpus.streams_of(np.array([sample]))[0])
-                found.append((stream, sample - int(self._starts[stream])))
-        return found
+        with self._readers.lend() as reader:
+            every = range(int(self._starts[-1]))
+            samples = [sample for sample in every if reader.samples.has_id(sample, identifier)]
+        streams = self._corpus.streams_of(np.array(samples, np.int64)).tolist()
+        return [
+            (stream, sample - int(self._starts[stream]))
+            for stream, sample in zip(streams, samples, strict=True)
+        ]
 
     def close(self) -> None:
         """Stop fetching and unmap the shards."""
-        self._cache.close()
+        self._readers.close()
 
 
 def _keys(spans: Ints) -> list[tuple[int, int]]:

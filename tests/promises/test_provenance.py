@@ -296,7 +296,8 @@ def test_a_sample_without_an_id_has_none_that_could_be_found(tmp_path: Path) -> 
         tracer = Tracer(loader.plan())
         assert tracer.find_id("None") == [(1, 2)]
         assert tracer.find_id("x") == [(1, 0)]
-        null, named = (tracer._reader.where(sample) for sample in (5, 6))
+        with tracer._readers.lend() as reader:
+            null, named = (reader.samples.where(sample) for sample in (5, 6))
         tracer.close()
     assert "(id " not in null
     assert named.endswith("(id 'None')")
