@@ -60,6 +60,11 @@ def add_count(commands: Commands) -> None:
     add("--out", metavar="URL", help=out)
     by = "also count documents and tokens for each value of this column, such as source"
     add("--by", metavar="COLUMN", help=by)
+    again = (
+        "count all documents again, such as after a change that the names do not show; to resume, "
+        "omit this"
+    )
+    add("--again", action="store_true", help=again)
     add(
         "--processes",
         type=whole_number(),
@@ -118,8 +123,9 @@ def _count(options: argparse.Namespace) -> int:
         from cloudload.count.picture import check_picture
 
         check_picture(options.png)
-    if options.sample is not None and options.by is not None:
-        raise ValueError("--by requires a full count. Remove --sample")
+    for name in ("by", "again"):
+        if options.sample is not None and getattr(options, name):
+            raise ValueError(f"--{name} requires a full count. Remove --sample")
     if options.sample is not None:
         found = estimate_tokens(options.dataset, options.sample, **documents)
         _draw(found, options.png)
@@ -134,6 +140,7 @@ def _count(options: argparse.Namespace) -> int:
             **documents,
             out=options.out,
             by=options.by,
+            again=options.again,
             processes=options.processes,
             executor=executor,
             worker=options.worker,

@@ -29,10 +29,13 @@ from cloudload.engines.units import run_units
 from cloudload.lengths.files import place_of
 from cloudload.lengths.key import make_key
 from cloudload.mds.dataset import Corpus, Dataset
+from cloudload.mds.own_objects import LENGTHS, LENGTHS_PLACE
 from cloudload.option_names import suggests_names
 from cloudload.run.recipe import Recipe, open_recipe
 from cloudload.storage.base import Retry
+from cloudload.storage.objects import delete_object
 from cloudload.storage.redaction import redact
+from cloudload.storage.urls import join_url
 from cloudload.system.progress_bar import open_progress_bar
 from cloudload.tokenization.backend import choose_backend
 
@@ -55,6 +58,7 @@ def count_tokens(
     tokenizer_backend: TokenizerBackend = "auto",
     out: str | os.PathLike[str] | None = None,
     by: str | None = None,
+    again: bool = False,
     processes: int | None = None,
     executor: Executor | None = None,
     worker: str | None = None,
@@ -82,6 +86,9 @@ def count_tokens(
         by: a column, such as `source`. The report then has the number of documents and tokens for
             each value of the column. There may be up to 10,000 values. Shards that are already
             counted are read again.
+        again: whether to remove existing lengths, and to count all documents again. Use it if
+            documents changed although the names of the data, the tokenizer, and the transform did
+            not, such as with an unchanged `transform_id`. To resume such a count, omit it.
         processes: number of worker processes, one per available core by default.
         executor: runs the units of work instead of local processes: any
             `concurrent.futures.Executor`, such as a `cloudload.engines.ray.RayExecutor`.
@@ -116,6 +123,8 @@ def count_tokens(
     work = prepare(recipe, backend, place_of(data, None if out is None else os.fspath(out)), retry)
     if by is not None:
         _check_by(data, by, worker)
+    if again:
+        _remove_lengths(work, worker)
     jobs = list_groups(work, data)
     left = _list_uncounted(work, jobs)
     own = left if worker is None else _take_share(worker, jobs, left)
@@ -211,6 +220,22 @@ def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]
     """Return the groups whose files do not exist."""
     found = list_found(work)
     return [job for job in jobs if job.shards.name not in found]
+
+
+def _remove_lengths(work: CountWork, worker: str | None) -> None:
+    """Remove the lengths that belong to a key: first the indexes, without which none are used."""
+    folder = join_url(work.place, work.key.digest)
+    if worker is not None:
+        raise ValueError(
+            "again (--again) removes the lengths of all groups, but worker counts only a share of "
+            f"them. Remove the folder {redact(folder)}, and run without again"
+        )
+    indexes, groups = list[str](), list[str]()
+    for name in sorted(list_found(work)):
+        if LENGTHS.fullmatch(f"{LENGTHS_PLACE}/{work.key.digest}/{name}"):
+            (indexes if name.endswith(".json") else groups).append(join_url(folder, name))
+    for url in indexes + groups:
+        delete_object(url, work.retry)
 
 
 def _check_by(dataset: Dataset, by: str, worker: str | None) -> None:

@@ -48,7 +48,7 @@ def check_not_dry(blocks: Sequence[Block], stop: int, num_lanes: int) -> None:
     if first_dry < stop:
         raise DatasetError(
             f"lane {first_dry % num_lanes} ran out of tokens at row {first_dry:,}, but according "
-            "to the token lengths, it has more. Run cloudload count again, or set lengths='off'"
+            "to the token lengths, it has more. Run cloudload count --again, or set lengths='off'"
         )
 
 

@@ -140,7 +140,10 @@ def open_dataset_lengths(counted: CountedDataset, root: Path, retry: Retry) -> D
     Raises `DatasetError` for a damaged or missing group, `StoreError` if a group cannot be read,
     and `CacheError` if the cache folder cannot be used.
     """
-    path = root / LENGTHS_FOLDER / f"{counted.key.digest}-{counted.index.data[:16]}.lengths"
+    # the hash of the index changes with the lengths, even if the data has the same name
+    version = hashlib.sha256(counted.index.encode()).hexdigest()[:16]
+    name = f"{counted.key.digest}-{counted.index.data[:16]}-{version}.lengths"
+    path = root / LENGTHS_FOLDER / name
     try:
         make_folder(path.parent)
         if not _is_whole(path):

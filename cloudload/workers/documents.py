@@ -223,8 +223,8 @@ class LaneDocuments:
         was, has = (_describe_length(int(each[place])) for each in (counted, now))
         raise DatasetError(
             f"{self._reader.where(int(samples[place]))} {was} in the token lengths, but now {has}. "
-            "The text, the transform, or the tokenizer changed. Run cloudload count again, or set "
-            "lengths='off' if the change is intended"
+            "The text, the transform, or the tokenizer changed. If the change is intended, run "
+            "cloudload count --again, or set lengths='off'"
         )
 
     def _tokenize(

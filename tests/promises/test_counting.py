@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload.cli import main
+from cloudload.count import group as group_module
 from cloudload.count import tally
 from cloudload.count.count import count_tokens, estimate_tokens
 from cloudload.count.report import Distribution
@@ -32,6 +33,7 @@ from cloudload.errors import DatasetError
 from cloudload.lengths import index as lengths_index
 from cloudload.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
 from tests.support.corpora import byte_tokenizer, random_documents, write_mds
+from tests.support.loaders import make_loader
 
 DOCUMENTS = random_documents(0, 900, max_words=60)
 
@@ -383,3 +385,94 @@ def test_percentiles_and_histogram_are_exact(parts: list[list[int]]) -> None:
         if sizes:
             assert sum(size <= length for size in sizes) >= len(sizes) * float(name) / 100 - 1e-9
             assert length in sizes
+
+
+CUT = 0
+
+
+def cut(sample: dict[str, Any]) -> str:
+    """A transform whose output changes although its `transform_id` does not."""
+    return str(sample["text"])[CUT:]
+
+
+def test_counting_again_is_the_way_out_of_lengths_that_differ_from_the_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_mds(tmp_path / "mds", DOCUMENTS[:200], shard_bytes=4_000)
+    monkeypatch.setattr(lengths_index, "_GROUP_BYTES", 8_000)
+    options: dict[str, Any] = {"transform": cut, "transform_id": "v1"}
+
+    def count(**more: Any) -> int:
+        report = count_tokens(
+            data, tokenizer=byte_tokenizer(), processes=1, progress=False, **options, **more
+        )
+        assert report is not None
+        return report.counted_groups
+
+    def read() -> list[Any]:
+        with make_loader(data, **options, packing="best_fit", lengths="require") as loader:
+            loader.seek(40)
+            return [batch["input_ids"].tolist() for batch in loader.take(3)]
+
+    groups = count()
+    assert groups > 2
+    before = read()
+    monkeypatch.setattr(sys.modules[__name__], "CUT", 5)
+    with pytest.raises(DatasetError, match=r"now has .*run cloudload count --again"):
+        read()
+    assert count() == 0
+    assert count(again=True) == groups
+    counted = read()
+    with make_loader(data, **options, packing="best_fit", lengths="off") as plain:
+        plain.seek(40)
+        assert [batch["input_ids"].tolist() for batch in plain.take(3)] == counted != before
+    assert (count(), count(again=True)) == (0, groups)
+
+
+def test_a_count_again_that_is_stopped_leaves_no_old_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_mds(tmp_path / "mds", DOCUMENTS[:200], shard_bytes=4_000)
+    monkeypatch.setattr(lengths_index, "_GROUP_BYTES", 8_000)
+    options: dict[str, Any] = {"transform": cut, "transform_id": "v2", "processes": 1}
+    options |= {"tokenizer": byte_tokenizer(), "progress": False}
+    count_tokens(data, **options)
+    monkeypatch.setattr(sys.modules[__name__], "CUT", 5)
+    expected = count_tokens(data, out=tmp_path / "apart", **options)
+    write, written = group_module.write_group, [0]
+
+    def stop_early(*arguments: Any) -> None:
+        written[0] += 1
+        if written[0] == 2:
+            raise KeyboardInterrupt
+        write(*arguments)
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(group_module, "write_group", stop_early)
+        with pytest.raises(KeyboardInterrupt):
+            count_tokens(data, again=True, **options)
+    assert not list(Path(data).glob("lengths/*/index-*.json"))
+    resumed = count_tokens(data, **options)
+    assert resumed is not None
+    assert expected is not None
+    assert (resumed.tokens, resumed.counted_groups) == (expected.tokens, expected.groups - 1)
+
+
+def test_counting_again_is_refused_where_it_could_remove_what_another_job_has_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_mds(tmp_path / "mds", ["a text"])
+    with pytest.raises(ValueError, match=r"again .*Remove the folder .*/mds/lengths/"):
+        count_tokens(data, tokenizer=byte_tokenizer(), worker="0/2", again=True)
+    byte_tokenizer().save(str(tmp_path / "tok.json"))
+    command = ["count", data, "--tokenizer", str(tmp_path / "tok.json"), "--again"]
+    assert main([*command, "--sample", "1%"]) == 1
+    assert "--again requires a full count. Remove --sample" in capsys.readouterr().err
+    kept = Path(data, "lengths", "notes.txt")
+    assert main([*command, "--processes", "1", "--quiet"]) == 0
+    kept.write_text("ours")
+    [index] = Path(data).glob("lengths/*/index-*.json")
+    index.with_name("notes.json").write_text("ours, too")
+    assert main([*command, "--processes", "1", "--quiet"]) == 0
+    assert kept.exists()
+    assert index.with_name("notes.json").exists()
