@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # a copy of `config.choices.INPUT_FORMATS`, which is slow to import; a test compares the two
 _NAMES = "auto jsonl json csv tsv parquet arrow webdataset mds text lines"
 FORMATS = tuple(_NAMES.split())
-_MOST_BAD_FILES = 5
+_MOST_BAD_FILES = _MOST_CAUSES = 5
 
 _CONVERT_EXAMPLE = """\
 If a conversion is stopped or killed, run the same command again without --overwrite to resume it.
@@ -106,7 +106,10 @@ def _add_input_options(parser: argparse.ArgumentParser) -> None:
     add("--format", default="auto", choices=FORMATS, help=form)
     quotes = "none: in CSV and TSV files, quotes are plain text (default: csv)"
     add("--quoting", default="csv", choices=("csv", "none"), help=quotes)
-    text = "field that contains the document (default: text)"
+    unicode = "replace: bytes that are not UTF-8, and unpaired surrogates, become U+FFFD (default: "
+    unicode += "strict, which makes their records bad)"
+    add("--errors", default="strict", choices=("strict", "replace"), help=unicode)
+    text = "field that contains the document; with FIELD:json, its value as JSON (default: text)"
     add("--text-key", default="text", metavar="FIELD", help=text)
     identifier = (
         "field that contains the ID; if it is missing, the ID is FILE or FILE:LINE (default: id)"
@@ -135,8 +138,10 @@ def _convert(options: argparse.Namespace) -> int:
         return _print_outline(options)
     check_output("--report", options.report)
     _check_apart(options)
-    names = "text_key id_key keep format quoting split splits shard_bytes segment_bytes processes "
-    names += "worker finish skip_bad rejects overwrite append tokenizer transform_id on_error"
+    names = "text_key id_key keep format quoting errors split splits shard_bytes segment_bytes "
+    names += (
+        "processes worker finish skip_bad rejects overwrite append tokenizer transform_id on_error"
+    )
     with open_engine(options) as executor:
         report = convert_to_mds(
             options.inputs,
@@ -216,6 +221,7 @@ def _summary(report: ConvertReport) -> str:
         f"  documents  {report.documents:,} ({counted(report.text_bytes, 'byte')} of text)",
         f"  left out   {report.empty:,} empty, {report.bad:,} bad",
         *bad,
+        *_list_causes(report),
         *_list_worst(report),
         f"  input      {counted(report.files, 'file')}, "
         f"{counted(report.input_bytes, 'byte')}{speed}",
@@ -233,6 +239,20 @@ def _list_splits(report: ConvertReport) -> list[str]:
     """Return a line with the number of documents in each split, if there are splits."""
     parts = [f"{name} {split['documents']:,}" for name, split in report.splits.items()]
     return [f"  splits     {', '.join(parts)} (documents)"] if parts else []
+
+
+def _list_causes(report: ConvertReport) -> list[str]:
+    """Return a line for each cause of bad records, and one for replaced characters, if any."""
+    from cloudload.delivery.description import counted
+
+    causes = [f"{escape(cause)} ({number:,})" for cause, number in report.causes.items()]
+    if more := causes[_MOST_CAUSES:]:
+        causes = [*causes[:_MOST_CAUSES], f"fewer of {counted(len(more), 'other cause')}"]
+    lines = [f"  because    {cause}" for cause in causes]
+    if report.replaced:
+        noun = counted(report.replaced, "document")
+        lines.append(f"  replaced   characters that are not Unicode, in {noun}")
+    return lines
 
 
 def _list_worst(report: ConvertReport) -> list[str]:

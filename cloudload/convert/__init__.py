@@ -6,24 +6,24 @@
                                                              listed in a journal
                └──────── each by one process, anywhere ────────────┘
 
-    convert         `convert_to_mds`                   run              run one or all segments
-    config          options a rerun must keep          segment          units to stored shards
-    columns         columns and their encodings        samples          records to MDS samples
-    inputs          list the units of all inputs       shards           samples to shards
-    input_files     read and decompress files          stored_shards    store and list a shard
-    chunk_reader    bytes as a file                    split_by_hash    documents to splits
-    listing         inputs by format, as a table       rejects          bad records left out
-    mds_datasets    inputs that are MDS                journal          finished shards, to resume
-    saved_datasets  inputs of `datasets`               work             the part already finished
-    found_files     the files of one input             joined_shards    all shards, in few bytes
-    changed_files   changes since an earlier run       finish           segments to index and report
-    records         units, blocks, records             append           plan an append
-    readers         a reader per kind of input         lengths          write token lengths
-    segments        cut the inputs by size             output           locations of the output
-    plan            the plan that workers share        hidden_datasets  refuse to hide a dataset
-    planning        make a plan, or use a stored one   report           counts and the report
-    claims          what a rerun must match            outline          forecast a conversion
-    separation      outputs that are not inputs
+    convert         `convert_to_mds`               run              run one or all segments
+    config          options a rerun must keep      segment          units to stored shards
+    columns         columns and their encodings    samples          records to MDS samples
+    inputs          list the units of all inputs   values           the values of a sample
+    input_files     read and decompress files      shards           samples to shards
+    chunk_reader    bytes as a file                stored_shards    store and list a shard
+    listing         inputs by format, as a table   split_by_hash    documents to splits
+    mds_datasets    inputs that are MDS            rejects          bad records left out
+    saved_datasets  inputs of `datasets`           journal          finished shards, to resume
+    found_files     the files of one input         work             the part already finished
+    changed_files   changes since an earlier run   joined_shards    all shards, in few bytes
+    records         units, blocks, records         finish           segments to index and report
+    readers         a reader per kind of input     append           plan an append
+    segments        cut the inputs by size         lengths          write token lengths
+    plan            the plan that workers share    output           locations of the output
+    planning        make or use a stored plan      hidden_datasets  refuse to hide a dataset
+    claims          what a rerun must match        report           counts and the report
+    separation      outputs that are not inputs    outline          forecast a conversion
 
 Other packages use only `convert_to_mds`, `ConvertReport` and `outline`.
 """

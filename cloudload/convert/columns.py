@@ -41,9 +41,9 @@ def infer_columns(config: ConvertConfig, blocks: PeekableBlocks) -> tuple[Column
     """Return the columns of the kept fields.
 
     If the user gave no encoding for a field, and the format has encodings, the column has the same
-    encoding as in the input. In other formats, the encoding is inferred from the first record in
-    which the field is not null. Raises `ConvertError` if the first 8 blocks have no such record for
-    a field, and the errors of readers.
+    encoding as in the input. In other formats, it is `json`, which can hold null and values of any
+    type, or `bytes` if the first value that is not null is bytes. Raises `ConvertError` if the
+    first 8 blocks have no such value for a field, and the errors of readers.
     """
     encodings = dict(config.kept())
     missing = {name for name, encoding in encodings.items() if encoding is None}
@@ -70,7 +70,7 @@ def _first_encodings(
         if isinstance(block, TypedBlock):
             given = block.column_encodings()
             yield {name: given[name] for name in given.keys() & missing}
-        for record in block.records(config.text_key):
+        for record in block.records(config.text_field):
             yield dict(_encodings_of(record.fields or {}, sorted(missing)))
 
 
@@ -82,4 +82,4 @@ def _encodings_of(fields: Mapping[str, Any], names: Iterable[str]) -> Iterator[t
 
 
 def _encoding_of(value: Any) -> str:
-    return {str: "str", int: "int", float: "float64", bytes: "bytes"}.get(type(value), "json")
+    return "bytes" if isinstance(value, bytes) else "json"

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from cloudload.config.checks import as_choice, as_integer, settle
-from cloudload.config.choices import CSV_QUOTING, QUOTINGS
+from cloudload.config.choices import CSV_QUOTING, QUOTINGS, STRICT, TEXT_ERRORS
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, Fields
 from cloudload.convert.split_by_hash import SplitShares, parse_shares
 from cloudload.mds.index import Column
@@ -17,7 +17,8 @@ from cloudload.mds.writer import DEFAULT_SHARD_BYTES, ShardFormat
 
 _WRITABLE = re.compile(r"str|bytes|json|u?int(8|16|32|64)|int|float(32|64)")
 
-_ADDED = {"splits": None, "quoting": CSV_QUOTING}
+_JSON_SUFFIX = ":json"
+_ADDED = {"splits": None, "quoting": CSV_QUOTING, "errors": STRICT}
 
 _SEGMENT_FOLDER = re.compile(r"\d{5,}")
 
@@ -32,7 +33,8 @@ class ConvertConfig:
     """
 
     text_key: str = "text"
-    """The field that contains the document."""
+    """The field that contains the document. With `:json` after the name, the document is the JSON
+    of the field's value."""
     id_key: str = "id"
     """The field that becomes `id` if it is an integer or a nonempty string. Otherwise `id` is
     `NAME:NUMBER`: the name of the file or dataset, and the number of the line or row. For a file
@@ -55,6 +57,9 @@ class ConvertConfig:
     """The splits and their shares, such as `train=0.999,val=0.001`, or None without splits."""
     quoting: str = CSV_QUOTING
     """How quotes in CSV and TSV files are read: as `csv`, or as plain text with `none`."""
+    errors: str = STRICT
+    """Bytes that are not UTF-8, and unpaired surrogates, make a record bad (`strict`), or are
+    replaced with U+FFFD (`replace`)."""
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.kept()]
@@ -70,6 +75,7 @@ class ConvertConfig:
                     "encoding such as str, bytes, json, int, int32, or float64"
                 )
         settle(self, ("quoting",), as_choice, QUOTINGS)
+        settle(self, ("errors",), as_choice, TEXT_ERRORS)
         settle(self, ("block_bytes",), as_integer, 1)
         settle(self, ("shard_bytes",), as_integer, 1024, (1 << 32) - 1)
         self.shard_format([])
@@ -98,6 +104,16 @@ class ConvertConfig:
                 del values[name]
         return values
 
+    @property
+    def text_field(self) -> str:
+        """The name of the field that contains the document."""
+        return self.text_key.removesuffix(_JSON_SUFFIX)
+
+    @property
+    def is_json_text(self) -> bool:
+        """Whether the document is the JSON of a field's value."""
+        return self.text_key.endswith(_JSON_SUFFIX)
+
     def kept(self) -> list[tuple[str, str | None]]:
         """Return (name, encoding) of each field to keep; the encoding is None if it is omitted."""
         parts = (item.partition(":") for item in self.keep)
@@ -107,7 +123,7 @@ class ConvertConfig:
         """Return the record fields that the conversion reads."""
         kept = dict(self.kept())
         given = {name: encoding for name, encoding in kept.items() if encoding}
-        return Fields([self.text_key, self.id_key, *kept], given, self.quoting)
+        return Fields([self.text_field, self.id_key, *kept], given, self.quoting)
 
     def shard_format(self, kept: Iterable[Column]) -> ShardFormat:
         """Return the format of the shards; `kept` are the columns of the kept fields.

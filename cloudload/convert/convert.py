@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cloudload.config.checks import as_integer
-from cloudload.config.choices import CSV_QUOTING, OnError
+from cloudload.config.choices import CSV_QUOTING, STRICT, OnError
 from cloudload.config.transform import Transform
 from cloudload.convert.changed_files import list_sizes
 from cloudload.convert.claims import LENGTHS_FIELD, compare_claims, identify_inputs
@@ -55,6 +55,7 @@ def convert_to_mds(
     keep: Sequence[str] = (),
     format: str = "auto",
     quoting: str = CSV_QUOTING,
+    errors: str = STRICT,
     split: str | None = None,
     splits: str | Mapping[str, float] | None = None,
     compression: str | None = "zstd",
@@ -95,12 +96,15 @@ def convert_to_mds(
         out: the location of the dataset: a folder or URL that neither contains an input nor is
             inside one.
         text_key: the field that contains the document. `meta.url` is the field `url` in `meta`.
+            With `messages:json`, the document is the JSON of the field `messages`, which a
+            transform can render.
         id_key: the field that becomes `id` if it is an integer or a nonempty string. Otherwise `id`
             is `NAME:NUMBER`: the name of the file or dataset, and the number of the line or row.
             For a file that is one document (format `text`), it is the file name alone. In a file of
             lines that is cut into segments, it is `NAME:@OFFSET`, with the line's offset in bytes.
         keep: other fields to keep, each as `name` or `name:encoding`. If the encoding is omitted,
-            it is inferred from the first record in which the field is not null.
+            it is that of the column in an MDS dataset; `bytes` for bytes; otherwise `json`, which
+            can hold null and values of any type.
         format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin; it
             refuses extensions of spreadsheets, zip archives, and other files that are not text. To
             choose for all files, pass `jsonl`, `json` (an array of objects, or JSON Lines), `csv`,
@@ -109,6 +113,8 @@ def convert_to_mds(
         quoting: how quotes in CSV and TSV files are read. `csv`: a quote at the start of a value
             encloses it. `none`: quotes are plain text, and every line is a record, as in the TSV
             dumps of many databases.
+        errors: `strict`: bytes that are not UTF-8, and unpaired surrogates, make a record bad.
+            `replace`: they become U+FFFD, and the report counts the documents.
         split: write to this folder below `out`. Also the split to read from a `DatasetDict`, in
             memory or saved, or from an `hf://` input without `?split=`.
         splits: divide the documents into the datasets `out/train`, `out/val`, and so on, by their
@@ -181,6 +187,7 @@ def convert_to_mds(
         block_bytes,
         _join_shares(splits),
         quoting,
+        errors,
     )
     processes = len(os.sched_getaffinity(0)) if processes is None else processes
     processes = as_integer("processes", processes, 1)

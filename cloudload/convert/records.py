@@ -12,17 +12,19 @@ process makes all blocks, in order. Any process may read their records.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from cloudload.config.choices import CSV_QUOTING
+from cloudload.config.choices import CSV_QUOTING, REPLACE, STRICT
 from cloudload.convert.input_files import InputFile
 from cloudload.file_kinds import recognize
 
 DEFAULT_BLOCK_BYTES = 8 << 20
 MAX_BLOCK_ROWS = 8192
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS: dict[type, str] = {
     **{type(None): "null", bool: "a boolean", int: "an integer", float: "a number"},
     **{str: "text", bytes: "bytes", list: "a list", dict: "an object"},
@@ -50,6 +52,8 @@ class Record(NamedTuple):
     """The bytes of the record, or None if the format does not store records as bytes."""
     own_name: str | None = None
     """The name that a sample of a tar archive has, or None in other formats."""
+    is_replaced: bool = False
+    """Whether bytes that are not UTF-8 were replaced."""
 
     @property
     def where(self) -> str:
@@ -102,14 +106,15 @@ class InputBlock(Protocol):
     """The unit of work: records that any process can read.
 
     `input_bytes` is the number of stored bytes to count for the block, or 0 for rows of a dataset.
-    `text_key` is the field in which to return the text of a record that has only text.
+    `text_key` is the field in which to return the text of a record that has only text. With
+    `errors` as `replace`, bytes that are not UTF-8 are replaced instead of making a record bad.
     """
 
     @property
     def start(self) -> BlockStart: ...
     @property
     def input_bytes(self) -> int: ...
-    def records(self, text_key: str) -> Iterator[Record]: ...
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]: ...
 
 
 @runtime_checkable
@@ -129,7 +134,7 @@ class Utf8(bytes):
 class Utf8Block(Protocol):
     """A block of a format that stores texts as UTF-8."""
 
-    def utf8_records(self, text_key: str) -> Iterator[Record]:
+    def utf8_records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
         """Yield the same records as `records`. The field `text_key` may be `Utf8`, not a string."""
         ...
 
@@ -214,6 +219,27 @@ def describe_not_json(error: json.JSONDecodeError) -> str:
     """Describe why text is not JSON, without the position."""
     # some of Python's messages end with a word that introduces the position
     return error.msg.rstrip(": ").removesuffix(" at").removesuffix(" starting")
+
+
+def make_utf8(data: bytes, errors: str) -> tuple[bytes, bool]:
+    """Return (the data of a record, whether bytes that are not UTF-8 were replaced with U+FFFD).
+
+    They are not replaced with `errors` as `strict`, or if the data is in a format that is not text.
+    """
+    if errors == REPLACE:
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            if recognize(data) is None:
+                return data.decode("utf-8", "replace").encode(), True
+    return data, False
+
+
+def replace_surrogates(value: Any) -> Any:
+    """Replace unpaired surrogates in a string with U+FFFD. Return any other value unchanged."""
+    if not isinstance(value, str) or not _SURROGATE.search(value):
+        return value
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def describe_not_utf8(error: UnicodeDecodeError) -> str:

@@ -13,6 +13,7 @@ from cloudload.storage.urls import join_url
 
 MAX_LISTED = 20
 _MOST_BAD_FILES = 1_000
+_MOST_CAUSES, _OTHER_CAUSES = 100, "other causes"
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,9 @@ class Counts:
 
     `bad_records` describes the first 20 bad records. `bad_files` maps each file or dataset with bad
     records, named relative to its root, to the number of its bad records. `split_bytes` has the
-    number of bytes of text in each split; it is empty without splits.
+    number of bytes of text in each split; it is empty without splits. `causes` maps each cause of
+    bad records to their number. `replaced` is the number of documents in which characters were
+    replaced.
     """
 
     documents: int = 0
@@ -32,16 +35,18 @@ class Counts:
     text_bytes: int = 0
     bad_files: Mapping[str, int] = field(default_factory=dict)
     split_bytes: Mapping[str, int] = field(default_factory=dict)
+    causes: Mapping[str, int] = field(default_factory=dict)
+    replaced: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts for a journal entry, without empty mappings of files and splits."""
+        """Return the counts for a journal entry, without empty mappings."""
         values = asdict(self)
         return {name: value for name, value in values.items() if value != {}}
 
     def to_report(self) -> dict[str, Any]:
         """Return the counts for a report, with only the 1,000 files with the most bad records."""
-        ordered = sorted(self.bad_files.items(), key=lambda item: (-item[1], item[0]))
-        values = vars(self) | {"bad_files": dict(ordered[:_MOST_BAD_FILES])}
+        most = {"bad_files": order(self.bad_files, _MOST_BAD_FILES), "causes": order(self.causes)}
+        values = vars(self) | most
         del values["split_bytes"]
         return values
 
@@ -53,6 +58,28 @@ class Counts:
     def plus(self, other: Counts) -> Counts:
         """Return the sums of these and the `other` counts, with the first 20 bad records."""
         return sum_counts([self, other])
+
+
+def order(numbers: Mapping[str, int], most: int | None = None) -> dict[str, int]:
+    """Return the `most` largest numbers, in descending order."""
+    return dict(sorted(numbers.items(), key=lambda item: (-item[1], item[0]))[:most])
+
+
+def cause_of(problem: str) -> str:
+    """Return the cause of a bad record: its problem without details and advice.
+
+    Details are in parentheses, and advice follows in other sentences.
+    """
+    return problem.partition(" (")[0].partition(". ")[0]
+
+
+def merge_causes(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of several counts by cause. After 100 causes, all others are one cause."""
+    causes: dict[str, int] = {}
+    for cause, number in itertools.chain.from_iterable(part.items() for part in parts):
+        key = cause if cause in causes or len(causes) < _MOST_CAUSES else _OTHER_CAUSES
+        causes[key] = causes.get(key, 0) + number
+    return causes
 
 
 def sum_counts(parts: Iterable[Counts]) -> Counts:
@@ -71,6 +98,8 @@ def sum_counts(parts: Iterable[Counts]) -> Counts:
         sum(each.text_bytes for each in several),
         dict(bad_files),
         dict(split_bytes),
+        merge_causes(each.causes for each in several),
+        sum(each.replaced for each in several),
     )
 
 
@@ -125,6 +154,11 @@ class ConvertReport:
     splits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """The values `documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split,
     by the split's name; empty without `splits`."""
+    causes: Mapping[str, int] = field(default_factory=dict)
+    """The number of bad records by cause, in descending order."""
+    replaced: int = 0
+    """Number of documents in which bytes that are not UTF-8, or unpaired surrogates, were replaced
+    with U+FFFD, because `errors` is `replace`."""
 
     def counts(self) -> Counts:
         """Return the counts of the conversion."""

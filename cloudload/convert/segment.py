@@ -31,7 +31,7 @@ from cloudload.convert.output import Output, does_exist, read_if_exists
 from cloudload.convert.plan import check_versions
 from cloudload.convert.records import BlockStart, FileUnit, InputBlock, InputUnit
 from cloudload.convert.rejects import rejects_name, store_rejects
-from cloudload.convert.report import Counts
+from cloudload.convert.report import Counts, order
 from cloudload.convert.samples import BadRecord, EncodedBlock, ShardContext, encode_block
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.convert.shards import ShardCutter
@@ -54,6 +54,7 @@ T = TypeVar("T")
 
 _END: Any = object()
 _CLOSE_S = 30.0
+_MOST_CAUSES = 5
 
 
 @dataclass(frozen=True)
@@ -291,4 +292,12 @@ def _describe_bad(first: BadRecord, counts: Counts) -> str:
         advice = (
             "Repair the input, or run again with skip_bad (--skip-bad) to leave bad records out"
         )
-    return f"{first.where}{more}: {first.problem}. {advice}"
+    return f"{first.where}{more}: {first.problem}. {_list_causes(counts)}{advice}"
+
+
+def _list_causes(counts: Counts) -> str:
+    """List the most frequent causes of bad records in a sentence. There is none for one cause."""
+    if len(counts.causes) < 2:
+        return ""
+    most = order(counts.causes, _MOST_CAUSES).items()
+    return f"Causes: {'; '.join(f'{cause} ({number:,})' for cause, number in most)}. "

@@ -82,8 +82,8 @@ def encode_sample(columns: Sequence[Column], sample: Mapping[str, Any]) -> bytes
     total = sum(map(len, parts))
     if total > MAX_SAMPLE_BYTES:
         raise ValueError(
-            f"the sample has {total:,} bytes, more than the limit of an MDS shard "
-            f"({MAX_SAMPLE_BYTES:,})"
+            f"the sample is larger than the limit of an MDS shard ({total:,} bytes, and the limit "
+            f"is {MAX_SAMPLE_BYTES:,})"
         )
     return b"".join([struct.pack(f"<{len(sizes)}I", *sizes), *parts])
 
@@ -200,8 +200,8 @@ def _encode_value(column: Column, value: Any) -> bytes:
         ) from None
     except (struct.error, OverflowError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"the field {column.name!r} is {shorten(value)}, which does not fit its encoding "
-            f"{column.encoding} ({error})"
+            f"the field {column.name!r} does not fit its encoding {column.encoding} (it is "
+            f"{shorten(value)}: {error})"
         ) from error
 
 

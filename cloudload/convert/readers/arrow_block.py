@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cloudload.config.choices import STRICT
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.records import (
     MAX_BLOCK_ROWS,
@@ -18,6 +19,7 @@ from cloudload.convert.records import (
     Utf8,
     describe_not_utf8,
     has_field,
+    make_utf8,
 )
 from cloudload.errors import ConvertError
 
@@ -112,14 +114,22 @@ class ArrowBlock:
     schema: tuple[str, ...] = ()
     """The names of all columns, to list in errors, if no column has the text; otherwise empty."""
 
-    def records(self, text_key: str) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
         readers = dict(zip(self.batch.schema.names, map(_reader, self.batch.columns), strict=True))
         for position in range(self.batch.num_rows):
             row = self.start.line + position
             fields: dict[str, Any] = dict.fromkeys(self.schema)
+            is_replaced = False
             try:
                 for name, read in readers.items():
-                    fields[name] = read(position)
+                    try:
+                        fields[name] = read(position)
+                    except UnicodeDecodeError:
+                        value = self.batch.column(name)[position]
+                        if errors == STRICT or not hasattr(value, "as_buffer"):
+                            raise
+                        data, is_replaced = make_utf8(bytes(value.as_buffer()), errors)
+                        fields[name] = data.decode()
             except UnicodeDecodeError as error:
                 problem = f"the record is {describe_not_utf8(error)}"
                 yield Record(self.file, str(row), None, problem)
@@ -127,11 +137,11 @@ class ArrowBlock:
                 problem = f"the field {name!r} cannot be read ({error})"
                 yield Record(self.file, str(row), None, problem)
             else:
-                yield Record(self.file, str(row), fields)
+                yield Record(self.file, str(row), fields, is_replaced=is_replaced)
 
-    def utf8_records(self, text_key: str) -> Iterator[Record]:
+    def utf8_records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
         if (columns := self._list_values(text_key)) is None:
-            yield from self.records(text_key)
+            yield from self.records(text_key, errors)
             return
         names = self.batch.schema.names
         for row, values in enumerate(zip(*columns, strict=True), self.start.line):

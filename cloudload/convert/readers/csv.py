@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cloudload.config.choices import CSV_QUOTING
+from cloudload.config.choices import CSV_QUOTING, STRICT
 from cloudload.convert.input_files import (
     MOST_RECORD_BYTES,
     DamagedError,
@@ -42,6 +42,7 @@ from cloudload.convert.records import (
     InputBlock,
     Record,
     describe_not_utf8,
+    make_utf8,
 )
 from cloudload.errors import ConvertError
 from cloudload.mds.writer import shorten
@@ -234,13 +235,15 @@ class CsvBlock:
     encodings: Mapping[str, str]
     damage: str | None
 
-    def records(self, text_key: str) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
         line, is_in_head = self.start.line, self.start.offset == 0
         for data in self.dialect.split([self.data]):
             is_blank = _is_blank(data)
             if not is_in_head and not is_blank:
-                fields, problem = self._parse(data)
-                yield Record(self.file, str(line), fields, problem, data)
+                valid, is_replaced = make_utf8(data, errors)
+                fields, problem = self._parse(valid)
+                place = str(line)
+                yield Record(self.file, place, fields, problem, data, is_replaced=is_replaced)
             line, is_in_head = line + data.count(b"\n"), is_in_head and is_blank
         if self.damage:
             yield Record(self.file, str(line), None, self.damage)
@@ -252,8 +255,8 @@ class CsvBlock:
             if len(values) > 1 and values == [*self.names]:
                 return None, f"the record repeats the header. {_JOINED}"
             if len(values) != len(self.names):
-                counts = f"{len(values)}, but the header has {len(self.names)}"
-                return None, f"the number of fields is {counts}"
+                counts = f"({len(values)}, and the header has {len(self.names)})"
+                return None, f"the number of fields is not that of the header {counts}"
             fields: dict[str, Any] = dict(zip(self.names, values, strict=True))
             for name in self.encodings.keys() & fields.keys():
                 fields[name] = parse_text(name, fields[name], self.encodings[name])

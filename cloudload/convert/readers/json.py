@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from cloudload.config.choices import STRICT
 from cloudload.convert.input_files import (
     DamagedError,
     InputFile,
@@ -29,6 +30,7 @@ from cloudload.convert.records import (
     FileUnit,
     InputBlock,
     Record,
+    make_utf8,
 )
 
 
@@ -93,10 +95,12 @@ class JsonArrayBlock:
     elements: tuple[bytes, ...]
     damage: str | None
 
-    def records(self, text_key: str) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
         for number, element in enumerate(self.elements, self.start.line):
-            fields, problem = parse_object(element)
-            yield Record(self.file, str(number), fields, problem, element)
+            data, is_replaced = make_utf8(element, errors)
+            fields, problem = parse_object(data)
+            place = str(number)
+            yield Record(self.file, place, fields, problem, element, is_replaced=is_replaced)
         if self.damage:
             number = self.start.line + len(self.elements)
             yield Record(self.file, str(number), None, self.damage)

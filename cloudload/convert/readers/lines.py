@@ -20,6 +20,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from cloudload.config.choices import STRICT
 from cloudload.convert.input_files import (
     MOST_RECORD_BYTES,
     DamagedError,
@@ -41,6 +42,7 @@ from cloudload.convert.records import (
     InputBlock,
     Record,
     describe_not_utf8,
+    make_utf8,
 )
 
 _ONE_PER_LINE = "Write one object per line"
@@ -106,13 +108,14 @@ class LinesBlock:
     damage: str | None
     is_range: bool = False
 
-    def records(self, text_key: str) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
         is_json = self.file.format != "lines"
         for place, line in self._lines():
             if is_json and not line.strip():
                 continue
-            fields, problem = _parse_json(line) if is_json else _parse_text(line, text_key)
-            yield Record(self.file, place, fields, problem, line)
+            data, is_replaced = make_utf8(line, errors)
+            fields, problem = _parse_json(data) if is_json else _parse_text(data, text_key)
+            yield Record(self.file, place, fields, problem, line, is_replaced=is_replaced)
         if self.damage:
             number = self.start.line + self.data.count(b"\n")
             place = f"@{self.start.offset + len(self.data)}" if self.is_range else str(number)

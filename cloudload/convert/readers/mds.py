@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from cloudload.config.choices import STRICT
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.records import (
     MAX_BLOCK_ROWS,
@@ -24,6 +25,7 @@ from cloudload.convert.records import (
     InputBlock,
     Record,
     has_field,
+    make_utf8,
 )
 from cloudload.errors import ConvertError, DatasetError
 from cloudload.mds.download import check_hash, download_shard
@@ -136,15 +138,22 @@ class MdsBlock:
     def column_encodings(self) -> Mapping[str, str]:
         return {column.name: column.encoding for column in self.columns}
 
-    def records(self, text_key: str) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
         for number, values in enumerate(self.values, self.start.line):
+            place = str(number)
+            valid = [
+                make_utf8(value, errors if column.encoding == "str" else STRICT)
+                for column, value in zip(self.columns, values, strict=True)
+            ]
             try:
-                yield Record(self.file, str(number), self._decode(values))
+                fields = self._decode([value for value, _ in valid])
+                is_replaced = any(is_replaced for _, is_replaced in valid)
+                yield Record(self.file, place, fields, is_replaced=is_replaced)
             except (ValueError, RecursionError, struct.error) as error:
                 problem = f"a value does not fit its column ({error})"
-                yield Record(self.file, str(number), None, problem)
+                yield Record(self.file, place, None, problem)
 
-    def _decode(self, values: tuple[bytes, ...]) -> dict[str, Any]:
+    def _decode(self, values: Sequence[bytes]) -> dict[str, Any]:
         return {
             column.name: decode_value(column.encoding, value)
             for column, value in zip(self.columns, values, strict=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cloudload.config.choices import STRICT
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.records import (
     MAX_BLOCK_ROWS,
@@ -118,7 +119,7 @@ class RowsBlock:
         """The dataset's name in messages."""
         return self.name
 
-    def records(self, text_key: str) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
         for number, row in enumerate(self.rows, self.start.line):
             fields = {text_key: row} if isinstance(row, str) else row
             if isinstance(fields, Mapping):

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
+from cloudload.config.choices import STRICT
 from cloudload.convert.input_files import DamagedError, InputFile, read_whole
 from cloudload.convert.records import (
     BYTE_ORDER_MARK,
@@ -14,6 +15,7 @@ from cloudload.convert.records import (
     InputBlock,
     Record,
     describe_not_utf8,
+    make_utf8,
     sum_bytes,
 )
 from cloudload.storage.urls import is_local
@@ -55,11 +57,11 @@ class TextBlock:
     start: BlockStart
     input_bytes: int
 
-    def records(self, text_key: str) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
         for file, read in self._read_all():
             try:
-                data = read().removeprefix(BYTE_ORDER_MARK)
-                yield Record(file, "", {text_key: data.decode()})
+                data, is_replaced = make_utf8(read().removeprefix(BYTE_ORDER_MARK), errors)
+                yield Record(file, "", {text_key: data.decode()}, is_replaced=is_replaced)
             except UnicodeDecodeError as error:
                 line = error.object.count(b"\n", 0, error.start) + 1
                 problem = f"the file is {describe_not_utf8(error)}"

@@ -21,4 +21,4 @@ def parse_text(name: str, text: str, encoding: str | None) -> Any:
     try:
         return float(text) if encoding.startswith("float") else int(text)
     except ValueError:
-        raise ValueError(f"the field {name!r} is {shorten(text)}, not {encoding}") from None
+        raise ValueError(f"the field {name!r} is not {encoding} (it is {shorten(text)})") from None

@@ -16,9 +16,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cloudload.config.choices import STRICT
 from cloudload.convert.input_files import (
     MOST_RECORD_BYTES,
     DamagedError,
@@ -41,6 +42,7 @@ from cloudload.convert.records import (
     Record,
     describe_not_utf8,
     has_field,
+    make_utf8,
     name_kind,
 )
 from cloudload.errors import ConvertError
@@ -159,8 +161,8 @@ def _add(sample: _Sample, extension: str, member: Member) -> None:
         sample.problem = f"the sample has two files with the extension {extension!r}"
     elif member.data is None and member.size > MOST_RECORD_BYTES:
         sample.problem = (
-            f"the file with the extension {extension!r} has {member.size:,} bytes, more than the "
-            f"limit of {MOST_RECORD_BYTES:,}"
+            f"the file with the extension {extension!r} is larger than 1 GiB, the limit of a "
+            f"record ({member.size:,} bytes)"
         )
     sample.files[extension] = member.data
 
@@ -176,17 +178,28 @@ class WebDatasetBlock:
     encodings: Mapping[str, str]
     damage: str | None
 
-    def records(self, text_key: str) -> Iterator[Record]:
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
         for sample in self.samples:
             raw = sample.files.get(_JSON) or sample.files.get(_TEXT)
+            valid, is_replaced = _make_utf8(sample, self.encodings, errors)
             try:
-                fields, problem = _read_fields(sample, text_key, self.encodings), None
+                fields, problem = _read_fields(valid, text_key, self.encodings), None
             except ValueError as error:
                 fields, problem = None, str(error)
-            yield Record(self.file, sample.key, fields, problem, raw, sample.key)
+            yield Record(self.file, sample.key, fields, problem, raw, sample.key, is_replaced)
         if self.damage:
             number = self.start.line + len(self.samples)
             yield Record(self.file, f"sample {number}", None, self.damage)
+
+
+def _make_utf8(sample: _Sample, encodings: Mapping[str, str], errors: str) -> tuple[_Sample, bool]:
+    """Return (the sample, whether bytes that are not UTF-8 were replaced in its files of text)."""
+    files, replaced = dict(sample.files), False
+    for extension, data in sample.files.items():
+        if data is not None and encodings.get(extension) != "bytes":
+            files[extension], is_replaced = make_utf8(data, errors)
+            replaced = replaced or is_replaced
+    return replace(sample, files=files), replaced
 
 
 def _read_fields(sample: _Sample, text_key: str, encodings: Mapping[str, str]) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def test_raw_shards_and_index_are_those_of_mdswriter(
     convert_to_mds(
         corpus,
         ours,
-        keep=["n"],
+        keep=["n:int"],
         compression=compression,
         hashes=("sha1", "xxh64"),
         shard_bytes=30_000,

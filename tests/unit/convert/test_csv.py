@@ -46,7 +46,7 @@ def test_tables_that_pandas_wrote_are_read_as_it_wrote_them(tmp_path: Path, name
     assert [sample["text"] for sample in samples] == documents
     assert [sample["n"] for sample in samples] == list(range(200))
     assert {sample["code"] for sample in samples} == {"007"}
-    assert report.columns == {"text": "str", "id": "str", "n": "int32", "code": "str"}
+    assert report.columns == {"text": "str", "id": "str", "n": "int32", "code": "json"}
     assert report.input_bytes == path.stat().st_size
 
 
@@ -106,12 +106,12 @@ def test_a_field_may_be_larger_than_the_limit_of_the_csv_module(tmp_path: Path) 
 
 
 BAD_RECORDS = {
-    b"a,1,2\n": "the number of fields is 3, but the header has 2",
-    b"a\n": "the number of fields is 1, but the header has 2",
+    b"a,1,2\n": "the number of fields is not that of the header (3, and the header has 2)",
+    b"a\n": "the number of fields is not that of the header (1, and the header has 2)",
     "é,1\n".encode(
         "latin-1"
     ): "the record is not UTF-8 (byte 0xe9 at offset 0). Convert the file to UTF-8",
-    b"a,x\n": "the field 'n' is 'x', not int",
+    b"a,x\n": "the field 'n' is not int (it is 'x')",
     b"a,\n": "the field 'n' is missing or null, not int",
     b'"Heroes" by Bowie,1\n': "the record has text after a closing quote. If quotes in this",
     b'"a\nb"c",1\n': "the record has text after a closing quote. If quotes in this file are plain",

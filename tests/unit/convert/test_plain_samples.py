@@ -60,7 +60,7 @@ class Rows:
     def __init__(self, rows: list[Any]) -> None:
         self._rows = rows
 
-    def records(self, text_key: str) -> Any:
+    def records(self, text_key: str, errors: str = "strict") -> Any:
         for number, fields in enumerate(self._rows):
             yield Record(FILE, str(number), fields, "bad" if fields is None else None)
 

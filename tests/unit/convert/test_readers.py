@@ -180,19 +180,19 @@ def test_a_file_that_is_not_text_by_its_content_is_recognized(
 @pytest.mark.parametrize(
     ("value", "encoding", "message"),
     [
-        (10**5000, "int", "the field 'x' is of type int, which does not fit its encoding int ("),
-        (-1, "uint8", "the field 'x' is -1, which does not fit its encoding uint8 ("),
-        (1e300, "float32", "the field 'x' is 1e+300, which does not fit its encoding float32 ("),
+        (10**5000, "int", "the field 'x' does not fit its encoding int (it is of type int: "),
+        (-1, "uint8", "the field 'x' does not fit its encoding uint8 (it is -1: "),
+        (1e300, "float32", "the field 'x' does not fit its encoding float32 (it is 1e+300: "),
         ("a\ud800", "str", "the field 'x' has an unpaired surrogate"),
         (
             {(1, 2): "a" * 999},
             "json",
-            "the field 'x' is {(1, 2): 'aaaaaaaaaaaa...aaaaaaaaaaaaa'}, wh",
+            "the field 'x' cannot be written as JSON (it is {(1, 2): 'aaaaaaaaaaaa...aaaaaaaaaaa",
         ),
         (
             bytes(1 << 32),
             "bytes",
-            "the sample has 4,294,967,302 bytes, more than the limit of an MDS shard (4,29",
+            "the sample is larger than the limit of an MDS shard (4,294,967,302 bytes, and",
         ),
     ],
     ids=["digits", "sign", "float", "surrogate", "keys", "4 GiB"],
@@ -327,8 +327,9 @@ BAD_LINES = {
     '{"text": "\\ud800", "n": 1}': "the field 'text' has an unpaired surrogate",
     "[" * 100_000: "the record is invalid JSON",
     '{"text": "a", "n": "one"}': "the field 'n' is text, not int",
-    '{"text": "a", "n": 99999999999999999999}': "the field 'n' is 99999999999999999999, which does "
-    "not fit its encoding int (",
+    '{"text": "a", "n": 99999999999999999999}': "the field 'n' does not fit its encoding int (it "
+    "is 99999999999999999999: ",
+    '{"text": "a"}': "the field 'n' is missing or null, not int",
 }
 
 
@@ -336,10 +337,10 @@ BAD_LINES = {
 def test_a_bad_record_stops_the_run_and_is_named(tmp_path: Path, line: str | bytes) -> None:
     good = '{"text": "good", "n": 1}'
     with pytest.raises(ConvertError) as raised:
-        convert_lines(tmp_path, [good, good, line, good], keep=["n"])
+        convert_lines(tmp_path, [good, good, line, good], keep=["n:int"])
     assert f"in/a.jsonl:3: {BAD_LINES[line]}" in str(raised.value)
     assert not (tmp_path / "out" / "index.json").exists()
-    report = convert_lines(tmp_path, [good, good, line, good], keep=["n"], skip_bad=True)
+    report = convert_lines(tmp_path, [good, good, line, good], keep=["n:int"], skip_bad=True)
     assert (report.documents, report.bad) == (3, 1)
     assert f"in/a.jsonl:3: {BAD_LINES[line]}" in report.bad_records[0]
 
@@ -362,7 +363,8 @@ WRONG_KEYS = {
         '{"text": ["a"]}',
         2,
         "in/a.jsonl:1, the first of 2 bad records in a block of 2: the field 'text' is a list, "
-        "not text. Check format (--format), text_key (--text-key) and keep (--keep)",
+        "not text. To use its JSON as text, set text_key (--text-key) to text:json. Check format "
+        "(--format), text_key (--text-key) and keep (--keep)",
     ),
 }
 

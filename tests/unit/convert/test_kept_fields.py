@@ -1,0 +1,148 @@
+"""A kept field never costs a document unless the user chose a narrow encoding, which is counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from cloudload.cli import main
+from cloudload.convert.convert import convert_to_mds
+from cloudload.convert.report import ConvertReport, cause_of, merge_causes
+from cloudload.errors import ConvertError
+from tests.support.conversions import QUIET, read_dataset
+
+VALUES: dict[str, list[Any]] = {
+    "text": ["a", None, "b"],
+    "numbers": [0.5, None, 7],
+    "mixed": [1, "one", None, {"n": [1]}, True],
+    "absent": [None, None, "late"],
+}
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_a_null_or_another_type_costs_no_document(tmp_path: Path, case: str) -> None:
+    path = write(tmp_path, [{"text": "t", "x": value} for value in VALUES[case]] + [{"text": "t"}])
+    report = convert_to_mds(path, tmp_path / "out", keep=["x"], block_bytes=1, **QUIET)
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert [sample["x"] for sample in samples] == [*VALUES[case], None]
+    assert (report.bad, report.columns["x"]) == (0, "json")
+
+
+def test_a_null_in_a_typed_table_costs_no_document(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["a", "b"], "n": [1, None], "s": [None, "s"], "f": [None, 0.5]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    convert_to_mds(tmp_path / "a.parquet", tmp_path / "out", keep=["n", "s", "f"], **QUIET)
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert [(one["n"], one["s"], one["f"]) for one in samples] == [
+        (1, None, None),
+        (None, "s", 0.5),
+    ]
+
+
+ROWS: list[dict[str, Any]] = [
+    {"text": "a", "q": 0.5, "n": 1},
+    {"text": "a", "q": None, "n": 1},
+    {"text": None, "q": 0.5, "n": 1},
+    {"text": "a", "n": 1},
+    {"text": "a", "q": 0.5, "n": 300},
+    {"text": "a", "q": 0.5, "n": -1},
+]
+CAUSES = {
+    "the field 'n' does not fit its encoding uint8": 2,
+    "the field 'q' is missing or null, not float64": 2,
+    "the field 'text' is null, not text": 1,
+}
+
+
+def convert_typed(folder: Path, **options: Any) -> ConvertReport:
+    keep = ["q:float64", "n:uint8"]
+    return convert_to_mds(write(folder, ROWS), folder / "out", keep=keep, **QUIET, **options)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 1 << 20])
+def test_bad_records_are_counted_by_cause(tmp_path: Path, block_bytes: int) -> None:
+    report = convert_typed(tmp_path, skip_bad=True, block_bytes=block_bytes)
+    assert (report.documents, report.bad) == (1, 5)
+    assert list(report.causes.items()) == list(CAUSES.items())
+    again = convert_typed(tmp_path, skip_bad=True, block_bytes=block_bytes)
+    assert again.already_complete
+    assert again.causes == CAUSES
+
+
+def test_an_error_lists_all_causes_of_its_block(tmp_path: Path) -> None:
+    with pytest.raises(ConvertError) as raised:
+        convert_typed(tmp_path)
+    causes = "; ".join(f"{cause} ({number})" for cause, number in CAUSES.items())
+    assert f"keep q:json. Causes: {causes}. Repair the input" in str(raised.value)
+
+
+def test_the_summary_lists_the_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["convert", str(write(tmp_path, ROWS)), str(tmp_path / "out"), "--skip-bad"]
+    assert main([*command, "--keep", "q:float64", "--keep", "n:uint8"]) == 0
+    said = capsys.readouterr().out
+    for cause, number in CAUSES.items():
+        assert f"  because    {cause} ({number})\n" in said
+
+
+def test_a_cause_has_no_values_of_the_record() -> None:
+    assert cause_of(
+        "the field 'q' is missing or null, not int. To allow any value, keep q:json"
+    ) == ("the field 'q' is missing or null, not int")
+    assert cause_of("the record is invalid JSON (Expecting value at column 7)") == (
+        "the record is invalid JSON"
+    )
+
+
+def test_rare_causes_are_counted_together() -> None:
+    many = {f"cause {number}": 1 for number in range(103)}
+    merged = merge_causes([many, {"cause 0": 4, "cause 102": 1}])
+    assert len(merged) == 101
+    assert (merged["cause 0"], merged["other causes"]) == (5, 4)
+
+
+CHAT = [
+    {
+        "messages": [
+            {"role": "user", "content": "2 + 2 = 狐?"},
+            {"role": "assistant", "content": "4"},
+        ]
+    },
+    {"messages": [{"role": "user", "content": "<|endoftext|>"}]},
+]
+
+
+def test_the_json_of_a_chat_becomes_its_text(tmp_path: Path) -> None:
+    path = write(tmp_path, CHAT)
+    with pytest.raises(ConvertError, match=r"Its fields are: messages. Set text_key"):
+        convert_to_mds(path, tmp_path / "out", **QUIET)
+    with pytest.raises(ConvertError, match=r"'messages' is a list, not text. .* to messages:json"):
+        convert_to_mds(path, tmp_path / "out", text_key="messages", **QUIET)
+    convert_to_mds(path, tmp_path / "out", text_key="messages:json", **QUIET)
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert [json.loads(sample["text"]) for sample in samples] == [row["messages"] for row in CHAT]
+    assert "狐" in samples[0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [({"x": {"y": "s"}}, '"s"'), ({"x": {"y": 7}}, "7"), ({"x": {"y": None}}, None), ({}, None)],
+)
+def test_the_json_of_any_value_but_null_becomes_text(
+    tmp_path: Path, row: dict[str, Any], expected: str | None
+) -> None:
+    path = write(tmp_path, [row, {"x": {"y": [1]}}])
+    report = convert_to_mds(path, tmp_path / "out", text_key="x.y:json", skip_bad=True, **QUIET)
+    samples = read_dataset(str(tmp_path / "out"), tmp_path)
+    assert [sample["text"] for sample in samples] == [expected, "[1]"][expected is None :]
+    assert report.bad == (expected is None)
