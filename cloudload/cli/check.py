@@ -158,7 +158,7 @@ def _check_flags(options: argparse.Namespace) -> None:
             f"--rows {options.rows} has no effect without --write-golden. Pass --write-golden "
             "FILE, or omit --rows"
         )
-    check_output("--write-golden", options.write_golden)
+    check_output("--write-golden", options.write_golden, options)
 
 
 def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:

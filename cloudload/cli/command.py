@@ -122,8 +122,11 @@ def local_path(text: str) -> Path:
     return Path(text)
 
 
-def check_output(flag: str, path: Path | None) -> None:
-    """Raise `ValueError` before any work starts if a flag's file cannot be created."""
+def check_output(flag: str, path: Path | None, options: argparse.Namespace) -> None:
+    """Raise `ValueError` before any work starts if a flag's file cannot be created.
+
+    Also raised if the file is another option's value, such as a state, or part of its dataset.
+    """
     if path is None:
         return
     folder = path.absolute().parent
@@ -133,3 +136,21 @@ def check_output(flag: str, path: Path | None) -> None:
         )
     if path.is_dir():
         raise ValueError(f"{flag} is {path}, which is a folder. Add a file name")
+    own = flag.lstrip("-").replace("-", "_")
+    for name, value in vars(options).items() if path.exists() else ():
+        for given in value if isinstance(value, list) else [value]:
+            if name != own and isinstance(given, str | Path) and _is_part(path, str(given)):
+                raise ValueError(
+                    f"{flag} is {path}, which would replace a file that is read. Choose another "
+                    "file"
+                )
+
+
+def _is_part(path: Path, given: str) -> bool:
+    """Whether a file is the file `given`, or an index or a shard of the dataset `given`."""
+    from cloudload.mds.own_objects import is_of_dataset
+    from cloudload.storage.locations import name_inside
+    from cloudload.storage.urls import path_url
+
+    name = name_inside(path_url(path), given) if given else None
+    return name is not None and (not name or is_of_dataset(name))

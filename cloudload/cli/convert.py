@@ -136,7 +136,7 @@ def _convert(options: argparse.Namespace) -> int:
         options.split, options.splits = None, options.split
     if options.plan:
         return _print_outline(options)
-    check_output("--report", options.report)
+    check_output("--report", options.report, options)
     _check_apart(options)
     names = "text_key id_key keep format quoting errors split splits shard_bytes segment_bytes "
     names += (

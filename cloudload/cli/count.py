@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudload.cli.command import add_command, local_path, whole_number
+from cloudload.cli.command import add_command, check_output, local_path, whole_number
 from cloudload.cli.engine import add_engine_options, open_engine
 from cloudload.cli.output import print_json, print_text
 
@@ -123,6 +123,7 @@ def _count(options: argparse.Namespace) -> int:
         from cloudload.count.picture import check_picture
 
         check_picture(options.png)
+        check_output("--png", options.png, options)
     for name in ("by", "again"):
         if options.sample is not None and getattr(options, name):
             raise ValueError(f"--{name} requires a full count. Remove --sample")

@@ -122,7 +122,8 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
     if options.png is not None:
         check_picture(options.png)
-    check_output("--html", options.html)
+    check_output("--png", options.png, options)
+    check_output("--html", options.html, options)
 
 
 def describe_plan(plan: RunPlan) -> Iterator[str]:

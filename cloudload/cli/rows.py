@@ -66,7 +66,7 @@ def _rows(options: argparse.Namespace) -> int:
     from cloudload.provenance.row_page import render_rows
 
     if not options.json:
-        check_output("--out", options.out)
+        check_output("--out", options.out, options)
     run, delivery = _open_run(options)
     num_rows = len(options.steps) * len(options.row or range(run.global_batch))
     if not options.json and num_rows > _MOST_ROWS:

@@ -179,3 +179,28 @@ def test_every_compression_that_can_be_written_is_named(
             cli.main([command, "--help"])
         assert re.search(rf"\b{compression}\b", capsys.readouterr().out)
         assert f"`{compression}`" in str(function.__doc__)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "count {data} --tokenizer {tokenizer} --png {tokenizer}",
+        "check {data} --tokenizer {tokenizer} --write-golden {link}/index.json",
+        "plan --data {data} --tokenizer {tokenizer} --option batch_size=2 --option seq_len=8 "
+        "--html {data}/./shard.00000.mds",
+        "rows --data {data} --steps 1 --out {link}/index.json",
+    ],
+)
+def test_no_command_writes_over_a_file_that_it_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    tokenizer, data, link = (tmp_path / name for name in ("tokenizer.json", "data", "link"))
+    byte_tokenizer().save(str(tokenizer))
+    convert_to_mds(tmp_path / "a.txt", data, compression=None, progress=False)
+    link.symlink_to(data)
+    before = {path: path.read_bytes() for path in [tokenizer, *data.iterdir()]}
+    places = {"data": data, "tokenizer": tokenizer, "link": link}
+    assert cli.main(arguments.format(**places).split()) != 0
+    assert "which would replace a file that is read" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
