@@ -16,6 +16,7 @@ from cloudload.arrays import NEVER
 from cloudload.batch import Batch
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.iteration import Iteration
+from cloudload.delivery.run_log import Progress, RunLog
 from cloudload.delivery.world import World
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
@@ -71,6 +72,15 @@ class Source(Protocol):
         """Return the number of rows in a pass, or 0 if `stop_every` is not a number of batches."""
         ...
 
+    @property
+    def log(self) -> RunLog:
+        """The log of the current run."""
+        ...
+
+    def take_back(self, log: RunLog, before: Progress, error: str) -> None:
+        """Return `log` to an earlier progress. If it had recorded batches, end the iteration."""
+        ...
+
     def report_wait(self, waited_s: float, what: str) -> None:
         """Log that a batch has not arrived after `waited_s` seconds, because of `what`."""
         ...
@@ -94,8 +104,18 @@ class Pass(Iterator[Batch]):
             raise ValueError(self._reason)
         if self._is_over:
             raise StopIteration
-        with self._wait:
-            return self._take()
+        log = self._source.log
+        before = log.progress
+        try:
+            with self._wait:
+                return self._take()
+        except StopIteration:
+            raise
+        except BaseException as error:
+            # whatever failed after a batch was recorded, the caller does not get this batch
+            self._source.take_back(log, before, repr(error))
+            self._is_over = False
+            raise
 
     def _take(self) -> Batch:
         if self._iteration is None or self._iteration.is_replaced:

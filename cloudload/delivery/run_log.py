@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 KEPT_POSITIONS = 4
 
 
-class _Progress(NamedTuple):
+class Progress(NamedTuple):
     """The progress of a run. It is replaced as a whole, so no reader finds half of a change."""
 
     positions: tuple[Position, ...]
@@ -36,9 +36,9 @@ class _Progress(NamedTuple):
     dropped: int
     uncounted: Ints
 
-    def moved(self, position: Position) -> _Progress:
+    def moved(self, position: Position) -> Progress:
         """Return the progress at a position that was not reached by reading."""
-        return _Progress((position,), self.has_read, 0, np.zeros_like(position.counts))
+        return Progress((position,), self.has_read, 0, np.zeros_like(position.counts))
 
 
 class RunLog:
@@ -55,11 +55,11 @@ class RunLog:
         self.knows_all_lanes = True
         """Whether this rank knows the cursors of the lanes of all ranks."""
         uncounted = np.zeros_like(started_at.counts)
-        self._progress = _Progress((started_at,), False, 0, uncounted)
+        self.progress = Progress((started_at,), False, 0, uncounted)
 
     def move_to(self, position: Position) -> None:
         """Continue from a position that was not reached by reading, and forget the earlier ones."""
-        self._progress = self._progress.moved(position)
+        self.progress = self.progress.moved(position)
 
     def moved(self, position: Position) -> RunLog:
         """Return a log that continues at a position, as `move_to` does, without changing this."""
@@ -79,9 +79,9 @@ class RunLog:
 
     def record_all(self, positions: Sequence[Position]) -> None:
         """Record the positions after consecutive batches."""
-        progress = self._progress
+        progress = self.progress
         positions = (*progress.positions, *positions)[-KEPT_POSITIONS:]
-        self._progress = progress._replace(positions=positions, has_read=True)
+        self.progress = progress._replace(positions=positions, has_read=True)
 
     def record_end(self, dropped: int, uncounted: Ints) -> None:
         """Record the end of the data.
@@ -89,22 +89,22 @@ class RunLog:
         `dropped` is the number of tokens left over. `uncounted`, int64 [streams, counts], has the
         statistics of documents that are not counted with any row.
         """
-        self._progress = self._progress._replace(dropped=dropped, uncounted=uncounted)
+        self.progress = self.progress._replace(dropped=dropped, uncounted=uncounted)
 
     @property
     def has_read(self) -> bool:
         """Whether a batch was delivered or skipped."""
-        return self._progress.has_read
+        return self.progress.has_read
 
     @property
     def position(self) -> Position:
         """The position after the last batch, or the latest one passed to `move_to`."""
-        return self._progress.positions[-1]
+        return self.progress.positions[-1]
 
     @property
     def last_step(self) -> tuple[Position, Position]:
         """The positions before and after the last batch; equal if no batch followed `move_to`."""
-        positions = self._progress.positions
+        positions = self.progress.positions
         return positions[-2:][0], positions[-1]
 
     def past(self, lag: int) -> Position:
@@ -114,7 +114,7 @@ class RunLog:
         `move_to`.
         """
         lag = as_integer("lag", lag, 0, KEPT_POSITIONS - 1)
-        positions = self._progress.positions
+        positions = self.progress.positions
         if lag >= len(positions):
             handed_out = len(positions) - 1
             raise ValueError(
@@ -126,11 +126,11 @@ class RunLog:
 
     def find(self, rows: int) -> Position | None:
         """Return the position at row `rows`, or None if it is not one of the last 4 positions."""
-        return next((each for each in self._progress.positions if each.rows == rows), None)
+        return next((each for each in self.progress.positions if each.rows == rows), None)
 
     def stats(self, recipe: Recipe, backend: Choice) -> Stats:
         """Return the statistics of the run so far."""
-        progress = self._progress
+        progress = self.progress
         position = progress.positions[-1]
         totals = position.counts + progress.uncounted
         num_tokens = max(1, int(totals[:, TOKENS].sum()))

@@ -19,6 +19,7 @@ from cloudload.delivery.agreement import list_facts
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.iteration import Iteration
 from cloudload.delivery.passes import WORKING, count_passes, count_rows_per_pass
+from cloudload.delivery.run_log import Progress, RunLog
 from cloudload.delivery.start_log import StartLog
 from cloudload.delivery.working_set import (
     check_cache_limit,
@@ -88,6 +89,19 @@ class Reader:
         """Return the number of rows in a pass, or 0 if `stop_every` is not a number of batches."""
         return count_rows_per_pass(self.member.delivery, self.member.world)
 
+    @property
+    def log(self) -> RunLog:
+        """The log of the current run."""
+        return self.run.log
+
+    def take_back(self, log: RunLog, before: Progress, error: str) -> None:
+        """Return `log` to an earlier progress. If it had recorded batches, end the iteration."""
+        if log.progress is before:
+            return
+        log.progress = before
+        if log is self.log:
+            self.stop(f"a batch was not delivered ({error})")
+
     def report_wait(self, waited_s: float, what: str) -> None:
         """Log that a batch has not arrived after `waited_s` seconds, because of `what`."""
         world = self.member.world
@@ -96,14 +110,23 @@ class Reader:
 
     def skip(self, number: int) -> None:
         """Skip the next `number` global batches, or fewer if the data ends first."""
-        with Wait(self.report_wait, WORKING):
-            iteration, run, global_batch = self._iteration(), self.run, self.member.global_batch
-            number = as_integer("number", number, 0, MOST_ROWS // global_batch)
-            if iteration is None or iteration.is_over:
-                if run.skip_batches(number, global_batch):
-                    return
-                iteration = self._iterate()
-            iteration.skip(number)
+        log = self.log
+        before = log.progress
+        try:
+            with Wait(self.report_wait, WORKING):
+                self._skip(number)
+        except BaseException as error:
+            self.take_back(log, before, repr(error))  # skip all batches or none
+            raise
+
+    def _skip(self, number: int) -> None:
+        iteration, run, global_batch = self._iteration(), self.run, self.member.global_batch
+        number = as_integer("number", number, 0, MOST_ROWS // global_batch)
+        if iteration is None or iteration.is_over:
+            if run.skip_batches(number, global_batch):
+                return
+            iteration = self._iterate()
+        iteration.skip(number)
 
     def stop(self, reason: str) -> None:
         """Stop the current iteration, if any. If used later, it raises an error with `reason`."""

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cloudload.delivery.run_log import RunLog
+from cloudload.errors import CacheError
+from cloudload.run.position import Position
+from tests.support.corpora import random_documents, write_mds
 from tests.support.interrupted import KINDS, Check, open_subject
-from tests.support.interrupts import Visit, choose, list_edges
+from tests.support.interrupts import Visit, choose, count_visits, interrupt, list_edges
+from tests.support.loaders import make_loader
 
 SOME, MANY = 300, 2_000
 
@@ -40,3 +47,50 @@ def test_a_call_that_is_interrupted_at_any_bytecode_can_be_repeated(
     tmp_path: Path, kind: str, has_lengths: bool
 ) -> None:
     check(tmp_path, kind, has_lengths, MANY // len(KINDS), everywhere=True)
+
+
+@pytest.mark.parametrize("stop_every", [None, 2])
+def test_a_batch_is_recorded_only_if_it_is_delivered(tmp_path: Path, stop_every: Any) -> None:
+    data = write_mds(tmp_path / "mds", random_documents(3, 30))
+    with make_loader(data, stop_every=stop_every) as loader:
+        next(iter(loader))
+        before = loader.state_dict()
+        visits = count_visits(lambda: next(iter(loader)))
+        after = loader.state_dict()
+        record = max(each for each, (code, _) in enumerate(visits) if code.co_name == "record")
+        after_record = [each for each in list_edges(visits) if each > record - 9]
+        some = random.Random(0).sample(after_record, 30)
+        for visit in [*choose(visits, 10, 0), *some, *after_record[:20]]:
+            loader.load_state_dict(before)
+            batches = iter(loader)
+            if interrupt(lambda batches=batches: next(batches), visit):  # type: ignore[misc]
+                assert loader.state_dict() == before, visits[visit]
+                next(iter(loader))
+            assert loader.state_dict() == after, visits[visit]
+
+
+@pytest.mark.parametrize("skips", [False, True])
+def test_if_something_fails_after_a_batch_was_recorded_the_batch_is_delivered_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skips: bool
+) -> None:
+    data = write_mds(tmp_path / "mds", random_documents(3, 60))
+    with make_loader(data) as loader:
+        batches, record = iter(loader), RunLog.record
+        next(batches)
+        before, stats = loader.state_dict(), loader.stats()
+        left = 2 if skips else 0
+
+        def record_and_fail(log: RunLog, position: Position) -> None:
+            nonlocal left
+            record(log, position)
+            if not left:
+                raise CacheError("cannot write a table: no space left on device")
+            left -= 1
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RunLog, "record", record_and_fail)
+            with pytest.raises(CacheError, match="no space left"):
+                loader.skip(4) if skips else next(batches)
+        assert loader.state_dict() == before
+        assert loader.stats().skipped_rows == stats.skipped_rows
+        assert next(iter(loader)).first_row == loader.batch_size
