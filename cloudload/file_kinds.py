@@ -23,10 +23,12 @@ FORMATS_BY_EXTENSION = {
     **dict.fromkeys([".parquet", ".pq"], "parquet"),
     **dict.fromkeys([".arrow", ".feather", ".ipc"], "arrow"),
     ".tar": "webdataset",
+    ".wet": "wet",
 }
 
 _TABLE = "a table. Convert it to JSON Lines or Parquet"
 _ARCHIVE = "an archive. Unpack it"
+_CRAWL = "a crawl of web pages without their text. Use the WET files of the crawl"
 _PACKED = "compressed in an unsupported way. Use gz, zstd, bz2 or xz"
 _DOCUMENT = "a formatted document. Extract its text"
 _BINARY = "not text"
@@ -34,7 +36,8 @@ _MDS = "a shard of an MDS dataset. Pass the folder that contains its index.json"
 
 _ADVICE = {
     _TABLE: "xls xlsx ods orc avro h5 hdf5 db sqlite sqlite3 dbf lance duckdb",
-    _ARCHIVE: "zip 7z rar cpio iso dmg jar whl deb rpm warc zim",
+    _ARCHIVE: "zip 7z rar cpio iso dmg jar whl deb rpm zim",
+    _CRAWL: "warc wat arc",
     _PACKED: "z lz lz4 lzma lzo br sz snappy",
     _DOCUMENT: "pdf doc docx ppt pptx odt odp epub mobi azw3 djvu",
     _BINARY: "png jpg jpeg gif bmp tif tiff webp ico heic avif psd mp3 wav flac ogg opus m4a aac "

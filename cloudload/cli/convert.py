@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cloudload.convert.report import ConvertReport
 
 # a copy of `config.choices.INPUT_FORMATS`, which is slow to import; a test compares the two
-_NAMES = "auto jsonl json csv tsv parquet arrow webdataset mds text lines"
+_NAMES = "auto jsonl json csv tsv parquet arrow webdataset wet mds text lines"
 FORMATS = tuple(_NAMES.split())
 _MOST_BAD_FILES = _MOST_CAUSES = 5
 

@@ -31,7 +31,18 @@ Quoting = Literal["csv", "none"]
 TextErrors = Literal["strict", "replace"]
 TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 InputFormat = Literal[
-    "auto", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "webdataset", "mds", "text", "lines"
+    "auto",
+    "jsonl",
+    "json",
+    "csv",
+    "tsv",
+    "parquet",
+    "arrow",
+    "webdataset",
+    "wet",
+    "mds",
+    "text",
+    "lines",
 ]
 
 SHUFFLE_ALGORITHMS = get_args(ShuffleAlgorithm)

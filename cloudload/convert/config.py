@@ -43,8 +43,8 @@ class ConvertConfig:
     """Other fields to keep, each as `name` or `name:encoding`."""
     format: str = "auto"
     """`auto` (by file name), `jsonl`, `json` (an array of objects, or JSON Lines), `csv`, `tsv`,
-    `parquet`, `arrow`, `webdataset`, `mds`, `text` (one document per file) or `lines` (one document
-    per line)."""
+    `parquet`, `arrow`, `webdataset`, `wet`, `mds`, `text` (one document per file) or `lines` (one
+    document per line)."""
     compression: str | None = "zstd"
     """`zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None."""
     hashes: tuple[str, ...] = ("xxh64",)

@@ -108,8 +108,8 @@ def convert_to_mds(
         format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin; it
             refuses extensions of spreadsheets, zip archives, and other files that are not text. To
             choose for all files, pass `jsonl`, `json` (an array of objects, or JSON Lines), `csv`,
-            `tsv`, `parquet`, `arrow`, `webdataset`, `mds`, `text` (one document per file) or
-            `lines` (one document per line).
+            `tsv`, `parquet`, `arrow`, `webdataset`, `wet` (of Common Crawl), `mds`, `text` (one
+            document per file) or `lines` (one document per line).
         quoting: how quotes in CSV and TSV files are read. `csv`: a quote at the start of a value
             encloses it. `none`: quotes are plain text, and every line is a record, as in the TSV
             dumps of many databases.

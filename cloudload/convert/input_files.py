@@ -40,7 +40,7 @@ _ZSTD_INPUT_BYTES = 1 << 10
 MOST_RECORD_BYTES = 1 << 30
 """The limit of a record, and of a file that is one document."""
 
-_TEXT_FORMATS = frozenset(["text", "lines", "jsonl", "json", "csv", "tsv"])
+_TEXT_FORMATS = frozenset(["text", "lines", "jsonl", "json", "csv", "tsv", "wet"])
 
 # each factory returns a decoder with `decompress`, `eof` and `unused_data`
 _DECODERS: dict[str, Callable[[], Any]] = {

@@ -29,6 +29,7 @@ from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.readers.rows import RowsUnit
 from cloudload.convert.readers.text import TextUnit
 from cloudload.convert.readers.webdataset import WebDatasetUnit
+from cloudload.convert.readers.wet import WetUnit
 from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.convert.saved_datasets import select_saved_files
 from cloudload.convert.separation import check_twice
@@ -51,6 +52,7 @@ _UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
     "tsv": CsvUnit,
     "arrow": ArrowUnit,
     "webdataset": WebDatasetUnit,
+    "wet": WetUnit,
     "mds": MdsUnit,
 }
 """Maps each other format except `text` to the type of its units, which are whole files."""

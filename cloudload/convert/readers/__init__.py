@@ -9,7 +9,8 @@
     csv            CSV and TSV                          mds           shards of an MDS dataset
     csv_records    find the ends of records             webdataset    WebDataset's tar archives
     typed_text     values of text-only formats          tar_members   the files of an archive
-    text           whole files                          rows          `datasets` objects, iterables
+    text           whole files                          wet           text of Common Crawl
+    rows           `datasets` objects, iterables
 
 `convert.inputs` chooses the reader of each file.
 """
