@@ -37,7 +37,8 @@ five times as long (`Pair::waitUntil` in gloo/transport/tcp/pair.cc)."""
 _CLOSE_S = 1.0
 _POLL_S = 0.2
 _NAMED_PROCESSES = 8
-_LOOK_EVERY_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _PAUSE_PER_PROCESS_S = 0.01, 0.5, 0.001
+"""How long a process pauses before it asks the store again, which all processes ask."""
 
 
 def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
@@ -50,7 +51,7 @@ def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
     store.set(f"here/{rank}", "")
     if store.add("arrived", 1) == size:
         store.set("all", "")
-    deadline = time.monotonic() + timeout_s
+    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
     with doing(lambda: f"waiting for {_name_missing(store, size)} to start iterating"):
         while not store.check(["all"]):
             left_s = deadline - time.monotonic()
@@ -60,13 +61,16 @@ def wait_for_all(store: Any, rank: int, size: int, timeout_s: float) -> None:
                     "(exchange_timeout_s) of this rank. Look at the log of the first missing "
                     "process. All ranks must iterate over the loader together"
                 )
-            with contextlib.suppress(RuntimeError):  # a timeout; `check` raises if the store failed
-                store.wait(["all"], timedelta(seconds=min(left_s, _LOOK_EVERY_S)))
+            # `store.wait` would log two lines of torch at each of its timeouts
+            time.sleep(min(left_s, pause_s))
+            pause_s = min(2 * pause_s, max(_LONGEST_PAUSE_S, size * _PAUSE_PER_PROCESS_S))
 
 
 def _name_missing(store: Any, size: int) -> str:
     """Name processes that have not arrived, such as "process 3 (of 0 to 7)"."""
     missing = list(itertools.islice(_find_missing(store, 0, size), _NAMED_PROCESSES))
+    if not missing:
+        return f"the last process (of 0 to {size - 1})"  # it has arrived in the meantime
     num_others = size - store.add("arrived", 0) - len(missing)
     names = ", ".join(map(str, missing))
     more = f", and {num_others} more" if num_others > 0 else ""

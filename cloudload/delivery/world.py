@@ -11,6 +11,8 @@ import numpy as np
 
 from cloudload.arrays import divisors
 
+_TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Environment variables in which launchers other than torchrun put the number of processes."""
 _FAST_WORKERS, _SLOW_WORKERS = 1, 4
 
 # ---------------------------------------------------------------- ranks and workers
@@ -84,6 +86,26 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
     num_nodes = max(1, size // ranks_per_node)
     return World(
         dp_rank, dp_world_size, 1 if dp_world_size % num_nodes else dp_world_size // num_nodes
+    )
+
+
+def explain_lone_rank() -> str | None:
+    """Return a warning if a launcher started several processes, but each is a world of its own.
+
+    For a process whose world has a single rank, which was not given.
+    """
+    import torch.distributed as dist
+
+    if (dist.is_available() and dist.is_initialized()) or os.environ.get("WORLD_SIZE"):
+        return None
+    name = next(filter(os.environ.get, _TASK_COUNTS), "")
+    number = os.environ.get(name, "")
+    if not number.isdecimal() or int(number) < 2:
+        return None
+    return (
+        f"{name} is {number}, but the world size is 1, so each process that reads this data gets "
+        "all of it. If they train one model, call init_process_group before iterating, set RANK "
+        "and WORLD_SIZE, or pass dp_rank and dp_world_size. Otherwise, set WORLD_SIZE to 1"
     )
 
 

@@ -8,6 +8,7 @@ check_alone   whether ranks that cannot communicate can read the run
 
 from __future__ import annotations
 
+import functools
 import logging
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from cloudload.delivery.agreement import check_can_end
 from cloudload.delivery.exchange import Exchange
 from cloudload.delivery.known_lanes import KnownLanes
 from cloudload.delivery.working_set import check_cache_limit, open_current_orders
-from cloudload.delivery.world import count_cores, default_num_workers
+from cloudload.delivery.world import count_cores, default_num_workers, explain_lone_rank
 from cloudload.run.recipe import Recipe
 from cloudload.session.current_run import CurrentRun
 from cloudload.session.membership import Membership
@@ -112,6 +113,8 @@ def check_alone(
 ) -> None:
     """Warn ranks that cannot communicate, and refuse a run that they could not end together."""
     world, delivery = member.world, member.delivery
+    if world.size == 1 and delivery.dp_rank is None and (warning := explain_lone_rank()):
+        _warn_once(warning)
     if world.size == 1 or not exchange.is_alone:
         return
     if known is None:
@@ -124,3 +127,8 @@ def check_alone(
                 world.size,
             )
     run.log.knows_all_lanes = known is not None
+
+
+@functools.cache
+def _warn_once(warning: str) -> None:
+    logger.warning("%s", warning)
