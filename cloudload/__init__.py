@@ -35,11 +35,18 @@ Everything else may change.
 
 from __future__ import annotations
 
+import sys as _sys
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from cloudload._version import __version__ as __version__
+
+if _sys.platform != "linux":
+    raise ImportError(
+        f"cloudload runs only on Linux, but this is {_sys.platform}. Use a Linux machine, a "
+        "container, or WSL"
+    )
 
 if _TYPE_CHECKING:
     from cloudload.batch import Batch as Batch

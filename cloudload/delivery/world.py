@@ -178,22 +178,30 @@ def _most_workers(num_ranks: int, own_cores: int, node_cores: int) -> int:
 
 
 def explain_few_cores(
-    num_workers: int, num_ranks: int, own_cores: int, node_cores: int
+    num_workers: int,
+    num_ranks: int,
+    own_cores: int,
+    node_cores: int,
+    *,
+    asked: int | None = None,
 ) -> str | None:
     """Return a warning if a node has more workers than its cores can run, otherwise None.
 
     Also returns None if `num_workers` cannot be reduced.
     Each of `num_ranks` ranks on the node has `num_workers` workers. This process may use
-    `own_cores` of the `node_cores` cores.
+    `own_cores` of the `node_cores` cores. `asked` is the option's value if
+    there are too few lanes for it.
     """
     most = _most_workers(num_ranks, own_cores, node_cores)
     if num_workers <= most:
         return None
     ranks = f" in each of {num_ranks} ranks on a node" if num_ranks > 1 else ""
+    used = "" if asked in (None, num_workers) else f" ({num_workers} are used, one for each lane)"
     cores = f"{own_cores} core{'s' * (own_cores != 1)}"
     return (
-        f"num_workers is {num_workers}{ranks}, but this process may use {cores}, and the node has "
-        f"{node_cores}. The workers then slow down each other and the training process. Use "
+        f"num_workers is {asked or num_workers}{used}{ranks}, but this process may use {cores}, "
+        f"and the node has {node_cores}. The workers then slow down each other and the training "
+        f"process. Use "
         f"num_workers={most}"
     )
 

@@ -17,6 +17,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from cloudload.config.stream import Stream
 from cloudload.errors import StoreError
@@ -41,6 +42,7 @@ from cloudload.storage.urls import is_local, join_url, local_path, scheme_of
 _MOST_NAMED = 8
 _DEADLINE_S = 10.0
 _HUB_NAME = re.compile(r"hf://(?!(?:datasets|models|spaces|buckets)/)[^/?@]+(/[^/?@]+)?(\?.*)?")
+_BARE_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_PAGE = re.compile(r"https?://(?:www\.)?huggingface\.co/datasets/([^/?#@]+/[^/?#@]+)/?")
 _SAVED_DATASET = {"state.json", "dataset_info.json"}
 _SAVED_DATASETS = "dataset_dict.json"
@@ -60,6 +62,16 @@ def explain_hub_name(stream: Stream) -> str | None:
         f"{redact(stream.remote)} is a dataset on the Hugging Face Hub, not an MDS dataset (for a "
         f"repository of MDS shards, pass hf://datasets/{name}). "
         f"{advise_on_input(location, output_name(name), stream.split)}"
+    )
+
+
+def advise_on_hub_name(location: str) -> str:
+    """The end of the advice for a location that may be the name of a Hugging Face dataset."""
+    if not _BARE_HUB_NAME.fullmatch(location) or Path(location).parent.exists():
+        return ""
+    return (
+        f". If {location} is a dataset on the Hugging Face Hub, run: cloudload convert "
+        f"hf://{location} {output_name(location)}"
     )
 
 

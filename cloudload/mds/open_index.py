@@ -33,7 +33,7 @@ from cloudload.errors import DatasetError, StoreError
 from cloudload.mds.fingerprints import DATA, INDEX, SUFFIX, fingerprint
 from cloudload.mds.index import INDEX_NAME, MOST_INDEX_BYTES
 from cloudload.mds.index_parser import parse_index
-from cloudload.mds.not_a_dataset import explain_hub_name, explain_not_a_dataset
+from cloudload.mds.not_a_dataset import advise_on_hub_name, explain_hub_name, explain_not_a_dataset
 from cloudload.mds.shard_table import ShardTable, map_table
 from cloudload.storage.base import Retry
 from cloudload.storage.nearby import raise_if_nothing
@@ -120,6 +120,7 @@ def read_index(
             what = f"read the dataset in {redact(stream.url)}"
             advice = "Check the location, or convert a corpus to it: cloudload convert INPUT "
             advice += shlex.quote(redact(stream.url))
+            advice += advise_on_hub_name(stream.remote)
             raise_if_nothing(error, stream.url, what, noun="folder", retry=retry, advice=advice)
             raise
     raise DatasetError(reason)

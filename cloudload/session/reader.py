@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from cloudload.cache.folder import open_cache_folder
 from cloudload.config.checks import as_integer
@@ -65,6 +66,14 @@ class Reader:
     def member(self) -> Membership:
         """The rank of this process in the current world."""
         return self.now[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._iteration() is not None or self._kept is not None:
+            raise TypeError(
+                "a CloudLoader cannot be pickled or copied once it has begun to iterate. Create "
+                "the loader in the process that iterates over it, and pass its state_dict()"
+            )
+        return self.__dict__
 
     # ------------------------------------------------------------ passes
 
@@ -203,7 +212,7 @@ class Reader:
         if not self._has_counted_cores:
             self._has_counted_cores = True
             ranks_per_node = self.member.world.ranks_per_node
-            warning = explain_few_cores(used, ranks_per_node, *count_cores())
+            warning = explain_few_cores(used, ranks_per_node, *count_cores(), asked=asked)
             if warning is not None:
                 logger.warning("%s", warning)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from cloudload.errors import TokenizerError
 from cloudload.storage.hub import find_obstacle
 
 logger = logging.getLogger(__name__)
+_MOST_REASON = 200
 _CACHES_OF_TRANSFORMERS = (
     "TRANSFORMERS_CACHE",
     "PYTORCH_TRANSFORMERS_CACHE",
@@ -69,8 +71,16 @@ def _explain_offline(name: str, obstacle: str) -> str:
 
 
 def _explain(name: str, error: Exception) -> str:
-    reason = (str(error).splitlines() or [type(error).__name__])[0][:200].rstrip(". ")
-    return (
-        f"cannot load the tokenizer {name!r}: {reason}. Pass a name on the Hugging Face Hub, a "
-        "folder, or a tokenizer.json"
-    )
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    reason = textwrap.shorten(first, _MOST_REASON, placeholder=" …").rstrip(". ")
+    if "sentencepiece" in str(error).lower():
+        return (
+            f"cannot load the tokenizer {name!r}, because it has no tokenizer.json, and its "
+            "tokenizer.model cannot be converted. Install what the conversion needs: pip install "
+            "sentencepiece protobuf tiktoken"
+        )
+    if Path(name).exists():
+        advice = "Pass a folder that has a tokenizer.json, or that transformers can load"
+    else:
+        advice = "Pass a name on the Hugging Face Hub, a folder, or a tokenizer.json"
+    return f"cannot load the tokenizer {name!r}: {reason}. {advice}"

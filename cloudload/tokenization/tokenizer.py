@@ -240,6 +240,12 @@ def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
             f"the tokenizer {path} does not exist. Pass a name on the Hugging Face Hub, a folder, "
             "or a tokenizer.json"
         )
+    if file.is_file() and file.suffix in (".model", ".tiktoken"):
+        raise TokenizerError(
+            f"{file} is a model of SentencePiece or tiktoken, not a tokenizer.json. Pass its "
+            "folder, with its tokenizer_config.json, so that transformers converts it (pip install "
+            "sentencepiece protobuf tiktoken)"
+        )
     named = read_named_tokens(file.parent) if path.exists() else NamedTokens()
     if file.is_file():
         return _read(file), named, file
