@@ -13,7 +13,7 @@ from cloudload.errors import CacheError
 from cloudload.run.position import Position
 from tests.support.corpora import random_documents, write_mds
 from tests.support.interrupted import KINDS, Check, open_subject
-from tests.support.interrupts import Visit, choose, count_visits, interrupt, list_edges
+from tests.support.interrupts import Visit, count_visits, interrupt, list_edges
 from tests.support.loaders import make_loader
 
 SOME, MANY = 300, 2_000
@@ -21,12 +21,12 @@ SOME, MANY = 300, 2_000
 
 def check(folder: Path, kind: str, has_lengths: bool, number: int, *, everywhere: bool) -> None:
     """Interrupt each operation of a kind at random, in total `number` times, and everywhere."""
-    faults, seen = [], set[Visit]()
+    faults, seen, choices = [], set[Visit](), random.Random(0)
     with open_subject(folder, kind, has_lengths) as subject:
         operations = subject.operations
-        for seed, operation in enumerate(operations):
+        for operation in operations:
             found = Check(subject, operation)
-            visits = choose(found.visits, -(-number // len(operations)), seed)
+            visits = [found.choose(choices) for _ in range(-(-number // len(operations)))]
             if everywhere:  # a bytecode that several operations run is interrupted in the first
                 visits += [
                     each for each in list_edges(found.visits) if found.visits[each] not in seen
@@ -60,7 +60,7 @@ def test_a_batch_is_recorded_only_if_it_is_delivered(tmp_path: Path, stop_every:
         record = max(each for each, (code, _) in enumerate(visits) if code.co_name == "record")
         after_record = [each for each in list_edges(visits) if each > record - 9]
         some = random.Random(0).sample(after_record, 30)
-        for visit in [*choose(visits, 10, 0), *some, *after_record[:20]]:
+        for visit in [*random.Random(0).sample(range(len(visits)), 10), *some, *after_record[:20]]:
             loader.load_state_dict(before)
             batches = iter(loader)
             if interrupt(lambda batches=batches: next(batches), visit):  # type: ignore[misc]

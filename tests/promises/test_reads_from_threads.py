@@ -8,15 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cloudload import CloudLoader
-from tests.support.interrupted import FURTHER, KINDS, list_reads, observe, open_subject
-from tests.support.interrupts import choose, count_visits, run_at
+from tests.support.interrupted import FURTHER, KINDS, Check, list_reads, open_subject
 
 THREADS, HANDLED = 4, 3
 COUNTED = [kind for kind, has_lengths in KINDS if has_lengths]
@@ -88,27 +86,16 @@ def test_states_are_the_same_while_a_thread_reads_statistics(
         assert all(state in [subject.start, expected[-1], *expected] for state in states)
 
 
-def note(seen: list[Any], loader: CloudLoader) -> None:
-    """A signal handler that reads the loader."""
-    seen.append(observe(loader))
-
-
 @pytest.mark.parametrize(("kind", "has_lengths"), KINDS)
 def test_a_handler_that_reads_in_the_midst_of_a_call_is_right_and_so_is_the_call(
     tmp_path: Path, kind: str, has_lengths: bool
 ) -> None:
+    choices = random.Random(0)
     with open_subject(tmp_path, kind, has_lengths) as subject:
-        for seed, operation in enumerate(subject.operations):
-            operation.prepare()
-            before = observe(subject.loader)
-            visits = count_visits(operation.run)
-            expected, after = operation.effect(), observe(subject.loader)
-            for visit in choose(visits, HANDLED, seed):
-                seen: list[Any] = []
-                operation.prepare()
-                run_at(operation.run, visit, partial(note, seen, subject.loader))
-                assert operation.effect() == expected
-                assert all(each in (before, after) for each in seen), operation.name
+        for operation in subject.operations:
+            check = Check(subject, operation)
+            for _ in range(HANDLED):
+                assert check.find_fault_of_handler(check.choose(choices)) is None
 
 
 def test_a_signal_handler_may_save_while_the_loader_trains_and_jumps(tmp_path: Path) -> None:

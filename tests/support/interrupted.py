@@ -9,6 +9,7 @@ A subject keeps marks and tables of tiny data in files, as loaders do for large 
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ import pytest
 from cloudload import Batch, CloudLoader, Rows, Stream, count_tokens
 from cloudload.lengths import played_lanes, tables
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.interrupts import count_visits, interrupt
+from tests.support.interrupts import count_visits, interrupt, list_edges, run_at
 from tests.support.loaders import SEQ_LEN, make_loader
 
 KINDS = [
@@ -117,10 +118,10 @@ class Subject:
             Operation("describe", self.restart, loader.describe, see),
         ]
         if rows is not None:
-            read, save = partial(_read, rows), partial(rows.state_dict, FURTHER)
+            read, save = partial(read_rows, rows), partial(rows.state_dict, FURTHER)
             found += [
                 Operation("len", self.restart, loader.__len__, loader.__len__),
-                Operation("rows[]", partial(_read, rows, 2), read, read),
+                Operation("rows[]", partial(read_rows, rows, 2), read, read),
                 Operation("rows.state_dict", self.restart, save, save),
             ]
         return found
@@ -144,7 +145,7 @@ def list_reads(subject: Subject, batch: Batch) -> dict[str, Callable[[], object]
     }
     if rows is not None:
         reads |= {
-            "rows[]": partial(_read, rows),
+            "rows[]": partial(read_rows, rows),
             "rows.state_dict": partial(rows.state_dict, FURTHER),
             "rows.trace": partial(rows.trace, FURTHER),
         }
@@ -163,7 +164,8 @@ def _value_or_error(read: Callable[[], object]) -> object:
         return str(error)
 
 
-def _read(rows: Rows, row: int = FURTHER) -> list[int]:
+def read_rows(rows: Rows, row: int = FURTHER) -> list[int]:
+    """The tokens of a row."""
     tokens: list[int] = rows[row]["input_ids"].tolist()
     return tokens
 
@@ -207,7 +209,14 @@ class Check:
         self._subject, self._operation = subject, operation
         operation.prepare()
         self.visits = count_visits(operation.run)
+        self._edges = list_edges(self.visits)
         self._expected, self._elsewhere = operation.effect(), subject.seek_elsewhere()
+
+    def choose(self, choices: random.Random) -> int:
+        """Choose a visit: half of the time by bytecode, so that loops do not crowd out the rest."""
+        if choices.random() < 0.5:
+            return choices.choice(self._edges)
+        return choices.randrange(len(self.visits))
 
     def find_fault(self, visit: int) -> str | None:
         """Interrupt the operation before a visit, and repeat it. Returns what is wrong, if any."""
@@ -224,6 +233,19 @@ class Check:
             return self._describe(visit, "was wrong when it was repeated")
         if self._subject.seek_elsewhere() != self._elsewhere:
             return self._describe(visit, "made another loader wrong after it was repeated")
+        return None
+
+    def find_fault_of_handler(self, visit: int) -> str | None:
+        """Before a visit, run a signal handler that reads the loader. Returns what is wrong."""
+        operation, loader, seen = self._operation, self._subject.loader, list[object]()
+        operation.prepare()
+        before = observe(loader)
+        run_at(operation.run, visit, lambda: seen.append(observe(loader)))
+        effect, after = operation.effect(), observe(loader)
+        if effect != self._expected:
+            return self._describe(visit, "was wrong after a handler")
+        if any(each not in (before, after) for each in seen):
+            return self._describe(visit, "showed a handler half of a change")
         return None
 
     def _describe(self, visit: int, what: str) -> str:

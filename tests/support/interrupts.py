@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,15 +84,6 @@ def list_edges(visits: list[Visit]) -> list[int]:
         first.setdefault(visit, number)
         last[visit] = number
     return sorted({*first.values(), *last.values()})
-
-
-def choose(visits: list[Visit], number: int, seed: int) -> list[int]:
-    """Choose random visits: half of them by bytecode, so that loops do not crowd out the rest."""
-    choices, edges = random.Random(seed), list_edges(visits)
-    return [
-        choices.choice(edges) if each % 2 else choices.randrange(len(visits))
-        for each in range(number)
-    ]
 
 
 def run_at(call: Callable[[], object], visit: int, handler: Callable[[], object]) -> bool:
