@@ -67,6 +67,9 @@ class CloudLoader:
     batch, the old one ends, and raises `WorkerError` if it is used again. Dropping an iterator
     before its end also stops its workers. Once a finite run has ended, iterating yields nothing.
 
+    Any thread may read a loader at any time: its statistics, states, length, description, and
+    traces. A signal handler may do so too, except for traces. All other calls belong to one thread.
+
     Args:
         data: URL or folder of an MDS dataset, a `Stream`, or a list of these. A list is read as one
             corpus, or as a mixture if its streams have proportions or `schedule` is set. `data` can

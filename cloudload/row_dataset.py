@@ -49,7 +49,8 @@ class Rows(torch.utils.data.Dataset[Item]):
     `input_ids` and `labels` (int64 [seq_len]) and the `fields`. Any sampler and `DataLoader` can
     read the dataset, in any order, with any number of ranks and workers. The data needs token
     lengths, which `cloudload count` writes. If rows are requested at regular intervals, as by a
-    sequential or distributed sampler, later rows are prefetched.
+    sequential or distributed sampler, later rows are prefetched. Threads may share the dataset, and
+    read in parallel.
 
     Args:
         data: as for `CloudLoader`.
