@@ -6,29 +6,33 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from cloudload.arrays import NEVER
 from cloudload.config.choices import AUTO, EPOCH, OFF
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.delivery.world import World
 from cloudload.errors import RanksDisagreeError
-from cloudload.lengths.files import CorpusLengths
+from cloudload.packing.tables import CURSOR_ORDINAL
 from cloudload.run.position import Position
-from cloudload.run.recipe import Recipe
+from cloudload.run.recipe import ORDER_FIELD, Recipe
+from cloudload.workers.plan import Plan
 
 _RANKS_PER_NODE = (
     "ranks per node, from LOCAL_WORLD_SIZE (set it to 1 if nodes have different numbers of ranks)"
 )
-_LENGTHS = "lengths"
+_LENGTHS, _ORDER = "lengths", "order (the hash of its first samples)"
+_COMPARED_POSITIONS = 1024
 _NOT_FOUND = "not found"
 
 
-def list_facts(
-    recipe: Recipe,
-    delivery: DeliveryConfig,
-    world: World,
-    position: Position,
-    lengths: CorpusLengths | None,
-) -> dict[str, Any]:
-    """Return the values that must be equal on all ranks, by the names used in error messages."""
+def list_facts(plan: Plan, world: World, position: Position) -> dict[str, Any]:
+    """Return the values that must be equal on all ranks, by the names used in error messages.
+
+    `position` is that of the run, which may be before the plan's. Raises `CacheError` if an order
+    cannot be written.
+    """
+    recipe, delivery, lengths = plan.recipe, plan.delivery, plan.lengths
     residues = b"" if position.residues is None else b"".join(position.residues.ravel().tolist())
     return {
         **recipe.fields,
@@ -43,8 +47,23 @@ def list_facts(
         "rows": position.rows,
         "table_rows": position.table_rows,
         _LENGTHS: lengths.digest if lengths else _describe_missing(delivery),
+        _ORDER: _hash_orders(plan),
         "cursors": hashlib.sha256(position.cursors.tobytes() + residues).hexdigest()[:16],
     }
+
+
+def _hash_orders(plan: Plan) -> str:
+    """The hash of the first samples in the order of the latest epoch of each component."""
+    digest = hashlib.sha256()
+    for component, cursors in zip(plan.recipe.components, plan.position.cursors, strict=True):
+        lanes = component.lanes
+        epochs, _ = lanes.epoch_positions(np.arange(plan.num_lanes), cursors[:, CURSOR_ORDINAL])
+        order = component.orders(plan.cache_root)(
+            min(int(epochs.max()), (lanes.epochs or NEVER) - 1)
+        )
+        first = np.arange(min(_COMPARED_POSITIONS, lanes.num_positions))
+        digest.update(order[first].astype("<i8").tobytes())
+    return digest.hexdigest()[:16]
 
 
 def _describe_missing(delivery: DeliveryConfig) -> str:
@@ -66,6 +85,12 @@ def advise_on_difference(names: Sequence[str]) -> str:
         return (
             "If data was appended or rewritten while the job was starting, restart the job. "
             "Otherwise, use the same config and load the same state on every rank"
+        )
+    if {ORDER_FIELD, _ORDER} & set(names):
+        return (
+            "Use the same version of NumPy on every rank, because another one may shuffle "
+            f"differently (this rank has NumPy {np.__version__}). If the versions are the same, "
+            "remove the folder `orders` in the cache folder of each node"
         )
     return "Use the same config and load the same state on every rank"
 

@@ -78,6 +78,7 @@ class LaneTables:
             *(component.first_sample, self._sizes.num_framing.tolist(), self._sizes.min_tokens),
             # best_fit and concat share tables, because their sums over tokens are the same
             *(packing.name if is_of_rows else "concat", rows),
+            *([component.order_ids] if component.order_ids else []),
         ]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
 

@@ -11,7 +11,7 @@
     bijection           keyed permutation           mixture_step    how far a row advances
     spans               shards per canonical node   mixture_counts  rows per lane and stream
     canonical           one epoch's order           stream_ends     where streams end
-    epoch_orders        orders cached on disk
+    epoch_orders        orders cached on disk       order_ids       whether NumPy shuffles alike
 
 Only `epoch_orders` touches the disk or starts a process. Orders, layouts and mixtures do not depend
 on the world size.

@@ -23,6 +23,7 @@ import numpy as np
 from cloudload.arrays import Ids, Ints
 from cloudload.errors import CacheError
 from cloudload.order.canonical import fill_order, seekable_order
+from cloudload.order.order_ids import identify_order
 from cloudload.order.sampling import id_dtype
 from cloudload.order.seekable import SeekableOrder
 from cloudload.order.spec import OrderConfig, Sampling, num_positions
@@ -60,6 +61,8 @@ class EpochOrders:
         digest.update(np.ascontiguousarray(shard_sizes, np.int64).tobytes())
         if sampling is not None:
             digest.update(json.dumps(asdict(sampling), sort_keys=True).encode())
+        # a version of NumPy that shuffles differently must not use the files of another one
+        digest.update(identify_order(config, sampling).encode())
         self._folder = folder / digest.hexdigest()[:24]
         self._orders: dict[int, Ids | SeekableOrder] = {}
         self._num_positions = num_positions(shard_sizes, sampling)

@@ -10,9 +10,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from cloudload.config.choices import SKIP
 from cloudload.errors import StreamChangedError
-from cloudload.run.recipe import MAX_EPOCHS_FIELD, SAMPLES_FIELD, Recipe
+from cloudload.order.order_ids import KNOWN_VERSIONS
+from cloudload.run.recipe import MAX_EPOCHS_FIELD, ORDER_FIELD, SAMPLES_FIELD, Recipe
 from cloudload.run.same_data import explain_data, has_same_samples
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
@@ -29,6 +32,7 @@ _DESCRIPTIONS = {
     "shards": "shards (fingerprints of the shards' sample counts, on which the order depends)",
     "tokenizer": "tokenizer (fingerprint)",
     "token_ids": "token_ids (fingerprint of the IDs of fixed texts)",
+    ORDER_FIELD: "order_ids (hash of the order of fixed shards, which NumPy's generators shuffle)",
     "tokens_key": "tokens_key (the columns of token IDs and the dtypes of bytes, by stream)",
     "bos_eos": "bos_eos (the IDs before and after each document, by stream)",
     "choose": "choose (samples in an epoch, by stream or corpus)",
@@ -49,6 +53,7 @@ CONTENT_FIELDS = (
 """The fields whose change invalidates cursors within documents. Other cursors stay valid."""
 ACCEPTABLE_FIELDS = (*_HARMLESS_FIELDS, *CONTENT_FIELDS)
 """The fields whose change the user may accept with `on_change`."""
+_NUMPY_OF = {False: f"a NumPy that shuffles like {KNOWN_VERSIONS}", True: "another NumPy"}
 _ACCEPT, SAME = "accept", "same"
 """Values of `on_change`. "same" is only for data: it asserts that the samples are the same, so
 cursors within documents stay valid."""
@@ -107,6 +112,7 @@ def _locate(saved: Saved, recipe: Recipe) -> Changes:
         "shards": (before.urls, now.urls),
         "tokenizer": (before.tokenizer_name, now.tokenizer_name),
         "token_ids": (saved.tokenizer_backend, f"tokenizers {package_version('tokenizers')}"),
+        ORDER_FIELD: (_NUMPY_OF[bool(saved.fields[ORDER_FIELD])], f"NumPy {np.__version__}"),
     }
 
 

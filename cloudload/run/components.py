@@ -22,6 +22,7 @@ from cloudload.mds.dataset import Corpus, join_columns
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.lanes import Lanes
 from cloudload.order.layout import Layout
+from cloudload.order.order_ids import identify_order
 from cloudload.order.spec import OrderConfig, Sampling
 
 _MOST_BARREN = 100_000
@@ -71,6 +72,11 @@ class Component(ComponentSpec):
         number = self.lanes.num_positions
         varies = self.order.shuffle or self.sampling is not None
         return max(number, min(20 * number, _MOST_BARREN)) if varies else number
+
+    @property
+    def order_ids(self) -> str:
+        """See `identify_order`."""
+        return identify_order(self.order, self.sampling)
 
     def orders(self, cache_root: Path) -> EpochOrders:
         """The order of each epoch. Orders that are kept on disk are in files under `cache_root`.

@@ -57,9 +57,12 @@ MAX_EPOCHS_FIELD = "max_epochs"
 STREAM_SHARDS_FIELD = "stream_shards"
 """The field of a state with the number of shards of each stream. A state has it only if several
 streams are read as one corpus, because its fingerprints do not show where each stream ends."""
+ORDER_FIELD = "order_ids"
+"""The state field with the hash of a fixed order. A state has it only if NumPy shuffles in another
+way than all versions so far; see `order.order_ids`."""
 OPTIONAL_FIELDS = frozenset(
     {
-        *("token_ids", "on_error", "stopping"),
+        *("token_ids", "on_error", "stopping", ORDER_FIELD),
         *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, MAX_EPOCHS_FIELD),
     }
 )
@@ -163,6 +166,7 @@ class Recipe:
             STREAM_SHARDS_FIELD: self._describe_shards(),
             MAX_EPOCHS_FIELD: ",".join(str(each.max_epochs or "") for each in self.config.streams),
             "stopping": self.config.stopping,
+            ORDER_FIELD: ",".join(sorted({each.order_ids for each in self.components})),
         }
 
     @cached_property

@@ -30,6 +30,9 @@
     token_ids               hash of the IDs of fixed texts, so a resume detects a version of
                             tokenizers that encodes differently; older states, and states of
                             pre-tokenized data alone, have no such key
+    order_ids               hash of the order of fixed shards, so a resume detects a version of
+                            NumPy that shuffles differently; there is no such key if NumPy shuffles
+                            as all versions so far do
     on_error                "skip" if bad documents are left out; otherwise there is no such key
     mixture                 names and weights of the streams, and the rows from which they apply
     tokens_key              column and dtype of the token IDs of pre-tokenized streams; if all
@@ -75,6 +78,7 @@ from cloudload.run.recipe import (
     HELD_CONFIG_FIELDS,
     MAX_EPOCHS_FIELD,
     OPTIONAL_FIELDS,
+    ORDER_FIELD,
     SAMPLES_FIELD,
     STREAM_SHARDS_FIELD,
     TOKENS_FIELD,
@@ -226,6 +230,7 @@ def read_state(state: Mapping[str, Any]) -> Saved:
     names = (*_HELD_FIELDS, "token_ids", SAMPLES_FIELD)
     fields = {name: state[name] for name in names if name in state}
     fields["on_error"] = state.get("on_error", RAISE)
+    fields[ORDER_FIELD] = state.get(ORDER_FIELD, "")
     if fields["on_error"] not in ON_ERROR:
         raise damaged("on_error", f"{show(fields['on_error'])} is not {SKIP!r}")
     for name in (TOKENS_FIELD, MAX_EPOCHS_FIELD):

@@ -238,7 +238,7 @@ class Reader:
         run, member = self.now
         plan, world = self.plan(), member.world
         exchange = member.connect()
-        facts = list_facts(run.recipe, member.delivery, world, run.log.position, run.lengths)
+        facts = list_facts(plan, world, run.log.position)
         if exchange.compare(facts, world):
             return plan, exchange
         logger.info("some ranks found no token lengths, so the run uses none until it is resumed")

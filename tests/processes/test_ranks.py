@@ -221,6 +221,7 @@ def test_state_dict_on_one_rank_of_four_alone_is_whole(corpus: Corpus, tmp_path:
         ("batch_size", "batch_size: [2, 3]"),
         ("seed", "seed: [17, 18]"),
         ("state", "rows: [0, "),
+        ("numpy", "Use the same version of NumPy on every rank"),
         (
             "nodes",
             "LOCAL_WORLD_SIZE (set it to 1 if nodes have different numbers of ranks): [1, 2]",

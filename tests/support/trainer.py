@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 from cloudload import CloudLoader, Stream
@@ -83,11 +84,19 @@ def change_data(options: dict[str, Any], *, is_due: bool) -> None:
         count_tokens(folder, tokenizer=byte_tokenizer(), processes=1, progress=False)
 
 
+def shuffle_differently() -> None:
+    """Make NumPy's default generator another one, as a version of NumPy may do."""
+    generator = np.random.Generator
+    vars(np.random)["default_rng"] = lambda seed: generator(np.random.PCG64DXSM(seed))
+
+
 def open_loader(options: dict[str, Any], rank: int, out: Path) -> CloudLoader:
     """Make a rank's loader. Some `options` change the data first, or one rank's settings."""
     differing = options.get("differ_in") if rank == options.get("differ_on", 1) else None
     if options.get("differ_in") == "nodes":
         os.environ["LOCAL_WORLD_SIZE"] = str(1 + rank)
+    if differing == "numpy":
+        shuffle_differently()
     settings = options.get("settings", {})
     is_mixed = settings.pop("mixed", False)
     if (slow_rank := options.get("slow_rank")) is not None:
