@@ -14,9 +14,10 @@
     chunk_reader    bytes as a file                stored_shards    store and list a shard
     listing         inputs by format, as a table   split_by_hash    documents to splits
     mds_datasets    inputs that are MDS            rejects          bad records left out
-    saved_datasets  inputs of `datasets`           journal          finished shards, to resume
-    found_files     the files of one input         work             the part already finished
-    changed_files   changes since an earlier run   joined_shards    all shards, in few bytes
+    saved_datasets  inputs of `datasets`           journal          what a rerun must match
+    found_files     the files of one input         segment_journal  finished shards, to resume
+    changed_files   changes since an earlier run   work             the part already finished
+    joined_shards   all shards, in few bytes
     records         units, blocks, records         finish           segments to index and report
     readers         a reader per kind of input     append           plan an append
     segments        cut the inputs by size         lengths          write token lengths

@@ -102,12 +102,31 @@ def join_base(output: Output, plan: ConversionPlan) -> Joined:
     return joined
 
 
+def has_changed(output: Output, base: Mapping[str, Any] | None) -> bool:
+    """Whether the indexes differ from those of `base`; without it, whether they list any shards."""
+    entries = _read_entries(output)
+    return _digest(entries) != base["index"] if base else any(entries.values())
+
+
 def read_report_if_joined(output: Output, plan: ConversionPlan) -> ConvertReport | None:
-    """Return the stored report if the indexes already list the plan's segments, else None."""
+    """Return the stored report if the indexes already list the plan's segments, else None.
+
+    Raises `ConvertError` if they list the segments of another conversion.
+    """
     report, entries = _read_report(output), _read_entries(output)
     numbers = (_segment_of(entry) for several in entries.values() for entry in several)
-    is_joined = any(number >= plan.first_segment for number in numbers)
-    return ConvertReport.of_stored(report) if report and is_joined else None
+    if report is None or not any(number >= plan.first_segment for number in numbers):
+        return None
+    inputs = report.get("appended", [None])[-1] if plan.base else report["claim"]["inputs"]
+    joined = {"recipe": report["claim"]["recipe"], "inputs": inputs}
+    if plan.base is None:
+        compare_claims(output.home, joined, plan.claim)
+    elif inputs != plan.claim["inputs"]:
+        raise ConvertError(
+            f"another conversion was appended to {redact(output.home)} at the same time. Append "
+            "again"
+        )
+    return ConvertReport.of_stored(report)
 
 
 def _read_report(output: Output) -> dict[str, Any] | None:

@@ -15,7 +15,8 @@ from cloudload.storage.redaction import redact
 
 LENGTHS_FIELD = "lengths"
 """The field of a claim's recipe with the key of the token lengths. Absent without a tokenizer."""
-_SEGMENT_BYTES = "segment_bytes"
+SEGMENT_BYTES = "segment_bytes"
+"""The field of a claim's recipe that a conversion of one segment lacks."""
 
 
 def claim_one_segment(claim: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def claim_one_segment(claim: Mapping[str, Any]) -> dict[str, Any]:
 
 def without_segment_bytes(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe without `segment_bytes`."""
-    return {key: value for key, value in recipe.items() if key != _SEGMENT_BYTES}
+    return {key: value for key, value in recipe.items() if key != SEGMENT_BYTES}
 
 
 def without_lengths(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def compare_claims(
     for part in ("recipe", "inputs"):
         for key in _list_keys(part, stored, claim):
             before, now = stored[part].get(key), claim[part].get(key)
-            if before == now or (key == _SEGMENT_BYTES and None in (before, now)):
+            if before == now or (key == SEGMENT_BYTES and None in (before, now)):
                 continue
             change = f"{key} was {before!r} and is now {now!r}"
             if part == "inputs":

@@ -21,6 +21,11 @@ class PeekableBlocks:
     def __init__(self, blocks: Iterator[tuple[int, InputBlock]]) -> None:
         self._blocks, self._peeked = blocks, deque[tuple[int, InputBlock]]()
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether an item was peeked at."""
+        return bool(self._peeked)
+
     def peek(self, count: int) -> Iterator[InputBlock]:
         """Yield up to `count` of the next blocks without consuming them."""
         for number in range(count):

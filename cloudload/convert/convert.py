@@ -1,7 +1,6 @@
 """Convert raw corpora to MDS, and resume a conversion that was stopped or killed.
 
-    inputs ─► one segment ─────────────────────────► shards ──────────────┐
-           └► plan ─► segments, on any processes ──► NNNNN/shards, notes ─┴─► index.json
+    inputs ─► plan ─► segments, on any processes ──► NNNNN/shards, notes ─► index.json
 
 The output has the same bytes for any number of processes, machines and interruptions. A conversion
 resumes after the shards that its journals (`cloudload.convert.journal`) list.
@@ -14,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from cloudload.config.checks import as_integer
@@ -21,25 +21,32 @@ from cloudload.config.choices import CSV_QUOTING, STRICT, OnError
 from cloudload.config.transform import Transform
 from cloudload.convert.changed_files import list_sizes
 from cloudload.convert.claims import LENGTHS_FIELD, compare_claims, identify_inputs
+from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles, list_hidden, list_inputs, list_roots, list_units
 from cloudload.convert.journal import Journal
 from cloudload.convert.listing import describe_hidden, describe_inputs, describe_mixture
 from cloudload.convert.output import Output, read_if_exists
 from cloudload.convert.plan import PLAN_NAME, ConversionPlan
-from cloudload.convert.planning import agree_on_plan, has_segments
+from cloudload.convert.planning import agree_on_plan
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit
 from cloudload.convert.report import ConvertReport
-from cloudload.convert.run import Run, already_complete, convert_one_segment, convert_segments
+from cloudload.convert.run import (
+    Run,
+    already_complete,
+    check_sizes,
+    convert_segments,
+    convert_units,
+)
+from cloudload.convert.segment import read_blocks
 from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, Files
 from cloudload.convert.separation import check_file, check_listed, check_output, check_rejects
+from cloudload.convert.work import InputPosition
 from cloudload.count.group import CountWork
 from cloudload.count.new_shards import open_count_work
 from cloudload.engines.shares import Share
-from cloudload.errors import ConvertError
 from cloudload.mds.writer import DEFAULT_SHARD_BYTES
 from cloudload.option_names import suggests_names
-from cloudload.storage.redaction import redact
 from cloudload.storage.urls import check_location, join_url, plain_location
 
 logger = logging.getLogger(__name__)
@@ -216,7 +223,17 @@ def convert_to_mds(
     count = _open_count(location, tokenizer, documents)
     recipe |= {LENGTHS_FIELD: asdict(count.key)} if count is not None else {}
     run = Run(
-        output, config, processes, executor, share, finish, skip_bad, rejects_url, progress, count
+        output,
+        config,
+        processes,
+        executor,
+        share,
+        finish,
+        skip_bad,
+        rejects_url,
+        progress,
+        count,
+        overwrite,
     )
     if (share or finish) and (plan := _read_plan(location, recipe)):
         return convert_segments(run, plan, plan.files(list_roots(inputs), format))
@@ -252,7 +269,7 @@ def _list_and_plan(
     overwrite: bool,
     append: bool,
 ) -> ConvertReport | tuple[ConversionPlan, Files]:
-    """List the inputs, and return a plan with its files, or the report of a single segment.
+    """List the inputs, and return what `_plan_or_convert` returns.
 
     If the output is a split of a dataset, `parent` is the dataset's location, otherwise "".
     """
@@ -311,7 +328,10 @@ def _plan_or_convert(
     journal: Journal,
     append: bool,
 ) -> ConvertReport | tuple[ConversionPlan, Files]:
-    """Plan several segments, or convert a single one, unless the inputs are already converted."""
+    """Agree on a plan, and convert inputs that are not all files.
+
+    Returns the plan with its files, or the report of a dataset that is complete.
+    """
     folders = [item for item in listed if isinstance(item, FolderFiles)]
     is_files = len(folders) == len(listed) and all(item.root != "-" for item in folders)
     if append and not is_files:
@@ -319,21 +339,18 @@ def _plan_or_convert(
             "append (--append) accepts only files. Write the rows to a file first, and append it"
         )
     if not append and (report := journal.finished_report()):
-        if unknown := [unit.name for unit in units if unit.size is None]:
-            raise ConvertError(
-                f"{redact(run.location)} is already complete, but cloudload cannot check that it "
-                f"was made from {unknown[0]}. Choose another output, or start over (--overwrite)"
-            )
+        check_sizes(run.location, units)
         return already_complete(report, run)
-    segment_bytes = journal.claim["recipe"]["segment_bytes"]
-    if append or (is_files and has_segments(folders, segment_bytes, journal)):
-        plan = agree_on_plan(journal, run.config, folders, units, append)
-        if isinstance(plan, ConvertReport):
-            return already_complete(plan, run)
-        if plan.must_list:
-            return plan, [file for item in folders for file in item.files]
-        return plan, plan.files([item.root for item in folders], run.config.format)
-    return convert_one_segment(run, units, journal)
+    blocks = PeekableBlocks(read_blocks(units, InputPosition(), run.config))
+    infer = partial(infer_columns, run.config, blocks)
+    plan = agree_on_plan(journal, run.config, folders, infer, is_files=is_files, append=append)
+    if isinstance(plan, ConvertReport):
+        return already_complete(plan, run)
+    if not is_files:
+        return convert_units(run, plan, units, blocks)
+    if plan.must_list:
+        return plan, [file for item in folders for file in item.files]
+    return plan, plan.files([item.root for item in folders], run.config.format)
 
 
 def _output_location(out: str, split: str | None) -> str:

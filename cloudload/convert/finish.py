@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from cloudload.convert.joined_shards import JoinedShards
 from cloudload.convert.output import collect_at, segment_folder
+from cloudload.convert.plan import ConversionPlan
 from cloudload.convert.rejects import rejects_name
 from cloudload.convert.report import Counts, sum_counts
 from cloudload.convert.segment import Note, note_name, read_note
@@ -31,8 +32,8 @@ class Joined:
     """The datasets of a conversion by split, and their counts."""
 
     datasets: dict[str, JoinedShards]
-    shards: dict[str, int] = field(default_factory=dict)
-    """The number of shards in each folder."""
+    new_shards: dict[int, int] = field(default_factory=dict)
+    """The number of shards in each segment."""
     parts: list[Counts] = field(default_factory=list)
     """The counts of folders, in order. When there are 1,000, `add` replaces them with their sum."""
     with_bad: list[int] = field(default_factory=list)
@@ -52,14 +53,14 @@ class Joined:
         """Add the shards of a folder. "" is the folder of each dataset itself."""
         for split, several in entries.items():
             self.datasets[split].add(folder, several)
-        self.shards[folder] = sum(map(len, entries.values()))
         self.parts.append(counts)
         if len(self.parts) == _MOST_PARTS:
             self.parts = [self.counts]
 
-    def shards_of(self, segment: int) -> int:
-        """Return the number of shards in a segment."""
-        return self.shards.get(segment_folder(segment), 0)
+    @property
+    def num_shards(self) -> int:
+        """The number of shards in all datasets."""
+        return sum(each.shards for each in self.datasets.values())
 
 
 def list_finished(
@@ -102,17 +103,19 @@ def read_notes(
 
 
 def join_notes(
-    location: str, numbers: Sequence[int], plan: str, joined: Joined
+    location: str, numbers: Sequence[int], plan: ConversionPlan, joined: Joined
 ) -> tuple[Joined, list[int]]:
     """Add the finished segments to `joined`.
 
     Returns `joined`, and the numbers of the unfinished segments.
     """
     missing = []
-    for number, note in read_notes(location, numbers, plan):
+    for number, note in read_notes(location, numbers, plan.digest):
         if note is None:
             missing.append(number)
         else:
-            joined.add(segment_folder(number), note.entries, note.counts)
+            folder = segment_folder(number) if plan.has_folders else ""
+            joined.add(folder, note.entries, note.counts)
+            joined.new_shards[number] = sum(map(len, note.entries.values()))
             joined.with_bad += [number] if note.counts.bad else []
     return joined, missing

@@ -1,17 +1,15 @@
-"""The journal of a conversion's finished shards, stored at the conversion's output.
+"""The journal of a conversion, stored at its output: what is finished, and what a rerun must match.
 
-It allows a killed conversion to resume without losing or repeating a document.
+    .convert/plan.json            first: the inputs and options, which a rerun must match
+    .convert/00000.json           the finished shards of the only segment, or
+    00003/.convert/00000.json     of each segment (`cloudload.convert.segment_journal`)
+    .convert/00003.done.json      the note of a finished segment
+    convert-report.json           the report, with the same inputs and options
+    index.json                    stored last, so a partial dataset is never readable
 
-    .convert/config.json     the config and the digest of the input, which a rerun must match; and
-                             the sizes of up to 10,000 input files
-    .convert/00000.json      a finished shard: its index entry, and where the next shard begins
-    shard.00000.mds.zstd     stored before its journal entry
-    convert-report.json      the report, with the same config and digest
-    index.json               stored last, so a partial dataset is never readable
-
-A rerun resumes after the longest run of entries, from 00000, whose shards exist. The journal is
-removed once the index is stored. A conversion in segments has a plan instead of this journal
-(`cloudload.convert.plan`), and a journal in the folder of each segment.
+The plan is stored only if there is none, and its digest is in every entry and note. So of two
+conversions that write to the same place, one is refused. The journal is removed once the index is
+stored, and the plan last of all.
 """
 
 from __future__ import annotations
@@ -19,14 +17,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cloudload.convert.claims import claim_one_segment, compare_claims
+from cloudload.convert.claims import compare_claims
 from cloudload.convert.hidden_datasets import describe_hidden, refuse_to_hide
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.joined_shards import JoinedShards
@@ -34,24 +30,23 @@ from cloudload.convert.output import (
     Output,
     collect_at,
     does_exist,
-    is_stored,
     list_sizes_at,
     name_in,
     read_if_exists,
 )
-from cloudload.convert.report import ConvertReport, Counts
+from cloudload.convert.plan import PLAN_NAME, digest_plan, refuse_replaced
+from cloudload.convert.report import ConvertReport
 from cloudload.convert.separation import check_removed
-from cloudload.convert.work import FinishedWork, InputPosition, check_documents
-from cloudload.errors import ConvertError, StoreError
-from cloudload.mds.index import INDEX_NAME, Column
+from cloudload.convert.work import check_documents
+from cloudload.errors import CloudloadError, ConvertError, StoreError
+from cloudload.mds.index import INDEX_NAME
 from cloudload.mds.own_objects import JOURNAL, REPORT_NAME, SHARD, TEMPORARY, is_of_dataset
 from cloudload.mds.survey import JOURNAL_FOLDER
 from cloudload.storage.objects import delete_object, write_object, write_pieces
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 
-_ENTRY_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
-_PLANS = {f"{JOURNAL_FOLDER}/config.json", f"{JOURNAL_FOLDER}/plan.json"}
+_OLD_PLAN = f"{JOURNAL_FOLDER}/config.json"
 _EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")
 
 
@@ -59,18 +54,24 @@ class Journal:
     """The journal at an output location. `claim` identifies the conversion by config and input.
 
     `files` maps input files to their sizes, so that errors can list the changes; it may be empty.
+    With `is_cleared`, an index was removed from the output, so a new one may hide what it hid.
     Methods raise `StoreError` if they cannot read or write the journal.
     """
 
     def __init__(
-        self, output: Output, claim: Mapping[str, Any], files: Mapping[str, int | None]
+        self,
+        output: Output,
+        claim: Mapping[str, Any],
+        files: Mapping[str, int | None],
+        *,
+        is_cleared: bool = False,
     ) -> None:
         self.output, self.location = output, output.journal
         self.claim, self.files = claim, files
         self.parent = ""
         """The location of the dataset if the output is one of its splits, otherwise ""."""
         self._began = time.monotonic()
-        self._is_cleared = False
+        self._is_cleared = is_cleared
 
     def clear(self, inputs: Iterable[InputFile] = ()) -> None:
         """Remove the datasets and their journal, starting with the indexes.
@@ -110,7 +111,7 @@ class Journal:
         names = self._list()
         self._refuse_to_hide(names)
         indexes = [name_in(split, INDEX_NAME) for split in self.output.splits]
-        is_begun = not _PLANS.isdisjoint(names)
+        is_begun = PLAN_NAME in names
         found = [name in names for name in indexes]
         if all(found) or (any(found) and not is_begun):
             report_name = name_in(self.output.splits[-1], REPORT_NAME)
@@ -122,7 +123,7 @@ class Journal:
                 )
             stored = json.loads(data)
             self._compare(stored)
-            plan = self._read(f"{JOURNAL_FOLDER}/plan.json")
+            plan = self._read(PLAN_NAME)
             if plan is not None and json.loads(plan)["base"] is not None:
                 raise ConvertError(
                     f"an append to {redact(self.location)} is not finished. To finish it, run "
@@ -130,6 +131,12 @@ class Journal:
                 )
             self.remove()
             return ConvertReport.of_stored(stored)
+        if _OLD_PLAN in names:
+            raise ConvertError(
+                f"an earlier version of cloudload began a conversion to {redact(self.location)}, "
+                "which this version cannot resume. Finish it with that version, or start over "
+                "(--overwrite)"
+            )
         owned = filter(None, map(self._name_in_dataset, names))
         if not is_begun and any(map(SHARD.fullmatch, owned)):
             raise ConvertError(
@@ -137,59 +144,6 @@ class Journal:
                 "Choose another output, or replace the shards (--overwrite)"
             )
         return None
-
-    def read(self) -> FinishedWork:
-        """Read the finished work, up to the first entry or shard that is missing.
-
-        Raises `ConvertError` if the journal belongs to a different conversion that stored a shard.
-        """
-        names, none = self._list(), FinishedWork.none(self.output.splits)
-        shards = {split: self._list_shards(split, names) for split in self.output.splits}
-        if f"{JOURNAL_FOLDER}/config.json" not in names or not any(shards.values()):
-            return none
-        # another process may finish the same segment at the same time, and remove the journal
-        if (data := self._read(f"{JOURNAL_FOLDER}/config.json")) is None:
-            return none
-        config = json.loads(data)
-        self._compare(config)
-        columns = tuple(Column.of(name, encoding) for name, encoding in config["columns"])
-        done, counts = replace(none, columns=columns), none.counts
-        found = sorted(filter(_ENTRY_NAME.fullmatch, names), key=lambda name: (len(name), name))
-        with ThreadPoolExecutor(16) as threads:
-            for number, data in enumerate(threads.map(self._read, found)):
-                if data is None or found[number] != _entry_name(number):
-                    break
-                entry = json.loads(data)
-                split, shard = entry.get("split", ""), entry["shard"]
-                if not is_stored(shard["zip_data"] or shard["raw_data"], shards[split]):
-                    break
-                done.entries[split].append(shard)
-                done.lengths.extend(entry.get("lengths", []))
-                following = InputPosition.from_json(entry["next"]) if entry["next"] else None
-                done.positions[split] = following
-                counts = Counts.from_json(entry["counts"])
-        return replace(done, counts=counts, resumed=sum(map(len, done.entries.values())))
-
-    def _list_shards(self, split: str, names: Mapping[str, int]) -> dict[str, int]:
-        """Map the names of a split's shards to their sizes in bytes. `names` is the listing."""
-        found = list_sizes_at(self.output.shards(split)) if split else names
-        return {name: size for name, size in found.items() if SHARD.fullmatch(name)}
-
-    def is_begun(self) -> bool:
-        """Whether the journal lists shards. If so, the conversion began as one segment."""
-        return any(map(_ENTRY_NAME.fullmatch, self._list()))
-
-    def begin(self, columns: Sequence[Column]) -> None:
-        """Write the claim, which a rerun must match, and the columns of the kept fields."""
-        config = {
-            "claim": claim_one_segment(self.claim),
-            "files": self.files,
-            "columns": [[column.name, column.encoding] for column in columns],
-        }
-        write_object(
-            join_url(self.location, f"{JOURNAL_FOLDER}/config.json"),
-            json.dumps(config, indent=1).encode(),
-        )
 
     def finish(
         self,
@@ -209,8 +163,7 @@ class Journal:
         for split, found in datasets.items():
             self._check_stored(self.output.dataset(split), found)
         report = replace(report, seconds=self.seconds())
-        claim = self.claim if report.segments > 1 else claim_one_segment(self.claim)
-        content: dict[str, Any] = {"claim": claim, "files": self.files}
+        content: dict[str, Any] = {"claim": self.claim, "files": self.files}
         if base is not None:
             appended = [*base.get("appended", []), self.claim["inputs"]]
             content |= {"claim": base["claim"], "files": base["files"], "appended": appended}
@@ -221,6 +174,23 @@ class Journal:
             write_pieces(join_url(location, INDEX_NAME), found.index())
         self.remove()
         return report
+
+    def remove_unused_plan(self, digest: str) -> None:
+        """Remove the plan of a conversion that failed before its first shard.
+
+        So it may be run again with other options, such as another `text_key`.
+        """
+        with contextlib.suppress(CloudloadError):
+            self.check_plan(digest)
+            if not any(JOURNAL.fullmatch(name) and name != PLAN_NAME for name in self._list()):
+                delete_object(join_url(self.location, PLAN_NAME))
+                self._remove_empty_folders()
+
+    def check_plan(self, digest: str) -> None:
+        """Raise `ConvertError` if the stored plan is gone, or does not have this digest."""
+        data = self._read(PLAN_NAME)
+        if data is None or digest_plan(data) != digest:
+            raise refuse_replaced(self.location)
 
     def _check_stored(self, location: str, found: JoinedShards) -> None:
         lost, indexes = collect_at(location, found.survey)
@@ -238,7 +208,8 @@ class Journal:
 
     def remove(self) -> None:
         """Remove this journal, the segments' journals, and temporary files of killed writers."""
-        for name in collect_at(self.location, self._select_own):
+        names = collect_at(self.location, self._select_own)
+        for name in sorted(names, key=lambda name: name == PLAN_NAME):
             delete_object(join_url(self.location, name))
         self._remove_empty_folders()
 
@@ -249,16 +220,6 @@ class Journal:
             for name, _ in found
             if JOURNAL.fullmatch(name) or TEMPORARY.fullmatch(self._name_in_dataset(name) or "")
         ]
-
-    def remove_entries(self) -> None:
-        """Remove the journal of a segment.
-
-        Its folder and temporary files remain, because another process that converts the same
-        segment may still write to them.
-        """
-        for name in self._list():
-            if _ENTRY_NAME.fullmatch(name) or name == f"{JOURNAL_FOLDER}/config.json":
-                delete_object(join_url(self.location, name))
 
     def _refuse_to_hide(self, names: Mapping[str, int]) -> None:
         """Raise `ConvertError` if a new index would hide datasets, or be hidden by another index.
@@ -302,35 +263,3 @@ class Journal:
     def _compare(self, stored: Mapping[str, Any]) -> None:
         files = stored.get("files")
         compare_claims(self.location, stored["claim"], self.claim, files, self.files)
-
-
-def record_shard(
-    location: str,
-    number: int,
-    split: str,
-    entry: Mapping[str, Any],
-    *,
-    following: InputPosition | None,
-    counts: Counts,
-    lengths: Sequence[str] = (),
-) -> None:
-    """Write the journal entry of a stored shard.
-
-    `number` is the shard's index across all splits, and `entry` is its entry for `index.json`.
-    `following` is the position of the split's next shard, or None after the last one. `counts` are
-    the counts before that position. `lengths` are the shard's token lengths, if they are counted.
-    """
-    content: dict[str, Any] = {
-        "shard": entry,
-        "next": following.to_json() if following else None,
-        "counts": counts.to_json(),
-    }
-    if split:
-        content["split"] = split
-    if lengths:
-        content["lengths"] = list(lengths)
-    write_object(join_url(location, _entry_name(number)), json.dumps(content).encode())
-
-
-def _entry_name(number: int) -> str:
-    return f"{JOURNAL_FOLDER}/{number:05}.json"

@@ -1,4 +1,4 @@
-"""The plan of a conversion in segments, which every worker must share.
+"""The plan of a conversion, which every worker must share.
 
     inputs, options ─► ConversionPlan ─► .convert/plan.json ─► any worker ─► its segments' files
 
@@ -24,15 +24,17 @@ import zstandard
 
 from cloudload._version import __version__
 from cloudload.convert.changed_files import MOST_FILES
+from cloudload.convert.claims import SEGMENT_BYTES
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.found_files import FoundFile, file_name
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.inputs import FolderFiles, make_file
-from cloudload.convert.segments import Files, Segments
-from cloudload.errors import ConvertError
+from cloudload.convert.segments import ONE_SEGMENT, Files, Segments
+from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import Column
+from cloudload.storage.objects import list_objects
 from cloudload.storage.redaction import redact
-from cloudload.storage.urls import is_local, path_url
+from cloudload.storage.urls import is_local, join_url, path_url
 from cloudload.system.package_versions import package_version
 
 PLAN_NAME = ".convert/plan.json"
@@ -50,7 +52,10 @@ class PlannedInput:
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """A conversion in segments: a pure function of the listing and the options."""
+    """A conversion: a pure function of the listing and the options.
+
+    A conversion of inputs that are not all files has no `inputs`, and is a single segment.
+    """
 
     claim: Mapping[str, Any]
     """The config and a digest of the inputs, which a rerun must match."""
@@ -81,7 +86,7 @@ class ConversionPlan:
 
     def with_digest(self, data: bytes) -> ConversionPlan:
         """Return the plan with the digest of its stored bytes."""
-        return replace(self, digest=hashlib.sha256(data).hexdigest()[:32])
+        return replace(self, digest=digest_plan(data))
 
     @staticmethod
     def parse(data: bytes) -> ConversionPlan:
@@ -92,35 +97,72 @@ class ConversionPlan:
         return ConversionPlan(**values | {"columns": columns, "inputs": inputs}).with_digest(data)
 
     @property
+    def has_folders(self) -> bool:
+        """Whether each segment has a folder. A single segment has none, unless it is appended."""
+        return SEGMENT_BYTES in self.claim["recipe"]
+
+    @property
     def num_files(self) -> int:
         """The number of files."""
         return sum(len(item.names) for item in self.inputs)
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Maps the name of each file, relative to its root, to its size in bytes.
-
-        Empty if there are more than 10,000 files.
-        """
+        """Maps the name of each file to its size in bytes. Empty for more than 10,000 files."""
         if self.num_files > MOST_FILES:
             return {}
-        numbered = enumerate(self.inputs)
-        prefix = len(self.inputs) > 1
-        return {
-            f"{number}/{name}" if prefix else name: size
-            for number, item in numbered
-            for name, size in zip(item.names, item.sizes, strict=True)
-        }
+        files = self.files([item.root for item in self.inputs], "text")
+        return {file.name: file.bytes for file in files}
 
     def files(self, roots: Sequence[str], format: str) -> Files:
-        """Return the files of the inputs with these roots, in order. Requires `not must_list`."""
+        """Return the files of the inputs with these roots, in order. Requires `not must_list`.
+
+        Raises `ConvertError` for other inputs. The roots may be mounted at other places.
+        """
+        given = [_base_name(item, root) for item, root in zip(self.inputs, roots, strict=False)]
+        if len(roots) != len(self.inputs) or given != [*map(_base_name, self.inputs)]:
+            planned = ", ".join(item.root for item in self.inputs)
+            raise ConvertError(
+                f"the conversion was planned with the inputs {planned}, not with "
+                f"{', '.join(map(redact, roots))}. Pass the same inputs to all workers"
+            )
         return _PlannedFiles(self.inputs, roots, format)
 
     def segments(self, files: Files) -> Segments:
         """Cut the plan's files into segments, of which the first has number `first_segment`."""
         if self.base is not None:
             files = _RenamedFiles(files, f"+{self.first_segment}/")
-        return Segments(files, self.claim["recipe"]["segment_bytes"])
+        return Segments(files, self.claim["recipe"].get(SEGMENT_BYTES, ONE_SEGMENT))
+
+
+def _base_name(item: PlannedInput, root: str | None = None) -> str | None:
+    """Return the name of an input that is a single file, or None for a folder."""
+    return PurePosixPath(root or item.root).name if item.names == [""] else None
+
+
+def digest_plan(data: bytes) -> str:
+    """Return the digest of a stored plan."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def plan_version(location: str) -> str:
+    """Return a tag of the plan that is stored at an output, or "" if there is none."""
+    try:
+        found = list_objects(join_url(location, PLAN_NAME))
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        found = []
+    return f"{found[0].bytes} {found[0].tag}" if found else ""
+
+
+def refuse_replaced(location: str) -> ConvertError:
+    """Return the error for a plan that is gone, or that another conversion replaced."""
+    return ConvertError(
+        f"the conversion to {redact(location)} was replaced by another one, or its journal was "
+        "removed, so it stopped before it wrote an index. Use a separate output for each "
+        "conversion, and start over (--overwrite)"
+    )
 
 
 class _PlannedFiles:
@@ -134,7 +176,7 @@ class _PlannedFiles:
             self._has_equal_names = len({file.name for file in self}) < len(self)
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._ends[-1] if self._ends else 0
 
     def __iter__(self) -> Iterator[InputFile]:
         return (self[place] for place in range(len(self)))

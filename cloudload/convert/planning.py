@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from cloudload.convert.append import base_columns, find_appended, read_base
-from cloudload.convert.claims import compare_claims
-from cloudload.convert.columns import PeekableBlocks, infer_columns
+from cloudload.convert.append import base_columns, find_appended, has_changed, read_base
+from cloudload.convert.claims import claim_one_segment, compare_claims
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles
 from cloudload.convert.journal import Journal
@@ -19,60 +18,54 @@ from cloudload.convert.plan import (
     list_versions,
     plan_input,
 )
-from cloudload.convert.records import InputUnit
 from cloudload.convert.report import ConvertReport
-from cloudload.convert.segment import read_blocks
 from cloudload.convert.segments import Segments
-from cloudload.convert.work import InputPosition
 from cloudload.errors import ConvertError
-from cloudload.storage.objects import create_object
+from cloudload.mds.index import Column
+from cloudload.storage.objects import create_object, delete_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
-
-
-def has_segments(folders: Sequence[FolderFiles], segment_bytes: int, journal: Journal) -> bool:
-    """Whether the input has several segments.
-
-    False if an earlier version of cloudload began this conversion as one segment.
-    """
-    files = [file for item in folders for file in item.files]
-    return len(Segments(files, segment_bytes)) > 1 and not journal.is_begun()
 
 
 def agree_on_plan(
     journal: Journal,
     config: ConvertConfig,
     folders: Sequence[FolderFiles],
-    units: Sequence[InputUnit],
+    infer: Callable[[], tuple[Column, ...]],
+    *,
+    is_files: bool,
     append: bool,
 ) -> ConversionPlan | ConvertReport:
     """Create and store a plan, or return the stored plan if it is for the same conversion.
 
-    With `append`, the plan adds to the existing dataset. If these files were already appended,
-    returns the dataset's report. Raises `ConvertError` if there is no dataset to append to. If the
-    stored plan is for another conversion, raises a `ConvertError` that names the difference.
+    `folders` are the inputs that are files. Unless all are, there is a single segment. `infer`
+    returns the columns of the kept fields; it is called only to create a plan. With `append`, the
+    plan adds to the existing dataset. If these files were already appended, returns the dataset's
+    report. Raises `ConvertError` if there is no dataset to append to, if another conversion to this
+    output finished meanwhile, or if the stored plan is for another conversion.
     """
-    url, base = join_url(journal.location, PLAN_NAME), None
-    inputs = tuple(map(plan_input, folders))
+    url, inputs = join_url(journal.location, PLAN_NAME), tuple(map(plan_input, folders))
     data = read_if_exists(url)
     if data is None:
-        if append:
-            base = read_base(journal.output, journal.claim)
-            if report := find_appended(journal.location, base, journal.claim):
-                return report
-        columns = (
-            base_columns(base)
-            if base
-            else infer_columns(config, PeekableBlocks(read_blocks(units, InputPosition(), config)))
-        )
+        base = read_base(journal.output, journal.claim) if append else None
+        if base and (report := find_appended(journal.location, base, journal.claim)):
+            return report
+        has_several = is_files and _has_several(journal, folders)
         formats = {file.format for item in folders for file in item.files}
-        versions = list_versions(config, formats)
-        first = base["segments"] if base else 0
         # a plan has neither the index entries of MDS shards nor the file order of saved datasets
-        must_list = not formats.isdisjoint({"mds", "arrow"})
-        plan = ConversionPlan(journal.claim, columns, versions, inputs, must_list, first, base)
+        must_list = not is_files or not formats.isdisjoint({"mds", "arrow"})
+        plan = ConversionPlan(
+            journal.claim if append or has_several else claim_one_segment(journal.claim),
+            base_columns(base) if base else infer(),
+            list_versions(config, formats),
+            inputs,
+            must_list,
+            base["segments"] if base else 0,
+            base,
+        )
         encoded = plan.encode()
         if (data := create_object(url, encoded)) == encoded:
+            _check_current(journal, plan)
             return plan.with_digest(data)
         del encoded
     plan = ConversionPlan.parse(data)
@@ -85,3 +78,22 @@ def agree_on_plan(
     check_versions(plan.versions)
     check_files(plan, inputs)
     return plan
+
+
+def _has_several(journal: Journal, folders: Sequence[FolderFiles]) -> bool:
+    files = [file for item in folders for file in item.files]
+    return len(Segments(files, journal.claim["recipe"]["segment_bytes"])) > 1
+
+
+def _check_current(journal: Journal, plan: ConversionPlan) -> None:
+    """Remove a plan that was just stored, and raise `ConvertError`, if it came too late.
+
+    After this process looked for a dataset at the output, and before it stored the plan, another
+    conversion may have finished there.
+    """
+    if has_changed(journal.output, plan.base):
+        delete_object(join_url(journal.location, PLAN_NAME))
+        raise ConvertError(
+            f"another conversion to {redact(journal.location)} finished just now. Run again to "
+            "compare it with this one"
+        )

@@ -1,13 +1,13 @@
-"""Run a conversion: a single segment in this process, or the segments of a plan in any processes.
+"""Run a conversion: the segments of a plan, in any processes.
 
-units ─► convert_one_segment ──────────────────────► shards ─────┐
-plan ─► convert_segments ─► processes, executor ─► shards, notes ┴─► report, index.json
+plan ─► convert_segments ─► processes, executor ─► shards, notes ─┬─► report, index.json
+     └► convert_units ────► this process ────────► shards, note ──┘
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,17 +15,18 @@ from functools import partial
 from typing import Any
 
 from cloudload.convert.append import join_base, read_report_if_joined
+from cloudload.convert.columns import PeekableBlocks
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.finish import Joined, join_notes, list_finished, read_notes
 from cloudload.convert.journal import Journal
 from cloudload.convert.lengths import write_lengths
 from cloudload.convert.output import Output, does_exist
-from cloudload.convert.plan import ConversionPlan
+from cloudload.convert.plan import ConversionPlan, plan_version
 from cloudload.convert.records import InputUnit, sum_bytes
-from cloudload.convert.rejects import join_rejects, store_rejects
+from cloudload.convert.rejects import join_rejects
 from cloudload.convert.report import ConvertReport
-from cloudload.convert.segment import SegmentWork, convert_segment, convert_units
-from cloudload.convert.segments import Files, Segments
+from cloudload.convert.segment import SegmentWork, convert_numbered, convert_segment
+from cloudload.convert.segments import Files
 from cloudload.count.group import CountWork
 from cloudload.engines.local import open_processes
 from cloudload.engines.shares import Share
@@ -34,7 +35,6 @@ from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import Column
 from cloudload.storage.redaction import redact
 from cloudload.system.progress_bar import open_progress_bar
-from cloudload.system.temp_files import scratch_file
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +57,22 @@ class Run:
     progress: bool
     count: CountWork | None = None
     """How to count tokens, or None if they are not counted."""
+    overwrite: bool = False
+    """Whether this run removed the earlier dataset."""
 
     @property
     def location(self) -> str:
         """The location of the output."""
         return self.output.home
+
+
+def check_sizes(location: str, units: Sequence[InputUnit]) -> None:
+    """Raise `ConvertError` if a complete dataset may be of other data, as of another iterator."""
+    if unknown := [unit.name for unit in units if unit.size is None]:
+        raise ConvertError(
+            f"{redact(location)} is already complete, but cloudload cannot check that it was made "
+            f"from {unknown[0]}. Choose another output, or start over (--overwrite)"
+        )
 
 
 def already_complete(report: ConvertReport, run: Run) -> ConvertReport:
@@ -83,93 +94,142 @@ def already_complete(report: ConvertReport, run: Run) -> ConvertReport:
     )
 
 
-# ---------------------------------------------------------------- one segment
-
-
-def convert_one_segment(run: Run, units: Sequence[InputUnit], journal: Journal) -> ConvertReport:
-    """Convert the units in this process, without a plan and without a folder for the segment."""
-    if run.finish or (run.share and run.share.index > 0):
-        if run.finish:
-            raise ConvertError(
-                f"{redact(run.location)} is not finished, because its only segment is missing. "
-                "Convert the segment without --finish"
-            )
-        logger.info("the input has only one segment, which worker 0 converts")
-        return _report(run, Joined.none(run.output.splits), len(units), {}, unfinished=1)
-    total = _total_bytes(units)
-    with (
-        open_progress_bar("convert", total, shown=run.progress) as bar,
-        scratch_file() as rejects,
-    ):
-        done = convert_units(
-            units,
-            run.config,
-            journal,
-            columns=None,
-            skip_bad=run.skip_bad,
-            on_bytes=bar.update,
-            rejects=rejects if run.rejects else None,
-            count=run.count,
-        )
-        if run.rejects:
-            store_rejects(rejects, run.rejects)
-    joined = Joined.none(run.output.splits)
-    joined.add("", done.entries, done.counts)
-    files = sum(len(unit.files) for unit in units)
-    report = _report(run, joined, files, done.columns or (), resumed=done.resumed)
-    report = _write_lengths(run, joined, 0, done.lengths, report)
-    return _finish(journal, joined, report, _describe_names(units))
-
-
 def convert_segments(run: Run, plan: ConversionPlan, files: Files) -> ConvertReport:
     """Convert the segments of this run's share, and finish the dataset if no segment is missing.
 
     `files` are the plan's files.
     """
-    journal = Journal(run.output, plan.claim, plan.sizes)
     segments = plan.segments(files)
-    every: Sequence[int] = range(plan.first_segment, plan.first_segment + len(segments))
-    numbers = every
+    first = plan.first_segment
+    every = range(first, first + len(segments))
+
+    def convert(mine: Sequence[int], waiting: Sequence[int]) -> int:
+        total, left = (
+            sum(segments.sizes[each - first] for each in some) for some in (mine, waiting)
+        )
+        numbered = ((each, segments[each - first]) for each in waiting)
+        with (
+            open_progress_bar("convert", total, done_bytes=total - left, shown=run.progress) as bar,
+            _open_executor(run, len(waiting)) if plan.has_folders else nullcontext() as executor,
+        ):
+            work = partial(convert_segment, _segment_work(run, plan))
+            return sum(
+                found for _, found in run_units(work, numbered, executor, on_bytes=bar.update)
+            )
+
+    return _convert(run, plan, every, convert, _describe_names(files))
+
+
+def convert_units(
+    run: Run, plan: ConversionPlan, units: Sequence[InputUnit], blocks: PeekableBlocks
+) -> ConvertReport:
+    """Convert inputs that are not all files, as the only segment, in this process.
+
+    `blocks` are the blocks of the units, from which the plan's columns were inferred.
+    """
+
+    def convert(_: Sequence[int], waiting: Sequence[int]) -> int:
+        with open_progress_bar("convert", _total_bytes(units), shown=run.progress) as bar:
+            work = _segment_work(run, plan)
+            return sum(
+                convert_numbered(work, number, units, bar.update, blocks) for number in waiting
+            )
+
+    report = _convert(run, plan, range(1), convert, _describe_names(units))
+    if report.already_complete:
+        check_sizes(run.location, units)
+    return report
+
+
+def _convert(
+    run: Run,
+    plan: ConversionPlan,
+    every: Sequence[int],
+    convert: Callable[[Sequence[int], Sequence[int]], int],
+    names: str,
+) -> ConvertReport:
+    """Convert this run's share of the segments `every`, and finish the dataset if none is missing.
+
+    `convert` takes the numbers of the share's segments, and of those that are not finished, and
+    returns the number of shards that earlier runs stored, if it is known. `names` describes the
+    inputs.
+    """
+    journal = Journal(run.output, plan.claim, plan.sizes, is_cleared=run.overwrite)
+    try:
+        joined, report = _convert_and_join(run, plan, every, convert, journal)
+    except (ConvertError, StoreError):
+        # another worker may have joined the segments, and removed the plan, notes, and rejects
+        if found := read_report_if_joined(run.output, plan):
+            return already_complete(found, run)
+        raise
+    finally:
+        if not plan.has_folders:
+            journal.remove_unused_plan(plan.digest)
+    if report.unfinished_segments:
+        return replace(report, seconds=journal.seconds())
+    return _finish(journal, joined, report, names, plan.base)
+
+
+def _convert_and_join(
+    run: Run,
+    plan: ConversionPlan,
+    every: Sequence[int],
+    convert: Callable[[Sequence[int], Sequence[int]], int],
+    journal: Journal,
+) -> tuple[Joined, ConvertReport]:
+    """Convert this run's share, and join the segments: all, or only the share if any is missing.
+
+    Raises `ConvertError` if segments are missing, or if the plan was replaced.
+    """
     list_done = partial(
         list_finished, run.location, plan=plan.digest, with_rejects=bool(run.rejects)
     )
-    finished = list_done(every)
+    numbers, finished, resumed = every, list_done(every), 0
     mine = run.share.take(every) if run.share else every
-    if not run.finish:
-        _run_segments(run, plan, segments, mine, set(finished))
+    waiting = sorted({*mine} - {*finished})
+    if finished and waiting:
+        logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))
+    if waiting and not run.finish:
+        resumed = convert(mine, waiting)
     if run.share and len(list_done(every)) < len(every):
         numbers = mine
-    is_part = len(numbers) < len(segments)
+    is_part = len(numbers) < len(every)
     start = Joined.none(run.output.splits) if is_part else join_base(run.output, plan)
-    joined, missing = join_notes(run.location, numbers, plan.digest, start)
-    # another worker may have joined the segments, and removed their notes
-    if missing and (report := read_report_if_joined(run.output, plan)):
-        return already_complete(report, run)
+    num_old = start.num_shards
+    joined, missing = join_notes(run.location, numbers, plan, start)
     if missing:
-        raise ConvertError(_describe_missing(run.location, missing, len(segments)))
-    resumed = sum(joined.shards_of(number) for number in finished)
+        raise ConvertError(_describe_missing(run.location, missing, len(every)))
     report = _report(
         run,
         joined,
         plan.num_files + (plan.base["stored"]["report"]["files"] if plan.base else 0),
         plan.columns,
-        resumed=resumed,
-        unfinished=len(segments) - len(numbers),
-        segments=plan.first_segment + len(segments),
+        resumed=resumed + sum(joined.new_shards.get(number, 0) for number in finished),
+        unfinished=len(every) - len(numbers),
+        segments=plan.first_segment + len(every),
     )
-    if report.unfinished_segments:
-        return replace(report, seconds=journal.seconds())
-    try:
-        if run.rejects:
-            _join_rejects(run, joined, list_done(joined.with_bad))
-        lengths = _read_lengths(run, plan, numbers)
-        report = _write_lengths(run, joined, joined.shards.get("", 0), lengths, report)
-    except (ConvertError, StoreError):
-        # another worker may have joined the segments, and removed their notes and rejects
-        if found := read_report_if_joined(run.output, plan):
-            return already_complete(found, run)
-        raise
-    return _finish(journal, joined, report, _describe_names(files), plan.base)
+    if is_part:
+        return joined, report
+    journal.check_plan(plan.digest)
+    if run.rejects:
+        _join_rejects(run, joined, list_done(joined.with_bad))
+    lengths = _read_lengths(run, plan, numbers)
+    return joined, _write_lengths(run, joined, num_old, lengths, report)
+
+
+def _segment_work(run: Run, plan: ConversionPlan) -> SegmentWork:
+    return SegmentWork(
+        run.output,
+        run.config,
+        plan.columns,
+        plan.versions,
+        plan.digest,
+        plan_version(run.location),
+        plan.has_folders,
+        run.skip_bad,
+        bool(run.rejects),
+        run.count,
+    )
 
 
 def _join_rejects(run: Run, joined: Joined, finished: Sequence[int]) -> None:
@@ -196,36 +256,6 @@ def _read_lengths(run: Run, plan: ConversionPlan, numbers: Sequence[int]) -> Ite
         if note is None:
             raise ConvertError(_describe_missing(run.location, [number], len(numbers)))
         yield from note.lengths
-
-
-def _run_segments(
-    run: Run, plan: ConversionPlan, segments: Segments, mine: Sequence[int], finished: set[int]
-) -> None:
-    """Convert the segments whose numbers are in `mine`, except finished ones."""
-    waiting = [number for number in mine if number not in finished]
-    if finished and waiting:
-        logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))
-    work = SegmentWork(
-        run.output,
-        run.config,
-        plan.columns,
-        plan.versions,
-        plan.digest,
-        run.skip_bad,
-        bool(run.rejects),
-        run.count,
-    )
-    first = plan.first_segment
-    total, left = (
-        sum(segments.sizes[number - first] for number in each) for each in (mine, waiting)
-    )
-    units = ((number, segments[number - first]) for number in waiting)
-    with (
-        open_progress_bar("convert", total, done_bytes=total - left, shown=run.progress) as bar,
-        _open_executor(run, len(waiting)) as executor,
-    ):
-        for _ in run_units(partial(convert_segment, work), units, executor, on_bytes=bar.update):
-            pass
 
 
 @contextmanager

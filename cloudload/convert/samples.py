@@ -16,10 +16,10 @@ import numpy as np
 
 from cloudload.arrays import Ints
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.output import Output
 from cloudload.convert.records import InputBlock, Record, Utf8, Utf8Block
 from cloudload.convert.rejects import encode_reject
 from cloudload.convert.report import MAX_LISTED, Counts, cause_of, merge_causes
+from cloudload.convert.segment_journal import SegmentJournal
 from cloudload.convert.values import BadRecordError, NoTextError, values_of
 from cloudload.count.group import CountWork
 from cloudload.mds.index import Column
@@ -30,11 +30,11 @@ _TWO_SIZES = struct.Struct("<II")
 
 @dataclass(frozen=True)
 class ShardContext:
-    """The settings that all shards share: config, format, and the locations to write to."""
+    """The settings that all shards share: config, format, and the journal that lists them."""
 
     config: ConvertConfig
     form: ShardFormat
-    output: Output
+    journal: SegmentJournal
     keeps_rejects: bool = False
     work: CountWork | None = None
     """How to count tokens, or None if they are not counted."""

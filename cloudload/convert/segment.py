@@ -5,7 +5,7 @@
              thread    caller     thread
 
     NNNNN/.convert/          the segment's own journal, while it is converted
-    NNNNN/shard.MMMMM…       its shards
+    NNNNN/shard.MMMMM…       its shards, which have no folder if there is only one segment
     .convert/NNNNN.done.json the note of a finished segment: its part of the index, and its counts
     .convert/NNNNN.rejects.jsonl   its bad records, if they are kept
 
@@ -22,17 +22,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from cloudload.convert.columns import PeekableBlocks, infer_columns
+from cloudload.convert.columns import PeekableBlocks
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.input_files import check_unchanged
 from cloudload.convert.inputs import group_units
-from cloudload.convert.journal import Journal
 from cloudload.convert.output import Output, does_exist, read_if_exists
 from cloudload.convert.plan import check_versions
 from cloudload.convert.records import BlockStart, FileUnit, InputBlock, InputUnit
 from cloudload.convert.rejects import rejects_name, store_rejects
 from cloudload.convert.report import Counts, order
 from cloudload.convert.samples import BadRecord, EncodedBlock, ShardContext, encode_block
+from cloudload.convert.segment_journal import SegmentJournal
 from cloudload.convert.segments import Segment, count_bytes
 from cloudload.convert.shards import ShardCutter
 from cloudload.convert.stored_shards import store_shard
@@ -67,6 +67,10 @@ class SegmentWork:
     versions: Mapping[str, str]
     plan: str
     """The digest of the plan."""
+    version: str
+    """The plan's `plan_version`."""
+    has_folders: bool
+    """Whether each segment has a folder."""
     skip_bad: bool
     keeps_rejects: bool
     count: CountWork | None = None
@@ -95,22 +99,38 @@ def convert_segment(
     work: SegmentWork,
     numbered: tuple[int, Segment],
     on_bytes: Callable[[int], object] = lambda _: None,
-) -> None:
-    """Convert a segment unless its note exists.
+) -> int:
+    """Convert a segment unless its note exists. `numbered` is (number, parts).
 
-    `numbered` is (number, parts). `on_bytes` is called with the number of stored bytes of each
-    converted block. Raises the errors of `convert_units`, and `ConvertError` if this process's
-    versions differ from the plan's, or if the note belongs to another plan.
+    See `convert_numbered`.
     """
     number, parts = numbered
-    home = work.output.home
     check_versions(work.versions)
-    if is_finished(home, number, work.plan, with_rejects=work.keeps_rejects):
+    if is_finished(work.output.home, number, work.plan, with_rejects=work.keeps_rejects):
         on_bytes(sum(map(count_bytes, parts)))
-        return
-    claim = {"recipe": {}, "inputs": {"plan": work.plan}}
-    journal = Journal(work.output.of_segment(number), claim, {})
+        return 0
     units = list(group_units(parts, work.config.block_bytes))
+    return convert_numbered(work, number, units, on_bytes)
+
+
+def convert_numbered(
+    work: SegmentWork,
+    number: int,
+    units: Sequence[InputUnit],
+    on_bytes: Callable[[int], object],
+    blocks: PeekableBlocks | None = None,
+) -> int:
+    """Convert the units of a segment, and store its note.
+
+    Returns the number of shards that earlier runs stored, but 0 if there are several segments.
+
+    `on_bytes` is called with the number of stored bytes of each converted block. Raises the errors
+    of `convert_units`, and `ConvertError` if this process's versions differ from the plan's, or if
+    the note belongs to another plan.
+    """
+    home = work.output.home
+    output = work.output.of_segment(number) if work.has_folders else work.output
+    journal = SegmentJournal(output, work.plan, work.version)
     with scratch_file() as rejects:
         done = convert_units(
             units,
@@ -121,16 +141,19 @@ def convert_segment(
             on_bytes=on_bytes,
             rejects=rejects if work.keeps_rejects else None,
             count=work.count,
+            blocks=blocks,
         )
         if work.keeps_rejects:
             store_rejects(rejects, join_url(home, rejects_name(number)))
     stored = sum(entry["samples"] for entries in done.entries.values() for entry in entries)
-    check_documents(journal.location, stored, done.counts)
+    check_documents(output.journal, stored, done.counts)
     note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
     if work.count is not None:
         note["lengths"] = done.lengths
     write_object(join_url(home, note_name(number)), json.dumps(note).encode())
-    journal.remove_entries()
+    journal.remove()
+    # two processes that convert the same segment must return the same
+    return 0 if work.has_folders else done.resumed
 
 
 def is_finished(location: str, number: int, plan: str, *, with_rejects: bool) -> bool:
@@ -170,22 +193,25 @@ def read_note(location: str, number: int, plan: str) -> Note | None:
 def convert_units(
     units: Sequence[InputUnit],
     config: ConvertConfig,
-    journal: Journal,
+    journal: SegmentJournal,
     *,
-    columns: tuple[Column, ...] | None,
+    columns: tuple[Column, ...],
     skip_bad: bool,
     on_bytes: Callable[[int], object],
     rejects: BinaryIO | None = None,
     count: CountWork | None = None,
+    blocks: PeekableBlocks | None = None,
 ) -> FinishedWork:
     """Convert units to shards in the journal's folder, starting after the shards that it lists.
 
-    The columns of the kept fields are inferred if `columns` is None. `on_bytes` is called with the
-    number of stored bytes of the work that was finished before, and then of each block. Bad records
-    are written to `rejects` as JSON Lines. With `count`, the tokens of each shard are counted.
-    Raises `ConvertError`, `StoreError`, the errors of readers, and those of `measure_shard`.
+    `on_bytes` is called with the number of stored bytes of the work that was finished before, and
+    then of each block. Bad records are written to `rejects` as JSON Lines. With `count`, the tokens
+    of each shard are counted. `blocks` are all blocks of the units, if some were already read,
+    because an iterator cannot be read twice. Raises `ConvertError`, `StoreError`, the errors of
+    readers, and those of `measure_shard`.
     """
-    done = journal.read()
+    is_begun = blocks is not None and blocks.is_begun
+    done = FinishedWork.none(journal.output.splits) if is_begun else journal.read()
     if done.resumed:
         logger.info("resuming after %d shards", done.resumed)
     if (position := _first_to_read(done, rejects)) is None:
@@ -194,16 +220,12 @@ def convert_units(
     # one thread stores, so that shards are stored in order
     reader, storer = (DaemonThreadPool(1, f"cloudload-{name}") for name in ("read", "store"))
     try:
-        blocks = PeekableBlocks(_read_ahead(read_blocks(units, position, config), units, reader))
-        if done.columns is None:
-            if columns is None:
-                columns = infer_columns(config, blocks)
-            journal.begin(columns)
-            done = replace(done, columns=columns)
-        form = config.shard_format(done.columns or ())
-        context = ShardContext(config, form, journal.output, rejects is not None, count)
+        unread = iter(blocks) if blocks and is_begun else read_blocks(units, position, config)
+        form = config.shard_format(columns)
+        context = ShardContext(config, form, journal, rejects is not None, count)
         cutter = ShardCutter(form, done, position.counts)
-        jobs = cutter.cut(_encode(context, blocks, skip_bad, on_bytes, rejects))
+        ahead = _read_ahead(unread, units, reader)
+        jobs = cutter.cut(_encode(context, ahead, skip_bad, on_bytes, rejects))
         stored = run_in_order(partial(storer.submit, store_shard, context, ShardBuffer()), jobs, 1)
         for job, shard in stored:
             done.entries[job.split].append(shard.entry)

@@ -21,6 +21,8 @@ from cloudload.convert.input_files import FilePart, InputFile
 Segment = tuple[FilePart, ...]
 
 DEFAULT_SEGMENT_BYTES = 256 << 20
+ONE_SEGMENT = 1 << 62
+"""More bytes than any input has, so that all of it is one segment."""
 _CUT_FORMATS = ("jsonl", "lines", "parquet")
 
 

@@ -1,13 +1,12 @@
 """Store a shard, count its tokens, and list it in the journal.
 
-ShardJob ─► compress, hash ─► count its tokens ─► store ─► entry of the journal
+ShardJob ─► compress, hash ─► count its tokens ─► entry of the journal ─► store
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from cloudload.convert.journal import record_shard
 from cloudload.convert.samples import ShardContext
 from cloudload.convert.shards import ShardJob
 from cloudload.count.new_shards import measure_shard
@@ -27,17 +26,16 @@ class StoredShard(NamedTuple):
 
 
 def store_shard(context: ShardContext, buffer: ShardBuffer, job: ShardJob) -> StoredShard:
-    """Build, compress, hash and store a shard, count its tokens, and list it in the journal.
+    """Build, compress, and hash a shard, count its tokens, list it in the journal, and store it.
 
     `buffer` may be used again after the call. Raises `StoreError` if the shard or its journal entry
-    cannot be written, and the errors of `measure_shard`.
+    cannot be written, `ConvertError` if another conversion wrote another shard, and the errors of
+    `measure_shard`.
     """
     shard = pack_shard(context.form, job.number, job.sizes, job.parts, buffer)
-    location = context.output.shards(job.split)
+    location = context.journal.output.shards(job.split)
     lengths = _count(context, location, shard)
-    write_object(join_url(location, shard.name), shard.data)
-    record_shard(
-        context.output.journal,
+    context.journal.record(
         job.place,
         job.split,
         shard.entry,
@@ -45,6 +43,7 @@ def store_shard(context: ShardContext, buffer: ShardBuffer, job: ShardJob) -> St
         counts=job.counts,
         lengths=lengths,
     )
+    write_object(join_url(location, shard.name), shard.data)
     return StoredShard(shard.entry, lengths)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from cloudload.convert.records import BlockStart
 from cloudload.convert.report import Counts
 from cloudload.errors import ConvertError
-from cloudload.mds.index import Column
 from cloudload.storage.redaction import redact
 
 
@@ -45,7 +44,7 @@ class InputPosition:
         """Create the position from a journal entry."""
         return InputPosition(
             value["unit"],
-            BlockStart(**{name: at for name, at in value["start"].items() if name != "block"}),
+            BlockStart(**value["start"]),
             value["sample"],
             Counts.from_json(value["counts"]),
         )
@@ -71,16 +70,14 @@ class FinishedWork:
 
     `entries` are the index entries of its shards. `lengths` are the token lengths of each shard, as
     `ShardLengths` encodes them; empty if tokens are not counted, such as with several splits.
-    `columns` are the columns of the kept fields, or None until they are known. `positions` has the
-    position at which the next shard of each split begins, or None after the last shard. `counts`
-    are those of the last journal entry; after the last shard, they cover all blocks. `resumed` is
-    the number of shards that earlier runs wrote.
+    `positions` has the position at which the next shard of each split begins, or None after the
+    last shard. `counts` are those of the last journal entry; after the last shard, they cover all
+    blocks. `resumed` is the number of shards that earlier runs wrote.
     """
 
     entries: Entries
     positions: dict[str, InputPosition | None]
     lengths: list[str] = field(default_factory=list)
-    columns: tuple[Column, ...] | None = None
     counts: Counts = field(default_factory=Counts)
     resumed: int = 0
 

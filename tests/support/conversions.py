@@ -185,7 +185,7 @@ def convert_lines(tmp_path: Path, lines: Sequence[str | bytes], **options: Any) 
     """Write these lines to `in/a.jsonl`, convert that file to `out`, and return the report."""
     path = tmp_path / "in" / "a.jsonl"
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(
-        b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines)
-    )
+    data = b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in lines)
+    if not path.exists() or path.read_bytes() != data:  # writing it again would change its time
+        path.write_bytes(data)
     return convert_to_mds(path.parent, tmp_path / "out", **(QUIET | options))

@@ -21,6 +21,7 @@ from cloudload.convert.output import Output
 from cloudload.convert.readers.arrow_block import ArrowBlock
 from cloudload.convert.records import BlockStart, Record
 from cloudload.convert.samples import ShardContext, encode_block
+from cloudload.convert.segment_journal import SegmentJournal
 from cloudload.mds.writer import ShardBuffer, ShardFormat, pack_shard
 
 FILE = InputFile("corpus/a.parquet", "a.parquet", 0, "parquet", None)
@@ -36,7 +37,8 @@ VALUES: st.SearchStrategy[Any] = st.one_of(
 
 def context_of(**options: Any) -> ShardContext:
     config = ConvertConfig(**options)
-    return ShardContext(config, config.shard_format([]), Output("out"), keeps_rejects=True)
+    journal = SegmentJournal(Output("out"), "")
+    return ShardContext(config, config.shard_format([]), journal, keeps_rejects=True)
 
 
 def encode(block: Any, **options: Any) -> tuple[Any, ...]:
