@@ -1,7 +1,8 @@
 """Statistics of a run so far: exact, and the same on every rank and for every world size.
 
-A token is counted when its row is delivered, and a document when its lane delivers the row that
-finishes it.
+A token is counted when its row is delivered, and a document when its lane delivers the row after
+which the lane has read it to its end. With `best_fit`, the end of such a document may still wait in
+an open row, so the counts of documents run ahead by those in open rows.
 With `exchange_every` above 1, the counts are those of the last exchange. Without token lengths,
 ranks that cannot communicate count only their own rows. `Stats.delivery` covers one rank and one
 loader, and is not exact.
@@ -37,7 +38,8 @@ class StreamStats:
     """Number of tokens in rows, bos and eos included."""
     documents: int
     """Number of finished documents with tokens, over all epochs. A document that continues in a
-    later row is not counted yet."""
+    later row is not counted yet. With `best_fit`, this includes documents that wait in open rows,
+    of which each lane has up to `open_rows`."""
     filtered: int
     """Number of documents filtered out by the transform or `min_tokens`."""
     empty: int
@@ -48,7 +50,7 @@ class StreamStats:
     """Number of documents left out by on_error="skip"."""
     epoch: float
     """Progress in epochs: 1.5 is halfway through the second epoch. Without a mixture, all streams
-    have the same value."""
+    have the same value. With `best_fit`, documents that wait in open rows count as read."""
     share: float
     """The stream's share of the run's tokens, from 0 to 1; 0 before the first token."""
 
@@ -266,7 +268,8 @@ class Stats:
     """Number of rows that all ranks together have delivered, skipped, or passed over by `seek`."""
     tokens: int
     documents: int
-    """Number of finished documents with tokens, summed over the streams."""
+    """Number of finished documents with tokens, summed over the streams. With `best_fit`, this
+    includes documents that wait in open rows."""
     filtered: int
     empty: int
     truncated: int

@@ -237,7 +237,7 @@ RULES: dict[str, Rule] = {
         "began before an append will resume",
     ),
     "leftover": Rule(
-        "The folder has other objects, which cloudload did not write and no reader needs.",
+        "The folder has other objects that no reader needs.",
         NOTE,
         (),
         "Remove the objects unless something else needs them",

@@ -115,7 +115,7 @@ def _add_input_options(parser: argparse.ArgumentParser) -> None:
         "field that contains the ID; if it is missing, the ID is FILE or FILE:LINE (default: id)"
     )
     add("--id-key", default="id", metavar="FIELD", help=identifier)
-    kept = "additional field to keep; may be repeated"
+    kept = "additional field to keep, also of a folder FIELD=value; may be repeated"
     add("--keep", action="append", default=[], metavar="FIELD[:ENCODING]", help=kept)
 
 

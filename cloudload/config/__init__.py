@@ -9,6 +9,7 @@
     stream        `Stream`                      checks         errors for wrong values
     stream_names  default names of streams      code_digest    a digest of a function's code
     transform     `Text`, names of transforms   lambda_source  the source of a lambda
+    local_imports  values that code imports where it runs
 
 `cloudload.option_docs` turns the docstring below each field into help and documentation.
 """

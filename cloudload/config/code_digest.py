@@ -1,20 +1,21 @@
 """Compute a digest of a function and the values that it uses, which is equal in all processes.
 
-    function         its source, defaults, closure, and the globals that its code refers to
+    function         its source, defaults, closure, and the globals and imports that its code uses
     object, class    its attributes, and the functions of its class
     plain values     numbers, text, bytes, patterns, arrays, and containers of them
 
 Code of the standard library and of installed packages counts by name only, except for the package
-of the function itself. Other values may differ between processes, so the digest leaves them out.
+of the function itself. Other values may differ between processes, so the digest leaves them out, as
+it does code that is found only at run time. It names both.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dis
 import enum
 import functools
 import hashlib
+import importlib
 import inspect
 import logging
 import os
@@ -23,6 +24,7 @@ import sys
 import sysconfig
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Set
+from dis import Instruction
 from pathlib import PurePath
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -30,12 +32,24 @@ from typing import Any
 import numpy as np
 
 from cloudload.config.lambda_source import find_lambda
+from cloudload.config.local_imports import (
+    FINDERS,
+    find_file,
+    list_imports,
+    list_steps,
+    loaded_name,
+)
 
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes, PurePath)
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_paths()[name], "")
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+
+
+_AT_RUN_TIME = "code found at run time"
+Imported = dict[str, list[tuple[str, Any]]]
+"""The values that each name may stand for, with their full names."""
 
 
 class CodeDigest:
@@ -76,6 +90,8 @@ class CodeDigest:
         if isinstance(value, enum.Enum):
             return [_name_of(type(value)), value.name]
         if isinstance(value, ModuleType | np.ufunc):
+            if isinstance(value, ModuleType) and self._is_own(value):
+                self.left_out.setdefault(place, "module")
             return [value.__name__]
         if isinstance(value, logging.Logger):
             return []
@@ -93,6 +109,8 @@ class CodeDigest:
         if hasattr(value, "__wrapped__"):  # set by functools.cache, for example
             return self._named(("__wrapped__",), value, place)
         if inspect.isroutine(value):
+            if _is_in_program(module_of(value)):
+                self.left_out.setdefault(place, "compiled function")
             owner = getattr(value, "__self__", None)
             return [_name_of(value), self._digest(owner, f"{place}.__self__")]
         slots = [name for cls in type(value).__mro__ for name in _slots_of(cls)]
@@ -131,26 +149,62 @@ class CodeDigest:
         ]
         return _hash([code.co_code, *code.co_names, *code.co_varnames, *constants])
 
-    def _globals_of(self, code: CodeType, names: Mapping[str, Any]) -> dict[str, Any]:
-        """The globals that `code` uses.
+    def _globals_of(
+        self, code: CodeType, names: Mapping[str, Any], outer: Imported | None = None
+    ) -> dict[str, Any]:
+        """The globals that `code` uses, and the values that it imports.
 
-        Modules of this program are replaced by the attributes that `code` uses of them.
+        Modules of this program are replaced by the attributes that `code` uses of them. `outer` are
+        the imports of the code around it.
         """
-        used = {}
-        steps = [*dis.get_instructions(code)]
+        imported = {**(outer or {}), **self._imports_of(code, names)}
+        used = {
+            place: value
+            for pairs in imported.values()
+            for place, value in pairs
+            if not isinstance(value, ModuleType)
+        }
+        steps = list_steps(code)
         for number, step in enumerate(steps):
-            if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval not in names:
+            name = loaded_name(step)
+            is_global = step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+            if name in imported:
+                pairs = imported[name]
+            elif name is not None and is_global and name in names:
+                pairs = [(name, names[name])]
+            elif is_global and name in FINDERS:
+                self.left_out.setdefault(name, _AT_RUN_TIME)
                 continue
-            name, value = step.argval, names[step.argval]
-            for after in steps[number + 1 :]:
-                is_attribute = after.opname in ("LOAD_ATTR", "LOAD_METHOD")
-                if not (isinstance(value, ModuleType) and self._is_own(value) and is_attribute):
-                    break
-                name, value = f"{name}.{after.argval}", getattr(value, after.argval, None)
-            used[name] = value
+            else:
+                continue
+            used |= dict(self._follow(*pair, steps[number + 1 :]) for pair in pairs)
         for inner in code.co_consts:
-            used |= self._globals_of(inner, names) if isinstance(inner, CodeType) else {}
+            used |= self._globals_of(inner, names, imported) if isinstance(inner, CodeType) else {}
         return used
+
+    def _follow(self, place: str, value: Any, steps: Iterable[Instruction]) -> tuple[str, Any]:
+        """The attribute that `steps` read, if the value is a module of this program."""
+        for step in steps:
+            is_attribute = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            if not (isinstance(value, ModuleType) and self._is_own(value) and is_attribute):
+                break
+            place, value = f"{place}.{step.argval}", getattr(value, step.argval, None)
+        if value is importlib or value is importlib.import_module:
+            self.left_out.setdefault(place, _AT_RUN_TIME)
+        return place, value
+
+    def _imports_of(self, code: CodeType, names: Mapping[str, Any]) -> Imported:
+        """The values that `code` imports from modules of this program, by their names in it."""
+        found: Imported = {}
+        for each in list_imports(code, names):
+            root = each.required.partition(".")[0]
+            try:
+                is_own = root == self._package or _is_of_program(find_file(root))
+                if is_own or root == "importlib":
+                    found.setdefault(each.name, []).append((each.place, each.find()))
+            except Exception:  # a module may raise anything when it is imported
+                self.left_out.setdefault(each.place, "module that cannot be imported")
+        return found
 
     def _class_parts(self, cls: type) -> Iterator[str | bytes]:
         yield _name_of(cls)
@@ -175,10 +229,16 @@ class CodeDigest:
         This is True in the package of the function, and in any module that is not installed.
         """
         name = value.__name__ if isinstance(value, ModuleType) else module_of(value)
-        if name.partition(".")[0] == self._package:
-            return True
-        file = getattr(sys.modules.get(name), "__file__", None)
-        return file is not None and not file.startswith(_INSTALLED)
+        return name.partition(".")[0] == self._package or _is_in_program(name)
+
+
+def _is_in_program(module: str) -> bool:
+    """Whether a loaded module is a part of the program, and not installed."""
+    return _is_of_program(getattr(sys.modules.get(module), "__file__", None))
+
+
+def _is_of_program(file: str | None) -> bool:
+    return file is not None and not file.startswith(_INSTALLED)
 
 
 def _hash(parts: Iterable[str | bytes]) -> bytes:

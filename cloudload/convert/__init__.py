@@ -25,6 +25,7 @@
     planning        make or use a stored plan      hidden_datasets  refuse to hide a dataset
     claims          what a rerun must match        report           counts and the report
     separation      outputs that are not inputs    outline          forecast a conversion
+    partitions      fields in a file's path
 
 Other packages use only `convert_to_mds`, `ConvertReport` and `outline`.
 """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.records import InputBlock, TypedBlock, find_field
+from cloudload.convert.partitions import partition_fields
+from cloudload.convert.records import InputBlock, Record, TypedBlock, find_field
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 
@@ -76,14 +76,20 @@ def _first_encodings(
             given = block.column_encodings()
             yield {name: given[name] for name in given.keys() & missing}
         for record in block.records(config.text_field):
-            yield dict(_encodings_of(record.fields or {}, sorted(missing)))
+            if record.fields is not None:
+                yield dict(_encodings_of(record, record.fields, sorted(missing)))
 
 
-def _encodings_of(fields: Mapping[str, Any], names: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _encodings_of(
+    record: Record, fields: Mapping[str, Any], names: Iterable[str]
+) -> Iterator[tuple[str, str]]:
     for name in names:
-        with suppress(KeyError):
-            if (value := find_field(fields, name)) is not None:
-                yield name, _encoding_of(value)
+        try:
+            value = find_field(fields, name)
+        except KeyError:
+            value = partition_fields(record).get(name)
+        if value is not None:
+            yield name, _encoding_of(value)
 
 
 def _encoding_of(value: Any) -> str:

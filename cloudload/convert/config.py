@@ -40,7 +40,8 @@ class ConvertConfig:
     `NAME:NUMBER`: the name of the file or dataset, and the number of the line or row. For a file
     that is one document (format `text`), it is the file name alone."""
     keep: tuple[str, ...] = ()
-    """Other fields to keep, each as `name` or `name:encoding`."""
+    """Other fields to keep, each as `name` or `name:encoding`. A field that a record does not have
+    may be a folder `name=value` in the path of its file."""
     format: str = "auto"
     """`auto` (by file name), `jsonl`, `json` (an array of objects, or JSON Lines), `csv`, `tsv`,
     `parquet`, `arrow`, `webdataset`, `wet`, `mds`, `text` (one document per file) or `lines` (one

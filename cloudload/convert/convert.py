@@ -111,7 +111,9 @@ def convert_to_mds(
             lines that is cut into segments, it is `NAME:@OFFSET`, with the line's offset in bytes.
         keep: other fields to keep, each as `name` or `name:encoding`. If the encoding is omitted,
             it is that of the column in an MDS dataset; `bytes` for bytes; otherwise `json`, which
-            can hold null and values of any type.
+            can hold null and values of any type. If a record has no such field, the value is taken
+            from a folder `name=value` in the path of its file, as text unless an encoding of
+            numbers is given.
         format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin; it
             refuses extensions of spreadsheets, zip archives, and other files that are not text. To
             choose for all files, pass `jsonl`, `json` (an array of objects, or JSON Lines), `csv`,

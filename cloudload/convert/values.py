@@ -17,6 +17,8 @@ from uuid import UUID
 
 from cloudload.config.choices import REPLACE
 from cloudload.convert.config import ConvertConfig
+from cloudload.convert.partitions import partition_fields
+from cloudload.convert.readers.typed_text import parse_text
 from cloudload.convert.records import (
     Record,
     find_field,
@@ -59,7 +61,7 @@ def values_of(config: ConvertConfig, columns: Iterable[Column], record: Record) 
     values = {"text": text, "id": record.name if own_id is None else own_id}
     for column in columns:
         if column.name not in values:
-            values[column.name] = _kept_value(_optional(record.fields, column.name), column)
+            values[column.name] = _kept_value(_find_kept(record, column), column)
     if config.errors == REPLACE:
         valid = {name: replace_surrogates(value) for name, value in values.items()}
         is_replaced, values = is_replaced or valid != values, valid
@@ -82,6 +84,21 @@ def _describe_id(value: Any) -> str | None:
         return str(int(value) if value.is_integer() else value)
     is_usable = isinstance(value, str | int | UUID) and not isinstance(value, bool)
     return str(value) or None if is_usable else None
+
+
+def _find_kept(record: Record, column: Column) -> Any:
+    """Return the value of a kept field: of the record, or if it has no such field, of its path."""
+    try:
+        return find_field(record.fields or {}, column.name)
+    except KeyError:
+        text = partition_fields(record).get(column.name)
+    try:
+        return None if text is None else parse_text(column.name, text, column.encoding)
+    except ValueError:
+        raise BadRecordError(
+            f"the record has no field {column.name!r}, and the folder {column.name}={text} of its "
+            f"path is not {column.encoding}. Keep it as another encoding, such as {column.name}:str"
+        ) from None
 
 
 def _optional(fields: Mapping[str, Any], name: str) -> Any:

@@ -159,11 +159,21 @@ def _ranks(plan: Plan, world: World, delivered: DeliveryStats) -> Iterator[Setti
     yield Setting(
         "global_batch", plan.global_batch, DERIVED, f"rows on {counted(world.size, 'rank')}"
     )
-    origin = _option(plan.delivery, "num_workers").origin
-    yield Setting("num_workers", plan.num_workers, origin, "per rank")
+    yield _workers(plan)
     rate = delivered.tokens_per_s(plan.num_workers)
     note = "(known after the first batch)" if rate is None else "that one rank's workers can make"
     yield Setting("tokens_per_s", None if rate is None else round(rate), MEASURED, note)
+
+
+def _workers(plan: Plan) -> Setting:
+    asked = plan.delivery.num_workers
+    origin = DEFAULT if asked is None else GIVEN
+    if asked == 0:
+        return Setting("num_workers", 0, origin, "(this process makes the rows)")
+    note = "per rank"
+    if asked not in (None, plan.num_workers):
+        note += f", not {asked:,}, because a rank has no more lanes"
+    return Setting("num_workers", plan.num_workers, origin, note)
 
 
 def _cache(plan: Plan, world: World) -> Iterator[Setting]:

@@ -4,6 +4,7 @@
     lightning   CloudloadDataModule, CloudloadMonitor    dcp           LoaderState
     torchtitan  CloudloadDataLoader, CloudloadMetrics    metrics       Monitor, to_wandb, …
     torchdata   CloudloadNode, CloudloadDataset          frameworks    errors if one is missing
+    packed_rows  keep documents apart in Hugging Face models
 
 Each module lets the framework save the loader's state in its checkpoints, so that a resume neither
 repeats nor loses a batch. The modules composer, lightning, torchtitan and transformers can also log

@@ -3,10 +3,13 @@
     trainer = CloudloadTrainer(model, args, loader=loader, eval_dataset=FromStart(eval_loader))
     trainer.train(resume_from_checkpoint=True)
 
-    class MyTrainer(CloudloadTrainer, SFTTrainer): ...    # other trainers read a loader, too
+    class Mine(CloudloadTrainer, YourTrainer): ...    # your own subclass of Trainer, too
 
 The Trainer would wrap a dataset in a DataLoader that reads ahead and shards by rank a second time,
 so `CloudloadTrainer` reads the loader directly. A resumed run neither loses nor repeats a batch.
+
+With `position_ids` in the loader's `fields`, the documents of a row do not attend to each other:
+the Trainer passes `use_cache=False`, and refuses a model that would ignore the fields.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any, cast
 from cloudload.errors import StreamChangedError
 from cloudload.evaluation import FromStart
 from cloudload.integrations.frameworks import explain_missing
+from cloudload.integrations.packed_rows import check_packed_rows, without_cache
 from cloudload.loader import CloudLoader
 
 try:
@@ -87,11 +91,12 @@ class CloudloadCallback(TrainerCallback, ExportableState):
 class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     """A Trainer whose batches come from a loader.
 
-    It is also a mixin: put it before another trainer in the list of base classes.
+    It is also a mixin: put it before another subclass of `Trainer` in the list of base classes.
     """
 
     def __init__(self, *args: Any, loader: CloudLoader, **kwargs: Any) -> None:
         self.loader, self._state = loader, CloudloadCallback(loader)
+        self._has_checked_rows = False
         super().__init__(
             *args, callbacks=[*(kwargs.pop("callbacks", None) or ()), self._state], **kwargs
         )
@@ -165,6 +170,16 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         if isinstance(test_dataset, FromStart):
             return test_dataset
         return super().get_test_dataloader(test_dataset)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute the loss without a cache, if the batch has `position_ids`.
+
+        Raises `ValueError` if the model would ignore the fields that separate documents.
+        """
+        if not self._has_checked_rows:
+            check_packed_rows(self.model, inputs)
+            self._has_checked_rows = True
+        return super().compute_loss(model, without_cache(self.model, inputs), *args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log `logs`, and `loader.stats()` as `cloudload/…` if `logs` contains a training loss."""

@@ -5,8 +5,8 @@
                                            └ the first row that its lane cannot fill
 
 The tail of a stream packs all tokens that remain in its lanes at that row, as if they were one
-lane. The mixture still decides which rows belong to the stream, so shares stay exact until the
-stream's last token.
+lane. The mixture still decides which rows belong to the stream, so the tail does not change the
+shares.
 """
 
 from __future__ import annotations

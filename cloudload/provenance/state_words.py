@@ -57,7 +57,8 @@ class StreamPosition:
     name: str
     tokens: int
     documents: int
-    """Number of finished documents with tokens."""
+    """Number of finished documents with tokens. With `best_fit`, this includes documents that wait
+    in open rows."""
     share: float
     """Share of the run's tokens, from 0 to 1."""
     epoch: float

@@ -97,6 +97,7 @@ class Desk:
         return code.replace('"gpt2"', repr(self.tokenizer))
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # raised by Lightning
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # raised by DCP in one process

@@ -104,6 +104,26 @@ def test_a_packed_document_has_the_logits_that_it_has_alone(
     assert distance(model, input_ids) > 0.1
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_block_mask_of_segment_ids_keeps_documents_apart_as_the_mask_does() -> None:
+    """The recipe for flex attention in docs/guides/packing.md."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    segments = torch.from_numpy(segment_ids(*spans(BATCH)))
+
+    def in_document(row: Any, _: Any, query: Any, key: Any) -> Any:
+        return (query >= key) & (segments[row, query] == segments[row, key])
+
+    (num_rows, seq_len), draw = segments.shape, torch.Generator().manual_seed(1)
+    query, key, value = torch.randn(3, num_rows, 2, seq_len, 16, generator=draw)
+    blocks = create_block_mask(in_document, num_rows, None, seq_len, seq_len, device="cpu")
+    found = flex_attention(query, key, value, block_mask=blocks)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=document_attention_mask(segments)
+    )
+    torch.testing.assert_close(found, expected)
+
+
 def test_the_mask_is_needed_and_absolute_positions_too(model: Any, input_ids: torch.Tensor) -> None:
     mask, positions = kept_apart().values()
     assert (

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from cloudload.convert.chunk_reader import ChunkReader
 from cloudload.convert.input_files import MOST_RECORD_BYTES, DamagedError
+from cloudload.storage.urls import utf8_name
 
 _HEADER_BYTES = 512
 _READ_BYTES = 1 << 16
@@ -51,7 +52,7 @@ def read_members(chunks: Iterator[bytes], is_wanted: Callable[[str], bool]) -> I
                 is_small = member.size <= MOST_RECORD_BYTES
                 is_read = is_small and not is_link and is_wanted(member.name)
                 data = tar.extractfile(member).read() if is_read else None
-                yield Member(member.offset, member.name, member.size, data, is_link)
+                yield Member(member.offset, utf8_name(member.name), member.size, data, is_link)
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise DamagedError(f"the tar archive is damaged or incomplete ({error})") from error
     rest = source.since(tar.offset)

@@ -71,6 +71,22 @@ def test_the_global_batch_follows_from_batch_size_and_ranks(tmp_path: Path) -> N
     assert origins(loader)["global_batch"] == "from batch_size and ranks"
 
 
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        (0, "0 (this process makes the rows)"),
+        (2, "2 per rank"),
+        (99, "12 per rank, not 99, because a rank has no more lanes"),
+    ],
+)
+def test_the_number_of_workers_is_the_one_that_a_rank_starts(
+    folder: str, asked: int, shown: str
+) -> None:
+    settings = make_loader(folder, num_workers=asked, num_lanes=12).describe().settings
+    [found] = [each for each in settings if each.name == "num_workers"]
+    assert (str(found), found.origin) == (shown, "given")
+
+
 def test_lengths_are_described_by_the_place_where_they_were_found(tmp_path: Path) -> None:
     folder = str(write_mds(tmp_path / "mds", random_documents(7, 60)))
     places = [f"{folder}/lengths", str(tmp_path / "elsewhere")]

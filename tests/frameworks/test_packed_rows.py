@@ -1,0 +1,144 @@
+"""`CloudloadTrainer` keeps the documents of packed rows apart, or refuses to train."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cloudload import CloudLoader, FromStart
+from cloudload.integrations.packed_rows import check_packed_rows
+from cloudload.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
+from tests.frameworks.small import Model
+from tests.support.loaders import make_loader
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed"),
+]
+PACKED: dict[str, Any] = {"seq_len": 256, "fields": ["position_ids"], "mask_edges": True}
+SIZES: dict[str, Any] = {
+    "vocab_size": 257,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "max_position_embeddings": 256,
+}
+
+
+def make_model(name: str = "Llama", **options: Any) -> Any:
+    """A small model with random weights, of any architecture of transformers."""
+    import transformers
+
+    torch.manual_seed(5)
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **options})
+    return getattr(transformers, f"{name}ForCausalLM")(config)
+
+
+def train(model: Any, loader: CloudLoader, folder: Path, **options: Any) -> list[float]:
+    """Train for one step with a rate of 0, and return the losses: of the step, and of any
+    evaluation."""
+    from transformers import TrainingArguments
+
+    from cloudload.integrations.transformers import CloudloadTrainer
+
+    settings: dict[str, Any] = {"max_steps": 1, "logging_steps": 1, "learning_rate": 0.0}
+    settings |= {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    evaluated = options.pop("eval_dataset", None)
+    args = TrainingArguments(
+        str(folder), per_device_train_batch_size=loader.batch_size, **settings, **options
+    )
+    trainer = CloudloadTrainer(model, args, loader=loader, eval_dataset=evaluated)
+    trainer.train()
+    if evaluated is not None:
+        trainer.evaluate()
+    logged = trainer.state.log_history
+    return [each[name] for each in logged for name in ("loss", "eval_loss") if name in each]
+
+
+def losses_alone(model: Any, loader: CloudLoader) -> Iterator[torch.Tensor]:
+    """Yield the token losses of each document of the loader's next batch, as if it were alone."""
+    batch = next(iter(loader))
+    assert len(batch.spans) > len(batch["input_ids"])
+    for row, ids in enumerate(batch["input_ids"]):
+        own = batch.spans[batch.spans[:, SPAN_ROW] == row]
+        lengths = (own[:, SPAN_STOP] - own[:, SPAN_START]).tolist()
+        for document in ids[: sum(lengths)].split(lengths):
+            logits = model(document[None]).logits[0, :-1]
+            yield torch.nn.functional.cross_entropy(logits, document[1:], reduction="none")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_document_in_a_packed_row_has_the_loss_that_it_has_alone(
+    folder: str, tmp_path: Path, attention: str, batch_size: int
+) -> None:
+    model = make_model(attn_implementation=attention)
+    options = {**PACKED, "batch_size": batch_size}
+    with torch.no_grad():
+        alone = torch.cat(list(losses_alone(model, make_loader(folder, **options)))).mean()
+    [loss] = train(model, make_loader(folder, **options), tmp_path)
+    assert loss == pytest.approx(float(alone), abs=1e-3)
+
+
+def test_an_evaluation_keeps_documents_apart_too(folder: str, tmp_path: Path) -> None:
+    model, options = make_model(), {**PACKED, "epochs": 1}
+    with torch.no_grad():
+        alone = torch.cat(list(losses_alone(model, make_loader(folder, **options)))).mean()
+    loader = make_loader(folder, **{**options, "stop_every": 1})
+    _, loss = train(model, make_loader(folder), tmp_path, eval_dataset=FromStart(loader))
+    assert loss == pytest.approx(float(alone), abs=1e-3)
+
+
+def test_attention_across_documents_is_the_default_without_position_ids(
+    folder: str, tmp_path: Path
+) -> None:
+    model = make_model()
+    [apart] = train(model, make_loader(folder, **PACKED), tmp_path)
+    [across] = train(model, make_loader(folder, **{**PACKED, "fields": []}), tmp_path)
+    assert abs(apart - across) > 0.01
+
+
+@pytest.mark.parametrize("fields", [["segment_ids"], ["cu_seqlens"], ["segment_ids", "cu_seqlens"]])
+def test_fields_that_the_model_ignores_are_refused(
+    folder: str, tmp_path: Path, fields: list[str]
+) -> None:
+    loader = make_loader(folder, **{**PACKED, "fields": fields})
+    ignored = " and ".join(fields)
+    with pytest.raises(ValueError, match=f"LlamaForCausalLM ignores {ignored}, so .* Add 'posi"):
+        train(make_model(), loader, tmp_path)
+
+
+def test_flash_attention_on_several_rows_is_refused(folder: str, tmp_path: Path) -> None:
+    model = make_model()
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(ValueError, match=r"flash_attention_2 reads position_ids only in .* has 4"):
+        train(model, make_loader(folder, **PACKED), tmp_path)
+
+
+def test_layers_that_mix_documents_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    model.config.layer_types = ["linear_attention", "full_attention"]
+    batch = {"input_ids": torch.zeros(2, 8), "position_ids": torch.zeros(2, 8)}
+    with caplog.at_level(logging.WARNING):
+        check_packed_rows(model, batch)
+    assert "layers that ignore position_ids (linear_attention)" in caplog.text
+
+
+def test_a_model_of_ones_own_receives_only_the_fields(folder: str, tmp_path: Path) -> None:
+    class Own(Model):
+        def forward(  # type: ignore[override]
+            self, input_ids: torch.Tensor, labels: torch.Tensor, segment_ids: torch.Tensor
+        ) -> dict[str, torch.Tensor]:
+            return super().forward(input_ids, labels)
+
+    loader = make_loader(folder, **{**PACKED, "fields": ["segment_ids"]})
+    assert len(train(Own(), loader, tmp_path)) == 1
