@@ -203,7 +203,8 @@ def convert_to_mds(
     segment_bytes = as_integer("segment_bytes", segment_bytes, 1)
     if rejects is not None and not (skip_bad or finish):
         raise ValueError(
-            "rejects (--rejects) requires skip_bad (--skip-bad). Set skip_bad, or remove rejects"
+            "rejects (--rejects) requires skip_bad (--skip-bad). Set skip_bad (--skip-bad), or "
+            "omit rejects (--rejects)"
         )
     if splits is not None and tokenizer is not None:
         raise ValueError(

@@ -242,8 +242,9 @@ def _check_by(dataset: Dataset, by: str, worker: str | None) -> None:
     check_column(dataset, by)
     if worker is not None:
         raise ValueError(
-            "by needs all groups of shards, but worker counts only a share of them. After all jobs "
-            "of the array have finished, run again with by and without worker"
+            "by (--by) needs all groups of shards, but worker (--worker) counts only a share of "
+            "them. After all jobs of the array have finished, run again with by (--by) and without "
+            "worker (--worker)"
         )
 
 

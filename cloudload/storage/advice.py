@@ -61,10 +61,14 @@ _REFUSED = (FailureKind.DENIED, FailureKind.NO_CREDENTIALS)
 _URL_IN_ERROR = re.compile(r"https?://[^/\s\"']+")
 
 
-def advise(backend: Backend, url: str, error: BaseException, kind: FailureKind) -> str:
+def advise(
+    backend: Backend, url: str, error: BaseException, kind: FailureKind, *, is_write: bool = False
+) -> str:
     """Return the advice for a request that finally failed."""
     hint = backend.hint(url, error, kind)
     general = advise_by_kind(kind, name_server(backend, url, error))
+    if is_write and kind is FailureKind.MISSING_OBJECT:
+        general = "Nothing can be stored there. Check the location"
     advice = [hint] if hint and kind is FailureKind.OTHER else [general, *filter(None, [hint])]
     proxy = describe_proxy(backend.describe_endpoint(url))
     may_be_proxy = is_from_proxy(error) or scheme_of(url) in BUCKET_SCHEMES

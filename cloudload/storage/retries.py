@@ -114,6 +114,7 @@ class _Request:
     def __init__(
         self, verb: str, url: str, backend: Backend, retry: Retry, watch: Watch | None
     ) -> None:
+        self._is_write = verb == "write"
         self._what, self._url, self._backend = f"{verb} {redact(url)}", url, backend
         self._deadline_s, self._watch = retry.deadline_s, watch
         self.attempts = self._num_failed = 0
@@ -218,7 +219,7 @@ class _Request:
         text += explain(error)
         # an unclassified OSError, such as one about a local file, needs no advice
         if kind is not FailureKind.OTHER or not isinstance(error, OSError):
-            text += f". {advise(self._backend, self._url, error, kind)}"
+            text += f". {advise(self._backend, self._url, error, kind, is_write=self._is_write)}"
         return StoreError(text, kind=kind)
 
     def _count_attempts(self) -> str:

@@ -135,6 +135,39 @@ def test_a_value_that_is_none_is_missing_on_the_command_line() -> None:
     assert said == "--tokenizer is missing, but the documents are text"
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("a bad one. Pass tokenizer=…, or omit it", "a bad one. Pass --tokenizer …, or omit it"),
+        ("pass on_error='skip'", "pass --on-error skip"),
+        (
+            "Use tokenizer_backend='hf', or num_workers=0 with python",
+            "Use --option tokenizer_backend='hf', or --option num_workers=0 with python",
+        ),
+        ("pass eos=None.", "pass --option eos=null."),
+        ("Pass Stream('a', split='b')", "Pass Stream('a', split='b')"),
+        ("Set skip_bad (--skip-bad), or omit by (--by)", "Set --skip-bad, or omit --by"),
+    ],
+)
+def test_values_of_arguments_are_told_as_options(message: str, said: str) -> None:
+    command = argparse.ArgumentParser()
+    for option in ("--tokenizer", "--on-error", "--option", "--split", "--skip-bad", "--by"):
+        command.add_argument(option)
+    assert in_words_of_options(message, command) == said
+
+
+@pytest.mark.parametrize("out", ["/dev/null/x", "/proc/x"])
+def test_a_place_that_cannot_be_written_is_not_said_to_be_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "one"}\n')
+    assert cli.main(["convert", str(corpus), out, "--quiet"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"cloudload: cannot write {out}")
+    assert said.endswith(". Nothing can be stored there. Check the location\n")
+
+
 def test_quiet_prints_nothing_and_keeps_the_report_that_was_asked_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
