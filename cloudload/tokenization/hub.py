@@ -11,6 +11,7 @@ from typing import Any
 
 from cloudload.errors import TokenizerError
 from cloudload.storage.hub import find_obstacle
+from cloudload.storage.redaction import redact
 
 logger = logging.getLogger(__name__)
 _MOST_REASON = 200
@@ -30,7 +31,7 @@ def load_by_name(name: str) -> tuple[Any, Path | None]:
     """
     obstacle = None if Path(name).exists() else find_obstacle()
     if obstacle and _is_absent_from_cache(name):
-        raise TokenizerError(_explain_offline(name, obstacle))
+        raise TokenizerError(_explain_offline(redact(name), obstacle))
     from transformers import AutoTokenizer  # this import takes seconds
     from transformers.utils import cached_file
 
@@ -40,7 +41,8 @@ def load_by_name(name: str) -> tuple[Any, Path | None]:
             name, use_fast=True, trust_remote_code=False, **options
         )
     except (OSError, ValueError, KeyError) as error:
-        explained = _explain_offline(name, obstacle) if obstacle else _explain(name, error)
+        shown = redact(name)
+        explained = _explain_offline(shown, obstacle) if obstacle else _explain(shown, error)
         raise TokenizerError(explained) from None
     if obstacle:
         logger.warning("%s, so the tokenizer %r is loaded from the local cache", obstacle, name)
@@ -83,4 +85,4 @@ def _explain(name: str, error: Exception) -> str:
         advice = "Pass a folder that has a tokenizer.json, or that transformers can load"
     else:
         advice = "Pass a name on the Hugging Face Hub, a folder, or a tokenizer.json"
-    return f"cannot load the tokenizer {name!r}: {reason}. {advice}"
+    return f"cannot load the tokenizer {name!r}: {redact(reason)}. {advice}"

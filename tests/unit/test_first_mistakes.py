@@ -104,3 +104,9 @@ def test_an_import_on_another_system_says_so() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert "ImportError: cloudload runs only on Linux, but this is darwin" in ended.stderr
+
+
+def test_a_tokenizer_with_a_password_is_not_quoted() -> None:
+    with pytest.raises(TokenizerError) as failure:
+        load_tokenizer("https://user:hidden-word@host/tokenizer.json?sig=hidden-mark")
+    assert "hidden" not in str(failure.value)
