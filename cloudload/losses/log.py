@@ -72,6 +72,36 @@ class _Share(NamedTuple):
         return _Share(self.rows[kept], self.streams[kept], numbers)
 
 
+class _Means(NamedTuple):
+    """The losses since the last `take_means`. Replaced as a whole, so that none is lost or counted
+    twice after an exception."""
+
+    totals: Tensor | None = None
+    """float64 [2, streams], on the device: the sums and token counts of earlier batches."""
+    rows: Ints = np.empty(0, np.int64)
+    """The rows of the current batch."""
+    shares: tuple[_Share, ...] = ()
+    """The records of the current batch."""
+
+    def sum(self, num_streams: int) -> Tensor | None:
+        """Return the totals of all batches: float64 [2, streams], or None without records."""
+        totals = self.totals
+        for _, streams, numbers in self.shares:
+            if totals is None:
+                totals = torch.zeros((2, num_streams), dtype=torch.float64, device=numbers.device)
+            totals = totals.index_add(1, _to_device(streams, numbers.device), numbers)
+        return totals
+
+
+class _File(NamedTuple):
+    """The file of a log, and what it lacks. Replaced as a whole after each write."""
+
+    num_bytes: int = 0
+    """The size of the file after the last complete write."""
+    parts: tuple[_Part, ...] = ()
+    """The records that are not written yet."""
+
+
 class LossLog:
     """Sums the losses of this rank by document and source.
 
@@ -99,13 +129,7 @@ class LossLog:
             name = f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}{SUFFIX}"
             self._path = expand_home(folder) / name
         self._state = self._find_state()
-        self._parts: list[_Part] = []
-        self._time = 0
-        self._totals: Tensor | None = None
-        """float64 [2, streams], on the device: sums and token counts since the last `take_means`,
-        without the current batch."""
-        self._current_rows: Ints = np.empty(0, np.int64)
-        self._shares: list[_Share] = []
+        self._time, self._file, self._means = 0, _File(), _Means()
 
     def add(
         self,
@@ -147,16 +171,18 @@ class LossLog:
         spans = spans[low:high]
         rows, lengths = spans[:, SPAN_ROW] - at_row, spans[:, SPAN_STOP] - spans[:, SPAN_START]
         sums = _sum_by_span(losses, labels, pad_lengths(rows, lengths, (num_rows, seq_len)), rows)
-        if not np.array_equal(batch.rows, self._current_rows):
-            self._count_shares()
-            self._current_rows = batch.rows
-        self._shares = [share.without(at_row, stop_row) for share in self._shares]
-        self._shares.append(_Share(spans[:, SPAN_ROW], spans[:, SPAN_STREAM], sums))
+        means = self._means
+        if not np.array_equal(batch.rows, means.rows):
+            means = _Means(means.sum(len(self._loader.stream_names)), batch.rows)
+        share = _Share(spans[:, SPAN_ROW], spans[:, SPAN_STREAM], sums)
+        others = (each.without(at_row, stop_row) for each in means.shares)
+        self._means = means._replace(shares=(*others, share))
         if self._path is not None:
             # times ascend, even if the clock is set back
             self._time = max(self._time + 1, time.time_ns() // 1000)
-            self._parts.append(_Part(self._describe(batch, spans), sums, self._time))
-            if len(self._parts) >= self._flush_every:
+            part = _Part(self._describe(batch, spans), sums, self._time)
+            self._file = self._file._replace(parts=(*self._file.parts, part))
+            if len(self._file.parts) >= self._flush_every:
                 self.flush()
 
     def _describe(self, batch: Batch, spans: Ints) -> Ints:
@@ -165,15 +191,6 @@ class LossLog:
         steps = self._loader.steps_of(rows)
         return np.column_stack([steps, rows, spans[:, 1:], np.zeros_like(rows)])
 
-    def _count_shares(self) -> None:
-        """Add the losses of the current batch to the totals."""
-        shares, self._shares = self._shares, []
-        for _, streams, numbers in shares:
-            if self._totals is None:
-                shape = 2, len(self._loader.stream_names)
-                self._totals = torch.zeros(shape, dtype=torch.float64, device=numbers.device)
-            self._totals.index_add_(1, _to_device(streams, numbers.device), numbers)
-
     def take_means(self, group: Any = None) -> dict[str, MeanLoss]:
         """Return the mean loss of each source since the last call, over all ranks, by stream name.
 
@@ -181,23 +198,25 @@ class LossLog:
         the data-parallel ranks; by default, all ranks. This waits for the device.
         """
         names = self._loader.stream_names
-        self._count_shares()
-        totals = self._totals
+        totals = self._means.sum(len(names))
         if totals is None:
             totals = torch.zeros((2, len(names)), dtype=torch.float64)
-        self._totals = None
         if self._loader.world_size > 1 and torch.distributed.is_initialized():
             totals = _to_backend(totals, group)
             torch.distributed.all_reduce(totals, group=group)
         sums, tokens = totals.tolist()
+        self._means = _Means(rows=self._means.rows)
         return {
             name: MeanLoss(round(number), total)
             for name, number, total in zip(names, tokens, sums, strict=True)
         }
 
     def flush(self) -> None:
-        """Write the records so far to the file. This waits for the device."""
-        parts, self._parts = self._parts, []
+        """Write the records so far to the file. This waits for the device.
+
+        After an error, such as a full disk, the next call writes them.
+        """
+        size, parts = self._file
         if not parts or self._path is None:
             return
         numbers = torch.cat([part.numbers for part in parts], dim=1).cpu().numpy()
@@ -206,12 +225,16 @@ class LossLog:
         times = np.repeat([part.time for part in parts], [len(part.table) for part in parts])
         kept = find_last(table[:, ROW], times)
         kept &= table[:, TOKENS] > 0
-        is_new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
-            if is_new:
+            if file.tell() < size:
+                size = 0  # the file was removed
+            file.truncate(size)  # remove what an earlier call wrote in part
+            if not size:
                 start_file(file, self._make_header())
             write_records(file, Records(table[kept], numbers[0][kept]), times[kept])
+            file.flush()
+            self._file = _File(file.tell())
 
     def _find_state(self) -> Mapping[str, Any] | None:
         """Return the loader's state, with which `cloudload blame` finds the data, or None."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import random
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -19,6 +22,7 @@ from cloudload.errors import DatasetError
 from cloudload.losses import Losses, LossLog, blame, read_losses, token_losses
 from cloudload.losses.log_file import ROW, STEP, TOKENS, Records
 from tests.support.corpora import byte_tokenizer, random_documents, write_mds
+from tests.support.interrupts import interrupt
 from tests.support.loaders import make_loader
 
 GLOBAL_BATCH = 12
@@ -217,11 +221,60 @@ def test_a_log_of_a_killed_process_is_read_up_to_its_last_whole_part(
         path.write_bytes(content[:-9])
         assert read_losses(path).steps == range(1, 3)
         path.write_bytes(content[:30])
-        with pytest.raises(DatasetError, match=r"is not a loss log, or its beginning is damaged"):
+        with pytest.raises(DatasetError, match=r"is not a loss log, or it is damaged"):
             read_losses(tmp_path / "log")
         path.unlink()
         with pytest.raises(DatasetError, match=r"there is no loss log in .*after its first flush"):
             read_losses(tmp_path / "log")
+
+
+def test_an_interrupted_log_loses_and_repeats_no_losses(
+    streams: list[Stream], tmp_path: Path
+) -> None:
+    choices, num_interrupts = random.Random(0), 0
+    with make_loader(streams, local=tmp_path) as loader:
+        batches = list(loader.take(4))
+        with LossLog(loader, tmp_path / "whole", flush_every=9) as whole:
+            for batch in batches:
+                whole.add(batch, losses_of(batch))
+        expected, means = read_losses(tmp_path / "whole"), whole.take_means()
+        for number in range(12):
+            folder = tmp_path / f"{number}"
+            log = LossLog(loader, folder, flush_every=2)
+            calls: list[Callable[[], object]] = [
+                *(partial(log.add, batch, losses_of(batch)) for batch in batches),
+                log.flush,
+                log.close,
+            ]
+            for call in calls:
+                if interrupt(call, choices.randrange(600)):
+                    num_interrupts += 1
+                    call()
+            if interrupt(log.take_means, choices.randrange(60)):
+                assert log.take_means() == means
+            found = read_losses(folder)
+            assert (found.records.table == expected.records.table).all()
+            assert (found.records.sums == expected.records.sums).all()
+    assert num_interrupts > 12
+
+
+def test_a_log_that_a_full_disk_cut_has_all_losses_after_the_next_flush(
+    streams: list[Stream], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_in_part(file: BinaryIO, *_: object) -> None:
+        file.write(b"123")
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with make_loader(streams, local=tmp_path) as loader:
+        log = LossLog(loader, tmp_path / "log")
+        for batch in loader.take(3):
+            log.add(batch, losses_of(batch))
+            with monkeypatch.context() as patch:
+                patch.setattr("cloudload.losses.log.write_records", write_in_part)
+                with pytest.raises(OSError, match="no space left"):
+                    log.flush()
+        log.close()
+    assert read_losses(tmp_path / "log").steps == range(1, 4)
 
 
 def test_a_log_is_read_without_torch() -> None:
