@@ -13,6 +13,7 @@ from cloudload.storage.urls import join_url
 
 MAX_LISTED = 20
 _MOST_BAD_FILES = 1_000
+_OPTIONAL = ("bad_files", "split_bytes", "causes", "replaced")
 _MOST_CAUSES, _OTHER_CAUSES = 100, "other causes"
 
 
@@ -39,9 +40,9 @@ class Counts:
     replaced: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the counts for a journal entry, without empty mappings."""
+        """Return the counts for a journal entry, without optional counts that are zero or empty."""
         values = asdict(self)
-        return {name: value for name, value in values.items() if value != {}}
+        return {name: value for name, value in values.items() if value or name not in _OPTIONAL}
 
     def to_report(self) -> dict[str, Any]:
         """Return the counts for a report, with only the 1,000 files with the most bad records."""
