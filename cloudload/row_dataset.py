@@ -237,7 +237,8 @@ def _missing_lengths(plan: Plan) -> Exception:
     return DatasetError(
         f"lengths is {asked!r}, but Rows needs token lengths, and some of the data has none. Count "
         "the tokens of each stream, starting with the first. Run: cloudload count "
-        f"{redact(plan.recipe.corpus.datasets[0].url)} --tokenizer NAME"
+        f"{redact(plan.recipe.corpus.datasets[0].url)} --tokenizer NAME. It counts only shards "
+        "without lengths, such as appended ones"
     )
 
 

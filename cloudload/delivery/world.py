@@ -220,6 +220,7 @@ def check_world(num_lanes: int, world_size: int, *, has_lengths: bool) -> None:
     other_lanes = world_size * max(1, round(num_lanes / world_size))
     raise ValueError(
         f"{world_size} ranks cannot share {num_lanes} lanes evenly. Use {near} ranks, start a new "
-        f"run with num_lanes={other_lanes}, or run cloudload count, because token lengths allow "
-        f"any number of ranks. World sizes that divide the lanes evenly: {all_sizes}"
+        f"run with num_lanes={other_lanes}, or run cloudload count, because token lengths of all "
+        f"shards, also of appended ones, allow any number of ranks. World sizes that "
+        f"divide the lanes evenly: {all_sizes}"
     )

@@ -145,5 +145,6 @@ def _missing(recipe: Recipe, missing: list[int], places: list[str]) -> DatasetEr
     return DatasetError(
         f"{why}, but {who} none for this tokenizer, text column, and transform in "
         f"{redact(places[missing[0]])}. Run: cloudload count {redact(dataset.url)} --tokenizer "
-        f"NAME. A CloudLoader can also read the data {instead}, but Rows needs the lengths"
+        "NAME. It counts only shards without lengths, such as appended ones. A CloudLoader can "
+        f"also read the data {instead}, but Rows needs the lengths"
     )

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload import CloudLoader, Stream, convert_to_mds
+from cloudload import CloudLoader, Rows, Stream, convert_to_mds
 from cloudload.count import count_tokens
-from cloudload.errors import StreamChangedError
+from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.packing.tables import SPAN_STREAM
 from cloudload.provenance.state_run import open_run
 from cloudload.testing import Leg, Row, run_leg
@@ -226,3 +226,39 @@ def test_no_shard_is_downloaded_again_after_an_append(
     fetched = s3_proxy.requests(r"GET .*/shard\.")
     assert fetched
     assert all("/00001/shard" in request.line for request in fetched)
+
+
+def test_after_an_append_that_was_not_counted_the_error_says_that_counting_the_new_shards_is_enough(
+    tmp_path: Path,
+) -> None:
+    data, other = tmp_path / "mds", tmp_path / "other"
+    for folder in (data, other):
+        convert(folder, "a", 60)
+        count(folder)
+    streams = [Stream(str(data), proportion=1), Stream(str(other), proportion=1)]
+    opened = {
+        "mixture": ranks(streams, tmp_path / "cache", batch_size=2, epochs=1),
+        "uneven": ranks(str(data), tmp_path / "cache", batch_size=2, dp_rank=0, dp_world_size=5),
+        "rows": lambda **options: Rows(
+            str(data), tokenizer=byte_tokenizer(), eos=EOS, seq_len=16, num_lanes=6, **options
+        ),
+    }
+    before = {name: opened[name]() for name in ("mixture", "uneven")}
+    states = {name: loader.state_dict() for name, loader in before.items()}
+    convert(data, "b", 25, append=True)
+    for name, error in (
+        ("mixture", "counts only shards without lengths, such as appended ones"),
+        ("uneven", "token lengths of all shards, also of appended ones, allow any number"),
+    ):
+        with pytest.raises((DatasetError, ValueError), match=error):
+            opened[name]()
+    with pytest.raises(DatasetError, match="counts only shards without lengths, such as appended"):
+        opened["rows"](state=states["uneven"])
+    count(data)
+    for name in ("mixture", "uneven"):
+        loader = opened[name]()
+        loader.load_state_dict(states[name])
+        assert [each.rows.tolist() for each in loader.take(4)] == [
+            each.rows.tolist() for each in before[name].take(4)
+        ]
+    assert opened["rows"](state=states["uneven"]).first_row == 0
