@@ -77,7 +77,7 @@ class AskedRun:
         """
         if cases.packed is None:
             return cases
-        read = self._find_extent(cases.runs[0]).counts[:, list(READ)].sum()
+        read = self._find_extent(cases.runs[0]).beginning.counts[:, list(READ)].sum()
         return cases.pack() if read <= _MOST_PACKED else cases
 
     def follow(self, cases: Cases) -> list[Case]:
@@ -91,7 +91,7 @@ class AskedRun:
             is_whole = extent.is_whole and None not in extent.stream_ends
             reading = Reading(
                 lengths=run,
-                num_rows=extent.rows,
+                num_rows=extent.beginning.rows,
                 rows_ahead=0 if is_whole else self.limit_ahead(extent),
                 documents_ahead=self.documents_ahead,
                 world=self.open_world(),

@@ -49,6 +49,9 @@ class Cases:
     exactly 1."""
     basis: str
     """The basis of the figures, in words."""
+    epochs_played: tuple[float, ...] = ()
+    """If figures are extrapolated from the first part of the run, the number of epochs that this
+    part reads of each stream."""
     packed: RunLengths | None = None
     """The `best_fit` run itself, if `runs` has a `concat` run instead; otherwise None."""
 
@@ -62,18 +65,20 @@ class Cases:
     @property
     def is_exact(self) -> bool:
         """Whether the only case is the run itself."""
-        return self.fill.is_exact and all(each.is_whole for each in self.samples)
+        is_whole = all(each.is_whole for each in self.samples)
+        return self.fill.is_exact and is_whole and not self.epochs_played
 
     @property
     def error(self) -> float:
         """The relative error of the run's tokens per document."""
         sampled = relative_error(self.samples) if self.samples else 0.0
-        return math.hypot(sampled, self.fill.error)
+        return math.hypot(sampled, self.fill.error, _error_after(self.epochs_played))
 
     def error_of(self, stream: int) -> float:
         """Return the relative error of a stream's tokens per document."""
         sampled = self.samples[stream].estimate.error if self.samples else 0.0
-        return math.hypot(sampled, self.fill.error)
+        played = self.epochs_played[stream : stream + 1]
+        return math.hypot(sampled, self.fill.error, _error_after(played))
 
     def summarize(
         self, values: Sequence[float], *, is_exact: bool = False, error: float = 0.0
@@ -84,6 +89,11 @@ class Cases:
         if len(values) == 1:
             return Figure.around(values[0], error)
         return Figure.predicted(values, error)
+
+
+def _error_after(epochs_played: Sequence[float]) -> float:
+    """Return the relative error of what is extrapolated: half an epoch of the part played."""
+    return 0.5 / max(0.5, *epochs_played) if epochs_played else 0.0
 
 
 @contextmanager
@@ -131,7 +141,7 @@ def _prepare(
         recipe = recipe.reconfigure(packing="concat", seq_len=filled)
         basis += ", and rows packed from some of the documents"
     runs = tuple(RunLengths(recipe, root, each) for each in lengths)
-    return Cases(runs, samples, fill, basis, packed)
+    return Cases(runs, samples, fill, basis, packed=packed)
 
 
 def _measure_fill(recipe: Recipe, lengths: RunLengths, rows_of_lane: int) -> Figure:

@@ -78,6 +78,17 @@ class Downloads:
     by_epoch: Ints
     """Bytes downloaded for each epoch: int64 [epochs]."""
 
+    def extend(self, factor: float) -> Downloads:
+        """Return the downloads of a run that is `factor` times as long.
+
+        Each later epoch downloads as much as the average epoch of the second half of these.
+        `by_epoch` stays as it is.
+        """
+        later = self.by_epoch[len(self.by_epoch) // 2 :]
+        more = (factor - 1) * len(self.by_epoch) * float(later.mean()) if len(later) else 0.0
+        total = max(1, int(self.by_epoch.sum()))
+        return Downloads(np.rint(self.times * (1 + more / total)).astype(np.int64), self.by_epoch)
+
 
 def simulate_cache(uses: ShardUses, sizes: ShardSizes, limit: int | None) -> Downloads:
     """Simulate the cache of one node, which evicts the least recently used shard.

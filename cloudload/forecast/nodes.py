@@ -87,7 +87,7 @@ class NodeForecast:
     def _measure_node(self, case: Case, node: int) -> dict[str, Any]:
         sizes = self._sizes
         needed, ahead = case.of_node(node)
-        low, value, high = self._simulate(needed, ahead)
+        low, value, high = self._simulate(case, node)
         held = [np.unique(each.shards[sizes.stored[each.shards] > 0]) for each in (needed, ahead)]
         total = [int(sizes.cached[each].sum()) for each in held]
         early = self._asked.limit_ahead(case.extent) + self._rows_of_documents_ahead(case)
@@ -115,10 +115,17 @@ class NodeForecast:
         threads = self._plan.delivery.download_threads
         return self._asked.num_workers * self._world.ranks_per_node * threads
 
-    def _simulate(
+    def _simulate(self, case: Case, node: int) -> list[Downloads]:
+        """Return the minimum, expected, and maximum downloads of a node."""
+        found = self._simulate_beginning(*case.of_node(node))
+        if case.extent.played is None:
+            return list(found)
+        factor = case.extent.rows / case.extent.played.rows
+        return [each.extend(factor) for each in found]
+
+    def _simulate_beginning(
         self, needed: ShardUses, ahead: ShardUses
     ) -> tuple[Downloads, Downloads, Downloads]:
-        """Return the minimum, expected, and maximum downloads of a node."""
         sizes, limit = self._sizes, self._limit
         low = simulate_cache(needed, sizes, None)
         most = int(sizes.cached[np.unique(ahead.shards)].sum())
@@ -155,8 +162,12 @@ class NodeForecast:
         """Return the shards in use over the run, on the node with the largest working set."""
         node = max(node_plans, key=lambda each: each.working_set_bytes.value).node
         case = self._found[0]
-        found = find_levels(case.of_node(node).needed, self._sizes.cached, case.extent.rows)
-        steps = found.rows // self._plan.global_batch + 1
+        beginning = case.extent.beginning
+        found = find_levels(case.of_node(node).needed, self._sizes.cached, beginning.rows)
+        # the rest of an extrapolated run is drawn as its beginning, stretched
+        steps = (
+            found.rows * case.extent.rows // max(1, beginning.rows) // self._plan.global_batch + 1
+        )
         columns = (steps.tolist(), found.bytes.tolist(), found.shards.tolist())
         return tuple(Point(*each) for each in zip(*columns, strict=True))
 
@@ -165,7 +176,7 @@ class NodeForecast:
         schemes = np.array(_schemes_of_shards(self._corpus))
         costs: dict[str, list[Figure]] = {}
         for case in self._found:
-            found = [self._simulate(*case.of_node(node)) for node in range(self._asked.num_nodes)]
+            found = [self._simulate(case, node) for node in range(self._asked.num_nodes)]
             totals = [
                 np.sum([each.times for each in downloads], axis=0)
                 for downloads in zip(*found, strict=True)

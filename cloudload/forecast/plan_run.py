@@ -91,6 +91,9 @@ def plan_run(
     asked = AskedRun(plan, world, limit, budget, steps, table)
     with open_cases(plan, sample, asked.rows_of_lane) as cases:
         found = _Forecast(asked, cases).summarize()
+    if measure and found.epochs.value > found.steps.value:
+        warning = "a step reads the data several times, so the speed of the reader was not measured"
+        return replace(found, warnings=(*found.warnings, warning))
     speed = measure_speed({**options}, world_size) if measure else None
     return _add_speed(found, speed, gpu_tokens_per_s)
 
@@ -115,6 +118,10 @@ class _Forecast:
         self._asked, self._plan, self._limit = asked, asked.plan, asked.limit
         self._cases, self._corpus = asked.choose(cases), asked.plan.recipe.corpus
         self._found = asked.follow(self._cases)
+        if played := self._found[0].extent.played:
+            samples = np.maximum(1, np.diff(self._corpus.stream_starts))
+            epochs = played.counts[:, list(READ)].sum(1) / samples
+            self._cases = replace(self._cases, epochs_played=tuple(epochs.tolist()))
         self._nodes = NodeForecast(asked, self._cases, self._found)
 
     def summarize(self) -> RunPlan:
@@ -175,10 +182,10 @@ class _Forecast:
         return self._cases.summarize(values, is_exact=is_exact, error=self._cases.error)
 
     def _count_tokens(self) -> Figure:
+        if self._asked.has_full_rows:
+            return Figure.exact(self._found[0].extent.rows * self._plan.recipe.config.seq_len)
         values = [int(case.extent.counts[:, TOKENS].sum()) for case in self._found]
-        return self._cases.summarize(
-            values, is_exact=self._asked.has_full_rows, error=self._cases.error
-        )
+        return self._cases.summarize(values, error=self._cases.error)
 
     def _find_padding(self) -> Figure:
         fill = self._cases.fill
@@ -248,7 +255,7 @@ class _Forecast:
 
     def _warn(self, found: RunPlan) -> list[str]:
         warnings = [
-            f"stream {each.name} is repeated {each.epochs.value:.1f} times, which is more than "
+            f"stream {each.name} is repeated {each.epochs.value:,.1f} times, which is more than "
             f"{_MOST_EPOCHS}. A model learns less from repeated tokens, so add data, or lower the "
             "stream's proportion"
             for each in found.streams
@@ -258,6 +265,11 @@ class _Forecast:
             warnings.append(
                 f"the data ends after {found.steps.value:,.0f} steps, before the requested length. "
                 "Use more epochs, or add data"
+            )
+        if played := self._found[0].extent.played:
+            warnings.append(
+                f"the run reads its data {found.epochs.value:,.0f} times. Its first "
+                f"{played.steps:,} steps were computed, and the rest was extrapolated from them"
             )
         warnings += self._warn_of_cache(found)
         if not self._cases.is_exact and self._cases.samples:
