@@ -1,4 +1,4 @@
-"""A plan of a run that repeats its data many times plays a part of it, and extrapolates the rest."""
+"""A plan of a run that repeats its data many times plays a part of it, and extrapolates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAMPLES = 60
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two small datasets with token lengths, in compressed shards, so that a node downloads them."""
+    """Two small datasets with token lengths, in compressed shards, which nodes download."""
     folder = tmp_path_factory.mktemp("plan")
     for number in range(2):
         texts = random_documents(number, SAMPLES)
@@ -79,7 +79,7 @@ def test_the_streams_of_an_extrapolated_mixture_keep_their_shares(
     assert is_extrapolated(found)
     for own, expected in zip(found.streams, whole.streams, strict=True):
         assert own.share.value == pytest.approx(expected.share.value, abs=0.01)
-        assert own.epochs.value == pytest.approx(expected.epochs.value, rel=0.02)
+        assert own.epochs.low <= expected.epochs.value <= own.epochs.high
 
 
 @pytest.mark.parametrize("length", [{"tokens": "300B"}, {"steps": 99_999_999_999}])
