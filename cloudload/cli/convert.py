@@ -208,7 +208,9 @@ def _summary(report: ConvertReport) -> str:
 
     speed = ""
     if report.seconds and not report.resumed_shards:
-        speed = f", {report.input_bytes / 1e6 / report.seconds:.1f} MB/s"
+        read = report.input_bytes if report.added_documents is None else report.added_input_bytes
+        speed = f", {(read or 0) / 1e6 / report.seconds:.1f} MB/s"
+    added = "" if report.added_documents is None else f", {report.added_documents:,} appended"
     state = "was already complete" if report.already_complete else "is complete"
     if report.unfinished_segments:
         state = f"lacks {report.unfinished_segments:,} of {counted(report.segments, 'segment')}"
@@ -218,13 +220,14 @@ def _summary(report: ConvertReport) -> str:
     columns = ", ".join(f"{name}: {encoding}" for name, encoding in report.columns.items())
     lines = [
         f"{report.out} {state}",
-        f"  documents  {report.documents:,} ({counted(report.text_bytes, 'byte')} of text)",
+        f"  documents  {report.documents:,} ({counted(report.text_bytes, 'byte')} of text){added}",
         f"  left out   {report.empty:,} empty, {report.bad:,} bad",
         *bad,
         *_list_causes(report),
         *_list_worst(report),
         f"  input      {counted(report.files, 'file')}, "
         f"{counted(report.input_bytes, 'byte')}{speed}",
+        *_list_skipped(report),
         f"  output     {counted(report.shards, 'shard')}, {counted(report.stored_bytes, 'byte')} "
         f"({report.raw_bytes:,} raw)",
         *_list_splits(report),
@@ -233,6 +236,14 @@ def _summary(report: ConvertReport) -> str:
     if report.tokens is not None:
         lines.append(f"  tokens     {report.tokens:,}")
     return "\n".join(lines)
+
+
+def _list_skipped(report: ConvertReport) -> list[str]:
+    """Return a line with the number of files that were not appended again, if there are any."""
+    from cloudload.delivery.description import counted
+
+    number = report.skipped_files
+    return [f"  skipped    {counted(number, 'file')}, in the dataset already"] if number else []
 
 
 def _list_splits(report: ConvertReport) -> list[str]:

@@ -17,7 +17,7 @@
     saved_datasets  inputs of `datasets`           journal          what a rerun must match
     found_files     the files of one input         segment_journal  finished shards, to resume
     changed_files   changes since an earlier run   work             the part already finished
-    joined_shards   all shards, in few bytes
+    joined_shards   all shards, in few bytes       converted_files  files that a dataset has
     records         units, blocks, records         finish           segments to index and report
     readers         a reader per kind of input     append           plan an append
     segments        cut the inputs by size         lengths          write token lengths

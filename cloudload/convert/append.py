@@ -19,7 +19,7 @@ from typing import Any
 from cloudload.convert.claims import compare_claims, without_lengths, without_segment_bytes
 from cloudload.convert.finish import Joined
 from cloudload.convert.output import Output, does_exist, read_if_exists
-from cloudload.convert.plan import ConversionPlan
+from cloudload.convert.plan import PLAN_NAME, ConversionPlan
 from cloudload.convert.report import ConvertReport
 from cloudload.errors import ConvertError
 from cloudload.mds.index import INDEX_NAME, Column
@@ -54,24 +54,14 @@ def read_base(output: Output, claim: Mapping[str, Any]) -> dict[str, Any]:
     return {"index": _digest(entries), "stored": report, "segments": max(numbers, default=0) + 1}
 
 
-def find_appended(
-    location: str, base: Mapping[str, Any], claim: Mapping[str, Any]
-) -> ConvertReport | None:
-    """Return the dataset's report if the same files were already appended, otherwise None.
+def read_appended_report(output: Output) -> dict[str, Any] | None:
+    """Return the stored report of the dataset to append to, or None if there is none.
 
-    Raises `ConvertError` if the dataset was created from files with these names and sizes, because
-    its report does not show whether the contents are the same.
+    If an append is unfinished, it is the report from before that append.
     """
-    stored = base["stored"]
-    if claim["inputs"] in stored.get("appended", []):
-        return ConvertReport.of_stored(stored)
-    first = stored["claim"]["inputs"]
-    if all(claim["inputs"].get(key) == value for key, value in first.items()):
-        raise ConvertError(
-            f"{redact(location)} was already converted from files with the same names and sizes as "
-            "the files to append. If their contents differ, rename one of the files to append"
-        )
-    return None
+    plan = read_if_exists(join_url(output.home, PLAN_NAME))
+    base = json.loads(plan)["base"] if plan is not None else None
+    return dict(base["stored"]) if base else _read_report(output)
 
 
 def base_columns(base: Mapping[str, Any]) -> tuple[Column, ...]:

@@ -12,17 +12,19 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from cloudload.config.checks import as_integer
 from cloudload.config.choices import CSV_QUOTING, STRICT, OnError
 from cloudload.config.transform import Transform
+from cloudload.convert.append import read_appended_report, read_base
 from cloudload.convert.changed_files import list_sizes
 from cloudload.convert.claims import LENGTHS_FIELD, compare_claims, identify_inputs
 from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
+from cloudload.convert.converted_files import leave_out_converted
 from cloudload.convert.inputs import FolderFiles, list_hidden, list_inputs, list_roots, list_units
 from cloudload.convert.journal import Journal
 from cloudload.convert.listing import describe_hidden, describe_inputs, describe_mixture
@@ -241,11 +243,12 @@ def convert_to_mds(
     if (share or finish) and (plan := _read_plan(location, recipe)):
         return convert_segments(run, plan, plan.files(list_roots(inputs), format))
     parent = "" if split is None else _output_location(os.fspath(out), None)
-    found = _list_and_plan(
+    found, skipped = _list_and_plan(
         run, inputs, split, recipe, parent=parent, overwrite=overwrite, append=append
     )
     # on return, `_list_and_plan` has freed its listing, which may have a million files
-    return found if isinstance(found, ConvertReport) else convert_segments(run, *found)
+    report = found if isinstance(found, ConvertReport) else convert_segments(run, *found)
+    return replace(report, skipped_files=skipped)
 
 
 def _read_plan(location: str, recipe: Mapping[str, Any]) -> ConversionPlan | None:
@@ -271,12 +274,18 @@ def _list_and_plan(
     parent: str,
     overwrite: bool,
     append: bool,
-) -> ConvertReport | tuple[ConversionPlan, Files]:
+) -> tuple[ConvertReport | tuple[ConversionPlan, Files], int]:
     """List the inputs, and return what `_plan_or_convert` returns.
 
-    If the output is a split of a dataset, `parent` is the dataset's location, otherwise "".
+    Also returns the number of files that are not appended, because the dataset has them. If the
+    output is a split of a dataset, `parent` is the dataset's location, otherwise "".
     """
-    listed = list_inputs(inputs, run.config.format, split)
+    listed, skipped = list_inputs(inputs, run.config.format, split), 0
+    if append and (stored := read_appended_report(run.output)):
+        listed, skipped = _leave_out(run.location, stored, listed)
+        if not any(not isinstance(item, FolderFiles) or item.files for item in listed):
+            base = read_base(run.output, {"recipe": recipe})
+            return already_complete(ConvertReport.of_stored(base["stored"]), run), skipped
     units = list_units(listed, run.config.block_bytes)
     table = describe_inputs(units) + describe_hidden(list_hidden(listed))
     logger.info("%s", "\n".join(table))
@@ -290,7 +299,20 @@ def _list_and_plan(
     if overwrite:
         journal.clear(files)
     del files  # there may be a million
-    return _plan_or_convert(run, listed, units, journal, append)
+    return _plan_or_convert(run, listed, units, journal, append), skipped
+
+
+def _leave_out(
+    location: str, stored: Mapping[str, Any], listed: Sequence[FolderFiles | InputUnit]
+) -> tuple[list[FolderFiles | InputUnit], int]:
+    """Return the inputs without the files that the dataset has, and the number of these files."""
+    folders = [item for item in listed if isinstance(item, FolderFiles)]
+    kept = leave_out_converted(location, stored, folders)
+    total, left = (sum(len(item.files) for item in each) for each in (folders, kept))
+    if total > left:
+        logger.info("%s of %s files are in the dataset already", f"{total - left:,}", f"{total:,}")
+    new = iter(kept)
+    return [next(new) if isinstance(item, FolderFiles) else item for item in listed], total - left
 
 
 def _join_shares(splits: str | Mapping[str, float] | None) -> str | None:
@@ -347,8 +369,6 @@ def _plan_or_convert(
     blocks = PeekableBlocks(read_blocks(units, InputPosition(), run.config))
     infer = partial(infer_columns, run.config, blocks)
     plan = agree_on_plan(journal, run.config, folders, infer, is_files=is_files, append=append)
-    if isinstance(plan, ConvertReport):
-        return already_complete(plan, run)
     if not is_files:
         return convert_units(run, plan, units, blocks)
     if plan.must_list:

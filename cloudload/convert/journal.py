@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any
 
 from cloudload.convert.claims import compare_claims
+from cloudload.convert.converted_files import CONVERTED, encode_files, join_files
 from cloudload.convert.hidden_datasets import describe_hidden, refuse_to_hide
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.joined_shards import JoinedShards
@@ -34,7 +35,7 @@ from cloudload.convert.output import (
     name_in,
     read_if_exists,
 )
-from cloudload.convert.plan import PLAN_NAME, digest_plan, refuse_replaced
+from cloudload.convert.plan import PLAN_NAME, ConversionPlan, digest_plan, refuse_replaced
 from cloudload.convert.report import ConvertReport
 from cloudload.convert.separation import check_removed
 from cloudload.convert.work import check_documents
@@ -149,14 +150,13 @@ class Journal:
         self,
         datasets: Mapping[str, JoinedShards],
         report: ConvertReport,
-        base: Mapping[str, Any] | None = None,
+        plan: ConversionPlan,
     ) -> ConvertReport:
         """Store the report and then the index of each dataset, and remove the journal.
 
-        `datasets` are the datasets by split. `base` is the stored report of the dataset to which
-        data was appended. Returns the report, with the duration added. Raises `ConvertError` if the
-        shards lack or repeat a document, if a stored shard is missing or has the wrong size, or if
-        a new index would hide other datasets.
+        `datasets` are the datasets by split. Returns the report, with the duration added. Raises
+        `ConvertError` if the shards lack or repeat a document, if a stored shard is missing or has
+        the wrong size, or if a new index would hide other datasets.
         """
         documents = sum(found.documents for found in datasets.values())
         check_documents(self.location, documents, report.counts())
@@ -164,9 +164,12 @@ class Journal:
             self._check_stored(self.output.dataset(split), found)
         report = replace(report, seconds=self.seconds())
         content: dict[str, Any] = {"claim": self.claim, "files": self.files}
-        if base is not None:
-            appended = [*base.get("appended", []), self.claim["inputs"]]
-            content |= {"claim": base["claim"], "files": base["files"], "appended": appended}
+        content[CONVERTED] = encode_files(plan.inputs)
+        if plan.base is not None:
+            before = plan.base["stored"]
+            content |= {"claim": before["claim"], "files": before["files"]}
+            content["appended"] = [*before.get("appended", []), self.claim["inputs"]]
+            content[CONVERTED] = join_files(before, plan.inputs)
         for split, found in datasets.items():
             location = self.output.dataset(split)
             stored = content | report.to_store(split)

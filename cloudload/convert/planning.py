@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cloudload.convert.append import base_columns, find_appended, has_changed, read_base
+from cloudload.convert.append import base_columns, has_changed, read_base
 from cloudload.convert.claims import claim_one_segment, compare_claims
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles
@@ -18,7 +18,6 @@ from cloudload.convert.plan import (
     list_versions,
     plan_input,
 )
-from cloudload.convert.report import ConvertReport
 from cloudload.convert.segments import Segments
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
@@ -35,21 +34,18 @@ def agree_on_plan(
     *,
     is_files: bool,
     append: bool,
-) -> ConversionPlan | ConvertReport:
+) -> ConversionPlan:
     """Create and store a plan, or return the stored plan if it is for the same conversion.
 
     `folders` are the inputs that are files. Unless all are, there is a single segment. `infer`
     returns the columns of the kept fields; it is called only to create a plan. With `append`, the
-    plan adds to the existing dataset. If these files were already appended, returns the dataset's
-    report. Raises `ConvertError` if there is no dataset to append to, if another conversion to this
-    output finished meanwhile, or if the stored plan is for another conversion.
+    plan adds to the existing dataset. Raises `ConvertError` if there is no dataset to append to, if
+    another conversion to this output finished meanwhile, or if the stored plan is for another one.
     """
     url, inputs = join_url(journal.location, PLAN_NAME), tuple(map(plan_input, folders))
     data = read_if_exists(url)
     if data is None:
         base = read_base(journal.output, journal.claim) if append else None
-        if base and (report := find_appended(journal.location, base, journal.claim)):
-            return report
         has_several = is_files and _has_several(journal, folders)
         formats = {file.format for item in folders for file in item.files}
         # a plan has neither the index entries of MDS shards nor the file order of saved datasets

@@ -108,8 +108,8 @@ def sum_counts(parts: Iterable[Counts]) -> Counts:
 class ConvertReport:
     """The result of a conversion.
 
-    `seconds`, `resumed_shards` and `already_complete` describe this run. All other fields describe
-    the whole dataset.
+    `seconds`, `resumed_shards`, `already_complete` and `skipped_files` describe this run. All other
+    fields describe the whole dataset.
     """
 
     out: str
@@ -160,6 +160,13 @@ class ConvertReport:
     replaced: int = 0
     """Number of documents in which bytes that are not UTF-8, or unpaired surrogates, were replaced
     with U+FFFD, because `errors` is `replace`."""
+
+    added_documents: int | None = None
+    """The number of documents that the last append added, or None if nothing was appended."""
+    added_input_bytes: int | None = None
+    """Stored bytes of the input files of the last append, or None if nothing was appended."""
+    skipped_files: int = 0
+    """Number of input files that this append left out, because they are in the dataset already."""
 
     def counts(self) -> Counts:
         """Return the counts of the conversion."""

@@ -7,12 +7,11 @@ plan ─► convert_segments ─► processes, executor ─► shards, notes ─
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from cloudload.convert.append import join_base, read_report_if_joined
 from cloudload.convert.columns import PeekableBlocks
@@ -20,7 +19,7 @@ from cloudload.convert.config import ConvertConfig
 from cloudload.convert.finish import Joined, join_notes, list_finished, read_notes
 from cloudload.convert.journal import Journal
 from cloudload.convert.lengths import write_lengths
-from cloudload.convert.output import Output, does_exist
+from cloudload.convert.output import Output, does_exist, list_sizes_at
 from cloudload.convert.plan import ConversionPlan, plan_version
 from cloudload.convert.records import InputUnit, sum_bytes
 from cloudload.convert.rejects import join_rejects
@@ -33,7 +32,9 @@ from cloudload.engines.shares import Share
 from cloudload.engines.units import Engine, run_units
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import Column
+from cloudload.mds.own_objects import LENGTHS_PLACE
 from cloudload.storage.redaction import redact
+from cloudload.storage.urls import join_url
 from cloudload.system.progress_bar import open_progress_bar
 
 logger = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ def _convert(
             journal.remove_unused_plan(plan.digest)
     if report.unfinished_segments:
         return replace(report, seconds=journal.seconds())
-    return _finish(journal, joined, report, names, plan.base)
+    return _finish(journal, joined, report, names, plan)
 
 
 def _convert_and_join(
@@ -199,20 +200,33 @@ def _convert_and_join(
     joined, missing = join_notes(run.location, numbers, plan, start)
     if missing:
         raise ConvertError(_describe_missing(run.location, missing, len(every)))
+    base = ConvertReport.of_stored(plan.base["stored"]) if plan.base else None
     report = _report(
         run,
         joined,
-        plan.num_files + (plan.base["stored"]["report"]["files"] if plan.base else 0),
+        plan.num_files + (base.files if base else 0),
         plan.columns,
         resumed=resumed + sum(joined.new_shards.get(number, 0) for number in finished),
         unfinished=len(every) - len(numbers),
         segments=plan.first_segment + len(every),
     )
+    if base:
+        report = replace(
+            report,
+            added_documents=report.documents - base.documents,
+            added_input_bytes=report.input_bytes - base.input_bytes,
+        )
     if is_part:
         return joined, report
     journal.check_plan(plan.digest)
     if run.rejects:
         _join_rejects(run, joined, list_done(joined.with_bad))
+    if base and run.count is None and list_sizes_at(join_url(run.location, LENGTHS_PLACE)):
+        logger.warning(
+            "the token lengths of %s do not cover the documents that were appended. Count them: "
+            "cloudload count %s --tokenizer NAME",
+            *[redact(run.location)] * 2,
+        )
     lengths = _read_lengths(run, plan, numbers)
     return joined, _write_lengths(run, joined, num_old, lengths, report)
 
@@ -339,11 +353,11 @@ def _finish(
     joined: Joined,
     report: ConvertReport,
     inputs: str,
-    base: Mapping[str, Any] | None = None,
+    plan: ConversionPlan,
 ) -> ConvertReport:
     """Write the reports and the indexes. Raises `ConvertError` if there are no documents.
 
-    `inputs` describes the input in that error message. `base` is `ConversionPlan.base`.
+    `inputs` describes the input in that error message.
     """
     if report.documents:
         for name in (name for name, split in report.splits.items() if not split["documents"]):
@@ -352,7 +366,7 @@ def _finish(
                 "the split a larger share, or convert more documents",
                 name,
             )
-        return journal.finish(joined.datasets, report, base and base["stored"])
+        return journal.finish(joined.datasets, report, plan)
     journal.remove()
     first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""
     raise ConvertError(
