@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,9 @@ from cloudload.config.choices import AUTO, TOKEN_DTYPES
 from cloudload.errors import ConvertError, StoreError
 from cloudload.json_text import to_json
 from cloudload.loader import CloudLoader
+from cloudload.mds.hidden_datasets import refuse_to_hide
 from cloudload.mds.index import INDEX_NAME, Column
+from cloudload.mds.own_objects import JOURNAL, is_of_dataset
 from cloudload.mds.writer import (
     DEFAULT_SHARD_BYTES,
     ShardFormat,
@@ -44,9 +45,6 @@ logger = logging.getLogger(__name__)
 
 TOKENS_COLUMN = "tokens"
 EXPORT_ENCODINGS = ("ndarray", "bytes")
-_OWN_NAME = re.compile(
-    r"shard\.\d{5,}\.mds(\.\w+)?|index\.json|\.(shard\.\d{5,}\.mds.*|index\.json)\.\d+\.tmp"
-)
 
 
 @dataclass(frozen=True)
@@ -186,9 +184,10 @@ def _choose_dtype(dtype: str, encoding: str, vocab_size: int) -> str:
 def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[str, list[str]]:
     """Resolve the output's location, and check that it holds no dataset, unless `overwrite` is set.
 
-    Returns the location, and the names of the old objects to remove. The index is first, so that
-    no reader finds an index without its shards. `data` lists the locations of the data that the run
-    reads, which must not be removed.
+    Returns the location, and the names of the old objects to remove: a dataset with its report and
+    token lengths, and an unfinished conversion. The index is first, so that no reader finds an
+    index without its shards. `data` lists the locations of the data that the run reads, which must
+    not be removed. Raises `ConvertError` if a new index would hide other datasets.
     """
     check_location(out)
     location = plain_location(out)
@@ -205,11 +204,13 @@ def _open_location(out: str, data: Sequence[str], *, overwrite: bool) -> tuple[s
             raise
         found = []
     names = [name_below(item.url, location) for item in found]
-    own = [name for name in names if _OWN_NAME.fullmatch(name)]
+    own = [name for name in names if is_of_dataset(name) or JOURNAL.fullmatch(name)]
+    if INDEX_NAME not in names:
+        refuse_to_hide(location, names)
     if own and not overwrite:
         raise ConvertError(
-            f"{redact(location)} already contains a dataset or an interrupted export. Choose "
-            "another output, or replace the contents (--overwrite)"
+            f"{redact(location)} already contains a dataset, or an interrupted export or "
+            "conversion. Choose another output, or replace the contents (--overwrite)"
         )
     return location, sorted(own, key=lambda name: (name != INDEX_NAME, name))
 

@@ -22,7 +22,7 @@
     readers         a reader per kind of input     append           plan an append
     segments        cut the inputs by size         lengths          write token lengths
     plan            the plan that workers share    output           locations of the output
-    planning        make or use a stored plan      hidden_datasets  refuse to hide a dataset
+    planning        make or use a stored plan
     claims          what a rerun must match        report           counts and the report
     separation      outputs that are not inputs    outline          forecast a conversion
     partitions      fields in a file's path

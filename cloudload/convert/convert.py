@@ -94,8 +94,9 @@ def convert_to_mds(
 
     To resume a conversion that was stopped or killed, call this again with the same arguments, but
     without `overwrite`. `processes`, `executor`, `worker`, `finish`, `skip_bad`, `rejects` and
-    `progress` may differ. File names and sizes identify the input; a file that changes during the
-    conversion is refused if its store has ETags, generations, or times of change.
+    `progress` may differ. File names and sizes identify the input. A file that changes between the
+    start and the end of the conversion is refused, if its store has ETags, generations, or times of
+    change, or if its size changes. Of two different conversions to one output, one is refused.
 
     Args:
         inputs: one input or a list of them: a file, folder or glob, local or in a store, such as
@@ -166,8 +167,9 @@ def convert_to_mds(
             this run.
         overwrite: first remove the dataset, or an unfinished conversion, at `out`.
         append: add the documents to the finished dataset at `out`, after its existing documents and
-            with its columns. Existing shards do not change, and the dataset stays readable. All
-            other options except `segment_bytes` must be those that created the dataset.
+            with its columns. Existing shards do not change, and the dataset stays readable. Files
+            that are in the dataset already are left out; a file that changed since then is refused.
+            All other options except `segment_bytes` must be those that created the dataset.
         progress: show a progress bar on stderr.
 
     Returns:

@@ -24,7 +24,6 @@ from typing import Any
 
 from cloudload.convert.claims import compare_claims
 from cloudload.convert.converted_files import CONVERTED, encode_files, join_files
-from cloudload.convert.hidden_datasets import describe_hidden, refuse_to_hide
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.joined_shards import JoinedShards
 from cloudload.convert.output import (
@@ -40,10 +39,11 @@ from cloudload.convert.report import ConvertReport
 from cloudload.convert.separation import check_removed
 from cloudload.convert.work import check_documents
 from cloudload.errors import CloudloadError, ConvertError, StoreError
+from cloudload.mds.hidden_datasets import describe_hidden, refuse_to_hide
 from cloudload.mds.index import INDEX_NAME
 from cloudload.mds.own_objects import JOURNAL, REPORT_NAME, SHARD, TEMPORARY, is_of_dataset
 from cloudload.mds.survey import JOURNAL_FOLDER
-from cloudload.storage.objects import delete_object, write_object, write_pieces
+from cloudload.storage.objects import delete_object, read_object, write_object, write_pieces
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 
@@ -130,6 +130,7 @@ class Journal:
                     f"an append to {redact(self.location)} is not finished. To finish it, run "
                     "again with append (--append) and the same input files"
                 )
+            self._check_complete()
             self.remove()
             return ConvertReport.of_stored(stored)
         if _OLD_PLAN in names:
@@ -177,6 +178,19 @@ class Journal:
             write_pieces(join_url(location, INDEX_NAME), found.index())
         self.remove()
         return report
+
+    def _check_complete(self) -> None:
+        """Raise `ConvertError` if shards of a finished dataset are missing or have a wrong size."""
+        for split in self.output.splits:
+            location, found = self.output.dataset(split), JoinedShards()
+            index = read_object(join_url(location, INDEX_NAME))
+            found.add("", json.loads(index)["shards"])
+            if lost := collect_at(location, found.survey)[0]:
+                raise ConvertError(
+                    f"{len(lost):,} of {found.shards:,} shards in {redact(location)}, such as "
+                    f"{lost[0]}, are missing or have a different size than the index lists. "
+                    "Restore them from a copy, or convert all inputs again (--overwrite)"
+                )
 
     def remove_unused_plan(self, digest: str) -> None:
         """Remove the plan of a conversion that failed before its first shard.

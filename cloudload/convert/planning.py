@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cloudload.convert.append import base_columns, has_changed, read_base
-from cloudload.convert.claims import claim_one_segment, compare_claims
+from cloudload.convert.claims import SEGMENT_BYTES, claim_one_segment, compare_claims
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles
 from cloudload.convert.journal import Journal
@@ -18,12 +18,15 @@ from cloudload.convert.plan import (
     list_versions,
     plan_input,
 )
+from cloudload.convert.records import sum_bytes
 from cloudload.convert.segments import Segments
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 from cloudload.storage.objects import create_object, delete_object
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import join_url
+
+_SMALL_BYTES, _MOST_SMALL = 1 << 20, 10_000
 
 
 def agree_on_plan(
@@ -77,8 +80,16 @@ def agree_on_plan(
 
 
 def _has_several(journal: Journal, folders: Sequence[FolderFiles]) -> bool:
+    """Whether there are several segments. Raises `ValueError` for very many small ones."""
     files = [file for item in folders for file in item.files]
-    return len(Segments(files, journal.claim["recipe"]["segment_bytes"])) > 1
+    segment_bytes = journal.claim["recipe"][SEGMENT_BYTES]
+    number = sum_bytes(files) // segment_bytes
+    if segment_bytes < _SMALL_BYTES and number > _MOST_SMALL:
+        raise ValueError(
+            f"segment_bytes (--segment-bytes) is {segment_bytes:,}, which would cut the input into "
+            f"some {number:,} segments. Use at least {_SMALL_BYTES:,}"
+        )
+    return len(Segments(files, segment_bytes)) > 1
 
 
 def _check_current(journal: Journal, plan: ConversionPlan) -> None:

@@ -129,10 +129,11 @@ def read_info(
     [found] = open_corpus([stream], retry).datasets
     shards = tuple(found.shards)
     chosen = _spread(shards, sample)
-    report = _read_report(found.url, retry)
+    samples = sum(shard.samples for shard in shards)
+    report = _read_report(found.url, samples, retry)
     return DatasetInfo(
         dataset=redact(found.url),
-        samples=sum(shard.samples for shard in shards),
+        samples=samples,
         shards=len(shards),
         raw_bytes=sum(shard.raw.bytes for shard in shards),
         stored_bytes=sum(shard.stored.bytes for shard in shards),
@@ -224,8 +225,12 @@ def _read_sizes(dataset: Dataset, shards: Sequence[ShardInfo], retry: Retry) -> 
         threads.close(timeout_s=1.0)
 
 
-def _read_report(url: str, retry: Retry) -> dict[str, Any] | None:
-    """Read the report that `convert` wrote beside the index; None without a valid report."""
+def _read_report(url: str, samples: int, retry: Retry) -> dict[str, Any] | None:
+    """Read the report that `convert` wrote beside the index.
+
+    None without a valid report of a dataset with that many samples. Another program may have
+    replaced the dataset, and not the report.
+    """
     try:
         data = read_object(join_url(url, REPORT_NAME), retry, _MOST_REPORT_BYTES)
         report = json.loads(data)["report"]
@@ -236,5 +241,9 @@ def _read_report(url: str, retry: Retry) -> dict[str, Any] | None:
         return None
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
-    is_report = isinstance(report, dict) and isinstance(report.get("text_bytes"), int)
+    is_report = (
+        isinstance(report, dict)
+        and isinstance(report.get("text_bytes"), int)
+        and report.get("documents") == samples
+    )
     return report if is_report else None

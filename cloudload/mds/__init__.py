@@ -13,6 +13,7 @@
     shard_start       a shard's first samples       survey         a folder without an index
     document_columns  check columns of documents    raw_files      advise on raw files
     token_columns     read token IDs                own_objects    names of our objects
+    hidden_datasets   refuse to hide a dataset
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
 the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input

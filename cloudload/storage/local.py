@@ -88,10 +88,20 @@ def _copied(path: Path, target: Path) -> Iterator[tuple[Path, Path]]:
     create(lambda: register(temporary))
     try:
         shutil.copyfile(path, temporary)
+        _sync(temporary)
         yield temporary, target
     finally:
         temporary.unlink(missing_ok=True)
         unregister(temporary)
+
+
+def _sync(path: Path) -> None:
+    """Write a file to the disk. Otherwise, it may be empty if the machine fails after a rename."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _walk(root: Path, wanted: Wanted) -> Iterator[StoredObject]:

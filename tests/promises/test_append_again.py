@@ -1,4 +1,4 @@
-"""An append adds each file once: it leaves out files that the dataset has, and refuses changed ones."""
+"""An append adds each file once: it leaves out files of the dataset, and refuses changed ones."""
 
 from __future__ import annotations
 
@@ -135,4 +135,5 @@ def test_an_append_without_a_tokenizer_says_that_the_lengths_no_longer_cover_the
         in record.message
     )
     count = count_tokens(out, tokenizer=byte_tokenizer(), processes=1, progress=False)
-    assert count and count.documents == 2
+    assert count is not None
+    assert count.documents == 2

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload import ExportReport, check_dataset, export_rows
+from cloudload import ExportReport, check_dataset, convert_to_mds, export_rows
 from cloudload.cli import main
 from cloudload.errors import CloudloadError, ConvertError
+from cloudload.inspect.info import read_info
 from cloudload.mds import writer
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.testing import Leg, Row, run_leg
-from tests.support.corpora import random_documents, write_mds
+from tests.support.corpora import byte_tokenizer, random_documents, write_mds
 from tests.support.loaders import SEQ_LEN, make_loader
 
 ROW_SHARD_BYTES = 1_000
@@ -188,3 +189,39 @@ def test_an_array_is_written_byte_for_byte_as_streaming_does(size: int) -> None:
     assert writer._encode("ndarray:uint32", array) == mds_encode("ndarray:uint32", array)
     with pytest.raises(ValueError, match="does not fit its encoding ndarray:uint16"):
         writer.encode_sample([Column.of("a", "ndarray:uint16")], {"a": array})
+
+
+def test_an_export_replaces_a_converted_dataset_with_its_report_and_lengths(
+    text: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a document of the old dataset"}\n')
+    out = tmp_path / "out"
+    convert_to_mds(
+        tmp_path / "a.jsonl", out, tokenizer=byte_tokenizer(), processes=1, progress=False
+    )
+    with make_loader(text, local=tmp_path / "cache") as loader:
+        report = export_rows(loader, out, num_batches=3, overwrite=True)
+    stored = {path.relative_to(out).parts[0] for path in out.rglob("*") if path.is_file()}
+    assert stored == {INDEX_NAME, *(f"shard.{n:05}.mds.zstd" for n in range(report.shards))}
+    found = read_info(out)
+    assert (found.samples, found.writer, found.text_bytes) == (report.rows, None, None)
+
+
+def test_an_export_does_not_hide_the_splits_of_its_folder(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", split="train", progress=False)
+    with (
+        make_loader(text, local=tmp_path / "cache") as loader,
+        pytest.raises(ConvertError, match="has datasets in its subfolders: train"),
+    ):
+        export_rows(loader, tmp_path / "out", num_batches=3)
+
+
+def test_a_report_of_another_dataset_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    convert_to_mds(tmp_path / "a.jsonl", tmp_path / "out", progress=False)
+    assert read_info(tmp_path / "out").text_bytes == 1
+    report = (tmp_path / "out" / "convert-report.json").read_bytes()
+    write_mds(tmp_path / "other", random_documents(5, 40))
+    (tmp_path / "other" / "convert-report.json").write_bytes(report)
+    assert read_info(tmp_path / "other").writer is None

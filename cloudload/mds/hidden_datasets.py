@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cloudload.convert.report import MAX_LISTED
 from cloudload.errors import ConvertError
 from cloudload.mds.index import INDEX_NAME
 from cloudload.storage.redaction import redact
+
+MAX_LISTED = 20
 
 
 def refuse_to_hide(location: str, names: Iterable[str]) -> None:
