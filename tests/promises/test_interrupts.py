@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from cloudload.delivery.run_log import RunLog
 from cloudload.errors import CacheError
+from cloudload.lengths import lane_marks
 from cloudload.run.position import Position
 from tests.support.corpora import random_documents, write_mds
 from tests.support.interrupted import KINDS, Check, open_subject
@@ -39,6 +41,30 @@ def check(folder: Path, kind: str, has_lengths: bool, number: int, *, everywhere
 @pytest.mark.parametrize(("kind", "has_lengths"), KINDS)
 def test_an_interrupted_call_can_be_repeated(tmp_path: Path, kind: str, has_lengths: bool) -> None:
     check(tmp_path, kind, has_lengths, SOME // len(KINDS), everywhere=False)
+
+
+def test_marks_of_earlier_versions_are_never_read(tmp_path: Path) -> None:
+    with open_subject(tmp_path, "best_fit", True) as subject:
+        subject.restart()
+        expected = subject.seek_elsewhere()
+        [folder] = tmp_path.glob("cache/lengths/*/best_fit-*")
+        old = folder.with_name("best_fit-16-16")
+        assert old != folder
+        folder.rename(old)
+        for path in old.glob("*.marks"):
+            path.write_bytes(_mislead(path.read_bytes()))
+        assert subject.seek_elsewhere() == expected
+        shutil.rmtree(folder)
+        old.rename(folder)
+        assert subject.seek_elsewhere() != expected, "the marks do not mislead"
+
+
+def _mislead(content: bytes) -> bytes:
+    """Make each leap in a file of marks one row longer."""
+    leaps, _ = lane_marks._parse(content)
+    return b"".join(
+        lane_marks._encode(key, leap._replace(rows=leap.rows + 1)) for key, leap in leaps.items()
+    )
 
 
 @pytest.mark.long

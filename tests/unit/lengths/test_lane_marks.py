@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cloudload.lengths.lane_marks import LaneMarks, LaneState, Leap
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import lock_path
+from tests.support.interrupts import interrupt
 
 START = LaneState(0, 0, b"")
 STATES = [LaneState(2_048 * number, number, bytes(range(5 * number))) for number in range(1, 5)]
@@ -77,6 +81,45 @@ def test_a_damaged_record_is_not_taken(tmp_path: Path) -> None:
         known = leaps(LaneMarks(tmp_path), 0)
         assert known == EXPECTED[: len(known)]
         assert len(known) < 2
+
+
+def test_leaps_that_find_the_file_locked_are_known_and_written_later(tmp_path: Path) -> None:
+    marks = LaneMarks(tmp_path)
+    with locked(lock_path(tmp_path / "lane-0.marks")):
+        add(marks, 0, 0, 1)  # as in a signal handler, which must not wait
+        assert leaps(marks, 0) == EXPECTED[:2]
+        assert leaps(LaneMarks(tmp_path), 0) == []
+    add(marks, 0, 2)
+    assert leaps(LaneMarks(tmp_path), 0) == EXPECTED[:3]
+
+
+def test_a_file_that_was_removed_or_replaced_is_written_from_its_beginning(tmp_path: Path) -> None:
+    for left in range(3):
+        marks, path = LaneMarks(tmp_path / str(left)), tmp_path / str(left) / "lane-0.marks"
+        add(marks, 0, 0, 1)
+        content = path.read_bytes()
+        path.unlink()
+        if left:
+            path.write_bytes(content[: left - 2])
+        add(marks, 0, 0, 1, 2)
+        assert leaps(LaneMarks(path.parent), 0) == EXPECTED[:3]
+
+
+def test_an_interrupted_call_leaves_only_valid_leaps(tmp_path: Path) -> None:
+    number = 0
+    while True:
+        marks = LaneMarks(tmp_path / str(number))
+        add(marks, 0, 0)
+        was_interrupted = interrupt(partial(add, marks, 0, 1, 2), number)
+        for known in (leaps(marks, 0), leaps(LaneMarks(tmp_path / str(number)), 0)):
+            assert known == EXPECTED[: len(known)]
+        add(marks, 0, 1, 2)
+        for known in (leaps(marks, 0), leaps(LaneMarks(tmp_path / str(number)), 0)):
+            assert known == EXPECTED[:3]
+        if not was_interrupted:
+            break
+        number += 4
+    assert number > 100
 
 
 def test_without_a_folder_marks_are_in_memory() -> None:
