@@ -32,7 +32,7 @@ RANKS, ROWS = 16, 200
 def measure(documents: int, folder: Path) -> dict[str, Any]:
     """Play one rank's lanes through 97% of `documents` documents, then find random rows."""
     sizes, figures = make_lanes(documents, folder, "py1e")
-    packing = Packing("best_fit", SEQ_LEN, 16, "cut")
+    packing = Packing("best_fit", SEQ_LEN, 16, "cut", fair_from=0)
     tables = LaneTables(folder / "lengths", sizes, packing, "made-up")
     own = np.arange(0, NUM_LANES, RANKS)
     cursors, residues = np.zeros((NUM_LANES, 3), np.int64), np.full(NUM_LANES, b"", object)

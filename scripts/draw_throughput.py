@@ -43,7 +43,7 @@ def draw() -> str:
     height = _TOP + _ROW_HEIGHT * len(names) + 4
     body = "\n".join(f"  {line}" for line in lines)
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 480 {height}" class="cl">'
-    return f"{opening}\n{_style()}{body}\n</svg>\n"
+    return f"{opening}\n{draw_style()}{body}\n</svg>\n"
 
 
 def _speeds(side: dict[str, Any]) -> tuple[float, float, float]:
@@ -64,7 +64,7 @@ def _bar(name: str, y: int, low: float, median: float, high: float) -> list[str]
     ]
 
 
-def _style() -> str:
+def draw_style() -> str:
     """Return the `<style>` element that all figures share."""
     style = re.search(r" *<style>.*?</style>\n", STYLE_OF.read_text("utf-8"), re.DOTALL)
     assert style is not None

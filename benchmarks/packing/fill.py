@@ -37,7 +37,11 @@ def measure_fill(sizes: Sequence[int], lane_counts: Iterable[int]) -> list[Row]:
     table: list[Row] = []
     for seq_len in SEQ_LENS:
         settings = [
-            (Packing("best_fit", seq_len, open_rows, "cut"), f"best_fit, {open_rows} open", lanes)
+            (
+                Packing("best_fit", seq_len, open_rows, "cut", fair_from=0),
+                f"best_fit, {open_rows} open",
+                lanes,
+            )
             for lanes in lane_counts
             for open_rows in OPEN_ROWS
         ] + [

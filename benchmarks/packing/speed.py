@@ -77,7 +77,7 @@ def race(
 def make_packing(name: str) -> Packing:
     """Create the packing that a loader would create for the side `name`."""
     packing, overflow = PACKINGS[name]
-    return Packing(packing, SEQ_LEN, OPEN_ROWS, overflow)
+    return Packing(packing, SEQ_LEN, OPEN_ROWS, overflow, fair_from=0)
 
 
 def compare(name: str, rounds: Sequence[Message], base: Sequence[Message]) -> Row:

@@ -93,6 +93,7 @@ def list_lines(found: StateDescription) -> Iterator[str]:
     """Yield the description of a state as lines of text."""
     from cloudload.delivery.description import counted
     from cloudload.provenance.state_words import show_field
+    from cloudload.run.recipe import FAIR_FIELD
 
     yield (
         f"after {counted(found.steps, 'step')}: {counted(found.rows, 'row')} of "
@@ -132,6 +133,8 @@ def list_lines(found: StateDescription) -> Iterator[str]:
         f"  {escape(name):<{width}}  {escape(show_field(name, value))}"
         for name, value in found.held.items()
     )
+    if found.held["packing"] == "best_fit":
+        yield f"  {FAIR_FIELD:<{width}}  {escape(show_field(FAIR_FIELD, found.fair_start))}"
     yield "read from"
     yield from (f"  {escape(url)}" for url in found.data)
     yield f"  tokenizer {escape(found.tokenizer or 'none, or an object without a name')}"

@@ -84,7 +84,8 @@ class RowsConfig:
     """How documents fill rows. `concat`: documents continue in the next row. `best_fit`: a document
     that fits in a row is never split. `one_per_row`: each row has tokens of one document."""
     open_rows: int = 16
-    """Maximum number of rows that `best_fit` keeps open in each lane."""
+    """Maximum number of rows that `best_fit` keeps open in each lane. A run starts with fewer open
+    rows, so that its first rows are a fair sample of the documents."""
     overflow: Overflow = "cut"
     """How `one_per_row` handles a document that is longer than a row: `cut` truncates it, `rows`
     continues it in the next rows."""

@@ -19,6 +19,7 @@ from cloudload.delivery.working_set import (
 from cloudload.delivery.world import World
 from cloudload.html_tables import render_table
 from cloudload.order.mixture import Weights
+from cloudload.run.recipe import FAIR_FIELD
 from cloudload.stats import DeliveryStats
 from cloudload.storage.redaction import redact
 from cloudload.workers.plan import Mixed, Plan
@@ -120,6 +121,9 @@ def _rows(plan: Plan) -> Iterator[Setting]:
     names += ["tokens_key", "tokens_dtype"] * any(config.token_columns)
     for name in names + ["open_rows"] * (config.packing == "best_fit"):
         yield _option(config, name)
+    if config.packing == "best_fit":
+        rule = plan.recipe.fields[FAIR_FIELD] or None
+        yield Setting(FAIR_FIELD, rule, DEFAULT if rule else STATE)
     if isinstance(plan.phase, Mixed):
         yield Setting("rows", plan.end, DATA, "in the run")
 

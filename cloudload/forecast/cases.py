@@ -147,8 +147,8 @@ def _prepare(
 def _measure_fill(recipe: Recipe, lengths: RunLengths, rows_of_lane: int) -> Figure:
     """Measure the share of real tokens in the first rows of `best_fit`.
 
-    Packs lanes until 100,000 documents have been read. The first rows are fuller than later ones,
-    because rows with free space stay open.
+    Packs lanes until 100,000 documents have been read. The first rows are less full than later
+    ones, because a run starts with few open rows.
     """
     shares, budget = [], _PACKED_DOCUMENTS
     for place, lane in itertools.product(range(len(recipe.components)), range(recipe.num_lanes)):

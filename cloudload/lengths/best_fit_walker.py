@@ -30,7 +30,8 @@ class BestFitWalker(Walker):
 
     def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
         super().__init__(tables, sizes, packing)
-        name = f"best_fit-{packing.seq_len}-{packing.open_rows}-{FORMAT}"
+        rule = "" if packing.fair_from is None else f"-from-{packing.fair_from}"
+        name = f"best_fit-{packing.seq_len}-{packing.open_rows}{rule}-{FORMAT}"
         marks = LaneMarks(tables.folder / name if tables.is_kept else None)
         self._played = PlayedLanes(sizes, packing, marks, tables.ends)
 

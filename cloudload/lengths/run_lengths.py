@@ -252,7 +252,13 @@ class RunLengths:
         config = replace(recipe.config, epochs=epochs)
         components = build_components(config, recipe.components, recipe.layout)
         mixture = mixture_of(config)
-        finite = replace(recipe, config=config, components=components, mixture=mixture)
+        finite = replace(
+            recipe,
+            config=config,
+            components=components,
+            mixture=mixture,
+            fair_from=recipe.fair_from and 0,  # the rule of this run, from the start of the data
+        )
         run = RunLengths(finite, self._root, self._lengths)
         return run.count_rows(Position.start(finite))
 

@@ -15,7 +15,14 @@ import numpy as np
 
 from cloudload.arrays import Ints, count_within
 from cloudload.packing.packers import BestFitPacker, Cursor, Packing
-from cloudload.packing.residue import EMPTY_GROUP, encode_group, encode_spans, extend_group
+from cloudload.packing.residue import (
+    EMPTY_GROUP,
+    SPAN_BYTES,
+    decode_span,
+    encode_group,
+    encode_spans,
+    extend_group,
+)
 from cloudload.packing.tables import FLAT_LANE, ORDINAL, SIZE, START
 
 _PIECE_BYTES = 4
@@ -31,10 +38,16 @@ class BestFitLane:
     Open rows are sorted by ascending free space, then by the time of their last change.
     """
 
-    __slots__ = ("_free", "_groups", "_open_rows", "_passed", "_pieces", "_seq_len", "rows")
+    __slots__ = (
+        *("_free", "_groups", "_least_ordinal", "_most_free", "_num_waiting", "_open_rows"),
+        *("_passed", "_pieces", "_seq_len", "rows"),
+    )
 
     def __init__(self, packing: Packing) -> None:
         self._seq_len, self._open_rows = packing.seq_len, packing.open_rows
+        self._least_ordinal, self._most_free = packing.least_ordinal, packing.most_free
+        self._num_waiting = 0
+        """Number of documents in open rows."""
         self._free = array("i")
         self._pieces: list[bytes] = []
         self._groups: list[bytes] = []
@@ -47,6 +60,7 @@ class BestFitLane:
         self._free.append(free)
         self._pieces.append(pieces)
         self._groups.append(group)
+        self._num_waiting += len(group) // SPAN_BYTES
 
     def pack(self, piece: bytes, size: int, span: bytes, ordinal: int, offset: int) -> None:
         """Put the next piece into the fullest open row that has space for it, or into a new row.
@@ -54,6 +68,8 @@ class BestFitLane:
         `size` is the piece's number of tokens, `span` is its span, encoded by `encode_spans`, and
         (ordinal, offset) is the cursor after it. An empty piece is put into no row.
         """
+        if size == self._seq_len and len(self._free) == 1:
+            self._end_single_row(*decode_span(span))
         if not offset:
             self._passed += piece
         if size == self._seq_len:
@@ -75,11 +91,24 @@ class BestFitLane:
             free.insert(place, left)
             self._pieces.insert(place, pieces)
             self._groups.insert(place, extend_group(group, span))
-            if len(free) <= self._open_rows:
+            waiting = self._num_waiting = self._num_waiting + 1
+            if len(free) <= self._open_rows and (
+                waiting * waiting <= ordinal - self._least_ordinal or len(free) == 1
+            ):
                 return
-            del free[0], self._groups[0]
-            pieces = self._pieces.pop(0)
+            del free[0]
+            pieces, group = self._pieces.pop(0), self._groups.pop(0)
+        self._num_waiting -= len(group) // SPAN_BYTES
         self._emit(ordinal, offset, pieces)
+
+    def _end_single_row(self, ordinal: int, start: int, _: int) -> None:
+        """End the only open row, because the first row of a long document begins at `start`."""
+        num_read = ordinal - self._least_ordinal
+        if not start and self._free[0] <= self._most_free and 4 * self._num_waiting**2 > num_read:
+            self._num_waiting = 0
+            self._free.pop()
+            self._groups.pop()
+            self._emit(ordinal, 0, self._pieces.pop())
 
     def _emit(self, ordinal: int, offset: int, pieces: bytes) -> None:
         residue = EMPTY_GROUP + b"".join(self._groups) if self._groups else b""
@@ -98,7 +127,7 @@ def restore_lane(
     lane = BestFitLane(packing)
     if not residue:
         return lane
-    packer = BestFitPacker(packing.seq_len, packing.open_rows, cursor, residue)
+    packer = BestFitPacker(packing, cursor, residue)
     for row in packer.rows:
         pieces = b"".join(hold(document, start, stop) for document, start, stop, _ in row.pieces)
         lane.rows.append((*row.cursor, row.residue, pieces, b""))

@@ -13,6 +13,10 @@ includes the lane's cursor and residue after the row, from which packing can con
 **cursor** (ordinal, offset) is the next unread token. The **residue** is the spans that were read
 but are not in a complete row yet. Only `best_fit` has a residue.
 
+With `best_fit`, short documents wait in open rows, but the full rows of long documents leave at
+once. So that the first rows are a fair sample of the documents, few may wait at first: about √n of
+the first n documents; see `Packing.fair_from`.
+
 These classes are the specification of `concat_lanes` and `best_fit_lanes`, their vectorized twins.
 Tests compare the twins with them.
 """
@@ -26,6 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from cloudload.arrays import NEVER
 from cloudload.packing.residue import EMPTY_GROUP, Span, decode_residue, encode_group
 
 Cursor = tuple[int, int]
@@ -90,6 +95,21 @@ class Packing:
     """Maximum number of rows that `best_fit` keeps open in each lane."""
     overflow: str
     """How `one_per_row` treats tokens that do not fit in their document's row: `cut` or `rows`."""
+    fair_from: int | None = None
+    """The lanes' first ordinal in the run. With `best_fit`, of the n documents that a lane has read
+    since then, at most √n wait in two or more open rows. If more than √n / 2 wait in a single row
+    that is at least 5/8 full, the row ends when a document as long as a row begins. If None, only
+    `open_rows` limits the documents that wait."""
+
+    @property
+    def least_ordinal(self) -> int:
+        """`fair_from` as a number. If it is None, the number allows any number of documents."""
+        return -NEVER if self.fair_from is None else self.fair_from
+
+    @property
+    def most_free(self) -> int:
+        """The number of free tokens up to which a single open row ends before a long document."""
+        return 3 * self.seq_len // 8
 
     @property
     def row_units(self) -> int:
@@ -112,7 +132,7 @@ class Packing:
         Raises `ValueError` for an invalid residue.
         """
         if self.has_residue:
-            return BestFitPacker(self.seq_len, self.open_rows, cursor, residue)
+            return BestFitPacker(self, cursor, residue)
         if self.name == "one_per_row":
             return _OnePerRowPacker(self.seq_len, self.overflow == "cut", cursor)
         return _ConcatPacker(self.seq_len, cursor)
@@ -187,9 +207,9 @@ class BestFitPacker(Packer):
     lists them in this order, so it restores the open rows of a packer with the same settings.
     """
 
-    def __init__(self, seq_len: int, open_rows: int, cursor: Cursor, residue: bytes) -> None:
-        super().__init__(seq_len, cursor)
-        self._open_rows = open_rows
+    def __init__(self, packing: Packing, cursor: Cursor, residue: bytes) -> None:
+        super().__init__(packing.seq_len, cursor)
+        self._packing, seq_len = packing, packing.seq_len
         self._free: list[int] = []
         self._open: list[list[Span]] = []
         self._encoded: list[bytes] = []
@@ -203,12 +223,15 @@ class BestFitPacker(Packer):
             self._open.append(spans)
             self._encoded.append(encode_group(spans))
         self._waiting = deque(waiting)
-        self._close_rows(self._open_rows)
+        self._close_rows()
         while self._waiting:
             self._pack(*self._waiting.popleft())
 
     def add(self, ordinal: int, size: int) -> None:
         start = self._start(ordinal, size)
+        if not start and size >= self._seq_len:
+            self._cursor = (ordinal, 0)
+            self._end_single_row()
         while size - start >= self._seq_len:
             stop = start + self._seq_len
             self._cursor = _after(ordinal, stop, size)
@@ -219,7 +242,8 @@ class BestFitPacker(Packer):
             self._place((ordinal, start, size))
 
     def finish(self) -> None:
-        self._close_rows(0)
+        while self._open:
+            self._emit_fullest()
 
     @property
     def open_spans(self) -> list[list[Span]]:
@@ -255,13 +279,32 @@ class BestFitPacker(Packer):
         self._free.insert(place, free)
         self._open.insert(place, spans)
         self._encoded.insert(place, encode_group(spans))
-        self._close_rows(self._open_rows)
+        self._close_rows()
 
-    def _close_rows(self, most: int) -> None:
-        """Emit the fullest rows until at most `most` are open."""
-        while len(self._open) > most:
-            del self._free[0], self._encoded[0]
-            self._emit(self._open.pop(0))
+    def _close_rows(self) -> None:
+        """Emit the fullest rows until few enough rows and documents wait."""
+        while len(self._open) > self._packing.open_rows or self._too_many_wait():
+            self._emit_fullest()
+
+    def _too_many_wait(self) -> bool:
+        return len(self._open) > 1 and self._count_waiting() ** 2 > self._num_read
+
+    def _end_single_row(self) -> None:
+        """End the only open row, because a long document begins."""
+        is_full = len(self._open) == 1 and self._free[0] <= self._packing.most_free
+        if is_full and (2 * self._count_waiting()) ** 2 > self._num_read:
+            self._emit_fullest()
+
+    @property
+    def _num_read(self) -> int:
+        return self._cursor[0] - self._packing.least_ordinal
+
+    def _count_waiting(self) -> int:
+        return sum(map(len, self._open))
+
+    def _emit_fullest(self) -> None:
+        del self._free[0], self._encoded[0]
+        self._emit(self._open.pop(0))
 
     def _emit(self, spans: list[Span], *, is_last: bool = True) -> None:
         pieces = [(ordinal, start, stop, is_last) for ordinal, start, stop in spans]

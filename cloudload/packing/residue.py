@@ -22,7 +22,8 @@ from cloudload.arrays import Ints, count_within
 
 Span = tuple[int, int, int]
 """(ordinal, start, stop): the tokens of a document from `start` to its end, `stop`."""
-_SPAN_BYTES, _NUMBER_BYTES = 12, 4
+_SPAN = struct.Struct("<3i")
+SPAN_BYTES, _NUMBER_BYTES = _SPAN.size, 4
 
 
 @cache
@@ -40,13 +41,18 @@ EMPTY_GROUP = encode_group(())
 
 def extend_group(group: bytes, span: bytes) -> bytes:
     """Append a span, encoded by `encode_spans`, to an encoded group, and return the result."""
-    return (len(group) // _SPAN_BYTES + 1).to_bytes(4, "little") + group[4:] + span
+    return (len(group) // SPAN_BYTES + 1).to_bytes(4, "little") + group[4:] + span
 
 
 def encode_spans(spans: Ints) -> list[bytes]:
     """Encode each of `spans` (int64 [spans, 3]) as 12 bytes, the form that groups contain."""
     joined = spans.astype("<i4").tobytes()
-    return [joined[start : start + _SPAN_BYTES] for start in range(0, len(joined), _SPAN_BYTES)]
+    return [joined[start : start + SPAN_BYTES] for start in range(0, len(joined), SPAN_BYTES)]
+
+
+def decode_span(encoded: bytes) -> Span:
+    """Decode a span that `encode_spans` encoded."""
+    return _SPAN.unpack(encoded)
 
 
 def decode_residue(residue: bytes, ordinal: int) -> tuple[list[Span], list[list[Span]]]:

@@ -137,6 +137,8 @@ def pack_tail(
     `seq_len` of `packing`. Raises `ValueError` for an invalid residue, and for a cursor past the
     end of its document.
     """
+    # no rows follow for which documents must not wait, so the rows need only be full
+    packing = replace(packing, fair_from=None)
     remnants = _list_remnants(cursors, residues, sizes)
     over = stages[:-1] if stages and stages[-1][0] == packing.seq_len else stages
     for seq_len, rows in over:

@@ -21,6 +21,8 @@ from cloudload.loader import CloudLoader
 from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.changes import ACCEPTABLE_FIELDS
 from cloudload.run.recipe import (
+    FAIR,
+    FAIR_FIELD,
     MAX_EPOCHS_FIELD,
     SAMPLES_FIELD,
     STREAM_SHARDS_FIELD,
@@ -41,6 +43,7 @@ _FREE = {
     "global_batch": "may change: no rows are lost or repeated",
     "cloudload": "may change: it is the version that wrote the state",
     STREAM_SHARDS_FIELD: "may change: a resume reads the shards that the run began with",
+    FAIR_FIELD: "may change: a resume keeps the rule that the run began with",
     SAMPLES_FIELD: "compared only if data differs",
 }
 _BY_STREAM = (TOKENS_FIELD, MAX_EPOCHS_FIELD)
@@ -111,6 +114,8 @@ class StateDescription:
     """The shares of the streams by name, each with the first row to which the shares apply."""
     held: Mapping[str, Any]
     """The fields that a resume compares with the loader's."""
+    fair_start: str | None
+    """The rule that makes the first rows of `best_fit` a fair sample; None if there is none."""
     data: tuple[str, ...]
     """The locations of the streams, without secrets; empty if the state's record is damaged."""
     tokenizer: str | None
@@ -161,6 +166,7 @@ def describe_state(state: Mapping[str, Any]) -> StateDescription:
             for row, weights in saved.mixture.schedule
         ),
         held=dict(saved.fields),
+        fair_start=FAIR if saved.is_fair else None,
         data=data,
         tokenizer=tokenizer,
     )

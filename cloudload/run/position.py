@@ -151,6 +151,10 @@ class Origin(NamedTuple):
         """Number of documents before the start of the run."""
         return self.epoch * lanes.num_positions + self.num_read
 
+    def first_ordinal(self, lanes: Lanes) -> int:
+        """The least of the lanes' first ordinals, which differ by at most 1."""
+        return int(lanes.ordinals_after(*self).min())
+
 
 DATA_START = Origin()
 

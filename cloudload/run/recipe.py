@@ -60,9 +60,13 @@ streams are read as one corpus, because its fingerprints do not show where each 
 ORDER_FIELD = "order_ids"
 """The state field with the hash of a fixed order. A state has it only if NumPy shuffles in another
 way than all versions so far; see `order.order_ids`."""
+FAIR_FIELD, FAIR = "fair_start", "sqrt"
+"""The state field with the rule by which the first rows of `best_fit` are a fair sample of the
+documents, and its only value; see `Packing.fair_from`. Older states, and other packings, have no
+such field."""
 OPTIONAL_FIELDS = frozenset(
     {
-        *("token_ids", "on_error", "stopping", ORDER_FIELD),
+        *("token_ids", "on_error", "stopping", ORDER_FIELD, FAIR_FIELD),
         *(SAMPLES_FIELD, STREAM_SHARDS_FIELD, TOKENS_FIELD, MAX_EPOCHS_FIELD),
     }
 )
@@ -86,6 +90,8 @@ class Recipe:
     mixture: Mixture
     """The assignment of rows to components. Once the ends of the streams are known, each stream has
     weight 0 from its end on."""
+    fair_from: int | None = 0
+    """See `Packing.fair_from`. It is None if the run began with a version that had no such rule."""
     index_s: float = field(default=0.0, compare=False)
     """Time spent on reading the streams' indexes, in seconds, for the log."""
 
@@ -93,7 +99,9 @@ class Recipe:
     def packing(self) -> Packing:
         """The settings that determine how documents become rows."""
         config = self.config
-        return Packing(config.packing, config.seq_len, config.open_rows, config.overflow)
+        return Packing(
+            config.packing, config.seq_len, config.open_rows, config.overflow, self.fair_from
+        )
 
     @property
     def num_lanes(self) -> int:
@@ -167,6 +175,7 @@ class Recipe:
             MAX_EPOCHS_FIELD: ",".join(str(each.max_epochs or "") for each in self.config.streams),
             "stopping": self.config.stopping,
             ORDER_FIELD: ",".join(sorted({each.order_ids for each in self.components})),
+            FAIR_FIELD: FAIR if self.packing.has_residue and self.fair_from is not None else "",
         }
 
     @cached_property

@@ -54,6 +54,16 @@ def resume_mixture(saved: Saved, recipe: Recipe) -> Mixture:
     return now.resume(before, saved.position.rows)
 
 
+def resume_packing(saved: Saved, recipe: Recipe) -> Recipe:
+    """Return a recipe whose lanes begin with as many waiting documents as those of the saved run.
+
+    The recipe must be settled with the saved layout (`Recipe.settle`).
+    """
+    lanes = recipe.components[0].lanes
+    first = saved.position.origin.first_ordinal(lanes) if saved.is_fair else None
+    return replace(recipe, fair_from=first)
+
+
 def resume_position(saved: Saved, recipe: Recipe, on_change: Mapping[str, str]) -> Position:
     """Compute the position at which a run with this recipe continues.
 

@@ -27,6 +27,9 @@
                             mixture itself, end; left out if they have their default values
     origin                  "epoch:num_read" if the run continues a StreamingDataset's: it started
                             after `num_read` documents of `epoch`; otherwise there is no such key
+    fair_start              "sqrt" if at most √n of the first n documents of a `best_fit` lane wait
+                            in open rows; older states, and those of other packings, have no such
+                            key, and a resume continues without the rule
     token_ids               hash of the IDs of fixed texts, so a resume detects a version of
                             tokenizers that encodes differently; older states, and states of
                             pre-tokenized data alone, have no such key
@@ -75,6 +78,8 @@ from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.not_a_state import explain_not_a_state, find_nested, is_state
 from cloudload.run.position import DATA_START, MOST_ROWS, LaneArrays, LaneLog, Origin, Position
 from cloudload.run.recipe import (
+    FAIR,
+    FAIR_FIELD,
     HELD_CONFIG_FIELDS,
     MAX_EPOCHS_FIELD,
     OPTIONAL_FIELDS,
@@ -200,6 +205,8 @@ class Saved:
     """The `stopping` of a mixture whose streams end."""
     stream_shards: tuple[int, ...] = ()
     """The number of shards of each stream; empty if the state does not record it."""
+    is_fair: bool = False
+    """Whether the run began with the rule `FAIR`."""
 
 
 def read_state(state: Mapping[str, Any]) -> Saved:
@@ -249,7 +256,15 @@ def read_state(state: Mapping[str, Any]) -> Saved:
             if STREAM_SHARDS_FIELD in state
             else ()
         ),
+        is_fair=_read_fair(state),
     )
+
+
+def _read_fair(state: Mapping[str, Any]) -> bool:
+    rule = state.get(FAIR_FIELD)
+    if rule not in (None, FAIR):
+        raise damaged(FAIR_FIELD, f"{show(rule)} is not {FAIR!r}")
+    return rule == FAIR
 
 
 def _read_stopping(state: Mapping[str, Any]) -> str:

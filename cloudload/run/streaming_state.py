@@ -12,7 +12,7 @@ at the end of each step, on any number of physical nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cloudload.errors import StreamChangedError
@@ -71,6 +71,7 @@ def start_from_streaming(recipe: Recipe, state: Mapping[str, Any]) -> tuple[Reci
     recipe = recipe.reconfigure(num_canonical_nodes=nodes, shuffle_block_size=block_size)
     count = count_read(saved.sample_in_epoch, num_samples, nodes)
     origin = Origin(saved.epoch, count)
+    recipe = replace(recipe, fair_from=origin.first_ordinal(recipe.components[0].lanes))
     if config.epochs is not None and (saved.epoch, count) >= (config.epochs - 1, num_samples):
         raise StreamChangedError(
             f"epoch: the state has read {saved.epoch} epochs and {count:,} of {num_samples:,} "

@@ -14,7 +14,7 @@ from cloudload.run.framing import keep_framing
 from cloudload.run.local_states import mask_lanes
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
-from cloudload.run.resume import resume_mixture, resume_position
+from cloudload.run.resume import resume_mixture, resume_packing, resume_position
 from cloudload.run.state import Saved, State, build_state
 from cloudload.session.current_run import CurrentRun
 from cloudload.session.membership import Membership
@@ -65,7 +65,7 @@ def find_resumed(
     Raises the errors of `CloudLoader.load_state_dict`.
     """
     opened = keep_beginning(saved, run.opened_recipe)
-    recipe = keep_framing(saved, opened.settle(saved.layout))
+    recipe = resume_packing(saved, keep_framing(saved, opened.settle(saved.layout)))
     position = resume_position(saved, recipe, on_change)
     return replace(recipe, mixture=resume_mixture(saved, recipe)), position
 

@@ -88,6 +88,16 @@ def test_packing_reports_fill(corpus: Path) -> None:
 
 
 @pytest.mark.long
+def test_packing_reports_the_first_rows(corpus: Path) -> None:
+    drawn, of_drawn, texts, of_texts = run_json(
+        "packing", "--only", "fair", "--corpus", str(corpus)
+    ).values()
+    for curves, summary in ((drawn, of_drawn), (texts, of_texts)):
+        assert [row["fair start"] for row in summary] == ["with", "without"]
+        assert curves[0]["rows of a lane from"] == 0
+
+
+@pytest.mark.long
 def test_packing_reports_speed(corpus: Path) -> None:
     [speed] = run_json("packing", "--only", "speed", "--corpus", str(corpus)).values()
     assert [row["packing"] for row in speed] == [

@@ -11,7 +11,7 @@ import pytest
 
 from cloudload import CloudLoader, Retry, Stream, errors
 from cloudload.storage.base import Backend
-from scripts import docs_site, draw_throughput
+from scripts import docs_site, draw_fair_start, draw_throughput
 from tests.support import ROOT
 
 TABLES = ("CloudLoader", "RowsConfig", "DeliveryConfig")
@@ -136,8 +136,9 @@ def test_links_between_files_of_the_repository_lead_somewhere() -> None:
             )
 
 
-def test_the_figure_of_throughput_follows_the_results() -> None:
+def test_the_figures_of_benchmarks_follow_the_results() -> None:
     assert draw_throughput.draw() == draw_throughput.FIGURE.read_text("utf-8")
+    assert draw_fair_start.draw() == draw_fair_start.FIGURE.read_text("utf-8")
 
 
 def test_the_readme_has_at_most_200_lines() -> None:

@@ -38,6 +38,8 @@ class Lane:
     items: deque[Item] = field(default_factory=deque)
     open: list[tuple[int, list[Item]]] = field(default_factory=list)
     """(free tokens, items) of each open row, sorted by free tokens, then by latest change."""
+    num_read: int = 0
+    """Number of documents whose last token was taken out of `items`."""
 
     def copy(self) -> Lane:
         return replace(self, items=self.items.copy(), open=self.open.copy())
@@ -54,16 +56,38 @@ class Lane:
     def next_row(self, seq_len: int, most_open: int, *, is_tail: bool = False) -> list[Item] | None:
         """Pack items until a row is complete. Returns None if there are not enough."""
         while self.has_items():
+            if not is_tail and self._may_end_single_row(self.items[0], seq_len):
+                return self.open.pop(0)[1]
             ordinal, lane, epoch, sample, start, stop = self.items.popleft()
             whole = min(stop, start + seq_len)
             if stop > whole:
                 self.items.appendleft((ordinal, lane, epoch, sample, whole, stop))
-            row = self._place((ordinal, lane, epoch, sample, start, whole), seq_len, most_open)
+            else:
+                self.num_read = max(self.num_read, ordinal + 1)
+            row = self._place((ordinal, lane, epoch, sample, start, whole), seq_len)
             if row is not None:
                 return row
+            if len(self.open) > most_open or (not is_tail and self._too_many_wait()):
+                return self.open.pop(0)[1]
         return self.open.pop(0)[1] if is_tail and self.open else None
 
-    def _place(self, item: Item, seq_len: int, most_open: int) -> list[Item] | None:
+    def _too_many_wait(self) -> bool:
+        """Whether more than √n of the n documents read wait in two or more rows."""
+        return len(self.open) > 1 and self._count_waiting() ** 2 > self.num_read
+
+    def _may_end_single_row(self, item: Item, seq_len: int) -> bool:
+        """Whether the only open row ends before an item that is the beginning of a document."""
+        ordinal, *_, start, stop = item
+        is_new = not start and ordinal >= self.num_read and stop >= seq_len
+        if not is_new or len(self.open) != 1:
+            return False
+        is_full = self.open[0][0] <= 3 * seq_len // 8
+        return is_full and (2 * self._count_waiting()) ** 2 > ordinal
+
+    def _count_waiting(self) -> int:
+        return sum(len(items) for _, items in self.open)
+
+    def _place(self, item: Item, seq_len: int) -> list[Item] | None:
         size = item[-1] - item[-2]
         fitting = [place for place, (free, _) in enumerate(self.open) if free >= size < seq_len]
         free, items = self.open.pop(fitting[0]) if fitting else (seq_len, [])
@@ -71,7 +95,7 @@ class Lane:
             return [*items, item]
         place = sum(other <= free - size for other, _ in self.open)
         self.open.insert(place, (free - size, [*items, item]))
-        return self.open.pop(0)[1] if len(self.open) > most_open else None
+        return None
 
     def reopen(self) -> None:
         """Empty the open rows, and put their items at the front of the queue."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -56,6 +56,7 @@ class Leg:
     seq_len: int
     open_rows: int
     steps: Sequence[Step]
+    fair_from: int | None = None
 
 
 Twin = Callable[[Packing, Ints, list[bytes] | None], LaneRows]
@@ -171,7 +172,7 @@ def run(name: str, twin: Twin, corpus: Corpus, legs: Sequence[Leg]) -> int:
                 unpack_residue(residue, int(at))
                 for residue, at in zip(residues, cursors[:, 0], strict=True)
             ]
-        packing = Packing(name, leg.seq_len, leg.open_rows, "cut")
+        packing = Packing(name, leg.seq_len, leg.open_rows, "cut", leg.fair_from)
         lanes = Lanes(packing, twin, cursors, residues)
         for step in leg.steps:
             lanes.take(corpus, step)
@@ -186,10 +187,14 @@ def numbers_of_lanes(most: int) -> st.SearchStrategy[list[int]]:
 
 steps = st.builds(Step, numbers_of_lanes(8), numbers_of_lanes(4), st.booleans())
 legs = st.builds(
-    Leg, st.integers(5, 40), st.integers(1, 5), st.lists(steps, min_size=1, max_size=6)
+    Leg,
+    st.integers(5, 40),
+    st.integers(1, 5),
+    st.lists(steps, min_size=1, max_size=6),
+    st.sampled_from([None, 0, 0, 7]),
 )
 same_or_other = st.lists(legs, min_size=1, max_size=3) | st.builds(
-    lambda leg, more: [leg, *(Leg(leg.seq_len, leg.open_rows, each) for each in more)],
+    lambda leg, more: [leg, *(replace(leg, steps=each) for each in more)],
     legs,
     st.lists(st.lists(steps, min_size=1, max_size=6), min_size=1, max_size=2),
 )
@@ -214,6 +219,7 @@ def long_run(seed: int) -> tuple[Corpus, list[Leg]]:
                 )
                 for step in range(15)
             ],
+            fair_from=0 if seed % 2 else None,
         )
         for number in range(8)
     ]

@@ -62,7 +62,12 @@ def pack(sizes: LaneSizes, packing: Packing, lane: int, state: LaneState) -> lis
         lambda lengths: all(any(lengths[lane::NUM_LANES]) for lane in range(NUM_LANES))
     ),
     packing=st.builds(
-        Packing, st.just("best_fit"), st.sampled_from([4, 9, 16]), st.integers(1, 5), st.just("cut")
+        Packing,
+        st.just("best_fit"),
+        st.sampled_from([4, 9, 16]),
+        st.integers(1, 5),
+        st.just("cut"),
+        st.sampled_from([None, 0, 4]),
     ),
     saved=st.integers(0, 12),
     asked=st.lists(st.integers(0, 60), min_size=1, max_size=8),

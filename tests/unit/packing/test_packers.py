@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 
-from cloudload.packing.packers import Packer, Packing
+from cloudload.packing.packers import BestFitPacker, Packer, Packing
 
 
 def pack(packer: Packer, sizes: Iterable[int], *, first: int = 0, ends: bool = True) -> list[str]:
@@ -54,16 +55,55 @@ def test_best_fit_closes_the_fullest_row_when_too_many_are_open() -> None:
     assert pack(packing("best_fit", open_rows=1).packer(), [3, 4, 3], ends=False) == ["bbbb", "aaa"]
 
 
-def test_best_fit_resumes_from_the_residue_of_any_row() -> None:
+def fair(*, seq_len: int = 8, open_rows: int = 16, first: int = 0) -> Packing:
+    return Packing("best_fit", seq_len, open_rows, "cut", first)
+
+
+def test_of_two_documents_only_one_may_wait_at_a_fair_start() -> None:
+    assert pack(fair().packer(), [5, 5], ends=False) == ["aaaaa"]
+    assert pack(packing("best_fit").packer(), [3, 3], ends=False) == []
+
+
+def test_a_single_row_waits_until_it_is_full_or_a_long_document_begins() -> None:
+    assert pack(fair().packer(), [2, 2, 2], ends=False) == []
+    packer = fair().packer()
+    assert pack(packer, [2, 2, 2, 9], ends=False) == ["aabbcc", "d" * 8]
+    assert [row.cursor for row in packer.rows] == [(3, 0), (3, 8)]
+    assert pack(fair().packer(), [2, 2, 9], ends=False) == ["c" * 8]
+
+
+def test_the_documents_that_may_wait_are_counted_from_the_runs_first_ordinal() -> None:
+    sizes = [5, 5, 5, 5]
+    assert pack(fair().packer((12, 0)), sizes, first=12, ends=False) == []
+    assert pack(fair(first=12).packer((12, 0)), sizes, first=12, ends=False) == ["m" * 5, "n" * 5]
+
+
+def test_as_many_documents_wait_as_the_square_root_of_those_read() -> None:
+    sizes = np.random.default_rng(0).integers(1, 60, 3_000).tolist()
+    packer = fair(seq_len=48).packer()
+    assert isinstance(packer, BestFitPacker)
+    most = 0
+    for ordinal, size in enumerate(sizes):
+        packer.add(ordinal, size)
+        waiting = sum(map(len, packer.open_spans))
+        assert waiting**2 <= ordinal + 1 or len(packer.open_spans) == 1
+        most = max(most, waiting)
+    assert most > 30
+
+
+@pytest.mark.parametrize(
+    "settings", [packing("best_fit", open_rows=3), fair(seq_len=5, open_rows=3)], ids=["", "fair"]
+)
+def test_best_fit_resumes_from_the_residue_of_any_row(settings: Packing) -> None:
     sizes = [3, 12, 1, 4, 2, 5, 3, 3, 1, 6, 2, 2]
-    whole = pack(packing("best_fit", open_rows=3).packer(), sizes)
-    packer = packing("best_fit", open_rows=3).packer()
+    whole = pack(settings.packer(), sizes)
+    packer = settings.packer()
     pack(packer, sizes)
     for taken, row in enumerate(packer.rows, 1):
         ordinal, offset = row.cursor
         if taken == len(whole) or ordinal == len(sizes):
             break
-        resumed = packing("best_fit", open_rows=3).packer((ordinal, offset), row.residue)
+        resumed = settings.packer((ordinal, offset), row.residue)
         assert pack(resumed, sizes[ordinal:], first=ordinal) == whole[taken:]
 
 

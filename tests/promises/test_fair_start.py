@@ -1,0 +1,195 @@
+"""The first rows of `best_fit` are as fair a sample of the documents as later rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cloudload import CloudLoader, Stream
+from cloudload.cli.state import list_lines
+from cloudload.count import count_tokens
+from cloudload.errors import StreamChangedError
+from cloudload.lengths import tables
+from cloudload.provenance import compare_states, compare_with_loader, describe_state
+from cloudload.run.state import read_state
+from cloudload.testing import Leg, Row, check_resume, check_worlds, run_leg
+from tests.support.corpora import byte_tokenizer, random_documents, write_mds
+
+SEQ_LEN, NUM_LANES, NUM_DOCUMENTS = 64, 60, 4_000
+MakeLoader = Callable[..., CloudLoader]
+
+
+@pytest.fixture(scope="module")
+def sizes() -> Any:
+    """Sizes of documents in tokens: half of the tokens are in documents longer than a row."""
+    drawn = np.random.default_rng(0).lognormal(3.3, 1, NUM_DOCUMENTS)
+    return np.maximum(1, drawn.round()).astype(int)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, sizes: Any) -> str:
+    folder = tmp_path_factory.mktemp("fair")
+    return write_mds(folder / "data", ["x" * size for size in sizes], shard_bytes=20_000)
+
+
+@pytest.fixture
+def make_loader(data: str, tmp_path: Path) -> MakeLoader:
+    def make_loader(**options: Any) -> CloudLoader:
+        defaults: dict[str, Any] = {
+            **{"local": tmp_path / "cache", "tokenizer": byte_tokenizer(), "seq_len": SEQ_LEN},
+            **{"packing": "best_fit", "num_lanes": NUM_LANES, "batch_size": NUM_LANES},
+            **{"num_workers": 0, "eos": None},
+        }
+        return CloudLoader(data, **{**defaults, **options})
+
+    return make_loader
+
+
+def without_fair_start(state: dict[str, Any]) -> dict[str, Any]:
+    """The state as a version before the rule saved it."""
+    return {name: value for name, value in state.items() if name != "fair_start"}
+
+
+def measure(rows: list[Row], sizes: Any) -> list[float]:
+    """Documents per row, share of tokens from long documents, mean size of documents that begin."""
+    spans = np.array([span for row in rows for span in row.spans])
+    whole, tokens = sizes[spans[:, 2]], spans[:, 4] - spans[:, 3]
+    return [
+        len(spans) / len(rows),
+        tokens[whole > SEQ_LEN].sum() / tokens.sum(),
+        whole[spans[:, 3] == 0].mean(),
+    ]
+
+
+def read_rows(make_loader: MakeLoader, state: dict[str, Any] | None, steps: int) -> list[Row]:
+    return run_leg(make_loader, Leg(batch_size=NUM_LANES, batches=steps), state)[0]
+
+
+def test_the_first_rows_are_as_fair_a_sample_as_later_ones(
+    make_loader: MakeLoader, sizes: Any
+) -> None:
+    of_run = np.array([0, sizes[sizes > SEQ_LEN].sum() / sizes.sum(), sizes.mean()])
+    of_run[0] = np.ceil(sizes / SEQ_LEN).sum() / (sizes.sum() / SEQ_LEN)
+    ratios = measure(read_rows(make_loader, None, 10), sizes) / of_run
+    # four standard errors of 1,300 random documents are 12 % of their mean size
+    assert (np.abs(ratios - 1) < 0.12).all()
+    old = without_fair_start(make_loader().state_dict())
+    per_row, share, mean = measure(read_rows(make_loader, old, 10), sizes) / of_run
+    assert (per_row < 0.8, share > 1.4, mean > 1.4) == (True, True, True)
+
+
+def test_a_fair_start_resumes_at_every_row_on_every_world(make_loader: MakeLoader) -> None:
+    def make_small(**options: Any) -> CloudLoader:
+        return make_loader(num_lanes=6, **options)
+
+    check_resume(make_small, global_batch=5, num_batches=12)
+    check_worlds(make_small, [Leg(2, 2, 5, 9), Leg(3, 1, 4, 7), Leg(6, 1, 1, 8), Leg(1, 0, 9, 9)])
+
+
+def test_a_run_keeps_the_rule_that_it_began_with(make_loader: MakeLoader) -> None:
+    new = make_loader().state_dict()
+    old = without_fair_start(new)
+    for start, rule in ((new, "sqrt"), (old, None)):
+        whole, states = run_leg(make_loader, Leg(batch_size=NUM_LANES, batches=5), start)
+        assert [state.get("fair_start") for state in states] == [rule] * 6
+        assert read_rows(make_loader, states[2], 3) == whole[2 * NUM_LANES :]
+    assert read_rows(make_loader, old, 5) != read_rows(make_loader, new, 5)
+
+
+def test_other_packings_have_no_fair_start(make_loader: MakeLoader) -> None:
+    for packing in ("concat", "one_per_row"):
+        assert "fair_start" not in make_loader(packing=packing).state_dict()
+
+
+def test_runs_with_and_without_a_fair_start_share_a_cache_and_jump_to_their_own_rows(
+    make_loader: MakeLoader, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_KEPT_FROM_POSITIONS", 0)
+    lengths = str(tmp_path / "lengths")
+    count_tokens(data, tokenizer=byte_tokenizer(), processes=1, progress=False, out=lengths)
+
+    def make_known(**options: Any) -> CloudLoader:
+        return make_loader(num_lanes=2, lengths=lengths, **{"batch_size": 500, **options})
+
+    new = make_known().state_dict()
+    found: list[Any] = []
+    for start in (new, without_fair_start(new), new):
+        expected = run_leg(make_known, Leg(batch_size=500, batches=4), start)[1][4]
+        with make_known() as loader:
+            loader.load_state_dict(start)
+            loader.seek(2_000)
+            state = loader.state_dict()
+        found.append([state[name] for name in ("cursors", "residues", "counts")])
+        assert found[-1] == [expected[name] for name in ("cursors", "residues", "counts")]
+    assert found[0] == found[2] != found[1]
+    assert len(list(tmp_path.glob("cache/**/lane-0.marks"))) == 2
+
+
+def test_each_stream_of_a_mixture_starts_fairly_also_one_that_is_added_later(
+    data: str, tmp_path: Path
+) -> None:
+    other = write_mds(tmp_path / "other", random_documents(3, 300), shard_bytes=4_000)
+
+    def make_mixed(**options: Any) -> CloudLoader:
+        streams = [
+            Stream(data, name="a", proportion=1),
+            Stream(other, name="b", proportion=1),
+        ]
+        defaults: dict[str, Any] = {"local": tmp_path / "cache", "tokenizer": byte_tokenizer()}
+        defaults |= {"eos": None, "seq_len": SEQ_LEN, "packing": "best_fit", "num_lanes": 6}
+        return CloudLoader(streams[: options.pop("number", 2)], **defaults, **options)
+
+    check_worlds(make_mixed, [Leg(2, 1, 5, 6), Leg(3, 2, 4, 5)])
+    with make_mixed(number=1, batch_size=60, num_workers=0) as loader:
+        list(loader.take(30))
+        state = loader.state_dict()
+    states = run_leg(make_mixed, Leg(batch_size=12, batches=2), state)[1]
+    position = read_state(states[-1]).position
+    waiting = [[len(residue) // 12 for residue in lanes] for lanes in position.residues]  # type: ignore[union-attr]
+    assert min(waiting[0]) > 10
+    assert max(waiting[1]) ** 2 <= position.cursors[1, :, 0].max()
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_a_run_that_continues_streaming_starts_fairly_where_it_starts(
+    make_loader: MakeLoader, sizes: Any, epoch: int
+) -> None:
+    streaming = {"epoch": epoch, "sample_in_epoch": 960, "num_canonical_nodes": 1}
+
+    def make_continued(**options: Any) -> CloudLoader:
+        loader = make_loader(**options)
+        loader.load_streaming_state({**streaming, "shuffle_seed": 17})
+        return loader
+
+    rows, states = run_leg(make_continued, Leg(batch_size=NUM_LANES, batches=10))
+    assert measure(rows, sizes)[0] > 0.85 * measure(read_rows(make_loader, None, 10), sizes)[0]
+    assert states[4]["fair_start"] == "sqrt"
+    assert read_rows(make_loader, states[4], 6) == rows[4 * NUM_LANES :]
+
+
+def test_a_rule_that_this_version_does_not_know_is_refused(make_loader: MakeLoader) -> None:
+    state = {**make_loader().state_dict(), "fair_start": "cubic"}
+    with pytest.raises(StreamChangedError, match="fair_start: 'cubic' is not 'sqrt'"):
+        make_loader().load_state_dict(state)
+
+
+def test_a_difference_of_the_rule_is_shown_and_does_not_prevent_a_resume(
+    make_loader: MakeLoader,
+) -> None:
+    state = make_loader().state_dict()
+    [changed] = compare_states(without_fair_start(state), state)
+    assert (changed.name, changed.before, changed.after) == ("fair_start", None, "sqrt")
+    assert changed.rule == "may change: a resume keeps the rule that the run began with"
+    for each, shown in ((state, "sqrt"), (without_fair_start(state), "none")):
+        lines = [line.split() for line in list_lines(describe_state(each))]
+        assert ["fair_start", shown] in lines
+        with make_loader() as loader:
+            loader.load_state_dict(each)
+            next(iter(loader))
+            assert loader.describe()["fair_start"] == each.get("fair_start")
+    differences, refusal = compare_with_loader(without_fair_start(state), make_loader())
+    assert ([each.name for each in differences], refusal) == (["fair_start"], None)
