@@ -224,6 +224,7 @@ def _summary(report: ConvertReport) -> str:
         f"  left out   {report.empty:,} empty, {report.bad:,} bad",
         *bad,
         *_list_causes(report),
+        *_list_hidden(report),
         *_list_worst(report),
         f"  input      {counted(report.files, 'file')}, "
         f"{counted(report.input_bytes, 'byte')}{speed}",
@@ -244,6 +245,14 @@ def _list_skipped(report: ConvertReport) -> list[str]:
 
     number = report.skipped_files
     return [f"  skipped    {counted(number, 'file')}, in the dataset already"] if number else []
+
+
+def _list_hidden(report: ConvertReport) -> list[str]:
+    """Return a line about hidden files and folders in the input, if there are any."""
+    from cloudload.convert.listing import describe_hidden
+
+    shown = escape(describe_hidden(report.hidden, report.hidden_names))
+    return [f"             {shown}"] if report.hidden else []
 
 
 def _list_splits(report: ConvertReport) -> list[str]:

@@ -27,7 +27,7 @@ from cloudload.convert.config import ConvertConfig
 from cloudload.convert.converted_files import leave_out_converted
 from cloudload.convert.inputs import FolderFiles, list_hidden, list_inputs, list_roots, list_units
 from cloudload.convert.journal import Journal
-from cloudload.convert.listing import describe_hidden, describe_inputs, describe_mixture
+from cloudload.convert.listing import describe_inputs, describe_mixture, list_left_out
 from cloudload.convert.output import Output, read_if_exists
 from cloudload.convert.plan import PLAN_NAME, ConversionPlan
 from cloudload.convert.planning import agree_on_plan
@@ -289,7 +289,7 @@ def _list_and_plan(
             base = read_base(run.output, {"recipe": recipe})
             return already_complete(ConvertReport.of_stored(base["stored"]), run), skipped
     units = list_units(listed, run.config.block_bytes)
-    table = describe_inputs(units) + describe_hidden(list_hidden(listed))
+    table = describe_inputs(units) + list_left_out(list_hidden(listed))
     logger.info("%s", "\n".join(table))
     if run.config.format == "auto" and (warning := describe_mixture(units)):
         logger.warning("%s", warning)

@@ -19,14 +19,17 @@ _ROWS = "datasets and iterators"
 _MOST_HIDDEN = 5
 
 
-def describe_hidden(names: Sequence[str]) -> list[str]:
-    """Return a line about the hidden files and folders that are left out, if there are any."""
-    if not names:
-        return []
-    noun = "file or folder" if len(names) == 1 else "files and folders"
-    more = f", and {len(names) - _MOST_HIDDEN:,} more" if len(names) > _MOST_HIDDEN else ""
+def describe_hidden(count: int, names: Sequence[str]) -> str:
+    """Describe the hidden files and folders that are left out. `names` has the first of them."""
+    noun = "file or folder" if count == 1 else "files and folders"
     shown = ", ".join(map(redact, names[:_MOST_HIDDEN]))
-    return [f"left out: {len(names):,} hidden or uncommitted {noun}: {shown}{more}"]
+    more = f", and {count - _MOST_HIDDEN:,} more" if count > _MOST_HIDDEN else ""
+    return f"{count:,} hidden or uncommitted {noun}: {shown}{more}"
+
+
+def list_left_out(hidden: Sequence[str]) -> list[str]:
+    """Return the line of the table about hidden files, if there are any."""
+    return [f"left out: {describe_hidden(len(hidden), hidden)}"] if hidden else []
 
 
 def describe_inputs(units: Iterable[InputUnit]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.inputs import FolderFiles, list_hidden, list_inputs, list_units
-from cloudload.convert.listing import describe_hidden, describe_inputs
+from cloudload.convert.listing import describe_inputs, list_left_out
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, sum_bytes
 from cloudload.convert.segments import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
 from cloudload.json_text import to_json
@@ -59,7 +59,7 @@ def outline_conversion(
     return Outline(
         (
             *describe_inputs(list_units(listed, DEFAULT_BLOCK_BYTES)),
-            *describe_hidden(list_hidden(listed)),
+            *list_left_out(list_hidden(listed)),
         ),
         len(files),
         sum_bytes(files),

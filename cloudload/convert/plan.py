@@ -29,6 +29,7 @@ from cloudload.convert.config import ConvertConfig
 from cloudload.convert.found_files import FoundFile, file_name
 from cloudload.convert.input_files import InputFile
 from cloudload.convert.inputs import FolderFiles, make_file
+from cloudload.convert.report import MAX_LISTED
 from cloudload.convert.segments import ONE_SEGMENT, Files, Segments
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.index import Column
@@ -48,6 +49,10 @@ class PlannedInput:
     names: list[str]
     sizes: list[int]
     tags: list[str]
+    hidden: int = 0
+    """The number of hidden files and folders, which are left out."""
+    hidden_names: list[str] = field(default_factory=list)
+    """The names of the first 20 of them."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,17 @@ class ConversionPlan:
     def num_files(self) -> int:
         """The number of files."""
         return sum(len(item.names) for item in self.inputs)
+
+    @property
+    def hidden(self) -> dict[str, Any]:
+        """The fields of a report about hidden files, with those of the base."""
+        base = self.base["stored"]["report"] if self.base else {}
+        names = [
+            *base.get("hidden_names", ()),
+            *(n for each in self.inputs for n in each.hidden_names),
+        ]
+        count = base.get("hidden", 0) + sum(each.hidden for each in self.inputs)
+        return {"hidden": count, "hidden_names": tuple(names[:MAX_LISTED])}
 
     @property
     def sizes(self) -> dict[str, int | None]:
@@ -215,6 +231,8 @@ def plan_input(item: FolderFiles) -> PlannedInput:
         [_name(item.root, file.url) for file in item.files],
         [file.bytes or 0 for file in item.files],
         [file.tag for file in item.files],
+        len(item.hidden),
+        list(item.hidden[:MAX_LISTED]),
     )
 
 

@@ -155,6 +155,10 @@ class ConvertReport:
     splits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """The values `documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split,
     by the split's name; empty without `splits`."""
+    hidden: int = 0
+    """Number of hidden and uncommitted files and folders in the input, which are left out."""
+    hidden_names: tuple[str, ...] = ()
+    """The names of the first 20 of them. The name of a folder ends in `/`."""
     causes: Mapping[str, int] = field(default_factory=dict)
     """The number of bad records by cause, in descending order."""
     replaced: int = 0
@@ -197,4 +201,5 @@ class ConvertReport:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> ConvertReport:
         """Create a report from a mapping with the fields that `to_json` writes."""
-        return ConvertReport(**dict(values) | {"bad_records": tuple(values["bad_records"])})
+        lists = {name: tuple(values.get(name, ())) for name in ("bad_records", "hidden_names")}
+        return ConvertReport(**dict(values) | lists)

@@ -7,11 +7,12 @@ plan ─► convert_segments ─► processes, executor ─► shards, notes ─
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from cloudload.convert.append import join_base, read_report_if_joined
 from cloudload.convert.columns import PeekableBlocks
@@ -206,6 +207,7 @@ def _convert_and_join(
         joined,
         plan.num_files + (base.files if base else 0),
         plan.columns,
+        plan.hidden,
         resumed=resumed + sum(joined.new_shards.get(number, 0) for number in finished),
         unfinished=len(every) - len(numbers),
         segments=plan.first_segment + len(every),
@@ -301,6 +303,7 @@ def _report(
     joined: Joined,
     files: int,
     columns: Iterable[Column],
+    hidden: Mapping[str, Any],
     *,
     resumed: int = 0,
     unfinished: int = 0,
@@ -311,6 +314,7 @@ def _report(
     return ConvertReport(
         out=redact(run.location),
         **joined.counts.to_report(),
+        **hidden,
         files=files,
         raw_bytes=sum(each.raw_bytes for each in joined.datasets.values()),
         stored_bytes=sum(each.stored_bytes for each in joined.datasets.values()),

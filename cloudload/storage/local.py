@@ -26,7 +26,8 @@ class LocalStore(Backend):
 
     def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
         path = local_path(url)
-        if path.exists() and not path.is_file() and not path.is_dir():
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise _special(path_url(path))
         file = io.FileIO(path)
         check_tag(url, tag, _tag(os.fstat(file.fileno())))
@@ -60,14 +61,16 @@ class LocalStore(Backend):
         or a device, unless it is not wanted.
         """
         root = local_path(url)
-        if root.is_dir():
-            yield from _walk(root, wanted)
-        elif root.is_file():
-            yield _describe(url, root.stat())
-        elif root.exists():
-            raise _special(url)
+        try:
+            status = root.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(f"{root} does not exist") from None
+        if stat.S_ISDIR(status.st_mode):
+            yield from _walk(root, _identify(status), wanted)
+        elif stat.S_ISREG(status.st_mode):
+            yield _describe(url, status)
         else:
-            raise FileNotFoundError(f"{root} does not exist")
+            raise _special(url)
 
     def peek(self, url: str, retry: Retry) -> Iterator[str]:
         with os.scandir(local_path(url)) as entries:
@@ -104,9 +107,9 @@ def _sync(path: Path) -> None:
         os.close(file)
 
 
-def _walk(root: Path, wanted: Wanted) -> Iterator[StoredObject]:
+def _walk(root: Path, identity: tuple[int, int], wanted: Wanted) -> Iterator[StoredObject]:
     """Yield the files below a folder. A folder inside itself, through a link, is listed once."""
-    waiting = [(root, frozenset({_identify(root.stat())}))]
+    waiting = [(root, frozenset({identity}))]
     while waiting:
         folder, above = waiting.pop()
         for entry in _scan(folder):

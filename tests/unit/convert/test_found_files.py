@@ -138,6 +138,24 @@ def test_hidden_files_are_left_out_and_listed(
     assert texts(tmp_path / "in", tmp_path) == ["_k=1/c.jsonl", "a.jsonl"]
 
 
+@pytest.mark.parametrize("segment_bytes", ["1m", "2m"])
+def test_the_summary_and_the_report_count_what_is_hidden(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], segment_bytes: str
+) -> None:
+    write(tmp_path / "in", "a.jsonl", *(f"_{number:02}" for number in range(30)))
+    (tmp_path / "in/b.jsonl").write_text('{"text": "b"}\n' * 100_000)
+    out = str(tmp_path / "out")
+    command = ["convert", str(tmp_path / "in"), out, "--segment-bytes", segment_bytes]
+    for _ in range(2):
+        assert main([*command, "--processes", "1"]) == 0
+        said = capsys.readouterr().out
+        assert "30 hidden or uncommitted files and folders: _00, _01, _02, _03, _04, and 25" in said
+    write(tmp_path / "more", "c.jsonl", ".d")
+    report = convert_to_mds(tmp_path / "more", out, segment_bytes=1 << 20, append=True, **QUIET)
+    assert (report.hidden, report.hidden_names) == (31, tuple(f"_{n:02}" for n in range(20)))
+    assert convert_to_mds(tmp_path / "more", out, append=True, **QUIET).hidden == 31
+
+
 def test_a_location_or_glob_that_names_what_is_hidden_reads_it(tmp_path: Path) -> None:
     folder = write(tmp_path / "in", "_a/b.jsonl", "_a/_c.jsonl", ".d/e.jsonl")
     assert found(folder / "_a") == ["b.jsonl"]
