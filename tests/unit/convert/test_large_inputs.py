@@ -12,7 +12,7 @@ from cloudload.convert.input_files import InputFile, read_decompressed
 from cloudload.convert.readers import lines
 from cloudload.errors import ConvertError
 from tests.support.conversions import COMPRESSORS, QUIET, read_dataset, texts
-from tests.support.readers import read_records
+from tests.support.readers import check_blocks, read_records
 
 LIMIT = 1 << 18  # more than a piece of decompressed data that hardly shrinks
 LONG = [
@@ -67,6 +67,7 @@ def test_a_line_above_the_limit_is_bad_and_the_lines_around_it_are_read(
     last = [f"{path.name}:7"] if len(end) > 1 else []
     assert ids == [f"{path.name}:{line}" for line in (1, 2, 4)] + last
     assert report.input_bytes == path.stat().st_size
+    check_blocks(path)
 
 
 @pytest.mark.usefixtures("small_limit")
