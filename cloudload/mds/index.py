@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from cloudload.file_kinds import describe_misnamed
 from cloudload.mds.hashes import SAMPLES_HASH, fastest_hash
 from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
 
@@ -139,7 +140,10 @@ def explain_fault(error: Exception) -> str:
         return f"the field {error} is missing"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+    if isinstance(error, json.JSONDecodeError):
+        start = error.doc[:100].encode("utf-8", "replace")
+        return describe_misnamed(start, None) or f"it is not JSON ({error})"
+    if isinstance(error, UnicodeDecodeError):
         return f"it is not JSON ({error})"
     if isinstance(error, TypeError | AttributeError):
         return f"a field has the wrong type ({error})"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cloudload.cli import main
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
 from tests.support.conversions import COMPRESSORS, QUIET, read_dataset, texts
@@ -33,6 +34,14 @@ def refuse(path: Path, *parts: str, **options: Any) -> None:
 def test_a_git_lfs_pointer_is_named_in_every_format(tmp_path: Path, name: str) -> None:
     (tmp_path / f"a.{name}").write_bytes(POINTER)
     refuse(tmp_path / f"a.{name}", "the file is a Git LFS pointer", "git lfs pull")
+
+
+def test_a_git_lfs_pointer_in_the_place_of_an_index_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "index.json").write_bytes(POINTER)
+    assert main(["info", str(tmp_path)]) == 1
+    assert "is not an MDS index: the file is a Git LFS pointer" in capsys.readouterr().err
 
 
 def test_a_pointer_among_texts_is_counted_as_bad(tmp_path: Path) -> None:
