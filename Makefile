@@ -6,10 +6,14 @@ PYTHON ?= python3
 BENCH_ARGS = $(if $(CORPUS),--corpus $(CORPUS)) $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench bench-cold quick docs test test-long test-frameworks test-wheel chaos fuzz clean
+.PHONY: help try demo bench bench-cold quick docs test test-long test-frameworks test-wheel chaos fuzz clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
+
+try: .venv/.installed-demo  ## convert this documentation and show its first rows; needs no network once it is installed
+	.venv/bin/cloudload convert 'docs/**/*.md' demo-output/try --format text --tokenizer examples/tokenizer --overwrite
+	.venv/bin/cloudload rows --data demo-output/try --tokenizer examples/tokenizer --option seq_len=512 --steps 1 --out demo-output/rows.html
 
 demo: .venv/.installed-demo  ## stream from a local S3 server, kill the run, and resume it with a different world size
 	.venv/bin/python -m examples.demo

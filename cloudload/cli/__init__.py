@@ -45,7 +45,7 @@ from cloudload.cli.export import add_export
 from cloudload.cli.fetch import add_fetch
 from cloudload.cli.head import add_head
 from cloudload.cli.info import add_info
-from cloudload.cli.output import EscapingFormatter, prepare, print_message
+from cloudload.cli.output import EscapingFormatter, notice_after, prepare, print_message
 from cloudload.cli.plan import add_plan
 from cloudload.cli.provenance import add_trace, add_where
 from cloudload.cli.rows import add_rows
@@ -54,6 +54,7 @@ from cloudload.cli.words import in_words_of_options
 from cloudload.errors import CloudloadError
 from cloudload.storage.redaction import explain
 
+_PATIENCE_S = 2.0
 _TRACEBACK = "CLOUDLOAD_TRACEBACK"
 _CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 fsspec"
 
@@ -78,7 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(library).setLevel(logging.WARNING)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
+        with notice_after(_PATIENCE_S, options.parser.prog, shown=not options.quiet):
+            return run(options)
     except BrokenPipeError:
         return 1
     except Exception as error:

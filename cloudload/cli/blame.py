@@ -16,7 +16,7 @@ from cloudload.cli.terminal_text import escape, wrap
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
-    from cloudload.losses import Blame, Losses, SourceLoss
+    from cloudload.losses import Blame, DocumentLoss, Losses, SourceLoss
     from cloudload.workers.trace import TracedSpan
 
 _SHOWN_CHARACTERS, _INDENT = 300, "    "
@@ -125,6 +125,12 @@ def _describe_span(span: TracedSpan | None) -> dict[str, Any]:
     return {} if span is None else {"id": span.id, "shard": span.shard, "text": span.text}
 
 
+def _name_steps(each: DocumentLoss) -> str:
+    if each.step == each.last_step:
+        return f"step {each.step:,}"
+    return f"steps {each.step:,} to {each.last_step:,}, worst at {each.worst_step:,}"
+
+
 def _describe(found: Blame, traced: Sequence[TracedSpan | None], threshold: float) -> Iterator[str]:
     from cloudload.delivery.description import counted
 
@@ -140,7 +146,7 @@ def _describe(found: Blame, traced: Sequence[TracedSpan | None], threshold: floa
     for each, span in zip(found.documents, traced, strict=True):
         yield (
             f"\nloss {each.loss:.3f}  expected {each.expected:.3f}  score {each.score:.1f}  "
-            f"step {each.step:,}"
+            f"{_name_steps(each)}"
         )
         identifier = "" if span is None or span.id is None else f"  id {escape(str(span.id))}"
         shard = "" if span is None else f"  {escape(span.shard)}"

@@ -79,7 +79,7 @@ def add_count(commands: Commands) -> None:
     add_engine_options(add, "groups of shards")
     sample = "estimate the tokens from this share of the documents, such as 1%%; write nothing"
     add("--sample", type=parse_share, metavar="SHARE", help=sample)
-    png = "also save a histogram of the lengths to FILE (requires cloudload[plot])"
+    png = "also save a histogram of the lengths to FILE (requires matplotlib)"
     add("--png", type=local_path, metavar="FILE", help=png)
     add("--json", action="store_true", help="print the report as JSON")
     add("--quiet", action="store_true", help="no progress bar; log only warnings")

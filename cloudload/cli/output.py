@@ -3,6 +3,7 @@
     print_text      text for people, with everything escaped that could control the terminal
     print_json      JSON: in UTF-8, or in ASCII on a terminal
     print_message   a message on stderr, without secrets
+    notice_after    a message if a command takes long
 
 `prepare` makes stdout accept any text: a character that its encoding lacks is replaced.
 """
@@ -15,6 +16,8 @@ import io
 import logging
 import os
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 from cloudload.cli.terminal_text import escape, escape_lines
@@ -25,6 +28,7 @@ from cloudload.system.progress_bar import is_terminal
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-", **dict.fromkeys("▁▂▃▄▅▆▇", "=")}
 _REPLACE = "cloudload.replace"
+_COMMANDS_WITH_BARS = {"check", "convert", "count", "export", "fetch"}
 
 
 class EscapingFormatter(logging.Formatter):
@@ -70,6 +74,26 @@ def print_message(message: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # it is broken, or an object that was closed
             print("\n".join(escape_lines(redact(f"cloudload: {message}"))), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def notice_after(seconds: float, command: str, *, shown: bool) -> Iterator[None]:
+    """Print a line on a terminal if the `with` block takes longer than `seconds`.
+
+    Commands with a progress bar print none.
+    """
+    has_bar = command.rpartition(" ")[2] in _COMMANDS_WITH_BARS
+    if not shown or has_bar or not is_terminal(sys.stderr):
+        yield
+        return
+    text = f"{command} is still working. To stop it, press Ctrl-C"
+    timer = threading.Timer(seconds, print_message, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _print(text: str) -> None:

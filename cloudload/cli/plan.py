@@ -79,7 +79,7 @@ def add_plan(commands: Commands) -> None:
         "--png",
         type=local_path,
         metavar="FILE",
-        help="also plot cache use over the run (requires cloudload[plot])",
+        help="also plot cache use over the run (requires matplotlib)",
     )
     add("--json", action="store_true", help="print the plan as JSON")
     add("--quiet", action="store_true", help="log only warnings")

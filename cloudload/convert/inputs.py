@@ -170,7 +170,7 @@ def _load_dataset(url: str, split: str | None) -> InputUnit:
         import datasets
     except ImportError:
         raise ConvertError(
-            f"reading {shown} needs the datasets package. Run: pip install 'cloudload[datasets]'"
+            f"reading {shown} needs the datasets package. Run: pip install datasets"
         ) from None
     if not Path(name).exists():
         check_connection()

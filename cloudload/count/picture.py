@@ -15,9 +15,7 @@ _UNITS = (("M", 1 << 20), ("k", 1 << 10))
 def check_picture(path: Path) -> None:
     """Raise `ValueError` if a picture cannot be written to `path`, before a long count starts."""
     if find_spec("matplotlib") is None:
-        raise ValueError(
-            "a picture requires the matplotlib package. Run: pip install 'cloudload[plot]'"
-        )
+        raise ValueError("a picture requires the matplotlib package. Run: pip install matplotlib")
     if not path.absolute().parent.is_dir():
         raise ValueError(
             f"there is no folder {path.parent} for {path.name}. Create the folder first"

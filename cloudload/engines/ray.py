@@ -34,7 +34,7 @@ class RayExecutor(Executor):
             import ray
         except ImportError:
             raise WorkerError(
-                "the Ray engine requires the ray package. Run: pip install 'cloudload[ray]'"
+                "the Ray engine requires the ray package. Run: pip install ray"
             ) from None
         self._ray, self._is_ours = ray, not ray.is_initialized()
         if self._is_ours:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def explain_missing(error: ImportError, package: str, extra: str) -> ImportError:
-    """Return an error that names the extra to install, if `error` says that `package` is missing.
+    """Return an error that names the package to install, if `error` says that it is missing.
 
     Any other `error`, such as a failed import inside the framework, is returned unchanged.
     """
@@ -12,6 +12,6 @@ def explain_missing(error: ImportError, package: str, extra: str) -> ImportError
         return error
     return ModuleNotFoundError(
         f"cloudload.integrations.{extra} needs {package}, which is not installed. "
-        f"Run: pip install 'cloudload[{extra}]'",
+        f"Run: pip install {'mosaicml' if package == 'composer' else package}",
         name=package,
     )

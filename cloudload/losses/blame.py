@@ -66,6 +66,10 @@ class DocumentLoss:
     score: float
     """The distance of `loss` from `expected`, in robust standard deviations; infinite if a loss is
     not a number."""
+    last_step: int
+    """The last of the steps that trained on the document."""
+    worst_step: int
+    """The step in which the document's tokens had the highest mean loss."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,8 @@ class _Documents(NamedTuple):
     stops: Ints
     tokens: Ints
     sums: Floats
+    last_steps: Ints
+    worst_steps: Ints
 
     @property
     def means(self) -> Floats:
@@ -170,11 +176,16 @@ def _sum_documents(losses: Losses) -> _Documents:
     is_new = np.ones(len(table), np.bool_)
     is_new[1:] = (table[1:, [STREAM, EPOCH, SAMPLE]] != table[:-1, [STREAM, EPOCH, SAMPLE]]).any(1)
     starts = np.flatnonzero(is_new)
+    # a loss that is not a number is the worst
+    means = np.nan_to_num(sums / np.maximum(1, table[:, TOKENS]), nan=np.inf)
+    by_mean = np.lexsort([-means, np.cumsum(is_new)])
     return _Documents(
         table[starts],
         np.maximum.reduceat(table[:, STOP], starts),
         np.add.reduceat(table[:, TOKENS], starts),
         np.add.reduceat(sums, starts),
+        np.maximum.reduceat(table[:, STEP], starts),
+        table[by_mean[starts], STEP],
     )
 
 
@@ -248,6 +259,8 @@ def _describe(
         loss=float(documents.means[place]),
         expected=float(expected),
         score=float(score),
+        last_step=int(documents.last_steps[place]),
+        worst_step=int(documents.worst_steps[place]),
     )
 
 

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from cloudload.errors import StreamChangedError
 
 _STATE_FILES = ("trainer_state.json", "custom_checkpoint_*.pkl", "meta.pt")
+_MOST_TRIED, _MOST_NAMED = 20, 5
 _METADATA_NAME = ".metadata"
 _STATE_KEY = "cloudload"
 _STATE_FIELDS = frozenset({"cursors", "table_rows", "version"})
@@ -41,9 +42,28 @@ def load_state(path: str | Path) -> dict[str, Any]:
     for content in _load_folder(path) if path.is_dir() else [_load_file(path)]:
         if found := _find_state(content):
             return found
+    if path.is_dir() and (inside := list(_list_checkpoints(path))):
+        raise StreamChangedError(
+            f"{path} is not a single checkpoint. Pass one of those in it: {', '.join(inside)}"
+        )
     raise StreamChangedError(
         f"{path} has no cloudload state. Use a checkpoint that contains loader.state_dict()"
     )
+
+
+def _list_checkpoints(folder: Path) -> Iterator[str]:
+    """Yield the names of up to 5 checkpoints with a state directly in a folder, latest first."""
+    with suppress(OSError):
+        names = sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime, reverse=True)
+        found = 0
+        for path in names[:_MOST_TRIED]:
+            with suppress(StreamChangedError, OSError):
+                contents = _load_folder(path) if path.is_dir() else iter([_load_file(path)])
+                if any(_find_state(content) for content in contents):
+                    yield path.name
+                    found += 1
+            if found == _MOST_NAMED:
+                return
 
 
 def _load_folder(folder: Path) -> Iterator[Any]:

@@ -5,8 +5,10 @@ rows, from token lengths or from documents that are one row each ─► batches
 
 from __future__ import annotations
 
+from cloudload.config.delivery import DeliveryConfig
 from cloudload.session.current_run import CurrentRun
 from cloudload.session.membership import Membership
+from cloudload.storage.redaction import redact
 
 NO_DATASET = (
     "A CloudLoader is not a dataset. Iterate over it directly, and do not wrap it in a DataLoader. "
@@ -34,14 +36,22 @@ def count_pass(run: CurrentRun, member: Membership) -> int:
     rows = None if delivery.stop_every is not None else run.count_rows()
     if rows is None:
         raise TypeError(
-            f"{NO_DATASET}. Its number of batches is known only in three cases. The first is "
-            "stop_every=N (for an epoch, compute N with count_batches). The second is epochs=N "
-            "with token lengths, which cloudload count writes. The third is one row per document: "
-            "packing='one_per_row', overflow='cut', epochs=N, a bos or eos, and no transform, "
-            "stop_every, or min_tokens above 1"
+            f"the number of batches is unknown, because {_explain_unknown(run, delivery)}. Or set "
+            f"stop_every=N. {NO_DATASET}"
         )
     is_dropped = delivery.tail == "drop"
     return rows // member.global_batch if is_dropped else -(-rows // member.global_batch)
+
+
+def _explain_unknown(run: CurrentRun, delivery: DeliveryConfig) -> str:
+    """Say what is missing for the number of batches, and how to get it."""
+    urls = [redact(dataset.url) for dataset in run.recipe.corpus.datasets]
+    count = f"run: cloudload count {urls[0]}" + (", and so on" if len(urls) > 1 else "")
+    if delivery.stop_every is not None:
+        return f"an epoch has an unknown number of batches without token lengths. To count, {count}"
+    if not run.recipe.has_tails:
+        return f"the run has no end. Add epochs=1, and {count}"
+    return f"there are no token lengths. To count, {count}"
 
 
 def count_epochs(run: CurrentRun, member: Membership, epochs: int) -> int:

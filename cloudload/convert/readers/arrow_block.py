@@ -34,9 +34,7 @@ def check_pyarrow(name: str) -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise ConvertError(
-            f"reading {name} needs pyarrow. Run: pip install 'cloudload[parquet]'"
-        ) from None
+        raise ConvertError(f"reading {name} needs pyarrow. Run: pip install pyarrow") from None
 
 
 def choose_columns(
