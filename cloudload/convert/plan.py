@@ -153,7 +153,8 @@ class ConversionPlan:
 
 def _base_name(item: PlannedInput, root: str | None = None) -> str | None:
     """Return the name of an input that is a single file, or None for a folder."""
-    return PurePosixPath(root or item.root).name if item.names == [""] else None
+    shown = redact(root or item.root)  # a plan has no signatures of URLs
+    return file_name(shown, shown) if item.names == [""] else None
 
 
 def digest_plan(data: bytes) -> str:
