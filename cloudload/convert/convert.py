@@ -24,7 +24,7 @@ from cloudload.convert.changed_files import list_sizes
 from cloudload.convert.claims import LENGTHS_FIELD, compare_claims, identify_inputs
 from cloudload.convert.columns import PeekableBlocks, infer_columns
 from cloudload.convert.config import ConvertConfig
-from cloudload.convert.converted_files import leave_out_converted
+from cloudload.convert.converted_files import check_same_files, leave_out_converted
 from cloudload.convert.inputs import FolderFiles, list_hidden, list_inputs, list_roots, list_units
 from cloudload.convert.journal import Journal
 from cloudload.convert.listing import describe_inputs, describe_mixture, list_left_out
@@ -367,6 +367,7 @@ def _plan_or_convert(
         )
     if not append and (report := journal.finished_report()):
         check_sizes(run.location, units)
+        check_same_files(run.location, read_appended_report(run.output) or {}, folders)
         return already_complete(report, run)
     blocks = PeekableBlocks(read_blocks(units, InputPosition(), run.config))
     infer = partial(infer_columns, run.config, blocks)

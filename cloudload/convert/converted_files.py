@@ -79,6 +79,22 @@ def leave_out_converted(
     return kept
 
 
+def check_same_files(
+    location: str, stored: Mapping[str, Any], folders: Iterable[FolderFiles]
+) -> None:
+    """Raise `ConvertError` for a file that has the same name and size, but was not converted."""
+    known = _decode(stored)
+    versions, names = {*known[:, 1].tolist()}, {*known[:, 2].tolist()}
+    for folder in folders if CONVERTED in stored else ():
+        for file, row in zip(folder.files, _digests([plan_input(folder)]).tolist(), strict=False):
+            if file.tag and row[1] not in versions and row[2] not in names:
+                raise ConvertError(
+                    f"{redact(location)} is complete, but {file.display_name} is not the file from "
+                    "which it was converted, or was written again since then. Choose another "
+                    "output, or start over (--overwrite)"
+                )
+
+
 def _digests(inputs: Iterable[PlannedInput]) -> Digests:
     """Return the digests of files: uint64 [files, 3]."""
     rows = [row for item in inputs if item.root != "-" for row in _digest_input(item)]

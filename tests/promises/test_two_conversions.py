@@ -147,3 +147,18 @@ def test_of_two_iterators_at_once_none_replaces_the_shards_of_the_other(tmp_path
     with pytest.raises(ConvertError):
         convert_to_mds(first(), out, **ONE)
     assert texts(str(out), tmp_path) == texts_of("b")
+
+
+def test_a_complete_dataset_of_other_files_of_the_same_names_and_sizes_is_refused(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    source = write(tmp_path / "one", "a")
+    convert_to_mds(source, out, **ONE)
+    assert convert_to_mds(tmp_path / "one" / "*.jsonl", out, **ONE).already_complete
+    other = tmp_path / "two" / "a.jsonl"
+    other.write_text(source.read_text().upper().replace('"TEXT"', '"text"'))
+    with pytest.raises(ConvertError, match="is not the file from which it was converted"):
+        convert_to_mds(other, out, **ONE)
