@@ -27,6 +27,7 @@
     errors        all errors, as a tree          file_kinds           which files are text
     system        files, threads, processes      html_tables          tables for notebooks
     engines       where units of work run        json_text            reports as JSON
+    text_tables   tables for a terminal
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
 `.testing`, `.inspect`, `.forecast`, `.losses`, `.warm`, `.provenance` and `.integrations`.

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from cloudload.html_tables import render_table
+from cloudload.text_tables import WIDTH, list_values, render_columns, wrap_text
 
 COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding", "failed")
 TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING, FAILED = range(len(COUNTS))
@@ -27,7 +28,12 @@ _TOTALS = ("rows", *COUNTS, "skipped_rows", "dropped")
 STAGES = ("fetch", "read", "transform", "tokenize", "pack", "idle")
 FETCH, READ_SHARDS, TRANSFORM, TOKENIZE, PACK, IDLE = range(len(STAGES))
 """The stages of a worker's work. `DeliveryStats` has a field for each, such as `fetch_s`."""
-_NOT_NUMBERS = ("streams", "delivery", "tokenizer_backend", "tokenizer_backend_reason")
+_NOT_NUMBERS = ("streams", "delivery", "packing", "tokenizer_backend", "tokenizer_backend_reason")
+_BRIEF = ("rows", "tokens", "delivery/stall_s")
+_BRIEF_LOSSES = ("failed", "dropped", "truncated", "filtered")
+_BRIEF_STREAMS = 3
+MEASURED_S = 1
+"""Seconds of work, after the start, from which the workers' throughput is known."""
 
 
 @dataclass(frozen=True)
@@ -119,15 +125,22 @@ class DeliveryStats:
     """Fill level of the workers' queues, from 0 (empty) to 1 (full); 0 without workers."""
     tokens_made: int = 0
     """Number of tokens in all rows that workers have made, including undelivered rows."""
+    start_tokens: int = 0
+    """Number of `tokens_made` before the first batch of each iteration."""
+    start_s: float = 0.0
+    """Seconds that workers worked before the first batch of each iteration. They are part of the
+    fields from `fetch_s` to `pack_s`."""
 
     def tokens_per_s(self, num_workers: int) -> float | None:
         """Estimate the throughput of `num_workers` workers, in tokens per second.
 
-        The estimate is based on the work so far, without the time that workers waited for the
-        training loop. Returns None before the first rows.
+        The estimate excludes the start of each iteration, up to its first batch, and the time that
+        workers waited for the training loop. Returns None until the workers have worked for 1 s
+        after the start, because a start says nothing about the speed of a run.
         """
         busy_s = self.fetch_s + self.read_s + self.transform_s + self.tokenize_s + self.pack_s
-        return num_workers * self.tokens_made / busy_s if self.tokens_made and busy_s else None
+        tokens, busy_s = self.tokens_made - self.start_tokens, busy_s - self.start_s
+        return num_workers * tokens / busy_s if tokens and busy_s >= MEASURED_S else None
 
 
 class WorkerReports(Protocol):
@@ -175,6 +188,21 @@ class _Work(NamedTuple):
     past_retries: int = 0
     past_tokens: int = 0
     past_ns: Sequence[int] = (0,) * len(STAGES)
+    start_tokens: int = 0
+    """The number of tokens made before the first batch of each iteration."""
+    start_ns: int = 0
+    """The workers' nanoseconds before the first batch of each iteration, without idle time."""
+    is_starting: bool = True
+
+    def end_start(self) -> _Work:
+        """Count this iteration's work so far as its start, unless its start has ended."""
+        if not self.is_starting:
+            return self
+        return self._replace(
+            is_starting=False,
+            start_tokens=self.start_tokens + self.reports.num_tokens(),
+            start_ns=self.start_ns + sum(self.reports.stage_ns()[:IDLE]),
+        )
 
     def count_retries(self) -> int:
         return self.past_retries + self.reports.total()
@@ -225,9 +253,15 @@ class DeliveryMeter:
 
     def begin_iteration(self, reports: WorkerReports, most_ahead: int) -> None:
         """Start measuring an iteration's workers, whose queues hold up to `most_ahead` blocks."""
-        work = self._work
+        work = self._work.end_start()
         past = work.count_retries(), work.count_tokens(), work.stage_ns()
-        self._work, self.num_received = _Work(reports, most_ahead, *past), 0
+        start = work.start_tokens, work.start_ns
+        self._work, self.num_received = _Work(reports, most_ahead, *past, *start), 0
+
+    def receive(self, num_blocks: int) -> None:
+        """Count blocks of a batch that the workers delivered. The first batch ends the start."""
+        self._work = self._work.end_start()
+        self.num_received += num_blocks
 
     def stats(self) -> DeliveryStats:
         """Return the statistics so far, including the current wait."""
@@ -253,6 +287,8 @@ class DeliveryMeter:
             unpack_s=traffic.unpack_ns / 1e9,
             queue=work.measure_queue(self.num_received),
             tokens_made=work.count_tokens(),
+            start_tokens=work.start_tokens,
+            start_s=work.start_ns / 1e9,
         )
 
 
@@ -288,27 +324,70 @@ class Stats:
     text is tokenized."""
     tokenizer_backend_reason: str | None
     """Why tokenizer_backend="auto" chose hf over fastokens; None in all other cases."""
+    packing: str
+    """The packing of the run."""
+
+    def __str__(self) -> str:
+        """Return the statistics as tables of up to 80 columns."""
+        totals = self._totals()
+        width = max(len(value) for _, value, _ in totals)
+        aligned = [(name, f"{value:>{width}}", remark) for name, value, remark in totals]
+        delivery = {name: _show(value) for name, value in asdict(self.delivery).items()}
+        reason = self.tokenizer_backend_reason
+        backend = f"{self.tokenizer_backend}{f' because {reason}' if reason else ''}"
+        return "\n".join(
+            [
+                list_values("statistics of the run", aligned),
+                render_columns("streams", *self._streams()),
+                render_columns(
+                    "delivery to this rank since the loader was created",
+                    ("", *delivery),
+                    [("", *delivery.values())],
+                ),
+                *wrap_text(f"tokenizer backend: {backend}", WIDTH, WIDTH),
+            ]
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"Stats(rows={self.rows}, tokens={self.tokens}, documents={self.documents}, "
+            f"streams={len(self.streams)})"
+        )
 
     def _repr_html_(self) -> str:
         """Return the statistics as tables, for a notebook."""
-        counts = [(name, f"{getattr(self, name):,}") for name in _TOTALS]
+        counts = [(name, f"{value} {remark}".rstrip()) for name, value, remark in self._totals()]
+        return render_table("statistics of the run", ("count", "value"), counts) + render_table(
+            "streams", *self._streams()
+        )
+
+    def _totals(self) -> list[tuple[str, str, str]]:
+        """List the counts, their values, and remarks."""
+        waiting = "includes those that wait in open rows"
+        remarks = {"documents": waiting} if self.packing == "best_fit" else {}
+        return [(name, f"{getattr(self, name):,}", remarks.get(name, "")) for name in _TOTALS]
+
+    def _streams(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Return the head and the rows of the table of streams."""
         heads = ("stream", "tokens", "share", "epoch", *COUNTS[1:5], COUNTS[6])
-        streams = [
+        rows = [
             (
                 *(name, f"{each.tokens:,}", f"{each.share:.2%}", f"{each.epoch:.3f}"),
                 *(f"{getattr(each, count):,}" for count in heads[4:]),
             )
             for name, each in self.streams.items()
         ]
-        return render_table("statistics of the run", ("count", "value"), counts) + render_table(
-            "streams", heads, streams
-        )
+        return heads, rows
 
-    def as_dict(self, prefix: str = "") -> dict[str, Any]:
+    def as_dict(self, prefix: str = "", *, brief: bool = False) -> dict[str, Any]:
         """Return the statistics as a flat dict of numbers, for a logger.
 
         Every key starts with `prefix`. Nested keys are `streams/<name>/<count>` and
-        `delivery/<count>`. Omits the tokenizer backend, which is not a number.
+        `delivery/<count>`. Omits the packing and the tokenizer backend, which are not numbers.
+
+        With `brief`, returns at most ten: `rows`, `tokens`, `delivery/stall_s`, the epochs of the
+        first three streams, and those of `failed`, `dropped`, `truncated`, and `filtered` that are
+        not 0.
         """
         numbers = {name: value for name, value in asdict(self).items() if name not in _NOT_NUMBERS}
         for stream, stats in self.streams.items():
@@ -316,4 +395,14 @@ class Stats:
                 {f"streams/{stream}/{name}": value for name, value in asdict(stats).items()}
             )
         numbers.update({f"delivery/{name}": value for name, value in asdict(self.delivery).items()})
-        return {f"{prefix}{name}": value for name, value in numbers.items()}
+        names = self._brief_names() if brief else numbers
+        return {f"{prefix}{name}": numbers[name] for name in names}
+
+    def _brief_names(self) -> list[str]:
+        streams = list(self.streams)[:_BRIEF_STREAMS]
+        losses = [name for name in _BRIEF_LOSSES if getattr(self, name)]
+        return [*_BRIEF, *(f"streams/{stream}/epoch" for stream in streams), *losses]
+
+
+def _show(value: float) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}"

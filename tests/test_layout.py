@@ -17,7 +17,7 @@ PACKAGE = Path(cloudload.__file__).parent
 
 # each box (a package or top-level module) may import only from boxes on the lines above its own
 STOREYS = """
-html_tables
+html_tables text_tables
 _version arrays errors file_kinds json_text option_docs option_names stats system
 storage segments
 config

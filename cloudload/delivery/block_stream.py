@@ -75,7 +75,7 @@ class BlockStream:
                 self._log.meter.num_received = 0
             change, self._change = self._change, None
             self.current, self.number = blocks.send(change), 0
-            self._log.meter.num_received += len(self.current)
+            self._log.meter.receive(len(self.current))
             for block in self.current:
                 self._log.meter.traffic += block.traffic
                 if plan.world_index == 0:

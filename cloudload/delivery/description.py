@@ -20,8 +20,9 @@ from cloudload.delivery.world import World
 from cloudload.html_tables import render_table
 from cloudload.order.mixture import Weights
 from cloudload.run.recipe import FAIR_FIELD
-from cloudload.stats import DeliveryStats
+from cloudload.stats import MEASURED_S, DeliveryStats
 from cloudload.storage.redaction import redact
+from cloudload.text_tables import list_values
 from cloudload.workers.plan import Mixed, Plan
 
 GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "default"
@@ -47,7 +48,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Description:
-    """The result of `CloudLoader.describe`: text in a terminal, a table in a notebook."""
+    """The result of `CloudLoader.describe`: 80 columns in a terminal, a table in a notebook."""
 
     title: str
     settings: tuple[Setting, ...]
@@ -66,18 +67,15 @@ class Description:
         return {setting.name: setting.value for setting in self.settings}
 
     def __str__(self) -> str:
-        rows = [(setting.name, str(setting), setting.origin) for setting in self.settings]
-        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
-        lines = [
-            f"  {name:{widths[0]}}  {value:{widths[1]}}  {origin}" for name, value, origin in rows
-        ]
-        return "\n".join([self.title, *(line.rstrip() for line in lines)])
+        return list_values(self.title, self._rows())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = [(each.name, str(each), each.origin) for each in self.settings]
-        return render_table(self.title, ("setting", "value", "origin"), rows)
+        return render_table(self.title, ("setting", "value", "origin"), self._rows())
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        return [(each.name, str(each), each.origin) for each in self.settings]
 
 
 def describe(
@@ -165,7 +163,9 @@ def _ranks(plan: Plan, world: World, delivered: DeliveryStats) -> Iterator[Setti
     )
     yield _workers(plan)
     rate = delivered.tokens_per_s(plan.num_workers)
-    note = "(known after the first batch)" if rate is None else "that one rank's workers can make"
+    note = f"(known after {MEASURED_S} s of work, not counting the start)"
+    if rate is not None:
+        note = "that one rank's workers can make, not counting their start"
     yield Setting("tokens_per_s", None if rate is None else round(rate), MEASURED, note)
 
 

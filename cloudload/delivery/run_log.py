@@ -155,4 +155,5 @@ class RunLog:
             delivery=self.meter.stats(),
             tokenizer_backend=backend.name,
             tokenizer_backend_reason=backend.reason,
+            packing=recipe.config.packing,
         )

@@ -57,10 +57,14 @@ def eval_spec(loader: CloudLoader) -> DataSpec:
 
 
 class CloudloadMonitor(Callback):
-    """Logs `loader.stats()` as `cloudload/…` every `every` batches, and after each epoch."""
+    """Logs `loader.stats()` as `cloudload/…` every `every` batches, and after each epoch.
 
-    def __init__(self, loader: CloudLoader, every: int = 10) -> None:
+    Logs up to ten values (`Stats.as_dict(brief=True)`), or all of them with `all_stats=True`.
+    """
+
+    def __init__(self, loader: CloudLoader, every: int = 10, *, all_stats: bool = False) -> None:
         self._loader, self._every = loader, as_integer("every", every, 1)
+        self._is_brief = not all_stats
 
     def batch_end(self, state: State, logger: Logger) -> None:
         if int(state.timestamp.batch) % self._every == 0:
@@ -70,7 +74,7 @@ class CloudloadMonitor(Callback):
         self._log(logger)
 
     def _log(self, logger: Logger) -> None:
-        logger.log_metrics(self._loader.stats().as_dict("cloudload/"))
+        logger.log_metrics(self._loader.stats().as_dict("cloudload/", brief=self._is_brief))
 
 
 class CloudloadLosses(Callback):

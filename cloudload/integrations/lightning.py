@@ -86,11 +86,12 @@ class CloudloadDataModule(LightningDataModule):
 class CloudloadMonitor(Callback):
     """Logs `loader.stats()` as `cloudload/…` every `log_every_n_steps` steps, and after each epoch.
 
-    The statistics may include a batch that Lightning has read ahead.
+    Logs up to ten values (`Stats.as_dict(brief=True)`), or all of them with `all_stats=True`. They
+    may include a batch that Lightning has read ahead.
     """
 
-    def __init__(self, loader: CloudLoader) -> None:
-        self._loader = loader
+    def __init__(self, loader: CloudLoader, *, all_stats: bool = False) -> None:
+        self._loader, self._is_brief = loader, not all_stats
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if trainer.global_step % trainer.log_every_n_steps == 0:
@@ -100,7 +101,7 @@ class CloudloadMonitor(Callback):
         self._log(trainer)
 
     def _log(self, trainer: Trainer) -> None:
-        numbers = self._loader.stats().as_dict("cloudload/")
+        numbers = self._loader.stats().as_dict("cloudload/", brief=self._is_brief)
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step=trainer.global_step)
 

@@ -136,7 +136,8 @@ class CloudloadDataLoader(BaseDataLoader):
 class CloudloadMetrics(MetricsProcessor):
     """Logs `loader.stats()` as `cloudload/…` together with torchtitan's metrics.
 
-    Call `watch` with the trainer's dataloader before training.
+    Call `watch` with the trainer's dataloader before training. Logs up to ten values
+    (`Stats.as_dict(brief=True)`), or all of them with `watch(dataloader, all_stats=True)`.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -144,10 +145,13 @@ class CloudloadMetrics(MetricsProcessor):
         """The same settings as torchtitan's `MetricsProcessor.Config`."""
 
     _watched: CloudloadDataLoader | None = None
+    _is_brief = True
 
-    def watch(self, dataloader: CloudloadDataLoader) -> None:
-        self._watched = dataloader
+    def watch(self, dataloader: CloudloadDataLoader, *, all_stats: bool = False) -> None:
+        self._watched, self._is_brief = dataloader, not all_stats
 
     def log(self, *args: Any, extra_metrics: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        numbers = self._watched.loader.stats().as_dict("cloudload/") if self._watched else {}
+        numbers: dict[str, Any] = {}
+        if self._watched:
+            numbers = self._watched.loader.stats().as_dict("cloudload/", brief=self._is_brief)
         super().log(*args, extra_metrics={**(extra_metrics or {}), **numbers}, **kwargs)

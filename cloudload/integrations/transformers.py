@@ -92,10 +92,15 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
     """A Trainer whose batches come from a loader.
 
     It is also a mixin: put it before another subclass of `Trainer` in the list of base classes.
+    Logs up to ten values of `loader.stats()` (`Stats.as_dict(brief=True)`), or all of them with
+    `all_stats=True`.
     """
 
-    def __init__(self, *args: Any, loader: CloudLoader, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, loader: CloudLoader, all_stats: bool = False, **kwargs: Any
+    ) -> None:
         self.loader, self._state = loader, CloudloadCallback(loader)
+        self._is_brief = not all_stats
         self._has_checked_rows = False
         super().__init__(
             *args, callbacks=[*(kwargs.pop("callbacks", None) or ()), self._state], **kwargs
@@ -183,5 +188,7 @@ class CloudloadTrainer(Trainer):  # type: ignore[misc, unused-ignore]
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log `logs`, and `loader.stats()` as `cloudload/…` if `logs` contains a training loss."""
-        numbers = self.loader.stats().as_dict("cloudload/") if "loss" in logs else {}
+        numbers: dict[str, Any] = {}
+        if "loss" in logs:
+            numbers = self.loader.stats().as_dict("cloudload/", brief=self._is_brief)
         super().log({**logs, **numbers}, *args, **kwargs)

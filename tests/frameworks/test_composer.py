@@ -334,7 +334,14 @@ def test_what_was_read_is_logged(folder: str) -> None:
     make_trainer(loader, callbacks=[CloudloadMonitor(loader, every=2)], loggers=[memory]).fit()
     [(_, first), *_, (_, last)] = memory.data["cloudload/tokens"]
     assert (first, last) == (2 * 4 * SEQ_LEN, loader.stats().tokens)
-    assert "cloudload/padding" in memory.data
+    assert "cloudload/padding" not in memory.data
+
+
+def test_all_statistics_are_logged_on_request(folder: str) -> None:
+    loader, memory = make_loader(folder), InMemoryLogger()
+    monitor = CloudloadMonitor(loader, every=2, all_stats=True)
+    make_trainer(loader, callbacks=[monitor], loggers=[memory]).fit()
+    assert memory.data.keys() >= loader.stats().as_dict("cloudload/").keys()
 
 
 def test_the_lines_of_its_page_run(

@@ -245,7 +245,8 @@ def test_every_validation_reads_the_same_batches_and_leaves_training_alone(
     assert resumed.trained == model.trained[-4:]
 
 
-def test_what_was_read_is_logged(folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("all_stats", [False, True])
+def test_what_was_read_is_logged(folder: str, tmp_path: Path, all_stats: bool) -> None:
     from lightning.pytorch.loggers import CSVLogger
 
     from cloudload.integrations.lightning import CloudloadMonitor
@@ -256,12 +257,14 @@ def test_what_was_read_is_logged(folder: str, tmp_path: Path) -> None:
         loader,
         tmp_path,
         max_steps=4,
-        callbacks=[CloudloadMonitor(loader)],
+        callbacks=[CloudloadMonitor(loader, all_stats=all_stats)],
         logger=logger,
         log_every_n_steps=2,
     )
     head, first, *_ = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
-    assert "cloudload/tokens" in head
+    logged = {name for name in head.split(",") if name.startswith("cloudload/")}
+    assert logged == loader.stats().as_dict("cloudload/", brief=not all_stats).keys()
+    assert all_stats or len(logged) <= 10
     # at step 2, three batches are counted, because Lightning reads one batch ahead
     assert dict(zip(head.split(","), first.split(","), strict=True))["cloudload/tokens"] == str(
         3 * 4 * 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -275,9 +276,18 @@ def test_every_evaluation_reads_the_same_batches_and_leaves_training_alone(
     assert trainer.model.trained == rows_of(make_loader(folder), 6)
 
 
-def test_what_was_read_is_logged(folder: str, tmp_path: Path) -> None:
-    trainer = make_trainer(make_loader(folder), tmp_path)
+@pytest.mark.parametrize("all_stats", [False, True])
+def test_what_was_read_is_logged(folder: str, tmp_path: Path, all_stats: bool) -> None:
+    from cloudload.integrations.transformers import CloudloadTrainer
+
+    loader = make_loader(folder)
+    trainer_class = partial(CloudloadTrainer, all_stats=all_stats)
+    trainer = make_trainer(loader, tmp_path, trainer_class=trainer_class)
     trainer.train()
+    numbers = loader.stats().as_dict("cloudload/", brief=not all_stats)
+    [*_, last] = [line for line in trainer.state.log_history if "loss" in line]
+    assert {name for name in last if name.startswith("cloudload/")} == numbers.keys()
+    assert all_stats or len(numbers) <= 10
     assert [line["cloudload/rows"] for line in trainer.state.log_history if "loss" in line] == [
         4,
         8,

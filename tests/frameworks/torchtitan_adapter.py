@@ -177,6 +177,10 @@ def check_metrics_have_the_loaders_numbers() -> None:
     assert logged[0] == {"lr": 1.0}
     assert logged[1]["lr"] == 1.0
     assert logged[1]["cloudload/rows"] == 2 * ROWS
+    assert len(logged[1]) <= 1 + 10
+    metrics.watch(loader, all_stats=True)
+    metrics.log(2, 0.0, 0.0, 0.0)
+    assert logged[2].keys() == loader.loader.stats().as_dict("cloudload/").keys()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from cloudload.testing import Leg, Row, run_leg
 from tests.support.conversions import QUIET
 from tests.support.corpora import EOS, byte_tokenizer, random_documents
 from tests.support.fault_proxy import FaultProxy
+from tests.support.loaders import list_settings
 
 WORLDS = (1, 2, 3, 6)
 SETTINGS: dict[str, Any] = {**QUIET, "shard_bytes": 1_500}
@@ -115,7 +116,7 @@ def test_new_runs_read_all_shards_and_the_log_and_description_say_so(
             "added after it began"
         )
         assert f"{stream[7:]}: {expected}. A new run reads all shards" in caplog.text
-        assert f"samples in the first {began} of {total} shards" in str(loader.describe())
+        assert f"samples in the first {began} of {total} shards" in list_settings(loader)
         assert loader.state_dict() == state
         new = ranks(str(data), tmp_path / "cache")(batch_size=2)
         loader.load_state_dict(new.state_dict())  # the state of a new run

@@ -10,7 +10,7 @@ import pytest
 
 from cloudload.errors import TokenizerError
 from tests.support.corpora import EOS, byte_tokenizer
-from tests.support.loaders import make_loader
+from tests.support.loaders import list_settings, make_loader
 from tests.support.tokenizer_files import (
     changed,
     needs_fastokens,
@@ -30,7 +30,7 @@ def test_statistics_log_and_state_name_the_backend(
         None,
     )
     assert "tokenizer backend: fastokens (fastokens 0.3.5, tokenizers" in caplog.text
-    assert "because it passed every check" in str(loader.describe())
+    assert "because it passed every check" in list_settings(loader)
     assert loader.state_dict()["tokenizer_backend"].startswith("fastokens 0.3.5, tokenizers ")
     assert all(isinstance(value, int | float) for value in loader.stats().as_dict().values())
 
@@ -45,7 +45,7 @@ def test_statistics_log_and_state_name_the_backend(
     )
     said = f"tokenizer backend: hf (tokenizers {version('tokenizers')}), because {reason}"
     assert said in caplog.text
-    assert reason in str(loader.describe())
+    assert reason in list_settings(loader)
     with pytest.raises(TokenizerError, match="has lstrip"):
         make_loader(larger_folder, local=tmp_path, tokenizer=odd, tokenizer_backend="fastokens")
 

@@ -17,6 +17,7 @@ from cloudload.stats import DeliveryStats, Traffic
 from cloudload.storage.objects import list_objects, read_object, write_object
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.loaders import list_settings
 
 DOCUMENTS = random_documents(12, 300)
 NO_STALL = 0.0
@@ -33,6 +34,12 @@ def loader_of(data: Any, cache: Path, **settings: Any) -> CloudLoader:
     return CloudLoader(
         data, local=cache, tokenizer=byte_tokenizer(), eos=EOS, **{**defaults, **settings}
     )
+
+
+def wait_for_each(sample: dict[str, Any]) -> str:
+    """A transform that takes 10 ms."""
+    time.sleep(0.01)
+    return str(sample["text"])
 
 
 def read_epochs(loader: CloudLoader, number: int = 1) -> DeliveryStats:
@@ -186,14 +193,37 @@ def test_a_logger_gets_plain_numbers_by_flat_names(local_url: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_speed_of_the_workers_is_known_after_the_first_batches(
+def test_the_speed_of_the_workers_is_known_after_a_second_of_work(
     local_url: str, tmp_path: Path, num_workers: int
 ) -> None:
     write(local_url)
-    with loader_of(local_url, tmp_path, num_workers=num_workers) as loader:
+    with loader_of(local_url, tmp_path, num_workers=num_workers, transform=wait_for_each) as loader:
         assert loader.describe()["tokens_per_s"] is None
-        tokens = sum(batch.num_tokens for batch in loader.take(9))
-        made, described = loader.stats().delivery, loader.describe()
-    assert made.tokens_made >= tokens > 0
-    assert 0 < described["tokens_per_s"] < 1e9
-    assert f"{described['tokens_per_s']:,} that one rank's workers can make" in str(described)
+        batches = iter(loader)
+        tokens = next(batches).num_tokens
+        made = loader.stats().delivery
+        assert made.start_tokens >= tokens > 0
+        assert made.start_s > 0
+        while loader.describe()["tokens_per_s"] is None:
+            assert made.tokens_made < 50_000
+            tokens += next(batches).num_tokens
+            made = loader.stats().delivery
+        shown = list_settings(loader)
+    assert made.tokens_made >= tokens
+    assert "that one rank's workers can make, not counting their start" in shown
+
+
+@pytest.mark.parametrize(
+    ("work", "speed"),
+    [
+        ({"fetch_s": 14.0, "tokens_made": 85_000}, None),
+        ({"fetch_s": 14.0, "tokenize_s": 0.9, "tokens_made": 985_000}, None),
+        ({"fetch_s": 14.0, "tokenize_s": 2.0, "tokens_made": 2_085_000}, 4_000_000),
+        ({"fetch_s": 16.0, "idle_s": 90.0, "tokens_made": 85_000}, None),
+    ],
+)
+def test_the_speed_of_the_workers_is_that_after_the_start(
+    work: dict[str, Any], speed: float | None
+) -> None:
+    started = DeliveryStats(0.0, 0, 0, 0, 0, start_s=14.0, start_tokens=85_000, **work)
+    assert started.tokens_per_s(4) == speed

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from cloudload import Batch, CloudLoader, Rows, Stream, count_tokens
+from cloudload.delivery.description import Setting
 from cloudload.lengths import played_lanes, tables
 from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from tests.support.interrupts import count_visits, interrupt, list_edges, run_at
@@ -152,9 +153,9 @@ def list_reads(subject: Subject, batch: Batch) -> dict[str, Callable[[], object]
     return {name: partial(_value_or_error, read) for name, read in reads.items()}
 
 
-def _describe(loader: CloudLoader) -> list[str]:
-    """The lines of a description, except the measured speed."""
-    return [line for line in repr(loader.describe()).splitlines() if "tokens_per_s" not in line]
+def _describe(loader: CloudLoader) -> list[Setting]:
+    """The settings of a description, except the measured speed."""
+    return [each for each in loader.describe().settings if each.name != "tokens_per_s"]
 
 
 def _value_or_error(read: Callable[[], object]) -> object:

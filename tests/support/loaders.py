@@ -21,3 +21,8 @@ def make_loader(data: Any, **settings: Any) -> CloudLoader:
         "num_lanes": 12,
     }
     return CloudLoader(data, **{**defaults, **settings})
+
+
+def list_settings(loader: CloudLoader) -> str:
+    """The settings that `describe` shows, one a line, however wide."""
+    return "\n".join(f"{each.name} {each}" for each in loader.describe().settings)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cloudload import Stream
 from cloudload.config.stream_names import name_streams
 from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
+from tests.support.loaders import list_settings, make_loader
 
 
 def names_of(*streams: str | Stream) -> list[str]:
@@ -74,7 +74,7 @@ def test_metrics_and_schedules_have_the_short_names(tmp_path: Path) -> None:
         rows.append([batch["input_ids"].tolist() for batch in loader.take(4)])
         assert list(loader.stats().streams) == ["web", "code"]
         assert "streams/web/tokens" in loader.stats().as_dict()
-        assert f"from {web}" in str(loader.describe())
+        assert f"from {web}" in list_settings(loader)
     assert rows[0] == rows[1]
 
 

@@ -17,7 +17,7 @@ from cloudload import CloudLoader, Stream
 from cloudload.delivery.world import is_first_process
 from cloudload.testing import Leg, run_leg
 from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
+from tests.support.loaders import list_settings, make_loader
 
 OPENED = [
     "index read in",
@@ -115,8 +115,8 @@ def test_token_ids_have_no_tokenizer_backend_or_framing_to_tell_of(
     assert find_line(log, "tokenizer backend") == (
         "tokenizer backend: none, because there is no text to tokenize"
     )
-    assert "because there is no text to tokenize" in str(loader.describe())
-    assert "(none" not in str(loader.describe())
+    assert "because there is no text to tokenize" in list_settings(loader)
+    assert "(none" not in list_settings(loader)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
