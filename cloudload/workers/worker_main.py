@@ -110,9 +110,10 @@ def _make_phases(number: int, memory: Memory, connection: Connection, plan: Plan
         while True:
             with contextlib.suppress(_HaltedError):
                 for block in worker.read_blocks(plan):
-                    connection.send(slots.pack(block))
+                    packed = slots.pack(block)
                     counts.blocks(number)[0] += 1
                     counts.tokens(number)[0] += block.num_tokens
+                    connection.send(packed)
                     inbox.look()
                 inbox.await_halt()
             inbox.num_free, counts.blocks(number)[0] = 0, 0
