@@ -13,6 +13,7 @@ from cloudload.cli.terminal_text import escape
 
 if TYPE_CHECKING:
     from cloudload.cli.command import Commands
+    from cloudload.convert.outline import Outline
     from cloudload.convert.report import ConvertReport
 
 # a copy of `config.choices.INPUT_FORMATS`, which is slow to import; a test compares the two
@@ -187,12 +188,20 @@ def _print_outline(options: argparse.Namespace) -> int:
     print_text("\n".join(outline.table))
     print_text(
         f"{counted(outline.segments, 'segment')}, the largest of "
-        f"{counted(outline.largest_segment_bytes, 'byte')}\n"
-        f"about {outline.core_seconds:,.0f} s on one core, and at least "
-        f"{outline.largest_segment_seconds:,.0f} s on any number of cores, because of the largest "
-        "segment"
+        f"{counted(outline.largest_segment_bytes, 'byte')}\n{_describe_time(outline)}"
     )
     return 0
+
+
+def _describe_time(outline: Outline) -> str:
+    """Describe the estimated time on one core, and on many cores if that is known to be longer."""
+    seconds, least = round(outline.core_seconds), round(outline.largest_segment_seconds)
+    if seconds < 1:
+        return "less than a second"
+    if outline.segments == 1:
+        return f"about {seconds:,} s on one core, because a segment is converted by one core"
+    more = f"; at least {least:,} s on many cores, because of the largest segment" if least else ""
+    return f"about {seconds:,} s on one core{more}"
 
 
 def _import_transform(name: str | None) -> Any:

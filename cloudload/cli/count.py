@@ -29,6 +29,7 @@ examples:
   cloudload count s3://bucket/mds --tokenizer gpt2 --engine ray --address auto
 """
 _BAR = 40
+_PERCENTILES_PER_LINE = 5
 _MOST_VALUES, _MOST_CHARACTERS, _MOST_TITLE_CHARACTERS = 50, 80, 50
 
 
@@ -234,10 +235,14 @@ def describe_estimate(found: CountEstimate) -> str:
 
 def _describe_lengths(stats: LengthStats) -> list[str]:
     most = max(each.documents for each in stats.histogram)
-    percentiles = "  ".join(f"p{name} {length:,}" for name, length in stats.percentiles.items())
+    percentiles = [f"p{name} {length:,}" for name, length in stats.percentiles.items()]
     lines = [
         "tokens per document, without bos and eos",
-        f"  mean {stats.mean:,.1f}  {percentiles}  longest {stats.longest:,}",
+        f"  mean {stats.mean:,.1f}  longest {stats.longest:,}",
+        *(
+            "  " + "  ".join(percentiles[start : start + _PERCENTILES_PER_LINE])
+            for start in range(0, len(percentiles), _PERCENTILES_PER_LINE)
+        ),
         "",
         f"  {'tokens':>21}  {'documents':>14}  {'tokens':>18}",
     ]

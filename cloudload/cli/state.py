@@ -93,6 +93,7 @@ def list_lines(found: StateDescription) -> Iterator[str]:
     """Yield the description of a state as lines of text."""
     from cloudload.delivery.description import counted
     from cloudload.provenance.state_words import show_field
+    from cloudload.run.changes import FIELD_MEANINGS
     from cloudload.run.recipe import FAIR_FIELD
 
     yield (
@@ -129,10 +130,10 @@ def list_lines(found: StateDescription) -> Iterator[str]:
     yield f"worlds\n  {_describe_worlds(found)}"
     yield "held fixed"
     width = max(map(len, found.held))
-    yield from (
-        f"  {escape(name):<{width}}  {escape(show_field(name, value))}"
-        for name, value in found.held.items()
-    )
+    for name, value in found.held.items():
+        meaning = FIELD_MEANINGS.get(name, "") if value not in ("", None) else ""
+        note = f"  ({meaning})" if meaning else ""
+        yield f"  {escape(name):<{width}}  {escape(show_field(name, value))}{note}"
     if found.held["packing"] == "best_fit":
         yield f"  {FAIR_FIELD:<{width}}  {escape(show_field(FAIR_FIELD, found.fair_start))}"
     yield "read from"

@@ -81,8 +81,8 @@ class Source(Protocol):
         """Return `log` to an earlier progress. If it had recorded batches, end the iteration."""
         ...
 
-    def report_wait(self, waited_s: float, what: str) -> None:
-        """Log that a batch has not arrived after `waited_s` seconds, because of `what`."""
+    def make_wait(self) -> Wait:
+        """Return a `Wait` that reports a batch that does not arrive."""
         ...
 
 
@@ -97,7 +97,7 @@ class Pass(Iterator[Batch]):
         self._source, self._has_stop, self._reason = source, has_stop, reason
         self._iteration: Iteration | None = None
         self._stop, self._rows_per_pass, self._is_over = 0, 0, False
-        self._wait = Wait(source.report_wait, WORKING)
+        self._wait = source.make_wait()
 
     def __next__(self) -> Batch:
         if self._reason is not None:

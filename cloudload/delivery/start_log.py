@@ -4,14 +4,19 @@
 
 One process logs for all ranks, once per loader. The lines about shards come from the workers, which
 report their first fetch with a block, because logging is not configured in a spawned worker.
+
+A program that does not configure logging prints nothing, except for one line on a terminal if the
+start takes more than two seconds.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from cloudload.delivery.description import counted, join_numbers
 from cloudload.delivery.repeated_downloads import explain_repeated_downloads
@@ -19,12 +24,14 @@ from cloudload.mds.dataset import warn_of_missing_hashes
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
 from cloudload.storage.redaction import redact
+from cloudload.system.progress_bar import is_terminal
 from cloudload.tokenization.backend import Choice, log_choice
 from cloudload.workers.block import Block
 from cloudload.workers.plan import Plan
 
 logger = logging.getLogger(__name__)
 _SHOWN_URLS = 3
+_HINT = "(log level INFO shows more)"
 
 
 class StartLog:
@@ -38,6 +45,7 @@ class StartLog:
         self._created_at, self._opened_at = created_at, time.monotonic()
         self._began: float | None = None
         self._waits_for_order = self._waits_for_shard = self._waits_for_batch = is_shown
+        self._may_notice = is_shown
 
     def log_opened(self, recipe: Recipe, backend: Choice) -> None:
         """Log the index, the tokenizer and its backend, all opened since this log was created."""
@@ -55,6 +63,15 @@ class StartLog:
             if (warning := warn_of_missing_hashes(dataset)) is not None:
                 logger.warning("%s", warning)
         log_choice(backend)
+
+    def notice(self, _: float, what: str) -> None:
+        """Print `what` a slow start does, once, on a terminal, if logging is not configured."""
+        is_configured = logger.hasHandlers() or not logger.isEnabledFor(logging.WARNING)
+        if not self._may_notice or is_configured or not is_terminal(sys.stderr):
+            return
+        self._may_notice = False
+        with suppress(OSError, ValueError):  # the terminal is gone
+            print(f"cloudload: starting: {redact(what)} … {_HINT}", file=sys.stderr, flush=True)
 
     def begin_iteration(self) -> None:
         """Record the time at which the loader's first iteration begins."""
@@ -101,7 +118,7 @@ class StartLog:
         """Log the first batch, which ends at `position`."""
         if not self._waits_for_batch:
             return
-        self._waits_for_batch = False
+        self._waits_for_batch = self._may_notice = False
         now = time.monotonic()
         logger.info(
             "first batch, from row %s: %.2f s after the loader was created, %.2f s after iteration "

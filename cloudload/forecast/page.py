@@ -20,7 +20,7 @@ from cloudload.forecast.words import (
 )
 from cloudload.html_tables import render_table
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 940, 260, 84, 28, 16
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 940, 260, 116, 28, 16
 
 
 def render_plan(plan: RunPlan) -> str:

@@ -27,18 +27,18 @@ logger = logging.getLogger(__name__)
 
 Changes = dict[str, tuple[Any, Any]]
 """(saved value, found value) of each field that differs."""
-_DESCRIPTIONS = {
-    "data": "data (fingerprints of the shards' sizes, hashes and columns, by stream or corpus)",
-    "shards": "shards (fingerprints of the shards' sample counts, on which the order depends)",
-    "tokenizer": "tokenizer (fingerprint)",
-    "token_ids": "token_ids (fingerprint of the IDs of fixed texts)",
-    ORDER_FIELD: "order_ids (hash of the order of fixed shards, which NumPy's generators shuffle)",
-    "tokens_key": "tokens_key (the columns of token IDs and the dtypes of bytes, by stream)",
-    "bos_eos": "bos_eos (the IDs before and after each document, by stream)",
-    "choose": "choose (samples in an epoch, by stream or corpus)",
-    MAX_EPOCHS_FIELD: "max_epochs (by stream)",
-    "on_error": "on_error (documents were left out before the state)",
+FIELD_MEANINGS = {
+    "data": "fingerprints of the shards' sizes, hashes and columns, by stream or corpus",
+    "shards": "fingerprints of the shards' sample counts, on which the order depends",
+    "tokenizer": "fingerprint",
+    "token_ids": "fingerprint of the IDs of fixed texts",
+    ORDER_FIELD: "hash of the order of fixed shards, which NumPy's generators shuffle",
+    "tokens_key": "the columns of token IDs and the dtypes of bytes, by stream",
+    "bos_eos": "the IDs before and after each document, by stream",
+    "choose": "samples in an epoch, by stream or corpus",
+    MAX_EPOCHS_FIELD: "by stream",
 }
+"""The meaning of each field whose name does not say it."""
 # a stream added at the end appends an item to each of these
 _GROWING_FIELDS = (
     *("data", "shards", "bos_eos", "tokens_key", "choose", MAX_EPOCHS_FIELD),
@@ -57,6 +57,12 @@ _NUMPY_OF = {False: f"a NumPy that shuffles like {KNOWN_VERSIONS}", True: "anoth
 _ACCEPT, SAME = "accept", "same"
 """Values of `on_change`. "same" is only for data: it asserts that the samples are the same, so
 cursors within documents stay valid."""
+
+
+def _describe_field(name: str) -> str:
+    reason = "documents were left out before the state" if name == "on_error" else ""
+    meaning = FIELD_MEANINGS.get(name, reason)
+    return f"{name} ({meaning})" if meaning else name
 
 
 def check_on_change(on_change: Mapping[str, str]) -> None:
@@ -125,7 +131,7 @@ def refuse_changes(
         return
     places = _locate(saved, recipe)
     lines = [
-        f"  {_DESCRIPTIONS.get(name, name)}: "
+        f"  {_describe_field(name)}: "
         f"saved {_show_at(value, name, 0, places)}, found {_show_at(now, name, 1, places)}"
         for name, (value, now) in refused.items()
     ]

@@ -27,6 +27,7 @@ from cloudload.run.recipe import Recipe, open_recipe, open_tokenizer
 from cloudload.storage.base import Retry
 from cloudload.storage.urls import expand_home
 from cloudload.streaming_arguments.objects import adopt_streaming
+from cloudload.system.activity import Wait, doing
 from cloudload.system.garbage import paused_collection
 from cloudload.tokenization.backend import Choice, choose_backend
 from cloudload.tokenization.loading import start_loading
@@ -81,16 +82,27 @@ def open_run(
     Raises `CloudloadError` if one of them, or a store, cannot be used, and `ValueError` if the
     options do not suit the data.
     """
+    with Wait(None, "opening the data", start_log.notice):
+        return _open_run(asked, delivery, tokenizer, start_log)
+
+
+def _open_run(
+    asked: RowsConfig, delivery: DeliveryConfig, tokenizer: Any, start_log: StartLog
+) -> OpenedRun:
     local, retry, lengths = delivery.local, delivery.retry, os.fspath(delivery.lengths)
     cache_root = expand_home(local) if local else default_cache()
     check_cache_folder(cache_root, [stream.url for stream in asked.streams])
     with paused_collection():
-        spec = open_tokenizer(asked, tokenizer, cache_root)
+        with doing("loading the tokenizer"):
+            spec = open_tokenizer(asked, tokenizer, cache_root)
         text = spec.json if asked.has_text else ""
-        backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
+        with doing("checking the tokenizer backend"):
+            backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
         if backend.name == FASTOKENS and delivery.shares_tokenizer:
             start_loading(text)  # in a thread, while the index is read and the model created
-        recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
+        with doing("reading the index"):
+            recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
     start_log.log_opened(recipe, backend)
-    found = find_lengths(recipe, lengths, retry)
+    with doing("looking for token lengths"):
+        found = find_lengths(recipe, lengths, retry)
     return OpenedRun(recipe, backend, cache_root, lengths, found, retry)

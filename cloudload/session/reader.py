@@ -111,7 +111,11 @@ class Reader:
         if log is self.log:
             self.stop(f"a batch was not delivered ({error})")
 
-    def report_wait(self, waited_s: float, what: str) -> None:
+    def make_wait(self) -> Wait:
+        """Return a `Wait` that reports a batch that does not arrive."""
+        return Wait(self._report_wait, WORKING, self._start_log.notice)
+
+    def _report_wait(self, waited_s: float, what: str) -> None:
         """Log that a batch has not arrived after `waited_s` seconds, because of `what`."""
         world = self.member.world
         rank = f"rank {world.rank} " if world.size > 1 else ""
@@ -122,7 +126,7 @@ class Reader:
         log = self.log
         before = log.progress
         try:
-            with Wait(self.report_wait, WORKING):
+            with self.make_wait():
                 self._skip(number)
         except BaseException as error:
             self.take_back(log, before, repr(error))  # skip all batches or none

@@ -25,7 +25,7 @@ Text = str | Callable[[], str]
 Report = Callable[[float, str], object]
 """A function that reports a wait. It receives the wait's duration in seconds, and the activity."""
 
-_FIRST_REPORT_S, _LOOK_EVERY_S = 5.0, 1.0
+_NOTICE_S, _FIRST_REPORT_S, _LOOK_EVERY_S = 2.0, 5.0, 1.0
 
 
 class _Activities:
@@ -58,13 +58,16 @@ class _Published(_Activities):
 class Wait:
     """Calls `report` from another thread when a `with` block has taken 5 s, 10 s, 20 s, …
 
+    If there is a `notice`, it is called once for each block that has taken 2 s.
+
     The reported activity is that of the innermost `doing` block, or `text` outside such blocks. A
     `Wait` does nothing in a thread that is already in a `Wait` or a `published` block. It may be
     entered repeatedly, but only by one thread at a time.
     """
 
-    def __init__(self, report: Report, text: Text) -> None:
-        self._report, self._activities = report, _Activities(text)
+    def __init__(self, report: Report | None, text: Text, notice: Report | None = None) -> None:
+        self._report, self._activities, self._notice = report, _Activities(text), notice
+        self._is_noticed = False
         self.began: float | None = None
         """When the block began, in `time.monotonic` seconds; None outside a block."""
         self.is_watched = False
@@ -75,6 +78,7 @@ class Wait:
             return
         now = time.monotonic()
         self._next_s, self._activities.counts_from, self._is_idle = _FIRST_REPORT_S, now, False
+        self._is_noticed = False
         del self._activities.texts[1:]  # of blocks whose entry was interrupted
         try:
             self.began, _state.local.activities = now, self._activities
@@ -94,7 +98,10 @@ class Wait:
         if began is None:
             was_idle, self._is_idle = self._is_idle, True
             return not was_idle
-        if now - self._activities.counts_from >= self._next_s:
+        if self._notice is not None and not self._is_noticed and now - began >= _NOTICE_S:
+            self._is_noticed = True
+            self._notice(now - began, self._activities.describe())
+        if self._report is not None and now - self._activities.counts_from >= self._next_s:
             self._next_s *= 2
             self._report(now - began, self._activities.describe())
         return True
