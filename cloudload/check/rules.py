@@ -26,7 +26,10 @@ class Rule:
 
 
 _REWRITE_INDEX = "Convert the corpus again, or repair the entry in index.json"
-_COPY_AGAIN = "Copy the shard again from its source, or convert the corpus again"
+_COPY_AGAIN = (
+    "Copy the shard again from its source, or delete it and run the same cloudload convert again, "
+    "which rebuilds missing shards"
+)
 
 RULES: dict[str, Rule] = {
     # the index

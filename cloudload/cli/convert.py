@@ -221,6 +221,9 @@ def _summary(report: ConvertReport) -> str:
         speed = f", {(read or 0) / 1e6 / report.seconds:.1f} MB/s"
     added = "" if report.added_documents is None else f", {report.added_documents:,} appended"
     state = "was already complete" if report.already_complete else "is complete"
+    if report.rebuilt_shards:
+        shards = counted(report.shards, "shard")
+        state = f"is complete: rebuilt {report.rebuilt_shards:,} of {shards}"
     if report.unfinished_segments:
         state = f"lacks {report.unfinished_segments:,} of {counted(report.segments, 'segment')}"
     bad = [f"             {escape(record)}" for record in report.bad_records]

@@ -25,7 +25,7 @@
     planning        make or use a stored plan
     claims          what a rerun must match        report           counts and the report
     separation      outputs that are not inputs    outline          forecast a conversion
-    partitions      fields in a file's path
+    partitions      fields in a file's path        rebuild          shards that are missing
 
 Other packages use only `convert_to_mds`, `ConvertReport` and `outline`.
 """

@@ -64,9 +64,9 @@ def read_appended_report(output: Output) -> dict[str, Any] | None:
     return dict(base["stored"]) if base else _read_report(output)
 
 
-def base_columns(base: Mapping[str, Any]) -> tuple[Column, ...]:
-    """Return the columns of the kept fields, which the appended data must also have."""
-    columns = base["stored"]["report"]["columns"].items()
+def stored_columns(stored: Mapping[str, Any]) -> tuple[Column, ...]:
+    """Return the columns of the kept fields of a dataset, which appended data must also have."""
+    columns = stored["report"]["columns"].items()
     return tuple(Column.of(name, kind) for name, kind in columns if name not in ("text", "id"))
 
 

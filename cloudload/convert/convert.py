@@ -30,7 +30,8 @@ from cloudload.convert.journal import Journal
 from cloudload.convert.listing import describe_inputs, describe_mixture, list_left_out
 from cloudload.convert.output import Output, read_if_exists
 from cloudload.convert.plan import PLAN_NAME, ConversionPlan
-from cloudload.convert.planning import agree_on_plan
+from cloudload.convert.planning import agree_on_plan, list_files
+from cloudload.convert.rebuild import rebuild_shards
 from cloudload.convert.records import DEFAULT_BLOCK_BYTES, InputUnit
 from cloudload.convert.report import ConvertReport
 from cloudload.convert.run import (
@@ -173,7 +174,8 @@ def convert_to_mds(
         progress: show a progress bar on stderr.
 
     Returns:
-        The report, which is also stored in `convert-report.json` beside the index.
+        The report, which is also stored in `convert-report.json` beside the index. If the dataset
+        is finished, but shards are missing or have a wrong size, they are rebuilt.
 
     Raises:
         ValueError: an argument is invalid, or a file is in the inputs twice.
@@ -366,17 +368,17 @@ def _plan_or_convert(
             "append (--append) accepts only files. Write the rows to a file first, and append it"
         )
     if not append and (report := journal.finished_report()):
+        rebuilt = rebuild_shards(run, folders if is_files else None)
         check_sizes(run.location, units)
         check_same_files(run.location, read_appended_report(run.output) or {}, folders)
-        return already_complete(report, run)
+        seconds = journal.seconds() if rebuilt else 0.0
+        return replace(already_complete(report, run, rebuilt), seconds=seconds)
     blocks = PeekableBlocks(read_blocks(units, InputPosition(), run.config))
     infer = partial(infer_columns, run.config, blocks)
     plan = agree_on_plan(journal, run.config, folders, infer, is_files=is_files, append=append)
     if not is_files:
         return convert_units(run, plan, units, blocks)
-    if plan.must_list:
-        return plan, [file for item in folders for file in item.files]
-    return plan, plan.files([item.root for item in folders], run.config.format)
+    return plan, list_files(plan, folders, run.config.format)
 
 
 def _output_location(out: str, split: str | None) -> str:

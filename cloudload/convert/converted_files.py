@@ -83,16 +83,23 @@ def check_same_files(
     location: str, stored: Mapping[str, Any], folders: Iterable[FolderFiles]
 ) -> None:
     """Raise `ConvertError` for a file that has the same name and size, but was not converted."""
+    if name := find_changed(stored, folders):
+        raise ConvertError(
+            f"{redact(location)} is complete, but {name} is not the file from which it was "
+            "converted, or was written again since then. Choose another output, or start over "
+            "(--overwrite)"
+        )
+
+
+def find_changed(stored: Mapping[str, Any], folders: Iterable[FolderFiles]) -> str | None:
+    """Return the name of a file that has the same name and size, but was not converted, or None."""
     known = _decode(stored)
     versions, names = {*known[:, 1].tolist()}, {*known[:, 2].tolist()}
     for folder in folders if CONVERTED in stored else ():
         for file, row in zip(folder.files, _digests([plan_input(folder)]).tolist(), strict=False):
             if file.tag and row[1] not in versions and row[2] not in names:
-                raise ConvertError(
-                    f"{redact(location)} is complete, but {file.display_name} is not the file from "
-                    "which it was converted, or was written again since then. Choose another "
-                    "output, or start over (--overwrite)"
-                )
+                return file.display_name
+    return None
 
 
 def _digests(inputs: Iterable[PlannedInput]) -> Digests:

@@ -43,7 +43,7 @@ from cloudload.mds.hidden_datasets import describe_hidden, refuse_to_hide
 from cloudload.mds.index import INDEX_NAME
 from cloudload.mds.own_objects import JOURNAL, REPORT_NAME, SHARD, TEMPORARY, is_of_dataset
 from cloudload.mds.survey import JOURNAL_FOLDER
-from cloudload.storage.objects import delete_object, read_object, write_object, write_pieces
+from cloudload.storage.objects import delete_object, write_object, write_pieces
 from cloudload.storage.redaction import redact
 from cloudload.storage.urls import is_local, join_url, local_path
 
@@ -105,9 +105,9 @@ class Journal:
     def finished_report(self) -> ConvertReport | None:
         """Return the report if this conversion is already complete, otherwise None.
 
-        Removes a journal that a complete conversion left behind. Raises `ConvertError` if the
-        output holds a different dataset, or shards without a journal, or if a new index would hide
-        other datasets.
+        Some of its shards may be missing. Removes a journal that a complete conversion left behind.
+        Raises `ConvertError` if the output holds a different dataset, or shards without a journal,
+        or if a new index would hide other datasets.
         """
         names = self._list()
         self._refuse_to_hide(names)
@@ -130,7 +130,6 @@ class Journal:
                     f"an append to {redact(self.location)} is not finished. To finish it, run "
                     "again with append (--append) and the same input files"
                 )
-            self._check_complete()
             self.remove()
             return ConvertReport.of_stored(stored)
         if _OLD_PLAN in names:
@@ -178,19 +177,6 @@ class Journal:
             write_pieces(join_url(location, INDEX_NAME), found.index())
         self.remove()
         return report
-
-    def _check_complete(self) -> None:
-        """Raise `ConvertError` if shards of a finished dataset are missing or have a wrong size."""
-        for split in self.output.splits:
-            location, found = self.output.dataset(split), JoinedShards()
-            index = read_object(join_url(location, INDEX_NAME))
-            found.add("", json.loads(index)["shards"])
-            if lost := collect_at(location, found.survey)[0]:
-                raise ConvertError(
-                    f"{len(lost):,} of {found.shards:,} shards in {redact(location)}, such as "
-                    f"{lost[0]}, are missing or have a different size than the index lists. "
-                    "Restore them from a copy, or convert all inputs again (--overwrite)"
-                )
 
     def remove_unused_plan(self, digest: str) -> None:
         """Remove the plan of a conversion that failed before its first shard.

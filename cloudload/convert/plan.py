@@ -164,8 +164,13 @@ def digest_plan(data: bytes) -> str:
 
 def plan_version(location: str) -> str:
     """Return a tag of the plan that is stored at an output, or "" if there is none."""
+    return object_version(join_url(location, PLAN_NAME))
+
+
+def object_version(url: str) -> str:
+    """Return the size and tag of an object, or "" if it does not exist."""
     try:
-        found = list_objects(join_url(location, PLAN_NAME))
+        found = list_objects(url)
     except StoreError as error:
         if not error.is_missing:
             raise

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from cloudload.convert.append import base_columns, has_changed, read_base
+from cloudload.convert.append import has_changed, read_base, stored_columns
 from cloudload.convert.claims import SEGMENT_BYTES, claim_one_segment, compare_claims
 from cloudload.convert.config import ConvertConfig
 from cloudload.convert.inputs import FolderFiles
@@ -19,7 +20,7 @@ from cloudload.convert.plan import (
     plan_input,
 )
 from cloudload.convert.records import sum_bytes
-from cloudload.convert.segments import Segments
+from cloudload.convert.segments import Files, Segments
 from cloudload.errors import ConvertError
 from cloudload.mds.index import Column
 from cloudload.storage.objects import create_object, delete_object
@@ -50,17 +51,13 @@ def agree_on_plan(
     if data is None:
         base = read_base(journal.output, journal.claim) if append else None
         has_several = is_files and _has_several(journal, folders)
-        formats = {file.format for item in folders for file in item.files}
-        # a plan has neither the index entries of MDS shards nor the file order of saved datasets
-        must_list = not is_files or not formats.isdisjoint({"mds", "arrow"})
-        plan = ConversionPlan(
+        plan = make_plan(
             journal.claim if append or has_several else claim_one_segment(journal.claim),
-            base_columns(base) if base else infer(),
-            list_versions(config, formats),
-            inputs,
-            must_list,
-            base["segments"] if base else 0,
-            base,
+            stored_columns(base["stored"]) if base else infer(),
+            config,
+            folders,
+            is_files=is_files,
+            base=base,
         )
         encoded = plan.encode()
         if (data := create_object(url, encoded)) == encoded:
@@ -77,6 +74,31 @@ def agree_on_plan(
     check_versions(plan.versions)
     check_files(plan, inputs)
     return plan
+
+
+def make_plan(
+    claim: Mapping[str, Any],
+    columns: tuple[Column, ...],
+    config: ConvertConfig,
+    folders: Sequence[FolderFiles],
+    *,
+    is_files: bool = True,
+    base: Mapping[str, Any] | None = None,
+) -> ConversionPlan:
+    """Create a plan, which is not stored. The arguments are as for `agree_on_plan`."""
+    formats = {file.format for item in folders for file in item.files}
+    # a plan has neither the index entries of MDS shards nor the file order of saved datasets
+    must_list = not is_files or not formats.isdisjoint({"mds", "arrow"})
+    versions, inputs = list_versions(config, formats), tuple(map(plan_input, folders))
+    first = base["segments"] if base else 0
+    return ConversionPlan(claim, columns, versions, inputs, must_list, first, base)
+
+
+def list_files(plan: ConversionPlan, folders: Sequence[FolderFiles], format: str) -> Files:
+    """Return the files of a plan. `folders` are its inputs."""
+    if plan.must_list:
+        return [file for item in folders for file in item.files]
+    return plan.files([item.root for item in folders], format)
 
 
 def _has_several(journal: Journal, folders: Sequence[FolderFiles]) -> bool:

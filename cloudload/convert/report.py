@@ -108,8 +108,8 @@ def sum_counts(parts: Iterable[Counts]) -> Counts:
 class ConvertReport:
     """The result of a conversion.
 
-    `seconds`, `resumed_shards`, `already_complete` and `skipped_files` describe this run. All other
-    fields describe the whole dataset.
+    `seconds`, `resumed_shards`, `rebuilt_shards`, `already_complete` and `skipped_files` describe
+    this run. All other fields describe the whole dataset.
     """
 
     out: str
@@ -171,6 +171,8 @@ class ConvertReport:
     """Stored bytes of the input files of the last append, or None if nothing was appended."""
     skipped_files: int = 0
     """Number of input files that this append left out, because they are in the dataset already."""
+    rebuilt_shards: int = 0
+    """Number of shards of a finished dataset that were missing and that this run stored again."""
 
     def counts(self) -> Counts:
         """Return the counts of the conversion."""

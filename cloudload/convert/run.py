@@ -77,8 +77,8 @@ def check_sizes(location: str, units: Sequence[InputUnit]) -> None:
         )
 
 
-def already_complete(report: ConvertReport, run: Run) -> ConvertReport:
-    """Return the report of a dataset that was complete before this run.
+def already_complete(report: ConvertReport, run: Run, rebuilt: int = 0) -> ConvertReport:
+    """Return the report of a dataset of an earlier run. This run rebuilt some of its shards.
 
     Raises `ConvertError` if bad records were left out and the file of rejects is missing.
     """
@@ -90,9 +90,10 @@ def already_complete(report: ConvertReport, run: Run) -> ConvertReport:
     return replace(
         report,
         out=redact(run.location),
-        already_complete=True,
+        already_complete=not rebuilt,
         seconds=0.0,
-        resumed_shards=report.shards,
+        resumed_shards=report.shards - rebuilt,
+        rebuilt_shards=rebuilt,
     )
 
 
@@ -112,9 +113,9 @@ def convert_segments(run: Run, plan: ConversionPlan, files: Files) -> ConvertRep
         numbered = ((each, segments[each - first]) for each in waiting)
         with (
             open_progress_bar("convert", total, done_bytes=total - left, shown=run.progress) as bar,
-            _open_executor(run, len(waiting)) if plan.has_folders else nullcontext() as executor,
+            open_executor(run, len(waiting)) if plan.has_folders else nullcontext() as executor,
         ):
-            work = partial(convert_segment, _segment_work(run, plan))
+            work = partial(convert_segment, segment_work(run, plan))
             return sum(
                 found for _, found in run_units(work, numbered, executor, on_bytes=bar.update)
             )
@@ -132,7 +133,7 @@ def convert_units(
 
     def convert(_: Sequence[int], waiting: Sequence[int]) -> int:
         with open_progress_bar("convert", _total_bytes(units), shown=run.progress) as bar:
-            work = _segment_work(run, plan)
+            work = segment_work(run, plan)
             return sum(
                 convert_numbered(work, number, units, bar.update, blocks) for number in waiting
             )
@@ -233,7 +234,8 @@ def _convert_and_join(
     return joined, _write_lengths(run, joined, num_old, lengths, report)
 
 
-def _segment_work(run: Run, plan: ConversionPlan) -> SegmentWork:
+def segment_work(run: Run, plan: ConversionPlan) -> SegmentWork:
+    """Return the data that all segments of a plan share."""
     return SegmentWork(
         run.output,
         run.config,
@@ -275,7 +277,8 @@ def _read_lengths(run: Run, plan: ConversionPlan, numbers: Sequence[int]) -> Ite
 
 
 @contextmanager
-def _open_executor(run: Run, units: int) -> Iterator[Engine | None]:
+def open_executor(run: Run, units: int) -> Iterator[Engine | None]:
+    """Open the engine on which a number of segments run."""
     with (
         nullcontext(run.executor) if run.executor else open_processes(min(run.processes, units))
     ) as executor:
@@ -334,7 +337,7 @@ def _write_lengths(
     if run.count is None or not report.documents:
         return report
     [shards] = joined.datasets.values()
-    with _open_executor(run, 1) as engine:
+    with open_executor(run, 1) as engine:
         tokens = write_lengths(
             run.count, run.location, shards, num_old=num_old, lengths=lengths, engine=engine
         )

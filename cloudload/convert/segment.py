@@ -34,8 +34,8 @@ from cloudload.convert.report import Counts, order
 from cloudload.convert.samples import BadRecord, EncodedBlock, ShardContext, encode_block
 from cloudload.convert.segment_journal import SegmentJournal
 from cloudload.convert.segments import Segment, count_bytes
-from cloudload.convert.shards import ShardCutter
-from cloudload.convert.stored_shards import store_shard
+from cloudload.convert.shards import ShardCutter, ShardJob
+from cloudload.convert.stored_shards import StoredShard, store_shard
 from cloudload.convert.work import Entries, FinishedWork, InputPosition, check_documents
 from cloudload.count.group import CountWork
 from cloudload.errors import ConvertError
@@ -51,6 +51,7 @@ from cloudload.system.temp_files import scratch_file
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+StoreShard = Callable[[ShardContext, ShardBuffer, ShardJob], StoredShard]
 
 _END: Any = object()
 _CLOSE_S = 30.0
@@ -201,14 +202,15 @@ def convert_units(
     rejects: BinaryIO | None = None,
     count: CountWork | None = None,
     blocks: PeekableBlocks | None = None,
+    store: StoreShard = store_shard,
 ) -> FinishedWork:
     """Convert units to shards in the journal's folder, starting after the shards that it lists.
 
     `on_bytes` is called with the number of stored bytes of the work that was finished before, and
     then of each block. Bad records are written to `rejects` as JSON Lines. With `count`, the tokens
     of each shard are counted. `blocks` are all blocks of the units, if some were already read,
-    because an iterator cannot be read twice. Raises `ConvertError`, `StoreError`, the errors of
-    readers, and those of `measure_shard`.
+    because an iterator cannot be read twice. `store` is called with each shard. Raises
+    `ConvertError`, `StoreError`, the errors of readers, and those of `measure_shard`.
     """
     is_begun = blocks is not None and blocks.is_begun
     done = FinishedWork.none(journal.output.splits) if is_begun else journal.read()
@@ -226,7 +228,7 @@ def convert_units(
         cutter = ShardCutter(form, done, position.counts)
         ahead = _read_ahead(unread, units, reader)
         jobs = cutter.cut(_encode(context, ahead, skip_bad, on_bytes, rejects))
-        stored = run_in_order(partial(storer.submit, store_shard, context, ShardBuffer()), jobs, 1)
+        stored = run_in_order(partial(storer.submit, store, context, ShardBuffer()), jobs, 1)
         for job, shard in stored:
             done.entries[job.split].append(shard.entry)
             done.lengths.extend(shard.lengths)

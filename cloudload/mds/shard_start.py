@@ -44,7 +44,10 @@ def open_shard_start(
     if is_in_place(dataset, info):
         path = local_path(url)
         if not path.is_file():
-            raise DatasetError(f"{path} is missing, but the index lists it. Copy the shard again")
+            raise DatasetError(
+                f"{path} is missing, but the index lists it. Copy the shard again, or run the same "
+                "cloudload convert again"
+            )
         yield Shard(path, info)
         return
     with explained_full_disk(), tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file:
