@@ -28,7 +28,7 @@ ID_KEY = "id"
 
 REPAIR_ADVICE = (
     "If the shard is in the cache, delete the cached file to fetch the shard again. If the shard "
-    "is damaged in the dataset, copy it again, or delete it and run the same cloudload convert again"
+    "is damaged in the dataset, copy it again, or delete it and run the same conversion again"
 )
 
 SKIP_ADVICE = "To leave such documents out and count them, pass on_error='skip'"
@@ -299,7 +299,7 @@ def _open_regular(path: Path) -> BinaryIO:
     except (OSError, ValueError) as error:
         raise DatasetError(
             f"{path} cannot be opened as a shard ({error}). Check the file and its permissions. If "
-            "the file is damaged, copy it again, or delete it and run the same cloudload convert again"
+            "the file is damaged, copy it again, or delete it and convert it again"
         ) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
