@@ -243,7 +243,7 @@ def draw_notebook(browser: Browser) -> None:
         shown = "".join(f"<pre>{html.escape(code)}</pre>{value}" for code, value in cells)
     page = Path("notebook.html")
     page.write_text(_NOTEBOOK + shown, "utf-8")
-    browser.show_as(900, 1390, "light")
+    browser.show_as(900, 1310, "light")
     browser.open(page)
     save_picture(browser, "notebook")
 

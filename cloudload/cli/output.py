@@ -86,7 +86,7 @@ def notice_after(seconds: float, command: str, *, shown: bool) -> Iterator[None]
     if not shown or has_bar or not is_terminal(sys.stderr):
         yield
         return
-    text = f"{command} is still working. To stop it, press Ctrl-C"
+    text = f"{command.removeprefix('cloudload ')} is still working. To stop it, press Ctrl-C"
     timer = threading.Timer(seconds, print_message, [text])
     timer.daemon = True
     timer.start()

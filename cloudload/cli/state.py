@@ -131,9 +131,11 @@ def list_lines(found: StateDescription) -> Iterator[str]:
     yield "held fixed"
     width = max(map(len, found.held))
     for name, value in found.held.items():
-        meaning = FIELD_MEANINGS.get(name, "") if value not in ("", None) else ""
-        note = f"  ({meaning})" if meaning else ""
-        yield f"  {escape(name):<{width}}  {escape(show_field(name, value))}{note}"
+        shown, meaning = show_field(name, value), FIELD_MEANINGS.get(name, "")
+        if meaning.startswith("fingerprint"):
+            meaning = "fingerprint"  # the rest does not fit in 80 columns
+        note = f"  ({meaning})" if meaning and shown != "none" else ""
+        yield f"  {escape(name):<{width}}  {escape(shown)}{note}"
     if found.held["packing"] == "best_fit":
         yield f"  {FAIR_FIELD:<{width}}  {escape(show_field(FAIR_FIELD, found.fair_start))}"
     yield "read from"

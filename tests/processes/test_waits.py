@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ def test_a_shard_that_another_process_downloads_is_named(
         [dataset] = loader.plan().recipe.corpus.datasets
         shard = shard_path(dataset_folder(cache, dataset), dataset.shards[0])
         make_folder(shard.parent)
-        held = acquire(lock_path(shard), wait=False)
+        with ThreadPoolExecutor(1) as other:  # a thread never waits for its own lock
+            held = other.submit(acquire, lock_path(shard), wait=False).result()
         assert held is not None
         what = f"waiting for another process on this node to download {data}/shard.00000.mds.zstd"
         with ended_by(caplog, what, held.release):
