@@ -28,7 +28,7 @@ examples:
   cloudload count s3://bucket/mds --tokenizer gpt2 --worker 3/64     one job in an array of 64
   cloudload count s3://bucket/mds --tokenizer gpt2 --engine ray --address auto
 """
-_BAR = 40
+_BAR = 19
 _PERCENTILES_PER_LINE = 5
 _MOST_VALUES, _MOST_CHARACTERS, _MOST_TITLE_CHARACTERS = 50, 80, 50
 

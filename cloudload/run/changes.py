@@ -34,7 +34,7 @@ FIELD_MEANINGS = {
     "token_ids": "fingerprint of the IDs of fixed texts",
     ORDER_FIELD: "hash of the order of fixed shards, which NumPy's generators shuffle",
     "tokens_key": "the columns of token IDs and the dtypes of bytes, by stream",
-    "bos_eos": "the IDs before and after each document, by stream",
+    "bos_eos": "IDs before and after a document, by stream",
     "choose": "samples in an epoch, by stream or corpus",
     MAX_EPOCHS_FIELD: "by stream",
 }

@@ -97,12 +97,12 @@ def test_what_the_user_left_open_comes_from_the_state(larger_folder: str) -> Non
         ({"epochs": 2}, "epochs: saved None, found 2"),
         (
             {"eos": None},
-            "bos_eos (the IDs before and after each document, by stream): saved "
+            "bos_eos (IDs before and after a document, by stream): saved "
             "'None/256', found 'None/None'",
         ),
         (
             {"seed": 5, "eos": None},
-            "bos_eos (the IDs before and after each document, by stream): saved "
+            "bos_eos (IDs before and after a document, by stream): saved "
             "'None/256', found 'None/None'",
         ),
     ],
