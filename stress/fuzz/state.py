@@ -161,7 +161,7 @@ def mutate_state(choices: Choices, sound: State) -> State:
             state[name] = choices.pick(_VALUES)
         elif kind < 7:
             other = choices.pick(sound_states())[1]
-            state[name] = other[name]
+            state[name] = other.get(name)
         elif name in ("cursors", "document_sizes", "residues") and isinstance(value, str):
             with contextlib.suppress(ValueError, zlib.error):
                 state[name] = _change_packed(choices, name, value)

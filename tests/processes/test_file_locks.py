@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 
 from cloudload.system import temp_files
-from cloudload.system.file_locks import locked
+from cloudload.system.file_locks import acquire, locked
 from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
 from cloudload.system.temp_files import partial_file, remove_all_and_stop
 from tests.support import ROOT
@@ -48,8 +49,12 @@ for _ in range(200):
 
 def test_a_wait_for_a_lock_can_be_limited(tmp_path: Path) -> None:
     path = tmp_path / "x.lock"
-    with locked(path), locked(path, most_wait_s=0.2) as is_free:
+    with ThreadPoolExecutor(1) as other:  # a thread never waits for its own lock
+        held = other.submit(acquire, path, wait=False).result()
+    with locked(path, most_wait_s=0.2) as is_free:
         assert not is_free
+    assert held is not None
+    held.release()
     with locked(path, most_wait_s=0.0) as is_free:
         assert is_free
     context: Any = multiprocessing.get_context("fork")

@@ -111,7 +111,8 @@ def test_an_order_that_another_process_builds_is_named(
         orders = loader.recipe.components[0].orders(tmp_path)
         path = orders._path(0)
         make_folder(path.parent)
-        held = acquire(lock_path(path), wait=False)
+        with ThreadPoolExecutor(1) as other:  # a thread never waits for its own lock
+            held = other.submit(acquire, lock_path(path), wait=False).result()
         assert held is not None
         what = "waiting for another process on this node to build the order of epoch 0"
         with ended_by(caplog, what, held.release):

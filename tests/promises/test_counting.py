@@ -70,10 +70,13 @@ def dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def digest_of(folder: Path) -> str:
-    """Hash the names and bytes of all files in a folder with SHA-256."""
+    """Hash the names and bytes of all files in a folder with SHA-256.
+
+    Leaves out hidden files, because a killed process cannot remove its temporary copies.
+    """
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
+        if path.is_file() and not path.name.startswith("."):
             digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
     return digest.hexdigest()
 

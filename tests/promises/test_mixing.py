@@ -295,7 +295,7 @@ def test_an_empty_stream_in_a_mixture_is_an_error(
     ("stream", "message"),
     [
         ({"repeat": 0}, "stream '.*' has repeat 0. Use a finite number above 0"),
-        ({"choose": 0}, "choose 0. Use a whole number"),
+        ({"choose": 0}, "choose of .* is 0. Use an integer of at least 1"),
         ({"repeat": 1, "choose": 5}, "Use only one of them"),
         (
             {"repeat": 2, "proportion": 1},

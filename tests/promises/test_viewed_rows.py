@@ -237,7 +237,7 @@ def test_the_command_starts_a_run_from_options_or_a_yaml(
             ["--steps", "1", "--out", "/no/such/page.html"],
             "the folder /no/such does not exist. Create",
         ),
-        (["--steps", "1", "--option", "seq_len"], "Use NAME=VALUE, such as seq_len=2048"),
+        (["--steps", "1", "--option", "seq_len"], "Use --option NAME=VALUE, such as seq_len=2048"),
         (["--steps", "1", "--option", "seq_len=["], "line 1 is not valid YAML: "),
         (["state", "--steps", "1", "--option", "seq_len=1"], "--option have no effect"),
     ],
