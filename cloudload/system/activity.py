@@ -31,8 +31,9 @@ _NOTICE_S, _FIRST_REPORT_S, _LOOK_EVERY_S = 2.0, 5.0, 1.0
 class _Activities:
     """The nested activities of one thread, outermost first."""
 
-    def __init__(self, text: Text) -> None:
-        self.texts = [text]
+    def __init__(self, text: Text, began: float | None = None) -> None:
+        self.texts, self.began = [text], began
+        """`began` is None outside the block; see `Wait`."""
         self.counts_from = 0.0
         """The start, in `time.monotonic` seconds, of the time until the next report."""
 
@@ -46,7 +47,7 @@ class _Activities:
 
 class _Published(_Activities):
     def __init__(self, text: Text, publish: Callable[[str], object]) -> None:
-        super().__init__(text)
+        super().__init__(text, began=0.0)
         self._publish, self._publishing = publish, threading.Lock()
         self.publish()
 
@@ -67,21 +68,25 @@ class Wait:
 
     def __init__(self, report: Report | None, text: Text, notice: Report | None = None) -> None:
         self._report, self._activities, self._notice = report, _Activities(text), notice
-        self._is_noticed = False
-        self.began: float | None = None
-        """When the block began, in `time.monotonic` seconds; None outside a block."""
-        self.is_watched = False
+        self._is_noticed = self.is_watched = False
         self._next_s, self._is_idle = 0.0, False
 
+    @property
+    def began(self) -> float | None:
+        """When the block began, in `time.monotonic` seconds; None outside a block."""
+        return self._activities.began
+
     def __enter__(self) -> None:
-        if _state.own() is not None:
+        if _state.own() not in (None, self._activities):  # its own are those of an interrupted exit
             return
         now = time.monotonic()
         self._next_s, self._activities.counts_from, self._is_idle = _FIRST_REPORT_S, now, False
         self._is_noticed = False
         del self._activities.texts[1:]  # of blocks whose entry was interrupted
         try:
-            self.began, _state.local.activities = now, self._activities
+            self._activities.began = now
+            # a weak reference, so that an interrupted block ends with the objects of its frames
+            _state.local.activities = weakref.ref(self._activities)
             if not self.is_watched:
                 _state.watcher.add(self)
         except BaseException:  # an interrupt, after which Python does not call `__exit__`
@@ -89,8 +94,7 @@ class Wait:
             raise
 
     def __exit__(self, *_: object) -> None:
-        if self.began is not None:
-            self.began = _state.local.activities = None
+        self._activities.began = None  # in one step, which an interrupt does not divide
 
     def look(self) -> bool:
         """Report the wait if a report is due. Return whether to check again."""
@@ -118,14 +122,14 @@ class _Watcher:
     def add(self, wait: Wait) -> None:
         with self._lock:
             self._waits.add(wait)
-            wait.is_watched = True
             if not self._is_running:
-                self._is_running = True
                 # an exiting interpreter cannot start threads
                 with suppress(RuntimeError):
                     threading.Thread(
                         target=self._watch, name="cloudload-watch", daemon=True
                     ).start()
+                self._is_running = True
+            wait.is_watched = True  # only now, so that after an interrupt, the next entry adds it
 
     def _watch(self) -> None:
         while True:
@@ -161,8 +165,13 @@ class _State:
 
     def own(self) -> _Activities | None:
         """The activities of the calling thread, if it is in a `Wait` or a `published` block."""
-        found: _Activities | None = getattr(self.local, "activities", None)
-        return found
+        find: Callable[[], _Activities | None] = getattr(self.local, "activities", _find_none)
+        found = find()
+        return None if found is None or found.began is None else found
+
+
+def _find_none() -> None:
+    """Find no activities, in a thread that has none."""
 
 
 _state = _State()
@@ -206,11 +215,12 @@ def published(publish: Callable[[str], object], text: str) -> Iterator[None]:
 
     Only one thread of a process may be in such a block.
     """
-    _state.local.activities = _state.published = _Published(text, publish)
+    _state.published = activities = _Published(text, publish)
+    _state.local.activities = lambda: activities
     try:
         yield
     finally:
-        _state.local.activities = _state.published = None
+        _state.local.activities, _state.published = _find_none, None
 
 
 def refresh() -> None:

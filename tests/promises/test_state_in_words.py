@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,8 @@ def test_fields_that_streams_do_not_have_are_shown_as_none(
     path.write_text(json.dumps({**state, "max_epochs": ",3"}))
     assert main(["state", "show", str(path)]) == 0
     shown = {line.strip() for line in capsys.readouterr().out.splitlines()}
-    assert {"tokens_key           none", "max_epochs           none, 3"} <= shown
+    assert any(re.fullmatch(r"tokens_key +none( .*)?", line) for line in shown)
+    assert any(re.fullmatch(r"max_epochs +none, 3( .*)?", line) for line in shown)
     assert any(line.startswith("web   12 lanes from epoch") for line in shown)
     assert "tokenizer none, or an object without a name" in shown
 

@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from cloudload.system import activity
 from cloudload.system.activity import Wait, doing, published, refresh
 from cloudload.system.shared_memory import SharedMemoryRing
+from tests.support.interrupts import count_visits, interrupt, list_edges
 from tests.support.patience import soon
 
 
@@ -157,3 +159,29 @@ def test_a_text_is_read_whole_while_it_is_written() -> None:
     is_over.set()
     thread.join()
     assert found <= set(texts)
+
+
+def test_after_an_interrupt_at_any_bytecode_later_waits_are_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cloudload.system.activity._FIRST_REPORT_S", 0.0)
+    monkeypatch.setattr("cloudload.system.activity._LOOK_EVERY_S", 0.001)
+    kept = Wait(Reports(), "kept")
+
+    def work() -> None:
+        with kept, doing("a step"):
+            pass
+
+    work()
+    monkeypatch.setattr(activity._state, "watcher", activity._Watcher())
+    kept.is_watched = False
+    visits = count_visits(work)
+    for visit in list_edges(visits)[::2]:
+        monkeypatch.setattr(activity._state, "watcher", activity._Watcher())
+        kept.is_watched = False
+        interrupt(work, visit)
+        work()
+        reports = Reports()
+        with Wait(reports, "working"), doing("later"):
+            assert soon(reports.has(1)), visits[visit]
+        assert set(reports) == {"later"}, visits[visit]
