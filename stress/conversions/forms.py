@@ -24,11 +24,14 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.context import ForkProcess as Run
 from pathlib import Path
+
+from tqdm import tqdm
 
 from cloudload.check import check_dataset
 from cloudload.cli import main as main_of_cli
@@ -56,6 +59,8 @@ PATIENCE_S = 120.0
 def _convert(arguments: Sequence[str], log: Path) -> None:
     """Run the command line in a forked process, which has imported everything already."""
     os.setsid()
+    # tqdm's lock is shared with forked processes, and one that is killed may hold it
+    tqdm.set_lock(threading.RLock())
     file = os.open(log, os.O_CREAT | os.O_WRONLY)
     for number in (1, 2):
         os.dup2(file, number)
