@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from cloudload.cli.command import add_command, local_path, whole_number
-from cloudload.cli.loader_options import add_loader_options, read_loader_options
+from cloudload.cli.loader_options import add_loader_options, add_world_options, read_loader_options
 from cloudload.cli.output import print_json, print_text
 from cloudload.cli.provenance import without_start_log
 
@@ -50,22 +50,9 @@ def add_fetch(commands: Commands) -> None:
     add("--local", metavar="FOLDER", help="folder of the shard cache")
     limit = "the run's cache_limit; the fetch does not exceed it"
     add("--cache-limit", metavar="SIZE", help=limit)
-    add(
-        "--nodes",
-        type=whole_number(),
-        default=1,
-        metavar="N",
-        help="number of machines (default: 1)",
-    )
-    add(
-        "--node",
-        type=whole_number(least=0),
-        default=0,
-        metavar="I",
-        help="index of this machine (default: 0)",
-    )
-    ranks = "data-parallel ranks on each machine (default: 1)"
-    add("--ranks-per-node", type=whole_number(), default=1, metavar="N", help=ranks)
+    add_world_options(parser)
+    node = "index of this machine (default: 0)"
+    add("--node", type=whole_number(least=0), default=0, metavar="I", help=node)
     add(
         "--shards",
         type=whole_number(),

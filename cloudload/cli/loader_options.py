@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cloudload.cli.command import local_path
+from cloudload.cli.command import local_path, whole_number
 from cloudload.storage.redaction import explain
 
 CHECK = "check"
@@ -36,6 +36,15 @@ def add_loader_options(parser: argparse.ArgumentParser) -> None:
         "a CloudLoader argument, if no state is given; VALUE is parsed as YAML; may be repeated"
     )
     add("--option", action="append", default=[], metavar="NAME=VALUE", help=option)
+
+
+def add_world_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--nodes` and `--ranks-per-node`."""
+    add = parser.add_argument
+    nodes = "number of machines (default: 1)"
+    add("--nodes", type=whole_number(), default=1, metavar="N", help=nodes)
+    ranks = "data-parallel ranks on each machine (default: 1)"
+    add("--ranks-per-node", type=whole_number(), default=1, metavar="N", help=ranks)
 
 
 def read_loader_options(options: argparse.Namespace, *known: str) -> dict[str, Any]:

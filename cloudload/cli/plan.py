@@ -15,7 +15,7 @@ from cloudload.cli.command import (
     whole_number,
 )
 from cloudload.cli.count import parse_share
-from cloudload.cli.loader_options import add_loader_options, read_loader_options
+from cloudload.cli.loader_options import add_loader_options, add_world_options, read_loader_options
 from cloudload.cli.output import print_json, print_text
 from cloudload.cli.provenance import without_start_log
 from cloudload.cli.terminal_text import escape
@@ -58,15 +58,7 @@ def add_plan(commands: Commands) -> None:
     add("--local", metavar="FOLDER", help="folder of the shard cache")
     add("--tokens", metavar="N", help="length of the run in tokens, such as 300B")
     add("--steps", type=whole_number(), metavar="N", help="length of the run in steps")
-    add(
-        "--nodes",
-        type=whole_number(),
-        default=1,
-        metavar="N",
-        help="number of machines (default: 1)",
-    )
-    ranks = "data-parallel ranks on each machine (default: 1)"
-    add("--ranks-per-node", type=whole_number(), default=1, metavar="N", help=ranks)
+    add_world_options(parser)
     rate = "training speed of one GPU in tokens per second, used to compute the number of workers"
     add("--gpu-tokens-per-s", type=positive_number, metavar="N", help=rate)
     prices = "file with a table of prices (default: list prices of S3 and GCS; see the docs)"

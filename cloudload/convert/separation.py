@@ -159,6 +159,8 @@ def _describe_contained(location: str) -> str:
 
 def _identify(path: str) -> Iterator[tuple[int, int]]:
     """Yield the numbers of a file, if it exists."""
-    if os.path.exists(path):
+    try:
         status = os.stat(path)
-        yield status.st_dev, status.st_ino
+    except (OSError, ValueError):
+        return
+    yield status.st_dev, status.st_ino

@@ -90,7 +90,7 @@ def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> 
 
 
 def explain_lone_rank() -> str | None:
-    """Return a warning if a launcher started several processes, but each is a world of its own.
+    """Return a warning if a launcher started several processes, but the world size of each is 1.
 
     For a process whose world has a single rank, which was not given.
     """

@@ -26,8 +26,8 @@ from cloudload.session.opening import OpenedRun
 class CurrentRun:
     """The recipe and the progress of a run. Computes later positions from token lengths.
 
-    A loader replaces it with another run when it loads a state or changes the world, so whoever
-    has it reads one consistent run. Other threads and signal handlers may read it at any time.
+    A loader replaces it with another run when it loads a state or changes the world. Other threads
+    and signal handlers may read it at any time, because one object is always consistent.
     """
 
     def __init__(self, opened: OpenedRun) -> None:

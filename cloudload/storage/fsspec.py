@@ -21,14 +21,13 @@ from cloudload.storage.clients import (
 from cloudload.storage.hub import check_connection
 from cloudload.storage.redaction import redact
 from cloudload.storage.streaming import StreamingStore
-from cloudload.storage.urls import scheme_of
+from cloudload.storage.urls import SCHEME_ALIASES, scheme_of
 from cloudload.storage.versions import Version, version_of_details, version_of_headers
 
 # for these schemes, use StreamingDataset's downloader to read if the fsspec package is missing
 _STREAMING_TOO = ("oci", "hf")
 
 # other programs' names for stores that have a backend
-_OUR_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 
 
 class FsspecStore(Backend):
@@ -195,7 +194,7 @@ def _resolve(url: str) -> tuple[Any, str]:
             check_connection()
         return filesystem, str(path)
     except (ImportError, ValueError) as error:
-        if ours := _OUR_SCHEMES.get(scheme_of(url)):
+        if ours := SCHEME_ALIASES.get(scheme_of(url)):
             meant = redact(f"{ours}://{url.partition('://')[2]}")
             raise StoreError(
                 f"cannot access {scheme_of(url)}:// URLs with the packages installed here ({error})"

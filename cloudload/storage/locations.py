@@ -13,9 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
-from cloudload.storage.urls import BUCKET_SCHEMES, is_local, local_path, scheme_of
-
-_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+from cloudload.storage.urls import BUCKET_SCHEMES, SCHEME_ALIASES, is_local, local_path, scheme_of
 
 
 def same_or_inside(inner: str, outer: str) -> bool:
@@ -43,7 +41,7 @@ def canonical(url: str) -> str:
     """
     if is_local(url):
         return os.path.realpath(local_path(url))
-    scheme = _ALIASES.get(scheme_of(url), scheme_of(url))
+    scheme = SCHEME_ALIASES.get(scheme_of(url), scheme_of(url))
     rest = url.partition("://")[2] or url.partition(":")[2]
     if scheme in ("http", "https"):
         host, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")

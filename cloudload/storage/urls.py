@@ -10,6 +10,8 @@ from cloudload.storage.redaction import redact
 
 BUCKET_SCHEMES = ("s3", "gs")
 """The schemes whose URLs begin with the name of a bucket."""
+SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+"""Maps other programs' names of schemes to ours."""
 
 _URL_WITHOUT_SLASHES = re.compile(rf"({'|'.join(BUCKET_SCHEMES)}|az|abfs|https?|hf):")
 

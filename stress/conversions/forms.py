@@ -178,7 +178,7 @@ class Turn:
         self._counts["changed inputs"] += 1
 
     def _start_another(self) -> None:
-        """Start two conversions at once, of which only one may succeed, and go on with that one."""
+        """Start two conversions at once. Only one may succeed, and the turn continues with it."""
         upper = [text.upper() for text in self._documents]
         other = self._write("other", upper)
         both = [self._start(each) for each in (self._source, other)]
