@@ -23,7 +23,7 @@ from cloudload.convert.output import Output, is_stored, list_sizes_at, read_if_e
 from cloudload.convert.plan import plan_version, refuse_replaced
 from cloudload.convert.report import Counts
 from cloudload.convert.work import FinishedWork, InputPosition
-from cloudload.errors import ConvertError, StoreError
+from cloudload.errors import ConvertError
 from cloudload.mds.own_objects import SHARD
 from cloudload.mds.survey import JOURNAL_FOLDER
 from cloudload.storage.objects import create_object, delete_object
@@ -99,14 +99,7 @@ class SegmentJournal:
         if lengths:
             content["lengths"] = list(lengths)
         url = join_url(self._location, _entry_name(number))
-        data = json.dumps(content).encode()
-        try:
-            entry = json.loads(create_object(url, data))
-        except StoreError as error:
-            if not error.is_missing:
-                raise
-            # a copy of this segment finished, and removed its entries, between creation and reading
-            entry = json.loads(create_object(url, data))
+        entry = json.loads(create_object(url, json.dumps(content).encode()))
         self._check_plan(entry, number)
         if entry["shard"] != shard:
             raise self._refusal(number)

@@ -28,6 +28,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from cloudload.errors import StoreError
 from cloudload.storage.base import CHUNK_BYTES, Retry, StoredObject, Wanted
 from cloudload.storage.local import LocalStore
 from cloudload.storage.registry import backend_of
@@ -179,10 +180,24 @@ def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
     """Store `data` as an object unless it exists, and return the object's bytes.
 
     If several clients create the object at the same time, one of them succeeds, and all of them
-    receive its bytes. In stores without atomic creation (fsspec, and GCS with an HMAC key), a
+    receive its bytes. If one of them removes it before another has read it, the other creates it
+    again. In stores without atomic creation (fsspec, and GCS with an HMAC key), a
     client may receive its own bytes even though another client then replaces them.
     """
-    retry, backend = retry or Retry(), backend_of(url)
+    _create(url, data, retry or Retry())
+    # always read it, because if a response was lost, we cannot know which client created the object
+    try:
+        return read_object(url, retry)
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+    _create(url, data, retry or Retry())
+    return read_object(url, retry)
+
+
+def _create(url: str, data: bytes, retry: Retry) -> None:
+    """Store `data` as an object unless it exists."""
+    backend = backend_of(url)
     with scratch_file() as file:
         file.write(data)
         file.flush()
@@ -195,8 +210,6 @@ def create_object(url: str, data: bytes, retry: Retry | None = None) -> bytes:
             lambda _: backend.create(path, url, retry),
             may_be_long=True,
         )
-    # always read it, because if a response was lost, we cannot know which client created the object
-    return read_object(url, retry)
 
 
 def delete_object(url: str, retry: Retry | None = None) -> None:
