@@ -80,19 +80,28 @@ def test_a_batch_is_recorded_only_if_it_is_delivered(tmp_path: Path, stop_every:
     data = write_mds(tmp_path / "mds", random_documents(3, 30))
     with make_loader(data, stop_every=stop_every) as loader:
         next(iter(loader))
-        before = loader.state_dict()
-        visits = count_visits(lambda: next(iter(loader)))
+        before, begun = loader.state_dict(), list[Any]()
+
+        def prepare() -> None:
+            begun.clear()
+            loader.load_state_dict(before)
+
+        def deliver() -> None:
+            begun.append(iter(loader))  # it must not end here, after it has delivered the batch
+            next(begun[0])
+
+        prepare()
+        visits = count_visits(deliver)
         after = loader.state_dict()
         record = max(each for each, (code, _) in enumerate(visits) if code.co_name == "record")
-        after_record = [each for each in list_edges(visits) if each > record - 9]
-        some = random.Random(0).sample(after_record, 30)
-        for visit in [*random.Random(0).sample(range(len(visits)), 10), *some, *after_record[:20]]:
-            loader.load_state_dict(before)
-            batches = iter(loader)
-            if interrupt(lambda batches=batches: next(batches), visit):  # type: ignore[misc]
-                assert loader.state_dict() == before, visits[visit]
-                next(iter(loader))
-            assert loader.state_dict() == after, visits[visit]
+        early = [(visit, "") for visit in random.Random(0).sample(range(record), 10)]
+        late = [(visit, "record") for visit in range(len(visits) - record)]
+        for visit, first in early + late:
+            prepare()
+            assert interrupt(deliver, visit, first=first), (visit, first)
+            assert loader.state_dict() == before, (visit, first)
+            next(iter(loader))
+            assert loader.state_dict() == after, (visit, first)
 
 
 @pytest.mark.parametrize("skips", [False, True])

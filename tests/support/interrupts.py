@@ -86,16 +86,20 @@ def list_edges(visits: list[Visit]) -> list[int]:
     return sorted({*first.values(), *last.values()})
 
 
-def run_at(call: Callable[[], object], visit: int, handler: Callable[[], object]) -> bool:
+def run_at(
+    call: Callable[[], object], visit: int, handler: Callable[[], object], *, first: str = ""
+) -> bool:
     """Run a call, and call `handler` before its visit with index `visit`.
 
-    Returns False if the call has fewer visits. An exception of the handler ends the call.
+    Visits are counted from the start of the function `first`, if given. Returns False if the call
+    has fewer visits. An exception of the handler ends the call.
     """
-    left = visit
+    left, has_begun = visit, not first
 
-    def count(_: FrameType) -> None:
-        nonlocal left
-        left -= 1
+    def count(frame: FrameType) -> None:
+        nonlocal left, has_begun
+        has_begun = has_begun or frame.f_code.co_name == first
+        left -= has_begun
         if left == -1:
             handler()
 
@@ -104,10 +108,10 @@ def run_at(call: Callable[[], object], visit: int, handler: Callable[[], object]
     return left < 0
 
 
-def interrupt(call: Callable[[], object], visit: int) -> bool:
-    """Interrupt a call before its visit with index `visit`. Returns False if it ended before."""
+def interrupt(call: Callable[[], object], visit: int, *, first: str = "") -> bool:
+    """Interrupt a call before a visit, as for `run_at`. Returns False if it ended before."""
     try:
-        run_at(call, visit, _raise)
+        run_at(call, visit, _raise, first=first)
     except KeyboardInterrupt:
         return True
     return False
