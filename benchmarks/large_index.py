@@ -30,8 +30,8 @@ from benchmarks.figures import Row, print_tables
 from benchmarks.harness import ONE_THREAD, ROOT, Options, descendants, exit_on_sigterm, exit_within
 from benchmarks.node import pss_of
 from benchmarks.simulated_store import URL, short_texts, use_store, write_dataset
-from tests.support.fault_proxy import FaultProxy, start_fault_proxy
-from tests.support.servers import BUCKET, start_s3
+from testkit.fault_proxy import FaultProxy, start_fault_proxy
+from testkit.servers import BUCKET, start_s3
 
 _TOKENIZER = ROOT / "examples" / "tokenizer"
 _REAL_URL = f"s3://{BUCKET}/index"

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from cloudload.count import count_tokens
-from tests.support.corpora import random_documents, write_mds
+from testkit.corpora import random_documents, write_mds
 
 ROOT = Path(__file__).parent.parent
 TOKENIZER = str(ROOT / "examples" / "tokenizer")

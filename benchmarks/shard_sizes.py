@@ -27,8 +27,8 @@ from benchmarks.cold_start.store import Store, cache_folder, finish, read_result
 from benchmarks.documents import add_documents, framing_of, read_or_generate
 from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Options, exit_on_sigterm, note
-from tests.support.fault_proxy import start_fault_proxy
-from tests.support.servers import BUCKET, start_s3
+from testkit.fault_proxy import start_fault_proxy
+from testkit.servers import BUCKET, start_s3
 
 
 @dataclass

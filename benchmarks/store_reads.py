@@ -23,7 +23,7 @@ from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Options, Side, SideFailedError, note
 from benchmarks.store_client import CLIENTS
 from cloudload.storage.objects import write_object
-from tests.support.servers import BUCKET, start_gcs, start_s3
+from testkit.servers import BUCKET, start_gcs, start_s3
 
 SERVERS: dict[str, tuple[Any, str]] = {"s3": (start_s3, "s3"), "gcs": (start_gcs, "gs")}
 OWN = ("cloudload", "boto3", "google-cloud-storage")

@@ -23,7 +23,7 @@ from PIL import Image
 from cloudload import CloudLoader, convert_to_mds
 from cloudload.cli import main
 from cloudload.losses import LossLog
-from tests.support.browser import Browser, open_browser
+from testkit.browser import Browser, open_browser
 
 ROOT = Path(__file__).resolve().parents[1]
 SCREENS = ROOT / "docs/screens"

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.fault_proxy import FaultProxy, start_fault_proxy
-from tests.support.servers import S3Server, start_s3
+from testkit.fault_proxy import FaultProxy, start_fault_proxy
+from testkit.servers import S3Server, start_s3
 
 Run = Callable[[Path, S3Server, FaultProxy], dict[str, Any]]
 """A function that runs a campaign and returns its summary, whose key `failures` lists failures."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from stress.campaign import Failures, run_in_folder
-from tests.support.interrupted import KINDS, Check, Subject, list_reads, open_subject, read_rows
+from testkit.interrupted import KINDS, Check, Subject, list_reads, open_subject, read_rows
 
 BATCHES, SWITCH_S = 30, 1e-5
 

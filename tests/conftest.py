@@ -24,14 +24,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.support.clients import environment, models_read_once, new_clients
-from tests.support.corpora import random_documents, write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.fault_proxy import FaultProxy, start_fault_proxy
-from tests.support.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
-from tests.support.shared_servers import shared
-from tests.support.tokenizer_files import forget
-from tests.support.warm_start import WarmServer, servers_from, start_warm_server
+from testkit.clients import environment, models_read_once, new_clients
+from testkit.corpora import random_documents, write_mds
+from testkit.examples import EXAMPLES
+from testkit.fault_proxy import FaultProxy, start_fault_proxy
+from testkit.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
+from testkit.shared_servers import shared
+from testkit.tokenizer_files import forget
+from testkit.warm_start import WarmServer, servers_from, start_warm_server
 
 # hypothesis has no deadline for an example, because no test asserts a time
 settings.register_profile("cloudload", deadline=None, max_examples=4 * EXAMPLES)

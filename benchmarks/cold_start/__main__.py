@@ -49,8 +49,8 @@ from benchmarks.documents import (
 )
 from benchmarks.figures import Row, table
 from benchmarks.harness import Options, commit, hardware, note, shown_command
-from tests.support.fault_proxy import start_fault_proxy
-from tests.support.servers import BUCKET, free_ports, start_s3
+from testkit.fault_proxy import start_fault_proxy
+from testkit.servers import BUCKET, free_ports, start_s3
 
 STARTS = {
     ("cloudload", "cold"): "cloudload",

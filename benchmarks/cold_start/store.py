@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ROOT
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.servers import BUCKET, S3Server
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.servers import BUCKET, S3Server
 
 CHILD_TIMEOUT_S = 3600
 

@@ -41,7 +41,7 @@ from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Message, Options, Side, exit_on_sigterm, note
 from cloudload import convert_to_mds
 from cloudload.storage.objects import write_object
-from tests.support.servers import BUCKET, start_s3
+from testkit.servers import BUCKET, start_s3
 
 MOST_TEXT_BYTES = 40e6
 HASHED_PROCESSES = (1, 2, 5)

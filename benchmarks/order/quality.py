@@ -12,7 +12,7 @@ from cloudload.arrays import Ints
 from cloudload.order import streaming_shuffles as shuffles
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig
-from tests.support.reference_order import canonical_order
+from testkit.reference_order import canonical_order
 
 
 def measure_quality(num_shards: int) -> Iterator[Row]:

@@ -13,7 +13,7 @@ from benchmarks.figures import Row
 from benchmarks.order.scale import PER_SHARD, SEED, SHARD_BYTES
 from cloudload.arrays import Ints
 from cloudload.order.spec import OrderConfig
-from tests.support.reference_order import canonical_order
+from testkit.reference_order import canonical_order
 
 
 def measure_windows(num_shards: int) -> Iterator[Row]:

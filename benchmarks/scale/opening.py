@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.figures import Row
 from benchmarks.harness import ONE_THREAD, ROOT, exit_within
 from benchmarks.simulated_store import TOKENIZER, short_texts
-from tests.support.fault_proxy import FaultProxy, start_fault_proxy
-from tests.support.servers import BUCKET, start_s3
+from testkit.fault_proxy import FaultProxy, start_fault_proxy
+from testkit.servers import BUCKET, start_s3
 
 URL = f"s3://{BUCKET}/opening"
 _DOCUMENTS, _SHARD_BYTES = 20_000, 40_000

@@ -30,8 +30,8 @@ from examples.demo.corpus import collect_corpus, convert
 from examples.demo.plan import FULL, QUICK, describe, plan_runs
 from examples.demo.report import draw, report
 from examples.demo.torchrun import train
-from tests.support import ROOT
-from tests.support.servers import start_s3
+from testkit import ROOT
+from testkit.servers import start_s3
 
 BUCKET = "cloudload"
 MOST_CORPUS_BYTES = 30_000_000

@@ -15,7 +15,7 @@ from typing import Any
 
 from examples.demo.corpus import progress
 from examples.demo.plan import GLOBAL_BATCH, SEQ_LEN, Length, Run, Step
-from tests.support import ROOT
+from testkit import ROOT
 
 SILENCE_TIMEOUT_S = 300.0
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
-from tests.support import ROOT
+from testkit import ROOT
 
 MARK = "CLOUDLOAD_CHAOS"
 _PRELOADED = ("boto3", "google.cloud.storage", "tokenizers")

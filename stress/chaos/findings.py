@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stress.campaign import Failures
-from tests.support import ROOT
+from testkit import ROOT
 
 
 @dataclass

@@ -20,9 +20,9 @@ from stress.chaos.jobs import NUM_LANES
 from stress.chaos.rank import Campaign, Job, describe
 from stress.chaos.stores import Store
 from stress.chaos.watch import Watch
-from tests.support.jobs import command_of
-from tests.support.left_behind import orphans, shared_memory
-from tests.support.patience import soon
+from testkit.jobs import command_of
+from testkit.left_behind import orphans, shared_memory
+from testkit.patience import soon
 
 MARGIN_S = 30.0
 """A job counts as hung if it writes nothing for its ranks' timeout plus this many seconds."""

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
-from tests.support.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
+from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from testkit.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
 
 S3_ERRORS = (
     (503, "SlowDown"),

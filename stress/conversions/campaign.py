@@ -22,12 +22,12 @@ from cloudload.convert.output import list_sizes_at
 from cloudload.storage.objects import read_object, write_object
 from stress.campaign import Failures
 from stress.conversions.cluster import Cluster
-from tests.support import ROOT
-from tests.support.conversions import dataset_bytes
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.processes import children_of
-from tests.support.segments import SETTINGS, mixed_corpus
-from tests.support.servers import BUCKET, S3Server
+from testkit import ROOT
+from testkit.conversions import dataset_bytes
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.processes import children_of
+from testkit.segments import SETTINGS, mixed_corpus
+from testkit.servers import BUCKET, S3Server
 
 SPLITS = "train=0.8,val=0.2"
 INPUT = f"s3://{BUCKET}/input"

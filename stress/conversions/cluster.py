@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.support.processes import children_of
+from testkit.processes import children_of
 
 _NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 << 20, "dashboard_port": None}
 _HEALTH = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "3000"}

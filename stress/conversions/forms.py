@@ -36,8 +36,8 @@ from tqdm import tqdm
 from cloudload.check import check_dataset
 from cloudload.cli import main as main_of_cli
 from cloudload.convert.output import list_sizes_at
-from tests.support.conversions import documents, make_input, texts
-from tests.support.input_kinds import INPUT_KINDS
+from testkit.conversions import documents, make_input, texts
+from testkit.input_kinds import INPUT_KINDS
 
 FORMS = ("jsonl", "gz", "bz2", "xz", "zst", "lines", "text", "parquet", *INPUT_KINDS)
 NAMES = (

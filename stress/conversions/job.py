@@ -9,7 +9,7 @@ from cloudload.convert import convert_to_mds
 from cloudload.convert.outline import outline_conversion
 from cloudload.convert.output import list_sizes_at
 from cloudload.errors import CloudloadError
-from tests.support.segments import SETTINGS, LastFirst, Twice
+from testkit.segments import SETTINGS, LastFirst, Twice
 
 
 def main(source: str, out: str, rejects: str, splits: str, how: str) -> int:

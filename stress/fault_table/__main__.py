@@ -25,7 +25,7 @@ from pathlib import Path
 
 from stress.fault_table import cache, data, processes, state, store
 from stress.fault_table.reads import measure_reads
-from tests.support import ROOT
+from testkit import ROOT
 
 READS = {"cache": cache.CASES, "data": data.CASES, "state": state.CASES}
 SECTIONS = ("store", "cache", "processes", "data", "state")

@@ -20,7 +20,7 @@ from stress.fault_table.reads import (
     read_index,
     zipped_name,
 )
-from tests.support.corpora import write_mds
+from testkit.corpora import write_mds
 
 
 def cached_shard(damage: Callable[[bytes], bytes]) -> Act:

@@ -14,7 +14,7 @@ from cloudload.mds.index import Column
 from cloudload.mds.writer import ShardFormat, encode_sample
 from cloudload.storage.objects import write_object
 from stress.fault_table.reads import Act, Ground, Seen, change, read_index, zipped_name
-from tests.support.corpora import encode_shard, write_mds
+from testkit.corpora import encode_shard, write_mds
 
 _BOMB_BYTES = 1 << 30
 

@@ -34,12 +34,12 @@ from typing import Any
 
 from cloudload.cache.folder import sweep
 from stress.fault_table.markdown import shorten, table
-from tests.support.corpora import random_documents, write_mds
-from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
-from tests.support.jobs import Job, start_job
-from tests.support.left_behind import left_overs, orphans
-from tests.support.patience import soon
-from tests.support.servers import S3Server, start_s3
+from testkit.corpora import random_documents, write_mds
+from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from testkit.jobs import Job, start_job
+from testkit.left_behind import left_overs, orphans
+from testkit.patience import soon
+from testkit.servers import S3Server, start_s3
 
 HEADS = ("fault", "store", "seconds:", "end", "left", "message")
 SILENCE_S = 600.0

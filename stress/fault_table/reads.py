@@ -27,9 +27,9 @@ from typing import Any
 from cloudload import CloudLoader
 from cloudload.storage.objects import read_object
 from stress.fault_table.markdown import shorten, table
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.left_behind import left_overs, orphans, shared_memory
-from tests.support.servers import start_s3
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.left_behind import left_overs, orphans, shared_memory
+from testkit.servers import start_s3
 
 HEADS = ("fault", "seconds:", "seen")
 MOST_S = 200.0

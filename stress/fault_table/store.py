@@ -22,9 +22,9 @@ from typing import Any
 from cloudload.errors import StoreError
 from cloudload.storage.objects import read_object, write_object
 from stress.fault_table.markdown import shorten, table
-from tests.support import ROOT
-from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
-from tests.support.servers import (
+from testkit import ROOT
+from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from testkit.servers import (
     GCSServer,
     S3Server,
     free_ports,

@@ -15,7 +15,7 @@ from cloudload.mds.index import Column, FileInfo, ShardInfo
 from cloudload.mds.shard import Shard
 from cloudload.mds.writer import ShardFormat, encode_sample
 from stress.fuzz.target import Choices, Target, expect, random_seeds
-from tests.support.corpora import encode_shard
+from testkit.corpora import encode_shard
 
 _COLUMNS = (("id", "str"), ("meta", "json"), ("n", "int"), ("text", "str"), ("z", "bytes"))
 

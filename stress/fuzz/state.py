@@ -15,7 +15,7 @@ import numpy as np
 
 from cloudload import CloudLoader, Stream, merge_state_dicts
 from stress.fuzz.target import Choices, Target, expect, random_seeds
-from tests.support.corpora import EOS, byte_tokenizer, write_mds
+from testkit.corpora import EOS, byte_tokenizer, write_mds
 
 State = dict[str, Any]
 

@@ -14,7 +14,7 @@ from cloudload.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.tokenization.tokenizer import load_tokenizer
 from scripts.train_tokenizer import END_OF_TEXT, train_tokenizer
 from stress.fuzz.target import Choices, Target, expect, random_seeds
-from tests.support.corpora import EOS, byte_tokenizer
+from testkit.corpora import EOS, byte_tokenizer
 
 
 class Case(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.figures import Spread, print_tables, spread_of, table
 from benchmarks.harness import Options, Side, SideFailedError, descendants, family_cpu
-from tests.support.patience import soon
+from testkit.patience import soon
 
 COUNTING = """
 from benchmarks.harness import UnavailableError, serve

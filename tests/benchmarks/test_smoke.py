@@ -18,9 +18,9 @@ import pytest
 
 from benchmarks.catalogue import RACES
 from cloudload.check.document_rules import DOCUMENT_RULES
-from tests.support import ROOT
-from tests.support.corpora import random_documents
-from tests.support.warm_start import stand_in
+from testkit import ROOT
+from testkit.corpora import random_documents
+from testkit.warm_start import stand_in
 
 pytestmark = pytest.mark.timeout(900)
 

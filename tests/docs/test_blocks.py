@@ -25,8 +25,8 @@ import pytest
 import cloudload
 from cloudload import CloudLoader
 from cloudload.cli import main
-from tests.support import ROOT
-from tests.support.corpora import random_documents
+from testkit import ROOT
+from testkit.corpora import random_documents
 
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()

@@ -12,7 +12,7 @@ import pytest
 from cloudload import CloudLoader, Retry, Stream, errors
 from cloudload.storage.base import Backend
 from scripts import docs_site, draw_fair_start, draw_throughput
-from tests.support import ROOT
+from testkit import ROOT
 
 TABLES = ("CloudLoader", "RowsConfig", "DeliveryConfig")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from testkit import ROOT
 from tests.docs.test_blocks import Desk, blocks_of
-from tests.support import ROOT
 
 PAGE = "docs/quickstart.md"
 IS_LOGGED = re.compile(r"^INFO:cloudload\..*$", re.MULTILINE)

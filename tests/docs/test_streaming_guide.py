@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from testkit import ROOT
 from tests.promises import test_streaming_arguments as arguments
-from tests.support import ROOT
 
 GUIDE = ROOT / "docs" / "guides" / "from-streaming.md"
 TESTED_BY: dict[str, dict[str, Callable[..., None]]] = {

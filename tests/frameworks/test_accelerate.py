@@ -15,9 +15,9 @@ import torch
 
 from cloudload import FromStart
 from cloudload.provenance import load_state
+from testkit.loaders import make_loader
+from testkit.warm_start import stand_in
 from tests.frameworks.small import Model, Rows, rows_of
-from tests.support.loaders import make_loader
-from tests.support.warm_start import stand_in
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -93,7 +93,7 @@ def test_prepared_loaders_of_two_ranks_read_the_rows_of_one(folder: str, tmp_pat
     program = tmp_path / "ranks.py"
     program.write_text(RANKS)
     command = [*stand_in(), "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--no-python", *stand_in(), "tests.support.warm_script", str(program)]
+    command += ["--no-python", *stand_in(), "testkit.warm_script", str(program)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, folder, str(tmp_path)], env=environment, check=True, timeout=300)
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
@@ -113,7 +113,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from tests.support.loaders import make_loader
+from testkit.loaders import make_loader
 
 accelerator = Accelerator(cpu=True)
 loader = accelerator.prepare(make_loader(sys.argv[1]))

@@ -16,10 +16,10 @@ from cloudload import CloudLoader
 from cloudload.count import count_tokens
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
+from testkit import ROOT
+from testkit.corpora import byte_tokenizer
+from testkit.loaders import SEQ_LEN, make_loader
 from tests.frameworks.small import Model, rows_of
-from tests.support import ROOT
-from tests.support.corpora import byte_tokenizer
-from tests.support.loaders import SEQ_LEN, make_loader
 
 pytest.importorskip("composer")
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
-from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from testkit.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
 
 pytest.importorskip("composer")
 pytest.importorskip("streaming")

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from cloudload.provenance import load_state
+from testkit.loaders import make_loader
 from tests.frameworks.small import rows_of
-from tests.support.loaders import make_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

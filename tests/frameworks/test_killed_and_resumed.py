@@ -22,10 +22,10 @@ import pytest
 import torch
 
 from cloudload import CloudLoader, convert_to_mds
-from tests.support import ROOT
-from tests.support.corpora import random_documents, write_mds
-from tests.support.servers import BUCKET, S3Server, free_ports
-from tests.support.warm_start import stand_in
+from testkit import ROOT
+from testkit.corpora import random_documents, write_mds
+from testkit.servers import BUCKET, S3Server, free_ports
+from testkit.warm_start import stand_in
 
 TOKENIZER = ROOT / "examples" / "tokenizer"
 GLOBAL_BATCH, SEQ_LEN, STEPS, SAVE_EVERY = 8, 32, 10, 4

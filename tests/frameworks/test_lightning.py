@@ -15,9 +15,9 @@ from cloudload import CloudLoader
 from cloudload.count import count_tokens
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
+from testkit.corpora import byte_tokenizer
+from testkit.loaders import make_loader
 from tests.frameworks.small import rows_of
-from tests.support.corpora import byte_tokenizer
-from tests.support.loaders import make_loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

@@ -17,7 +17,7 @@ from cloudload.integrations.metrics import (
     to_terminal,
     to_wandb,
 )
-from tests.support.loaders import make_loader
+from testkit.loaders import make_loader
 
 
 def train(folder: str, cache: Path, *sinks: Sink) -> CloudLoader:

@@ -22,9 +22,9 @@ from cloudload.engines.ray import RayExecutor, parse_resources
 from cloudload.engines.units import run_units
 from cloudload.errors import ConvertError
 from cloudload.lengths import index as lengths_index
-from tests.support.conversions import dataset_bytes
-from tests.support.corpora import byte_tokenizer
-from tests.support.segments import SETTINGS, mixed_corpus
+from testkit.conversions import dataset_bytes
+from testkit.corpora import byte_tokenizer
+from testkit.segments import SETTINGS, mixed_corpus
 
 ray = pytest.importorskip("ray")
 

@@ -13,10 +13,10 @@ import pytest
 from torch.utils.data import DataLoader
 
 from cloudload import Rows, count_tokens
+from testkit.corpora import EOS, byte_tokenizer
+from testkit.loaders import SEQ_LEN, make_loader
+from testkit.warm_start import start
 from tests.frameworks.small import Model, rows_of
-from tests.support.corpora import EOS, byte_tokenizer
-from tests.support.loaders import SEQ_LEN, make_loader
-from tests.support.warm_start import start
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -84,7 +84,7 @@ import json, os, sys, time
 from pathlib import Path
 from torch.utils.data import DataLoader
 from cloudload import Rows
-from tests.support.corpora import EOS, byte_tokenizer
+from testkit.corpora import EOS, byte_tokenizer
 
 if __name__ == "__main__":
     folder, saved, log, world, rank = *map(Path, sys.argv[1:4]), *map(int, sys.argv[4:])
@@ -127,7 +127,7 @@ def test_a_killed_job_of_data_loaders_continues_on_another_world(
 
 def run_until_step(step: int, arguments: list[Any]) -> None:
     """Start a training process, and kill it and its DataLoader's workers when it reaches a step."""
-    process = start("tests.support.warm_script", [*map(str, arguments)])
+    process = start("testkit.warm_script", [*map(str, arguments)])
     for line in process.stdout:
         if int(line) == step:
             os.killpg(process.pid, signal.SIGKILL)

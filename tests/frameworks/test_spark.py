@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from cloudload.convert import convert_to_mds
-from tests.support import ROOT
-from tests.support.conversions import dataset_bytes
-from tests.support.segments import SETTINGS, mixed_corpus
+from testkit import ROOT
+from testkit.conversions import dataset_bytes
+from testkit.segments import SETTINGS, mixed_corpus
 
 pytest.importorskip("pyspark")
 pytestmark = [

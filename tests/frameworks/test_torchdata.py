@@ -12,8 +12,8 @@ import torch
 
 from cloudload import CloudLoader
 from cloudload.provenance import load_state
+from testkit.loaders import make_loader
 from tests.frameworks.small import Rows, rows_of
-from tests.support.loaders import make_loader
 
 pytest.importorskip("torchdata")
 

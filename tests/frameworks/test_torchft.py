@@ -14,8 +14,8 @@ from threading import Thread
 import pytest
 
 from cloudload.count import count_tokens
-from tests.support.corpora import random_documents, write_mds
-from tests.support.noted_steps import TOKENIZER, check_steps, read_steps
+from testkit.corpora import random_documents, write_mds
+from testkit.noted_steps import TOKENIZER, check_steps, read_steps
 
 pytest.importorskip("torchft")
 

@@ -13,9 +13,9 @@ import pytest
 from cloudload import CloudLoader, FromStart, count_tokens
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
+from testkit.corpora import byte_tokenizer
+from testkit.loaders import make_loader
 from tests.frameworks.small import Model, rows_of
-from tests.support.corpora import byte_tokenizer
-from tests.support.loaders import make_loader
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),

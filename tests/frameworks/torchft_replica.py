@@ -1,4 +1,4 @@
-"""A replica of `examples/train_torchft.py` that logs its steps (`tests.support.noted_steps`).
+"""A replica of `examples/train_torchft.py` that logs its steps (`testkit.noted_steps`).
 
 python -m tests.frameworks.torchft_replica FOLDER ARGUMENT...
 """
@@ -12,7 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from tests.support import ROOT
+from testkit import ROOT
 
 
 def main() -> None:

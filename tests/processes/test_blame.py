@@ -15,10 +15,10 @@ import pytest
 from cloudload import CloudLoader
 from cloudload.cli import main
 from cloudload.losses import read_losses
-from tests.support import ROOT
-from tests.support.corpora import random_documents, write_mds
-from tests.support.servers import free_ports
-from tests.support.warm_start import stand_in
+from testkit import ROOT
+from testkit.corpora import random_documents, write_mds
+from testkit.servers import free_ports
+from testkit.warm_start import stand_in
 
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
 SEQ_LEN = 128

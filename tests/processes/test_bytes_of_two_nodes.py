@@ -12,9 +12,9 @@ import pytest
 from cloudload import CloudLoader
 from cloudload.count import count_tokens
 from cloudload.testing import Leg, run_leg
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.fault_proxy import FaultProxy
-from tests.support.torchrun import Corpus, Run, launch
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.fault_proxy import FaultProxy
+from testkit.torchrun import Corpus, Run, launch
 
 DOCUMENTS, SHARD_BYTES = 1_600, 4_000
 SETTINGS: dict[str, Any] = {"num_canonical_nodes": 2, "shuffle_block_size": 100}

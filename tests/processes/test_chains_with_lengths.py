@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cloudload.count import count_tokens
-from tests.support.corpora import byte_tokenizer
-from tests.support.torchrun import Corpus, Run, launch, read_ends
+from testkit.corpora import byte_tokenizer
+from testkit.torchrun import Corpus, Run, launch, read_ends
 
 ON, OFF = "require", "off"
 PACKINGS: dict[str, dict[str, Any]] = {

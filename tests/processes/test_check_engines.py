@@ -20,8 +20,8 @@ from cloudload.check.findings import MOST_LISTED, CheckReport
 from cloudload.check.shards import check_shard
 from cloudload.mds.index_parser import parse_index
 from cloudload.storage.base import Retry
-from tests.support.corpora import write_mds
-from tests.support.segments import LastFirst, Twice
+from testkit.corpora import write_mds
+from testkit.segments import LastFirst, Twice
 
 SHARDS = 60
 GROUPS = 20

@@ -14,8 +14,8 @@ import pytest
 from cloudload import cli
 from cloudload.convert.convert import convert_to_mds
 from cloudload.convert.report import ConvertReport
-from tests.support import ROOT
-from tests.support.conversions import (
+from testkit import ROOT
+from testkit.conversions import (
     QUIET,
     dataset_bytes,
     texts,

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from cloudload.convert.convert import convert_to_mds
-from tests.support import ROOT
-from tests.support.conversions import (
+from testkit import ROOT
+from testkit.conversions import (
     QUIET,
     convert_lines,
     dataset_bytes,
     texts,
     write_corpus,
 )
-from tests.support.patience import SOON_S
+from testkit.patience import SOON_S
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import pytest
 
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import StoreError
-from tests.support import ROOT
-from tests.support.conversions import SETTINGS, dataset_bytes, documents, read_dataset, stop_after
-from tests.support.input_kinds import INPUT_KINDS
+from testkit import ROOT
+from testkit.conversions import SETTINGS, dataset_bytes, documents, read_dataset, stop_after
+from testkit.input_kinds import INPUT_KINDS
 
 ROWS = [{"text": f'{text}"\n, é', "n": number} for number, text in enumerate(documents(300))]
 

@@ -22,13 +22,13 @@ import pytest
 
 from cloudload import CloudLoader
 from cloudload.testing import Leg, run_leg
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.jobs import Job, command_of, start_job
-from tests.support.left_behind import left_overs, orphans
-from tests.support.patience import soon
-from tests.support.processes import children_of
-from tests.support.servers import BUCKET
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.jobs import Job, command_of, start_job
+from testkit.left_behind import left_overs, orphans
+from testkit.patience import soon
+from testkit.processes import children_of
+from testkit.servers import BUCKET
 
 SOON_S = 25.0
 """Seconds that a job may take to end: far more than any needs, and far less than any deadline."""

@@ -23,7 +23,7 @@ from cloudload.system import temp_files
 from cloudload.system.file_locks import acquire, locked
 from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
 from cloudload.system.temp_files import partial_file, remove_all_and_stop
-from tests.support import ROOT
+from testkit import ROOT
 
 
 def test_a_lock_is_held_by_one_and_leaves_no_file(tmp_path: Path) -> None:

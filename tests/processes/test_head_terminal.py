@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.support.corpora import write_mds
+from testkit.corpora import write_mds
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202ereversed\u2066\x00\x7f\rover"
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from cloudload.errors import DatasetError
-from tests.support import ROOT
-from tests.support.awkward import tokenize
-from tests.support.corpora import EOS, write_mds
-from tests.support.whole_documents import make_loader, read_all
+from testkit import ROOT
+from testkit.awkward import tokenize
+from testkit.corpora import EOS, write_mds
+from testkit.whole_documents import make_loader, read_all
 
 EOS_ID = 256
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from cloudload import CloudLoader
 from cloudload.testing import Leg, run_leg
-from tests.support.corpora import write_mds
-from tests.support.finite_runs import (
+from testkit.corpora import write_mds
+from testkit.finite_runs import (
     trimmed,
 )
-from tests.support.torchrun import Corpus as TorchrunCorpus
-from tests.support.torchrun import Run, launch
+from testkit.torchrun import Corpus as TorchrunCorpus
+from testkit.torchrun import Run, launch
 
 
 def test_ranks_killed_in_the_tail_end_on_another_world_with_the_rows_of_one_process(

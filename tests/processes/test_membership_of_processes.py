@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cloudload.count import count_tokens
-from tests.support.corpora import random_documents, write_mds
-from tests.support.noted_steps import TOKENIZER, check_steps, read_steps
-from tests.support.torchrun import Corpus, Run, launch
-from tests.support.warm_start import Program, start
+from testkit.corpora import random_documents, write_mds
+from testkit.noted_steps import TOKENIZER, check_steps, read_steps
+from testkit.torchrun import Corpus, Run, launch
+from testkit.warm_start import Program, start
 
 RANKS, BATCH_SIZE, SEQ_LEN = 4, 3, 32
 
@@ -44,7 +44,7 @@ def start_example(data: str, notes: Path, cache: Path) -> Program:
     }
     flat = [str(each) for pair in arguments.items() for each in pair]
     return start(
-        "tests.support.elastic_rank",
+        "testkit.elastic_rank",
         [str(notes), data, *flat],
         {"OMP_NUM_THREADS": "1", "ELASTIC_RANKS": str(RANKS)},
     )

@@ -19,7 +19,7 @@ from cloudload.order import epoch_orders
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.file_locks import locked
-from tests.support.reference_order import canonical_order
+from testkit.reference_order import canonical_order
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 AHEAD = OrderConfig(True, "py1br", 20, 4, 1)

@@ -16,8 +16,8 @@ import pytest
 
 from cloudload import Stream
 from cloudload.errors import DatasetError
-from tests.support import ROOT
-from tests.support.loaders import make_loader
+from testkit import ROOT
+from testkit.loaders import make_loader
 
 TEXTS = ["one", "two", "three"]
 LINES = "".join(f'{{"text": "{text}"}}\n' for text in TEXTS)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.traced_runs import MakeLoader, consume, loaders_of, write_streams
+from testkit.traced_runs import MakeLoader, consume, loaders_of, write_streams
 
 
 @pytest.fixture(scope="module")

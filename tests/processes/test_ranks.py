@@ -15,9 +15,9 @@ import torch
 from cloudload import CloudLoader, convert_to_mds
 from cloudload.errors import RanksDisagreeError
 from cloudload.testing import Leg, run_leg
-from tests.support.conversions import QUIET
-from tests.support.corpora import random_documents
-from tests.support.torchrun import Corpus, Run, launch, read_ends, read_lines, rows_of
+from testkit.conversions import QUIET
+from testkit.corpora import random_documents
+from testkit.torchrun import Corpus, Run, launch, read_ends, read_lines, rows_of
 
 
 @pytest.fixture(scope="module")

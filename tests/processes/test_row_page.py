@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from cloudload.provenance import render_rows, start_run, view_rows
-from tests.support.browser import BROWSER, Browser, open_browser
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.browser import BROWSER, Browser, open_browser
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium (apt-get install chromium)")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
-from tests.support.warm_start import stand_in
+from testkit import ROOT
+from testkit.warm_start import stand_in
 
 SCRIPT = """
 import logging
@@ -113,7 +113,7 @@ def _run(
     script: str | Path, *arguments: object, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     # a script that is a file starts warm, as if by `python script`
-    command = [sys.executable] if script == "-" else [*stand_in(), "tests.support.warm_script"]
+    command = [sys.executable] if script == "-" else [*stand_in(), "testkit.warm_script"]
     return subprocess.run(
         [*command, str(script), *map(str, arguments)],
         env={"PYTHONPATH": str(ROOT), "PATH": ""},

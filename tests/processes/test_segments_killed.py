@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from cloudload.convert import convert_to_mds
-from tests.support import ROOT
-from tests.support.conversions import dataset_bytes
-from tests.support.corpora import byte_tokenizer
-from tests.support.fault_proxy import Fault
-from tests.support.segments import SETTINGS, mixed_corpus
+from testkit import ROOT
+from testkit.conversions import dataset_bytes
+from testkit.corpora import byte_tokenizer
+from testkit.fault_proxy import Fault
+from testkit.segments import SETTINGS, mixed_corpus
 
 OPTIONS = ["--shard-bytes", "8000", "--segment-bytes", "12000", "--keep", "n", "--quiet"]
 FAULTS = [

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
-from tests.support.corpora import random_documents, write_mds
-from tests.support.servers import free_ports
-from tests.support.warm_start import stand_in
+from testkit import ROOT
+from testkit.corpora import random_documents, write_mds
+from testkit.servers import free_ports
+from testkit.warm_start import stand_in
 
 SCRIPT = """
 import logging
@@ -91,7 +91,7 @@ def test_ranks_and_their_workers_tell_of_the_start_and_of_a_slow_backend_once(
     script.write_text(RANK_SCRIPT)
     [port] = free_ports(1)
     command = [*stand_in(), "torch.distributed.run", "--nproc-per-node=2"]
-    command += [f"--master-port={port}", "--no-python", *stand_in(), "tests.support.warm_script"]
+    command += [f"--master-port={port}", "--no-python", *stand_in(), "testkit.warm_script"]
     ended = subprocess.run(
         [*command, str(script), data, str(tmp_path / "odd"), str(tmp_path / "cache"), "2", method],
         cwd=ROOT,

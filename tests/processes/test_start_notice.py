@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from cloudload.system import activity
-from tests.support import ROOT
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit import ROOT
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
 
 SCRIPT = """
 import sys, time

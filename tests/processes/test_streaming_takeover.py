@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader
-from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
-from tests.support.servers import free_ports
-from tests.support.warm_start import Program, start
+from testkit.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from testkit.servers import free_ports
+from testkit.warm_start import Program, start
 
 SHARDS = [37, 60, 1, 52, 45, 29, 58, 41, 33, 50]
 _TIMEOUT_S = 240
@@ -107,7 +107,7 @@ def run(job: Job, data: str, folder: Path) -> list[str]:
         }
         programs.append(
             start(
-                "tests.support.streaming_rank",
+                "testkit.streaming_rank",
                 [json.dumps(options)],
                 {name: str(value) for name, value in variables.items()},
             )

@@ -14,8 +14,8 @@ from cloudload.count import count_tokens
 from cloudload.lengths import advance, tables
 from cloudload.lengths.run_lengths import RunLengths
 from cloudload.testing import Leg, run_leg
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.loaders import make_loader
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,9 @@ from cloudload import CloudLoader
 from cloudload.delivery.wait_log import WaitLog
 from cloudload.stats import DeliveryMeter
 from cloudload.workers.plan import Plan
-from tests.support.corpora import random_documents, write_mds
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.loaders import make_loader
+from testkit.corpora import random_documents, write_mds
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.loaders import make_loader
 
 _PATIENCE_S = 60
 

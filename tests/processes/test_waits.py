@@ -14,13 +14,13 @@ import pytest
 from cloudload.cache.folder import dataset_folder, shard_path
 from cloudload.system.file_locks import acquire
 from cloudload.system.temp_files import lock_path, make_folder
-from tests.support.corpora import random_documents, write_mds
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.loaders import make_loader
-from tests.support.patience import PATIENT
-from tests.support.processes import children_of
-from tests.support.stalls import ended_by, report_early
-from tests.support.torchrun import Corpus, Run, launch
+from testkit.corpora import random_documents, write_mds
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.loaders import make_loader
+from testkit.patience import PATIENT
+from testkit.processes import children_of
+from testkit.stalls import ended_by, report_early
+from testkit.torchrun import Corpus, Run, launch
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.warm_start import stand_in, start_warm_server
+from testkit.warm_start import stand_in, start_warm_server
 
 MOST_S = 60.0
 
@@ -25,7 +25,7 @@ def start_program(folder: Path, stand_in: list[str]) -> tuple[subprocess.Popen[s
     """Start a program that sleeps. Returns its requester, its pidfd, and its server's PID."""
     script = folder / "sleep.py"
     script.write_text(SCRIPT)
-    command = [*stand_in, "tests.support.warm_script", str(script)]
+    command = [*stand_in, "testkit.warm_script", str(script)]
     requester = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert requester.stdout is not None
     pid, server = map(int, requester.stdout.readline().split())

@@ -21,10 +21,10 @@ from cloudload.errors import DatasetError, WorkerError
 from cloudload.system.temp_files import TAG
 from cloudload.workers import processes as worker_processes
 from cloudload.workers.worker_main import Memory, work
-from tests.support.corpora import EOS, byte_tokenizer, write_mds
-from tests.support.loaders import make_loader
-from tests.support.processes import children_of
-from tests.support.torchrun import Corpus, rows_of
+from testkit.corpora import EOS, byte_tokenizer, write_mds
+from testkit.loaders import make_loader
+from testkit.processes import children_of
+from testkit.torchrun import Corpus, rows_of
 
 
 @pytest.fixture(scope="module")

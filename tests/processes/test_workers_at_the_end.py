@@ -12,8 +12,8 @@ from cloudload import CloudLoader, Stream
 from cloudload.count import count_tokens
 from cloudload.workers.plan import Plan
 from cloudload.workers.worker import Worker
-from tests.support.corpora import byte_tokenizer, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer, write_mds
+from testkit.loaders import make_loader
 
 MODES: dict[str, dict[str, Any]] = {
     "concat": {"packing": "concat"},

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cloudload.errors import WorkerError
-from tests.support.jobs import command_of
-from tests.support.loaders import make_loader
+from testkit.jobs import command_of
+from testkit.loaders import make_loader
 
 NUM_DOCUMENTS = 60
 

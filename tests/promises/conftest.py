@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cloudload.system.file_locks import locked
-from tests.support.finite_runs import Write, write_corpus
+from testkit.finite_runs import Write, write_corpus
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader
 from cloudload.testing import Leg, check_worlds
-from tests.support.awkward import cases
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.kinds import (
+from testkit.awkward import cases
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.kinds import (
     KINDS,
     THOROUGH,
     kind_of,

@@ -13,8 +13,8 @@ from cloudload.cli import main
 from cloudload.convert import convert_to_mds
 from cloudload.count import count_tokens
 from cloudload.errors import ConvertError, StoreError
-from tests.support.conversions import QUIET, note_each_write, texts
-from tests.support.corpora import byte_tokenizer
+from testkit.conversions import QUIET, note_each_write, texts
+from testkit.corpora import byte_tokenizer
 
 
 def write(folder: Path, name: str, text: str) -> Path:

@@ -16,10 +16,10 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.packing.tables import SPAN_STREAM
 from cloudload.provenance.state_run import open_run
 from cloudload.testing import Leg, Row, run_leg
-from tests.support.conversions import QUIET
-from tests.support.corpora import EOS, byte_tokenizer, random_documents
-from tests.support.fault_proxy import FaultProxy
-from tests.support.loaders import list_settings
+from testkit.conversions import QUIET
+from testkit.corpora import EOS, byte_tokenizer, random_documents
+from testkit.fault_proxy import FaultProxy
+from testkit.loaders import list_settings
 
 WORLDS = (1, 2, 3, 6)
 SETTINGS: dict[str, Any] = {**QUIET, "shard_bytes": 1_500}

@@ -23,10 +23,10 @@ from cloudload.errors import CloudloadError, DatasetError, StreamChangedError, T
 from cloudload.provenance import open_run
 from cloudload.run.state_codec import read_counts
 from cloudload.testing import Leg, check_resume, check_worlds, run_leg
-from tests.support import loaders
-from tests.support.awkward import cases
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.kinds import KINDS, THOROUGH, kind_of, loaders_of
+from testkit import loaders
+from testkit.awkward import cases
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.kinds import KINDS, THOROUGH, kind_of, loaders_of
 
 COUNT = 60
 BAD = {5, 17, 18, 41}

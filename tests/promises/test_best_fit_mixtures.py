@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from cloudload import Stream
 from cloudload.count import count_tokens
 from cloudload.testing import Leg, run_leg
-from tests.support.awkward import tokenize
-from tests.support.best_fit_oracle import BestFitOracle
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.loaders import make_loader
+from testkit.awkward import tokenize
+from testkit.best_fit_oracle import BestFitOracle
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.examples import EXAMPLES
+from testkit.loaders import make_loader
 
 SIZES, FULL = (7, 40, 70, 25, 12), (1, 2, 3, 5)
 SEQ_LEN, MOST_ROWS = 32, 600

@@ -14,7 +14,7 @@ from cloudload import CloudLoader
 from cloudload.errors import StreamChangedError
 from cloudload.run.state import read_state
 from cloudload.testing import Leg, run_leg
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 COUNT = 60
 TEXTS = random_documents(1, COUNT, max_words=40)

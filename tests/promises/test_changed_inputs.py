@@ -16,8 +16,8 @@ from cloudload.convert.segments import Segments
 from cloudload.convert.work import InputPosition
 from cloudload.errors import CloudloadError, StoreError
 from cloudload.storage.objects import write_object
-from tests.support.conversions import SETTINGS, documents, make_input, note_each_write, texts
-from tests.support.input_kinds import INPUT_KINDS
+from testkit.conversions import SETTINGS, documents, make_input, note_each_write, texts
+from testkit.input_kinds import INPUT_KINDS
 
 FORMS = ("jsonl", "gz", "zst", "lines", "parquet", *INPUT_KINDS)
 DOCUMENTS = documents(600)

@@ -14,8 +14,8 @@ from cloudload.errors import StreamChangedError
 from cloudload.provenance import open_run
 from cloudload.testing import Leg, Row, run_leg
 from cloudload.testing import MakeLoader as MakeRank
-from tests.support.awkward import tokenize
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.awkward import tokenize
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 COUNT = 60
 

@@ -14,9 +14,9 @@ import torch
 from cloudload.check import check_dataset
 from cloudload.check.document_rules import DOCUMENT_RULES
 from cloudload.check.rules import BOTH, CLOUDLOAD, ERROR, RULES, STREAMING
-from tests.support.both_readers import read_by_cloudload, streaming_dataset
-from tests.support.corpora import write_mds
-from tests.support.damaged_datasets import (
+from testkit.both_readers import read_by_cloudload, streaming_dataset
+from testkit.corpora import write_mds
+from testkit.damaged_datasets import (
     SECOND,
     SHARDS,
     TEXTS,

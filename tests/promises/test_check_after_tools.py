@@ -17,8 +17,8 @@ from cloudload.convert import convert_to_mds
 from cloudload.errors import StoreError
 from cloudload.lengths import index as lengths_index
 from cloudload.mds.own_objects import LENGTHS
-from tests.support.conversions import stop_after
-from tests.support.corpora import EOS, byte_tokenizer
+from testkit.conversions import stop_after
+from testkit.corpora import EOS, byte_tokenizer
 
 QUIET: dict[str, Any] = {"processes": 1, "progress": False}
 SEGMENTS: dict[str, Any] = {**QUIET, "shard_bytes": 2000, "segment_bytes": 4000}

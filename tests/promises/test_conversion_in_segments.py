@@ -16,7 +16,7 @@ from cloudload.convert import convert_to_mds
 from cloudload.convert.plan import PLAN_NAME
 from cloudload.convert.report import ConvertReport
 from cloudload.errors import ConvertError, StoreError
-from tests.support.conversions import (
+from testkit.conversions import (
     convert_lines,
     dataset_bytes,
     note_each_write,
@@ -24,7 +24,7 @@ from tests.support.conversions import (
     stop_after,
     texts,
 )
-from tests.support.segments import SETTINGS, LastFirst, Twice, mixed_corpus
+from testkit.segments import SETTINGS, LastFirst, Twice, mixed_corpus
 
 WORKERS = 7
 

@@ -32,8 +32,8 @@ from cloudload.count.report import Distribution
 from cloudload.errors import DatasetError
 from cloudload.lengths import index as lengths_index
 from cloudload.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.loaders import make_loader
 
 DOCUMENTS = random_documents(0, 900, max_words=60)
 

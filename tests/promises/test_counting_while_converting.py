@@ -16,9 +16,9 @@ from cloudload.convert import convert_to_mds, run
 from cloudload.count.count import count_tokens
 from cloudload.errors import ConvertError, StoreError
 from cloudload.lengths import index as lengths_index
-from tests.support.conversions import dataset_bytes, stop_after
-from tests.support.corpora import EOS, byte_tokenizer
-from tests.support.segments import SETTINGS, LastFirst, Twice, mixed_corpus
+from testkit.conversions import dataset_bytes, stop_after
+from testkit.corpora import EOS, byte_tokenizer
+from testkit.segments import SETTINGS, LastFirst, Twice, mixed_corpus
 
 COUNTING: dict[str, Any] = {**SETTINGS, "tokenizer": byte_tokenizer()}
 

@@ -13,9 +13,9 @@ from hypothesis import example, given
 from cloudload.errors import DatasetError
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row
-from tests.support.corpora import EOS
-from tests.support.finite_cases import Case, cases
-from tests.support.finite_runs import (
+from testkit.corpora import EOS
+from testkit.finite_cases import Case, cases
+from testkit.finite_runs import (
     THOROUGH,
     Packing,
     Write,

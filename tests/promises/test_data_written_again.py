@@ -16,9 +16,9 @@ from cloudload.mds.hashes import SAMPLES_HASH
 from cloudload.run.recipe import SAMPLES_FIELD
 from cloudload.testing import Leg, run_leg
 from cloudload.testing import MakeLoader as MakeRank
-from tests.support.both_readers import streaming_dataset
-from tests.support.conversions import QUIET
-from tests.support.corpora import EOS, byte_tokenizer, random_documents
+from testkit.both_readers import streaming_dataset
+from testkit.conversions import QUIET
+from testkit.corpora import EOS, byte_tokenizer, random_documents
 
 TEXTS = random_documents(3, 90, max_words=40)
 FORMS: dict[str, dict[str, Any]] = {

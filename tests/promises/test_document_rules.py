@@ -17,7 +17,7 @@ from cloudload.check import check_dataset, duplicates, groups, mojibake
 from cloudload.check.document_rules import DOCUMENT_RULES
 from cloudload.check.findings import MOST_LISTED, CheckReport
 from cloudload.check.mojibake import find_mojibake
-from tests.support.corpora import EOS, byte_tokenizer, write_mds
+from testkit.corpora import EOS, byte_tokenizer, write_mds
 
 PLAIN = [f"document {number}, ascii" for number in range(70)]
 RUSSIAN, FRENCH, EMOJI = "Привет, мир", "déjà vu, l\u2019été", "fine 😀 day"

@@ -14,9 +14,9 @@ from cloudload import Batch, CloudLoader
 from cloudload.count import count_tokens
 from cloudload.errors import DatasetError
 from cloudload.testing import Leg, run_leg
-from tests.support import loaders
-from tests.support.awkward import tokenize
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit import loaders
+from testkit.awkward import tokenize
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 TEXTS = ["", "a", "bb", "ccc", *random_documents(1, 60)]
 LANGUAGES = ["en" if number % 3 else "de" for number in range(len(TEXTS))]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from cloudload import CloudLoader, Stream
-from tests.support.corpora import EOS_ID, byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import SEQ_LEN, make_loader
+from testkit.corpora import EOS_ID, byte_tokenizer, random_documents, write_mds
+from testkit.loaders import SEQ_LEN, make_loader
 
 IDS = [np.random.default_rng(n).integers(0, 128, 20).astype("<i8").tobytes() for n in range(60)]
 BASE64 = [base64.b64encode(np.random.default_rng(n).bytes(90)).decode() for n in range(60)]

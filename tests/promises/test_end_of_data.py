@@ -9,8 +9,8 @@ import pytest
 
 from cloudload.errors import DatasetError, RanksDisagreeError
 from cloudload.testing import Leg, assert_same_rows, real_tokens
-from tests.support.corpora import EOS
-from tests.support.finite_runs import (
+from testkit.corpora import EOS
+from testkit.finite_runs import (
     LANES,
     TO_THE_END,
     Packing,

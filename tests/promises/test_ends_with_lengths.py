@@ -17,10 +17,10 @@ from cloudload.errors import CloudloadError
 from cloudload.lengths import advance
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, run_leg
-from tests.support.corpora import EOS, byte_tokenizer, write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.finite_runs import leave_out, uneven
-from tests.support.loaders import make_loader
+from testkit.corpora import EOS, byte_tokenizer, write_mds
+from testkit.examples import EXAMPLES
+from testkit.finite_runs import leave_out, uneven
+from testkit.loaders import make_loader
 
 CORPORA = {
     "uneven": uneven(1, 61),

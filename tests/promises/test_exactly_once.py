@@ -20,16 +20,16 @@ from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.packing.residue import residue_spans
 from cloudload.run.state import State, read_state
 from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
-from tests.support.awkward import Case, cases, tokenize
-from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, random_documents, write_mds
-from tests.support.kinds import (
+from testkit.awkward import Case, cases, tokenize
+from testkit.corpora import EOS, EOS_ID, byte_tokenizer, random_documents, write_mds
+from testkit.kinds import (
     FINITE_KINDS,
     THOROUGH,
     kind_of,
     loaders_of,
     tokens_of,
 )
-from tests.support.reference_order import canonical_order
+from testkit.reference_order import canonical_order
 
 
 @pytest.mark.parametrize(("packing", "mixture", "ends"), FINITE_KINDS)

@@ -16,8 +16,8 @@ from cloudload.inspect.info import read_info
 from cloudload.mds import writer
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.testing import Leg, Row, run_leg
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import SEQ_LEN, make_loader
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.loaders import SEQ_LEN, make_loader
 
 ROW_SHARD_BYTES = 1_000
 

@@ -17,7 +17,7 @@ from cloudload.lengths import tables
 from cloudload.provenance import compare_states, compare_with_loader, describe_state
 from cloudload.run.state import read_state
 from cloudload.testing import Leg, Row, check_resume, check_worlds, run_leg
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
 
 SEQ_LEN, NUM_LANES, NUM_DOCUMENTS = 64, 60, 4_000
 MakeLoader = Callable[..., CloudLoader]

@@ -31,12 +31,12 @@ from cloudload.provenance import (
 )
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, assert_same_rows, check_worlds, run_leg
-from tests.support.awkward import tokenize
-from tests.support.best_fit_oracle import BestFitOracle, choose_stream
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.loaders import SEQ_LEN, make_loader
-from tests.support.quick_laws import quick_laws  # noqa: F401
+from testkit.awkward import tokenize
+from testkit.best_fit_oracle import BestFitOracle, choose_stream
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.examples import EXAMPLES
+from testkit.loaders import SEQ_LEN, make_loader
+from testkit.quick_laws import quick_laws  # noqa: F401
 
 SIZES = (7, 40, 70)
 MIN_TOKENS = 25

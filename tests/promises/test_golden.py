@@ -14,7 +14,7 @@ import pytest
 
 from cloudload import CloudLoader, Stream
 from cloudload.count import count_tokens
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 TWO = {"num_canonical_nodes": 2}
 GOLDEN: dict[str, tuple[dict[str, Any], str]] = {

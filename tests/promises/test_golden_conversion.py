@@ -19,8 +19,8 @@ import pytest
 
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError, StoreError
-from tests.support import ROOT
-from tests.support.conversions import (
+from testkit import ROOT
+from testkit.conversions import (
     FORMS,
     SETTINGS,
     digest,

@@ -23,9 +23,9 @@ from cloudload.errors import CacheError, CloudloadError, DatasetError, Tokenizer
 from cloudload.mds.dataset import Dataset
 from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.mds.writer import ShardFormat, encode_sample
-from tests.support.awkward import tokenize
-from tests.support.corpora import encode_shard, random_documents, write_mds
-from tests.support.whole_documents import make_loader, read_all
+from testkit.awkward import tokenize
+from testkit.corpora import encode_shard, random_documents, write_mds
+from testkit.whole_documents import make_loader, read_all
 
 EOS_ID = 256
 

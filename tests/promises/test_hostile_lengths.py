@@ -24,9 +24,9 @@ from cloudload.storage.base import Retry
 from cloudload.testing import Leg, run_leg
 from cloudload.workers import worker
 from cloudload.workers.length_check import choose_samples
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.examples import EXAMPLES
+from testkit.loaders import make_loader
 
 NUM_DOCUMENTS = 300
 

@@ -23,8 +23,8 @@ from cloudload.integrations.metrics import Monitor
 from cloudload.losses import LossLog
 from cloudload.run.position import Position
 from cloudload.run.state import State, build_state
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.loaders import make_loader
 
 INTEGERS = [np.int64, np.int32, np.uint8, torch.tensor]
 Cast = Callable[[int], Any]

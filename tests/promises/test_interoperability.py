@@ -16,8 +16,8 @@ import pytest
 from cloudload import convert_to_mds
 from cloudload.check import check_dataset
 from cloudload.errors import DatasetError
-from tests.support.both_readers import read_by_cloudload, streaming_dataset
-from tests.support.corpora import write_mds
+from testkit.both_readers import read_by_cloudload, streaming_dataset
+from testkit.corpora import write_mds
 
 TEXTS = [f"document-{number}" for number in range(70)]
 ALGORITHMS = ["py1e", "py1br", "py1s", "py2s", "naive", None]

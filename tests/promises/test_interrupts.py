@@ -13,10 +13,10 @@ from cloudload.delivery.run_log import RunLog
 from cloudload.errors import CacheError
 from cloudload.lengths import lane_marks
 from cloudload.run.position import Position
-from tests.support.corpora import random_documents, write_mds
-from tests.support.interrupted import KINDS, Check, open_subject
-from tests.support.interrupts import Visit, count_visits, interrupt, list_edges
-from tests.support.loaders import make_loader
+from testkit.corpora import random_documents, write_mds
+from testkit.interrupted import KINDS, Check, open_subject
+from testkit.interrupts import Visit, count_visits, interrupt, list_edges
+from testkit.loaders import make_loader
 
 SOME, MANY = 300, 2_000
 

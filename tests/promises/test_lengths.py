@@ -13,9 +13,9 @@ from cloudload import Stream
 from cloudload.count import count_tokens
 from cloudload.errors import CloudloadError, DatasetError
 from cloudload.workers.document_reader import DocumentReader
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.loaders import make_loader
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.examples import EXAMPLES
+from testkit.loaders import make_loader
 
 SIZES = (3, 40, 150)
 

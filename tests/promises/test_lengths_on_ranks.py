@@ -18,8 +18,8 @@ from cloudload.testing import Leg, run_leg
 from cloudload.workers.document_reader import DocumentReader
 from cloudload.workers.plan import Plan
 from cloudload.workers.worker import Worker
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.loaders import make_loader
 
 RANKS = 3
 EVERY_PACKING = pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from cloudload import merge_state_dicts, testing
 from cloudload.errors import RanksDisagreeError, StreamChangedError
-from tests.support.loaders import make_loader
-from tests.support.state_fields import table
+from testkit.loaders import make_loader
+from testkit.state_fields import table
 
 
 def test_a_rank_on_its_own_does_not_know_the_whole_state_after_a_seek_either(

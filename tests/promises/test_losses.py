@@ -21,9 +21,9 @@ from cloudload.count import count_tokens
 from cloudload.errors import DatasetError
 from cloudload.losses import Losses, LossLog, blame, read_losses, token_losses
 from cloudload.losses.log_file import ROW, STEP, TOKENS, Records
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.interrupts import interrupt
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.interrupts import interrupt
+from testkit.loaders import make_loader
 
 GLOBAL_BATCH = 12
 

@@ -14,10 +14,10 @@ from cloudload import CloudLoader
 from cloudload.count import count_tokens
 from cloudload.errors import CacheError, CloudloadError, RanksDisagreeError
 from cloudload.testing import Leg, check_worlds
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.examples import EXAMPLES
+from testkit.loaders import make_loader
 from tests.promises.test_lengths import CASES, corpora, fail_on_some, streams_of  # noqa: F401
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.loaders import make_loader
 
 LEGS = st.builds(
     Leg,

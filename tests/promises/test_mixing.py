@@ -15,7 +15,7 @@ import pytest
 from cloudload import CloudLoader, Stream
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.testing import Leg, MakeLoader, Row, check_worlds, run_leg, run_legs
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 SIZES = {"web": 300, "code": 90, "books": 7}
 

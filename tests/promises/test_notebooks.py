@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cloudload import Stream
 from cloudload.provenance import start_run, view_rows
-from tests.support.corpora import EOS, byte_tokenizer, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import EOS, byte_tokenizer, write_mds
+from testkit.loaders import make_loader
 
 HOSTILE = "<script>alert('x')</script><img src=x onerror=1>&amp;\u202e"
 

@@ -12,8 +12,8 @@ from cloudload import CloudLoader, merge_state_dicts
 from cloudload.config.transform import name_function
 from cloudload.errors import StreamChangedError
 from cloudload.testing import Leg, run_leg
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.saved_runs import AFTER, RUNS, hash_rows, shout
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.saved_runs import AFTER, RUNS, hash_rows, shout
 
 FILES = sorted((Path(__file__).parents[1] / "data").glob("states_*.json"))
 SAVED: dict[str, Any] = {

@@ -17,8 +17,8 @@ from cloudload.errors import StreamChangedError
 from cloudload.order.order_ids import hash_fixed_order, identify_order
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.verified_files import mark_verified
-from tests.support.corpora import byte_tokenizer
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer
+from testkit.loaders import make_loader
 
 ALGORITHMS = ["py1e", "py1br", "py1s", "py2s", "naive"]
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from cloudload import FromStart, Stream
 from cloudload.errors import RanksDisagreeError
-from tests.support.examples import EXAMPLES
-from tests.support.loaders import make_loader
+from testkit.examples import EXAMPLES
+from testkit.loaders import make_loader
 
 NUM_DOCUMENTS = 60
 

@@ -18,9 +18,9 @@ from cloudload.forecast.budget import parse_tokens
 from cloudload.forecast.page import render_plan
 from cloudload.forecast.prices import read_prices
 from cloudload.testing import Leg, run_leg
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import make_loader
-from tests.support.plans import check_figures
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.loaders import make_loader
+from testkit.plans import check_figures
 
 WORLDS = [(1, 2), (2, 2), (2, 4)]  # (nodes, ranks per node); 8 ranks cannot share 12 lanes
 SAMPLES = 240

@@ -14,9 +14,9 @@ from cloudload.forecast import RunPlan, plan_run
 from cloudload.forecast.page import render_plan
 from cloudload.forecast.picture import draw_plan
 from cloudload.run.state import read_state
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.plans import check_figures
-from tests.support.servers import BUCKET, S3Server
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.plans import check_figures
+from testkit.servers import BUCKET, S3Server
 
 TEXTS = {"web": (72, 30, 9), "code": (72, 8, 6), "books": (72, 60, 12), "archive": (300, 60, 100)}
 """For each dataset: the number of documents, the most words in one, and the number of shards."""

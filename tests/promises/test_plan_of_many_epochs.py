@@ -9,7 +9,7 @@ import pytest
 
 from cloudload import Stream, count_tokens
 from cloudload.forecast import RunPlan, budget, plan_run
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 SAMPLES = 60
 

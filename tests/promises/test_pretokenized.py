@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from cloudload import CloudLoader, Stream
 from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
 from cloudload.testing import assert_same_rows, check_resume, run_legs
-from tests.support.awkward import Case, cases, tokenize
-from tests.support.corpora import EOS_ID, byte_tokenizer, write_mds
-from tests.support.kinds import PACKINGS, THOROUGH, kind_of, loaders_of
+from testkit.awkward import Case, cases, tokenize
+from testkit.corpora import EOS_ID, byte_tokenizer, write_mds
+from testkit.kinds import PACKINGS, THOROUGH, kind_of, loaders_of
 
 FORMATS = [
     ("bytes", "uint16"),

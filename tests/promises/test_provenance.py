@@ -19,10 +19,10 @@ from cloudload.cli import main
 from cloudload.packing.tables import SPAN_SAMPLE
 from cloudload.provenance import find_document, load_state, open_run, trace_steps
 from cloudload.workers.trace import Tracer
-from tests.support.corpora import EOS, byte_tokenizer, write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.loaders import make_loader as small_loader
-from tests.support.traced_runs import (
+from testkit.corpora import EOS, byte_tokenizer, write_mds
+from testkit.examples import EXAMPLES
+from testkit.loaders import make_loader as small_loader
+from testkit.traced_runs import (
     BATCH,
     SAVED,
     STEPS,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader
-from tests.support.interrupted import FURTHER, KINDS, Check, list_reads, open_subject
+from testkit.interrupted import FURTHER, KINDS, Check, list_reads, open_subject
 
 THREADS, HANDLED = 4, 3
 COUNTED = [kind for kind, has_lengths in KINDS if has_lengths]

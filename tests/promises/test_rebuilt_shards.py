@@ -18,7 +18,7 @@ from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError
 from cloudload.mds import writer
 from cloudload.storage.objects import delete_object, write_object
-from tests.support.conversions import (
+from testkit.conversions import (
     SETTINGS,
     convert_lines,
     dataset_bytes,
@@ -115,7 +115,7 @@ def test_the_summary_counts_the_rebuilt_shards(
 KILLED = """
 import os, signal, sys
 from cloudload.convert import convert_to_mds
-from tests.support.conversions import SETTINGS
+from testkit.conversions import SETTINGS
 import cloudload.convert.rebuild as rebuild
 
 store, left = rebuild.write_object, [2]

@@ -10,8 +10,8 @@ import pytest
 
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError, StoreError
-from tests.support.conversions import dataset_bytes, stop_after
-from tests.support.segments import LastFirst, Twice
+from testkit.conversions import dataset_bytes, stop_after
+from testkit.segments import LastFirst, Twice
 
 SEGMENTS = 6
 OPTIONS: dict[str, Any] = {

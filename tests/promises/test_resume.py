@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader
 from cloudload.testing import Leg, check_resume, check_worlds, real_tokens
-from tests.support.awkward import cases
-from tests.support.corpora import EOS, byte_tokenizer, write_mds
-from tests.support.kinds import (
+from testkit.awkward import cases
+from testkit.corpora import EOS, byte_tokenizer, write_mds
+from testkit.kinds import (
     KINDS,
     THOROUGH,
     kind_of,

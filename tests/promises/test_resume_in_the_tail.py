@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from cloudload.errors import StreamChangedError
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, assert_same_rows, real_tokens
-from tests.support.finite_cases import Case, cases
-from tests.support.finite_runs import (
+from testkit.finite_cases import Case, cases
+from testkit.finite_runs import (
     PACKINGS,
     THOROUGH,
     TO_THE_END,

@@ -23,10 +23,10 @@ from torch.utils.data import DataLoader
 from cloudload import Rows, count_tokens
 from cloudload.errors import CloudloadError, DatasetError
 from cloudload.workers.document_reader import DocumentReader
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.examples import EXAMPLES
+from testkit.loaders import make_loader
 from tests.promises.test_lengths import CASES, corpora, fail_on_some, streams_of  # noqa: F401
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.loaders import make_loader
 
 SETTINGS: dict[str, Any] = {"tokenizer": byte_tokenizer(), "eos": EOS, "num_lanes": 12}
 

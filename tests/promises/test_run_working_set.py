@@ -12,8 +12,8 @@ from cloudload import CloudLoader
 from cloudload.count import count_tokens
 from cloudload.lengths.working_set import measure_run
 from cloudload.packing.tables import CURSOR_OFFSET
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.loaders import make_loader
 
 
 @pytest.fixture(scope="module")

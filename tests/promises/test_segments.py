@@ -16,7 +16,7 @@ from cloudload.segments import (
     position_ids,
     segment_ids,
 )
-from tests.support.packed_batches import Packing, spans
+from testkit.packed_batches import Packing, spans
 
 VOCABULARY = 50
 BATCH: Packing = [[7, 1, 5], [16], [1, 1, 9, 2], [4, 12]], 16

@@ -14,8 +14,8 @@ from cloudload.delivery.exchange import Exchange
 from cloudload.testing import Leg, assert_same_rows
 from cloudload.workers import kept_documents
 from cloudload.workers.document_reader import DocumentReader
-from tests.support.corpora import byte_tokenizer
-from tests.support.finite_runs import (
+from testkit.corpora import byte_tokenizer
+from testkit.finite_runs import (
     Corpus,
     Packing,
     counts_of,

@@ -15,9 +15,9 @@ from cloudload import Text
 from cloudload.config.choices import AUTO
 from cloudload.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.tokenization.tokenizer import load_tokenizer
-from tests.support.corpora import EOS, EOS_ID, random_documents, write_mds
-from tests.support.loaders import make_loader
-from tests.support.tokenizer_files import BACKENDS
+from testkit.corpora import EOS, EOS_ID, random_documents, write_mds
+from testkit.loaders import make_loader
+from testkit.tokenizer_files import BACKENDS
 
 TEXTS = [f"one{EOS}two", "three", f"{EOS}four", f"five{EOS}", EOS, "six"]
 

@@ -16,9 +16,9 @@ from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError, DatasetError, StoreError
 from cloudload.mds.own_objects import REPORT_NAME
 from cloudload.storage.objects import list_objects
-from tests.support.conversions import dataset_bytes, note_each_write, read_dataset, stop_after
-from tests.support.corpora import byte_tokenizer
-from tests.support.segments import LastFirst, Twice
+from testkit.conversions import dataset_bytes, note_each_write, read_dataset, stop_after
+from testkit.corpora import byte_tokenizer
+from testkit.segments import LastFirst, Twice
 
 SPLITS = "train=0.8,val=0.15,test=0.05"
 NAMES = ("train", "val", "test")

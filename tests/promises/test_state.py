@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from cloudload.errors import StreamChangedError
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
-from tests.support.state_fields import residues, table
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
+from testkit.state_fields import residues, table
 
 
 def test_a_state_is_plain_flat_json_with_the_same_keys_at_all_times(larger_folder: str) -> None:

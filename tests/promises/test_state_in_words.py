@@ -14,8 +14,8 @@ from cloudload import Stream
 from cloudload.cli import main
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import compare_states, compare_with_loader, describe_state, load_state
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
-from tests.support.trainer import streams_of
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
+from testkit.trainer import streams_of
 
 DOCUMENTS = random_documents(12, 300)
 

@@ -24,8 +24,8 @@ from cloudload.streaming_arguments.arguments import (
     StreamArguments,
     choose_by_proportion,
 )
-from tests.support.both_readers import streaming_dataset
-from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from testkit.both_readers import streaming_dataset
+from testkit.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
 
 SHARDS = {"a": [7, 30, 1, 12], "b": [1], "c": [25, 9, 18]}
 OPTIONS: dict[str, Any] = {

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload.order.spec import OrderConfig, Sampling
-from tests.support.corpora import write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.reference_order import Weight, canonical_order, interleave, sampling_of
-from tests.support.streaming_work import streaming_dataset
+from testkit.corpora import write_mds
+from testkit.examples import EXAMPLES
+from testkit.reference_order import Weight, canonical_order, interleave, sampling_of
+from testkit.streaming_work import streaming_dataset
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 STREAMS = [[7, 30, 1, 12], [1], [25, 9, 18], [4, 4, 3]]

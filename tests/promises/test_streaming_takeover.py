@@ -24,9 +24,9 @@ from cloudload.batch import Batch
 from cloudload.config.choices import ShuffleAlgorithm
 from cloudload.errors import StreamChangedError
 from cloudload.testing import Leg, check_resume, check_worlds
-from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.streaming_work import (
+from testkit.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from testkit.examples import EXAMPLES
+from testkit.streaming_work import (
     Physical,
     Weight,
     order_of_epoch,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cloudload.errors import TokenizerError
-from tests.support.corpora import EOS, byte_tokenizer
-from tests.support.loaders import list_settings, make_loader
-from tests.support.tokenizer_files import (
+from testkit.corpora import EOS, byte_tokenizer
+from testkit.loaders import list_settings, make_loader
+from testkit.tokenizer_files import (
     changed,
     needs_fastokens,
 )

@@ -15,8 +15,8 @@ from cloudload.cli import main
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import Run, find_document, open_runs, split_steps, trace_steps
 from cloudload.workers.trace import TracedSpan
-from tests.support.corpora import random_documents, write_mds
-from tests.support.traced_runs import TEXTS, write_streams
+from testkit.corpora import random_documents, write_mds
+from testkit.traced_runs import TEXTS, write_streams
 
 MORE = random_documents(5, 40)
 

@@ -15,7 +15,7 @@ from cloudload.convert import convert_to_mds
 from cloudload.convert.report import ConvertReport
 from cloudload.errors import CloudloadError, ConvertError, StoreError
 from cloudload.storage.objects import list_objects
-from tests.support.conversions import SETTINGS, note_each_write, stop_after, texts
+from testkit.conversions import SETTINGS, note_each_write, stop_after, texts
 
 ONE = {**SETTINGS, "shard_bytes": 1_500}
 SEVERAL = {**ONE, "segment_bytes": 6_000}

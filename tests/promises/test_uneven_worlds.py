@@ -16,10 +16,10 @@ from cloudload.errors import CloudloadError, DatasetError
 from cloudload.testing import Leg, Row, assert_same_rows, run_leg
 from cloudload.warm import warm_cache
 from cloudload.workers.document_reader import DocumentReader
+from testkit.examples import EXAMPLES
+from testkit.loaders import make_loader
+from testkit.quick_laws import quick_laws  # noqa: F401
 from tests.promises.test_lengths import CASES, corpora, fail_on_some, streams_of  # noqa: F401
-from tests.support.examples import EXAMPLES
-from tests.support.loaders import make_loader
-from tests.support.quick_laws import quick_laws  # noqa: F401
 
 LEGS = st.builds(
     Leg,

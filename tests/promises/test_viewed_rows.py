@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from cloudload import CloudLoader
 from cloudload.cli import main
 from cloudload.provenance import open_run, render_rows, start_run, view_rows
-from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
-from tests.support.traced_runs import (
+from testkit.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from testkit.traced_runs import (
     BATCH,
     SAVED,
     TEXTS,

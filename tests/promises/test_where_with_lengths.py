@@ -18,8 +18,8 @@ from cloudload.lengths import occurrences
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.provenance import find_document, open_run, trace_steps
 from cloudload.workers.document_reader import DocumentReader
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.examples import EXAMPLES
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.examples import EXAMPLES
 
 SIZES = (60, 9)
 LAST_STEP = 40

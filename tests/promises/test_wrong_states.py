@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer, models, processors
 
 from cloudload.errors import StreamChangedError
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.loaders import make_loader
 
 STREAMING = {"epoch": 0, "sample_in_epoch": 8, "num_canonical_nodes": 2, "shuffle_seed": 17}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.fault_proxy import FaultProxy
+from testkit.fault_proxy import FaultProxy
 
 
 @pytest.fixture(params=["s3", "gcs"])

@@ -12,8 +12,8 @@ from cloudload import cli
 from cloudload.check import check_dataset, groups
 from cloudload.errors import StoreError
 from cloudload.storage.objects import delete_object, read_object, write_object
-from tests.support.corpora import write_mds
-from tests.support.fault_proxy import Fault, FaultProxy
+from testkit.corpora import write_mds
+from testkit.fault_proxy import Fault, FaultProxy
 
 TEXTS = [f"document {number}" for number in range(90)]
 NAME = "shard.00001.mds"

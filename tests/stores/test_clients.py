@@ -14,9 +14,9 @@ from cloudload.storage.objects import (
     write_object,
 )
 from cloudload.storage.urls import join_url
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.objects import object_exists
-from tests.support.servers import (
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.objects import object_exists
+from testkit.servers import (
     BUCKET,
     S3Server,
 )

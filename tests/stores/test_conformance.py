@@ -41,8 +41,8 @@ from cloudload.storage.objects import (
 )
 from cloudload.storage.streaming import StreamingStore
 from cloudload.storage.urls import join_url
-from tests.support.objects import object_exists
-from tests.support.web_server import web_server
+from testkit.objects import object_exists
+from testkit.web_server import web_server
 
 LARGE = os.urandom(9_000_001)  # larger than 8 MiB, so that boto3 uploads it in parts
 SECRET = "hunter2hunter2"

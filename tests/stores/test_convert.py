@@ -15,14 +15,14 @@ from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import StoreError
 from cloudload.storage.base import Retry
 from cloudload.storage.objects import list_objects, read_object, upload_file, write_object
-from tests.support.conversions import (
+from testkit.conversions import (
     QUIET,
     dataset_bytes,
     documents,
     stop_after,
     write_corpus,
 )
-from tests.support.input_kinds import INPUT_KINDS
+from testkit.input_kinds import INPUT_KINDS
 
 
 def test_every_store_is_read_and_written(store_url: str, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from cloudload.errors import StoreError
 from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
 from cloudload.storage.urls import join_url
-from tests.support.clients import new_clients
-from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
-from tests.support.servers import BUCKET, S3Server
+from testkit.clients import new_clients
+from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from testkit.servers import BUCKET, S3Server
 
 S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 

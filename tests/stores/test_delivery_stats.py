@@ -15,9 +15,9 @@ from cloudload.errors import DatasetError
 from cloudload.mds.dataset import open_corpus
 from cloudload.stats import DeliveryStats, Traffic
 from cloudload.storage.objects import list_objects, read_object, write_object
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.loaders import list_settings
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.loaders import list_settings
 
 DOCUMENTS = random_documents(12, 300)
 NO_STALL = 0.0

@@ -17,11 +17,11 @@ from cloudload.storage.objects import (
     open_object,
     read_object,
 )
-from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
-from tests.support.objects import object_exists
-from tests.support.patience import PATIENT, QUICK, SOON_S, within
-from tests.support.servers import free_ports
-from tests.support.web_server import web_server
+from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from testkit.objects import object_exists
+from testkit.patience import PATIENT, QUICK, SOON_S, within
+from testkit.servers import free_ports
+from testkit.web_server import web_server
 
 DATA = os.urandom(300_000)
 

@@ -11,9 +11,9 @@ from cloudload.storage.base import Retry
 from cloudload.storage.gcs import GCSStore
 from cloudload.storage.objects import read_object, write_object
 from cloudload.storage.urls import join_url
-from tests.support.clients import new_clients
-from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
-from tests.support.servers import BUCKET, GCSServer, S3Server, free_ports
+from testkit.clients import new_clients
+from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from testkit.servers import BUCKET, GCSServer, S3Server, free_ports
 
 QUICK = Retry(timeout_s=1.0, deadline_s=2.0, pause_s=0.05)
 

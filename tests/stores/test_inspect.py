@@ -7,8 +7,8 @@ import pytest
 from cloudload.errors import DatasetError
 from cloudload.inspect import read_info, read_samples
 from cloudload.storage.objects import read_object, write_object
-from tests.support.corpora import random_documents, write_mds
-from tests.support.fault_proxy import FaultProxy
+from testkit.corpora import random_documents, write_mds
+from testkit.fault_proxy import FaultProxy
 
 TEXTS = random_documents(3, 90)
 LARGE = [f"{number}: " + "large " * 100_000 for number in range(30)]

@@ -11,8 +11,8 @@ from cloudload.convert.found_files import find_files
 from cloudload.errors import ConvertError, StoreError
 from cloudload.storage.objects import list_objects, read_object, write_object
 from cloudload.storage.urls import join_url, split_url
-from tests.support.conversions import QUIET, read_dataset
-from tests.support.web_server import web_server
+from testkit.conversions import QUIET, read_dataset
+from testkit.web_server import web_server
 
 KEYS = [
     "tab\t.jsonl",

@@ -13,8 +13,8 @@ from cloudload import Retry
 from cloudload.errors import StoreError
 from cloudload.storage.objects import download_object, list_objects, read_object, write_object
 from cloudload.storage.urls import join_url
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.patience import PATIENT
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.patience import PATIENT
 
 LONG = Retry(timeout_s=30.0, deadline_s=60.0, pause_s=0.01)
 

@@ -14,10 +14,10 @@ from cloudload import CloudLoader, FromStart, Stream, cli, convert_to_mds
 from cloudload.errors import ConvertError, DatasetError, StoreError
 from cloudload.storage.objects import write_object
 from cloudload.storage.urls import join_url
-from tests.support.corpora import write_mds
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.loaders import make_loader
-from tests.support.web_server import web_server
+from testkit.corpora import write_mds
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.loaders import make_loader
+from testkit.web_server import web_server
 
 
 def put(url: str, *names: str) -> None:

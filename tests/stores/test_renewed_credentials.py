@@ -14,9 +14,9 @@ from cloudload.errors import StoreError
 from cloudload.storage import registry
 from cloudload.storage.objects import list_objects, read_object, write_object
 from cloudload.storage.urls import join_url
-from tests.support.clients import new_clients
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.servers import GCSServer, S3Server
+from testkit.clients import new_clients
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.servers import GCSServer, S3Server
 
 EXPIRED = Fault("GET", "status", times=1, status=400, code="ExpiredToken")
 

@@ -20,10 +20,10 @@ from cloudload.errors import DatasetError
 from cloudload.mds.dataset import Corpus, open_corpus
 from cloudload.storage.objects import list_objects, read_object, write_object
 from cloudload.testing import Leg, run_leg
-from tests.support.corpora import EOS, byte_tokenizer, write_mds
-from tests.support.fault_proxy import FaultProxy
-from tests.support.shard_caches import DOCUMENTS, RETRY, texts_of
-from tests.support.web_server import web_server
+from testkit.corpora import EOS, byte_tokenizer, write_mds
+from testkit.fault_proxy import FaultProxy
+from testkit.shard_caches import DOCUMENTS, RETRY, texts_of
+from testkit.web_server import web_server
 
 CHANGED = [text.upper() for text in DOCUMENTS]
 STORED = "gz:0"

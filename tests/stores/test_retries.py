@@ -21,11 +21,11 @@ from cloudload.storage.objects import (
     write_object,
 )
 from cloudload.storage.urls import join_url
-from tests.support.clients import new_clients
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.objects import object_exists
-from tests.support.patience import PATIENT, QUICK, SOON_S, within
-from tests.support.servers import (
+from testkit.clients import new_clients
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.objects import object_exists
+from testkit.patience import PATIENT, QUICK, SOON_S, within
+from testkit.servers import (
     GCSServer,
     S3Server,
     free_ports,

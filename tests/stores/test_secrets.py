@@ -27,12 +27,12 @@ from cloudload.storage.objects import (
     read_object,
     write_object,
 )
-from tests.support.clients import new_clients
-from tests.support.corpora import write_mds
-from tests.support.fault_proxy import Fault, FaultProxy, start_fault_proxy
-from tests.support.loaders import make_loader
-from tests.support.servers import GCSServer, S3Server, service_account, start_token_endpoint
-from tests.support.web_server import web_server
+from testkit.clients import new_clients
+from testkit.corpora import write_mds
+from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from testkit.loaders import make_loader
+from testkit.servers import GCSServer, S3Server, service_account, start_token_endpoint
+from testkit.web_server import web_server
 
 QUICK = Retry(timeout_s=0.5, deadline_s=1.0, pause_s=0.05)
 

@@ -24,9 +24,9 @@ from cloudload.mds.dataset import Corpus, open_corpus
 from cloudload.storage.objects import read_object, write_object
 from cloudload.system.temp_files import TAG, make_folder
 from cloudload.system.verified_files import is_unmodified, mark_verified
-from tests.support.corpora import EOS, byte_tokenizer, write_mds
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.shard_caches import DOCUMENTS, RETRY, flip, loader_of, texts_of, write
+from testkit.corpora import EOS, byte_tokenizer, write_mds
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.shard_caches import DOCUMENTS, RETRY, flip, loader_of, texts_of, write
 
 
 def cached_files(root: Path) -> list[str]:

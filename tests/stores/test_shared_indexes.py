@@ -25,11 +25,11 @@ from cloudload.mds.fingerprints import SUFFIX
 from cloudload.mds.index_parser import parse_index
 from cloudload.mds.open_index import INDEXES_FOLDER, OpenedIndex, open_index, sweep_indexes
 from cloudload.system.temp_files import TAG
-from tests.support.clients import new_clients
-from tests.support.corpora import random_documents, write_mds
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.loaders import make_loader
-from tests.support.servers import S3Server
+from testkit.clients import new_clients
+from testkit.corpora import random_documents, write_mds
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.loaders import make_loader
+from testkit.servers import S3Server
 
 DOCUMENTS = random_documents(3, 80)
 RANKS = 8

@@ -13,10 +13,10 @@ import pytest
 from cloudload import CloudLoader, Retry
 from cloudload.convert.input_files import InputFile, read_decompressed
 from cloudload.storage.objects import write_object
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.patience import PATIENT, soon
-from tests.support.stalls import ended_by, report_early
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.fault_proxy import Fault, FaultProxy
+from testkit.patience import PATIENT, soon
+from testkit.stalls import ended_by, report_early
 
 LONG = Retry(timeout_s=30.0, deadline_s=60.0, pause_s=0.05)
 BRIEF_ATTEMPTS = Retry(timeout_s=2.0, deadline_s=60.0, pause_s=0.05)

@@ -11,8 +11,8 @@ import pytest
 from cloudload import CloudLoader
 from cloudload.cli import main
 from cloudload.warm import warm_cache
-from tests.support.corpora import random_documents, write_mds
-from tests.support.fault_proxy import FaultProxy
+from testkit.corpora import random_documents, write_mds
+from testkit.fault_proxy import FaultProxy
 
 SHARDS = 20
 Case = tuple[int, str]

@@ -9,7 +9,7 @@ import pytest
 
 from cloudload import CloudLoader
 from cloudload.errors import CacheError
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 
 def make_loader(data: str, **options: Any) -> CloudLoader:

@@ -16,8 +16,8 @@ import pytest
 from cloudload import CloudLoader, Retry
 from cloudload.errors import FailureKind, StoreError
 from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
-from tests.support.clients import environment, new_clients
-from tests.support.servers import GCSServer, S3Server, free_ports
+from testkit.clients import environment, new_clients
+from testkit.servers import GCSServer, S3Server, free_ports
 
 SHORT = Retry(timeout_s=1.0, deadline_s=5.0, pause_s=0.05)
 NO_HOST = "http://no-such-host.invalid:9"

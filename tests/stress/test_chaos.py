@@ -20,8 +20,8 @@ from stress.chaos.kinds import COUNTED, KINDS
 from stress.chaos.rank import Campaign, Job, hash_rows
 from stress.chaos.together import add
 from stress.chaos.watch import Quiet
-from tests.support import ROOT
-from tests.support.corpora import random_documents, write_mds
+from testkit import ROOT
+from testkit.corpora import random_documents, write_mds
 
 COMMAND = "--restarts 16 --faults 200 --documents 1500 --jobs 8 --minutes 10 --together 2"
 

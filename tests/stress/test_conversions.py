@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.support import ROOT
+from testkit import ROOT
 
 
 @pytest.mark.long

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from tests.support import ROOT
-from tests.support.warm_start import stand_in
+from testkit import ROOT
+from testkit.warm_start import stand_in
 
 SWEPT = r"^0 / 0 / (0|\d+ \(0 after the next start\))$"
 # for one or two faults per section, the rows: a pattern for each cell after the fault's name

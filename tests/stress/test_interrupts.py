@@ -9,7 +9,7 @@ import pytest
 
 from stress import interrupts
 from stress.interrupts import Campaign
-from tests.support import interrupted
+from testkit import interrupted
 
 
 def test_a_short_campaign_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from cloudload import cli, convert_to_mds, export_rows
 from cloudload.cli.words import in_words_of_options
-from tests.support.corpora import byte_tokenizer
+from testkit.corpora import byte_tokenizer
 
 
 def test_an_error_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from cloudload import cli, convert_to_mds
 from cloudload.json_text import to_json
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.loaders import make_loader
 
 Capture = pytest.CaptureFixture[str]
 EVIL = "\x1b]0;t\x07\x1b[31mred\x9b2J\u202e"

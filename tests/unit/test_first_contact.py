@@ -19,8 +19,8 @@ from cloudload.losses.blame import blame
 from cloudload.losses.log_file import SAMPLE, STEP, TOKENS, Records
 from cloudload.losses.read import Losses
 from cloudload.provenance import load_state
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
 
 
 def test_len_of_an_endless_run_names_the_command_for_its_data(tmp_path: Path) -> None:

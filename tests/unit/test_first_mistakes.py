@@ -18,8 +18,8 @@ from cloudload.delivery.world import explain_few_cores
 from cloudload.errors import StoreError, TokenizerError
 from cloudload.tokenization.hub import _explain
 from cloudload.tokenization.tokenizer import load_tokenizer
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from cloudload import cli
 from cloudload.cli.head import describe
 from cloudload.inspect import Sample, read_samples
-from tests.support.corpora import random_documents, write_mds
+from testkit.corpora import random_documents, write_mds
 
 TEXTS = random_documents(5, 12)
 

@@ -20,8 +20,8 @@ from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.losses import read_losses
 from cloudload.losses.log_file import Records, start_file, write_records
 from cloudload.provenance import describe_state, load_state
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.loaders import make_loader
 
 PASSWORD, SIGNATURE = "correct-horse-battery", "deadbeefcafe0123"
 URL = f"https://user:{PASSWORD}@host/x?sig={SIGNATURE}"

@@ -12,7 +12,7 @@ from cloudload.cli.state import list_lines
 from cloudload.convert.outline import Outline
 from cloudload.count.report import Bin, LengthStats
 from cloudload.provenance import describe_state
-from tests.support.loaders import make_loader
+from testkit.loaders import make_loader
 
 
 @pytest.mark.parametrize(

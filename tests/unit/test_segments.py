@@ -24,7 +24,7 @@ from cloudload.segments import (
     segment_ids,
     spread,
 )
-from tests.support.packed_batches import Packing, spans
+from testkit.packed_batches import Packing, spans
 
 TRACE: Packing = [[3, 1, 2], [5]], 8
 

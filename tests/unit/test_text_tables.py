@@ -8,8 +8,8 @@ import pytest
 
 from cloudload import Stream
 from cloudload.text_tables import list_values, render_columns, wrap_text
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
 
 LONG_NAME = "s3://my-bucket/a-stream-without-a-name/whose-location-is-longer-than-a-line-of-text"
 

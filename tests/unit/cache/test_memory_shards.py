@@ -15,7 +15,7 @@ from cloudload.cache.shard_cache import ShardCache
 from cloudload.errors import DatasetError, StoreError
 from cloudload.mds.dataset import Corpus
 from cloudload.mds.shard import Shard
-from tests.support.shard_caches import DOCUMENTS, RETRY, flip, write
+from testkit.shard_caches import DOCUMENTS, RETRY, flip, write
 
 
 @contextmanager

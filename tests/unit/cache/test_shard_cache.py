@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudload.errors import CacheError, DatasetError
-from tests.support.shard_caches import DOCUMENTS, flip, loader_of, texts_of, write
+from testkit.shard_caches import DOCUMENTS, flip, loader_of, texts_of, write
 
 
 def test_a_local_dataset_is_never_written_to(tmp_path: Path) -> None:

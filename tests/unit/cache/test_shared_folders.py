@@ -24,8 +24,8 @@ from cloudload.storage.urls import expand_home
 from cloudload.system.temp_files import explained_full_disk
 from cloudload.system.verified_files import mark_verified
 from cloudload.tokenization.kept_files import _hash, keep, read_kept
-from tests.support.corpora import byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.loaders import make_loader
 
 TEXTS = random_documents(7, 60)
 

@@ -26,7 +26,7 @@ from cloudload.cache.space import publish, remove, reserve
 from cloudload.errors import CacheError
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import is_temporary, lock_path, make_folder
-from tests.support.examples import EXAMPLES
+from testkit.examples import EXAMPLES
 
 LIMIT = 1_000
 

@@ -16,7 +16,7 @@ from cloudload import cli
 from cloudload.check import check_dataset
 from cloudload.check.findings import MOST_LISTED
 from cloudload.cli.check import _summary
-from tests.support.corpora import write_mds
+from testkit.corpora import write_mds
 
 TEXTS = [f"document {number}" for number in range(100)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from cloudload import Retry, convert_to_mds
 from cloudload.errors import DatasetError
-from tests.support.loaders import make_loader
+from testkit.loaders import make_loader
 
 
 def test_a_text_column_that_is_not_there_is_an_error_before_anything_else(

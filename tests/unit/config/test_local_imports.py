@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support import ROOT
+from testkit import ROOT
 
 TRAIN = """
 import json

@@ -18,7 +18,7 @@ from cloudload import (
 )
 from cloudload.errors import CloudloadError
 from cloudload.option_names import _find_names
-from tests.support.loaders import make_loader
+from testkit.loaders import make_loader
 
 CALLEES: dict[str, Any] = {
     "CloudLoader": CloudLoader,

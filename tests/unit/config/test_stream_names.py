@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from cloudload import Stream
 from cloudload.config.stream_names import name_streams
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import list_settings, make_loader
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import list_settings, make_loader
 
 
 def names_of(*streams: str | Stream) -> list[str]:

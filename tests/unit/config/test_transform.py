@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from cloudload.config.transform import Transform, name_function
-from tests.support import ROOT
+from testkit import ROOT
 
 SETTINGS: dict[str, Any] = {}
 

@@ -13,7 +13,7 @@ import pytest
 from cloudload.convert.convert import convert_to_mds
 from cloudload.convert.report import ConvertReport
 from cloudload.errors import ConvertError
-from tests.support.conversions import QUIET, read_dataset
+from testkit.conversions import QUIET, read_dataset
 
 STRUCT = pyarrow.struct([("days", pyarrow.list_(pyarrow.date32())), ("n", pyarrow.int64())])
 TIMES: dict[str, tuple[Any, Any]] = {

@@ -15,7 +15,7 @@ from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError, StoreError
 from cloudload.mds.codecs import decompress
 from cloudload.mds.index_parser import parse_index
-from tests.support.conversions import (
+from testkit.conversions import (
     QUIET,
     convert_lines,
     dataset_bytes,
@@ -24,7 +24,7 @@ from tests.support.conversions import (
     texts,
     write_corpus,
 )
-from tests.support.examples import EXAMPLES
+from testkit.examples import EXAMPLES
 
 
 def test_the_block_size_does_not_show_in_the_output(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from cloudload.convert.convert import convert_to_mds
 from cloudload.convert.readers import csv_records
 from cloudload.convert.readers.csv_records import split_records
 from cloudload.errors import ConvertError
-from tests.support.conversions import COMPRESSORS, QUIET, read_dataset, texts
-from tests.support.examples import EXAMPLES
-from tests.support.readers import check_blocks
+from testkit.conversions import COMPRESSORS, QUIET, read_dataset, texts
+from testkit.examples import EXAMPLES
+from testkit.readers import check_blocks
 
 HARD = ["a", 'say "hi"', "one\ntwo\r\n\r\nthree", ",", '"', '""', "\t", "007", "Füchse 狐", " x "]
 

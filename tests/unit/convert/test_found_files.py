@@ -18,8 +18,8 @@ from cloudload.convert.inputs import list_inputs
 from cloudload.errors import ConvertError, StoreError
 from cloudload.file_kinds import find_table, hidden_part
 from cloudload.mds.dataset import open_corpus
-from tests.support.conversions import QUIET, read_dataset
-from tests.support.privileges import call_unprivileged
+from testkit.conversions import QUIET, read_dataset
+from testkit.privileges import call_unprivileged
 
 
 def write(folder: Path, *names: str) -> Path:

@@ -9,7 +9,7 @@ import pytest
 
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError
-from tests.support.conversions import QUIET, convert_lines, texts
+from testkit.conversions import QUIET, convert_lines, texts
 
 LINES = [f'{{"text": "document {number}"}}' for number in range(40)]
 SPLITS = "train=0.5,val=0.5"

@@ -10,7 +10,7 @@ import pytest
 
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError, StoreError
-from tests.support.conversions import (
+from testkit.conversions import (
     QUIET,
     SETTINGS,
     convert_lines,

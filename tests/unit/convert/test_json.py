@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from cloudload.convert.convert import convert_to_mds
 from cloudload.convert.readers.json_elements import BrokenArrayError, split_array
 from cloudload.errors import ConvertError
-from tests.support.conversions import COMPRESSORS, QUIET, documents, read_dataset, texts
-from tests.support.examples import EXAMPLES
-from tests.support.readers import check_blocks
+from testkit.conversions import COMPRESSORS, QUIET, documents, read_dataset, texts
+from testkit.examples import EXAMPLES
+from testkit.readers import check_blocks
 
 DOCUMENTS = [f'{text} ["{{ é \\ 狐' for text in documents(150)]
 ROWS = [{"text": text, "meta": {"n": [number]}} for number, text in enumerate(DOCUMENTS)]

@@ -14,7 +14,7 @@ from cloudload.cli import main
 from cloudload.convert.convert import convert_to_mds
 from cloudload.convert.report import ConvertReport, cause_of, merge_causes
 from cloudload.errors import ConvertError
-from tests.support.conversions import QUIET, read_dataset
+from testkit.conversions import QUIET, read_dataset
 
 VALUES: dict[str, list[Any]] = {
     "text": ["a", None, "b"],

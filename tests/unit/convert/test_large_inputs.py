@@ -11,8 +11,8 @@ from cloudload.convert.convert import convert_to_mds
 from cloudload.convert.input_files import InputFile, read_decompressed
 from cloudload.convert.readers import lines
 from cloudload.errors import ConvertError
-from tests.support.conversions import COMPRESSORS, QUIET, read_dataset, texts
-from tests.support.readers import check_blocks, read_records
+from testkit.conversions import COMPRESSORS, QUIET, read_dataset, texts
+from testkit.readers import check_blocks, read_records
 
 LIMIT = 1 << 18  # more than a piece of decompressed data that hardly shrinks
 LONG = [

@@ -12,8 +12,8 @@ import pytest
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
 from cloudload.mds.index_parser import parse_index
-from tests.support.conversions import QUIET, dataset_bytes, documents, read_dataset, stop_after
-from tests.support.readers import check_blocks
+from testkit.conversions import QUIET, dataset_bytes, documents, read_dataset, stop_after
+from testkit.readers import check_blocks
 
 DOCUMENTS = documents(300)
 COLUMNS = {

@@ -12,7 +12,7 @@ import pytest
 from cloudload.cli import main
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
-from tests.support.conversions import COMPRESSORS, QUIET, read_dataset, texts
+from testkit.conversions import COMPRESSORS, QUIET, read_dataset, texts
 
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\n"

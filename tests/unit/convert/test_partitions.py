@@ -14,7 +14,7 @@ import pytest
 
 from cloudload.convert import convert_to_mds
 from cloudload.errors import ConvertError
-from tests.support.conversions import QUIET, read_dataset
+from testkit.conversions import QUIET, read_dataset
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 

@@ -19,7 +19,7 @@ from cloudload.convert.readers.arrow_block import ArrowBlock
 from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.records import BlockStart, Fields
 from cloudload.errors import ConvertError, StoreError
-from tests.support.conversions import SETTINGS, documents, make_input, stop_after, texts
+from testkit.conversions import SETTINGS, documents, make_input, stop_after, texts
 
 BLOCK_BYTES = 1 << 20
 FIELDS = Fields(["text"])

@@ -19,7 +19,7 @@ from fsspec.registry import _registry
 
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
-from tests.support.conversions import (
+from testkit.conversions import (
     COMPRESSORS,
     QUIET,
     convert_lines,

@@ -16,7 +16,7 @@ from cloudload.cli import main
 from cloudload.convert import convert_to_mds
 from cloudload.convert.rejects import MOST_CHARACTERS
 from cloudload.errors import ConvertError
-from tests.support.conversions import QUIET, convert_lines, documents, make_input
+from testkit.conversions import QUIET, convert_lines, documents, make_input
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from streaming import MDSWriter
 from cloudload.cli import main
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
-from tests.support.conversions import QUIET, read_dataset
+from testkit.conversions import QUIET, read_dataset
 
 BAD = "caf\xe9 \xe2\x82".encode("latin-1")  # Latin-1, and the first two bytes of €
 GOOD = BAD.decode("utf-8", "replace")

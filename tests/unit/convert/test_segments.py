@@ -18,7 +18,7 @@ from cloudload.convert.readers.parquet import ParquetUnit
 from cloudload.convert.records import BlockStart, Fields, InputUnit, Record
 from cloudload.convert.segments import Segments, count_bytes
 from cloudload.storage.objects import list_objects, write_object
-from tests.support.examples import EXAMPLES
+from testkit.examples import EXAMPLES
 
 FIELDS = Fields(["text", "id"])
 

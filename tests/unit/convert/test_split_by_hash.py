@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload.convert.split_by_hash import SplitShares, hash_document, parse_shares
-from tests.support.examples import EXAMPLES
+from testkit.examples import EXAMPLES
 
 HASHES = 1 << 64
 IDS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=9)

@@ -14,8 +14,8 @@ import webdataset
 
 from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
-from tests.support.conversions import COMPRESSORS, QUIET, documents, read_dataset, texts
-from tests.support.readers import check_blocks
+from testkit.conversions import COMPRESSORS, QUIET, documents, read_dataset, texts
+from testkit.readers import check_blocks
 
 DOCUMENTS = documents(120)
 

@@ -10,8 +10,8 @@ import pytest
 from cloudload.convert.convert import convert_to_mds
 from cloudload.convert.readers import wet
 from cloudload.errors import ConvertError
-from tests.support.conversions import QUIET, read_dataset
-from tests.support.readers import check_blocks, read_records
+from testkit.conversions import QUIET, read_dataset
+from testkit.readers import check_blocks, read_records
 
 INFO = (
     b"WARC/1.0\r\nWARC-Type: warcinfo\r\nContent-Length: 21\r\n\r\nisPartOf: CC-MAIN-1\r\n\r\n\r\n"

@@ -10,8 +10,8 @@ import pytest
 
 from cloudload import CloudLoader, Stream, count_tokens
 from cloudload.delivery.description import counted
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.loaders import list_settings
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.loaders import list_settings
 
 
 def make_loader(data: Any, **options: Any) -> CloudLoader:

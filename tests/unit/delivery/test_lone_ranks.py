@@ -13,8 +13,8 @@ import torch.distributed as dist
 from cloudload.delivery.gather import _name_missing, wait_for_all
 from cloudload.errors import RanksDisagreeError
 from cloudload.session import preparation
-from tests.support.corpora import write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import write_mds
+from testkit.loaders import make_loader
 
 LAUNCHERS = {
     "SLURM_NTASKS": "2",

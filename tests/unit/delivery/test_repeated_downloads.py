@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cloudload.delivery import repeated_downloads
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from cloudload import CloudLoader, Stream
 from cloudload.delivery.world import is_first_process
 from cloudload.testing import Leg, run_leg
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import list_settings, make_loader
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import list_settings, make_loader
 
 OPENED = [
     "index read in",

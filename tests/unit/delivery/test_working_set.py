@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cloudload.delivery.working_set import measure_working_set
 from cloudload.order.lanes import Lanes
-from tests.support.reference_order import order_of
+from testkit.reference_order import order_of
 
 
 @settings(max_examples=60, deadline=None)

@@ -21,7 +21,7 @@ from cloudload.delivery.world import (
     find_world,
     place_in_mesh,
 )
-from tests.support.loaders import make_loader
+from testkit.loaders import make_loader
 
 
 def test_a_world_that_does_not_divide_the_lanes_hears_which_would() -> None:

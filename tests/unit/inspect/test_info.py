@@ -12,7 +12,7 @@ import pytest
 from cloudload import cli, convert_to_mds
 from cloudload.errors import DatasetError, StoreError
 from cloudload.inspect import read_info
-from tests.support.corpora import random_documents, write_mds
+from testkit.corpora import random_documents, write_mds
 
 TEXTS = random_documents(3, 90)
 

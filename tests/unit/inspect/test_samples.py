@@ -12,7 +12,7 @@ import pytest
 
 from cloudload.errors import DatasetError
 from cloudload.inspect import Unread, read_samples
-from tests.support.corpora import random_documents, write_mds
+from testkit.corpora import random_documents, write_mds
 
 TEXTS = random_documents(5, 60)
 IDS = [f"doc/{number}" for number in range(60)]

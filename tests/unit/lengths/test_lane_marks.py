@@ -10,7 +10,7 @@ import pytest
 from cloudload.lengths.lane_marks import LaneMarks, LaneState, Leap
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path
-from tests.support.interrupts import interrupt
+from testkit.interrupts import interrupt
 
 START = LaneState(0, 0, b"")
 STATES = [LaneState(2_048 * number, number, bytes(range(5 * number))) for number in range(1, 5)]

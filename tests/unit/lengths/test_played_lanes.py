@@ -24,7 +24,7 @@ from cloudload.order.lanes import Lanes
 from cloudload.order.spec import OrderConfig
 from cloudload.packing.packers import PackedRow, Packing
 from cloudload.run.components import Component
-from tests.support.examples import EXAMPLES
+from testkit.examples import EXAMPLES
 
 NUM_LANES = 3
 

@@ -14,7 +14,7 @@ import pytest
 
 from cloudload.mds.index import Column
 from cloudload.mds.writer import ShardFormat, encode_sample
-from tests.support.corpora import encode_shard, write_mds
+from testkit.corpora import encode_shard, write_mds
 
 TEXT = (Column.of("text", "str"),)
 

@@ -13,7 +13,7 @@ from cloudload.config.stream import Stream
 from cloudload.errors import DatasetError, StoreError
 from cloudload.mds.dataset import open_corpus
 from cloudload.storage.base import Retry
-from tests.support.corpora import write_mds
+from testkit.corpora import write_mds
 
 
 @pytest.fixture(autouse=True)

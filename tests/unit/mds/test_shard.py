@@ -15,7 +15,7 @@ from cloudload.mds.index import Column, FileInfo, ShardInfo
 from cloudload.mds.index_parser import parse_index
 from cloudload.mds.shard import Shard
 from cloudload.mds.writer import ShardFormat, encode_sample
-from tests.support.corpora import encode_shard, random_documents, write_mds
+from testkit.corpora import encode_shard, random_documents, write_mds
 
 TEXT = (Column.of("text", "str"),)
 

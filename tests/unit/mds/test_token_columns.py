@@ -16,7 +16,7 @@ from cloudload.mds.index import Column, FileInfo, ShardInfo
 from cloudload.mds.shard import Shard
 from cloudload.mds.token_columns import open_token_column
 from cloudload.mds.writer import ShardFormat
-from tests.support.corpora import encode_shard
+from testkit.corpora import encode_shard
 
 
 def open_shard(folder: Path, encoding: str, values: list[bytes], size: int | None = None) -> Shard:

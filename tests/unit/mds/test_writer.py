@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cloudload.mds.codecs import decompress
 from cloudload.mds.index import Column
 from cloudload.mds.writer import ShardFormat
-from tests.support.corpora import cut_into_shards, encode_shard, random_documents, write_mds
+from testkit.corpora import cut_into_shards, encode_shard, random_documents, write_mds
 
 TEXT = (Column.of("text", "str"),)
 

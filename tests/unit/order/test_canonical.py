@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cloudload.order.spec import OrderConfig, Sampling
-from tests.support.reference_order import canonical_order, interleave, sampling_of
+from testkit.reference_order import canonical_order, interleave, sampling_of
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 

@@ -13,7 +13,7 @@ from cloudload.errors import CacheError
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.verified_files import mark_verified
-from tests.support.reference_order import canonical_order
+from testkit.reference_order import canonical_order
 
 SHARDS = [7, 30, 1, 12, 25, 9, 18]
 

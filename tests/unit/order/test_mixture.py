@@ -17,8 +17,8 @@ from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
 from cloudload.order.mixture import Mixture, Weights, build_mixture
 from cloudload.order.mixture_step import find_step
-from tests.support.examples import EXAMPLES
-from tests.support.reference_order import shares_at
+from testkit.examples import EXAMPLES
+from testkit.reference_order import shares_at
 
 MANY = settings(max_examples=3 * EXAMPLES, suppress_health_check=list(HealthCheck))
 LANES = [1, 7, 12, 60, 240, 960, 1000, 3840, 8192]

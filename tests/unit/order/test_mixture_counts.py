@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cloudload.order.mixture import Mixture
 from cloudload.order.mixture_counts import count_rows, number_rows
-from tests.support.examples import EXAMPLES
+from testkit.examples import EXAMPLES
 
 WEIGHTS = st.tuples(*[st.sampled_from([0.0, 0.1, 1.0, 3.0])] * 3).filter(any)
 

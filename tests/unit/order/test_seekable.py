@@ -18,9 +18,9 @@ from cloudload.order.canonical import positions_of
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig, Sampling
-from tests.support.corpora import write_mds
-from tests.support.examples import EXAMPLES
-from tests.support.reference_order import canonical_order, interleave, order_of
+from testkit.corpora import write_mds
+from testkit.examples import EXAMPLES
+from testkit.reference_order import canonical_order, interleave, order_of
 
 
 def check_order(
@@ -197,7 +197,7 @@ def test_the_orders_of_a_run_need_no_file(tmp_path: Path, sampling: Sampling | N
 
 
 def test_a_loader_reads_every_document_once_and_resumes_where_it_stopped(tmp_path: Path) -> None:
-    from tests.support.corpora import EOS, byte_tokenizer
+    from testkit.corpora import EOS, byte_tokenizer
 
     folder = write_mds(
         tmp_path / "corpus",

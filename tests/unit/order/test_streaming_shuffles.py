@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload.order.streaming_shuffles import shuffle_nodes
-from tests.support.examples import EXAMPLES
+from testkit.examples import EXAMPLES
 
 
 @settings(max_examples=5 * EXAMPLES)

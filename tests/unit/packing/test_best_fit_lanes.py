@@ -13,8 +13,8 @@ from cloudload.arrays import Ints
 from cloudload.packing.best_fit_lanes import BestFitLanes
 from cloudload.packing.lane_packer import LaneRows, PackerLanes
 from cloudload.packing.packers import Packing
-from tests.support.examples import EXAMPLES
-from tests.support.twin_lanes import (
+from testkit.examples import EXAMPLES
+from testkit.twin_lanes import (
     LANES,
     Corpus,
     Leg,

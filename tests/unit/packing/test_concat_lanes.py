@@ -10,8 +10,8 @@ from cloudload.arrays import Ints
 from cloudload.packing.concat_lanes import ConcatLanes
 from cloudload.packing.lane_packer import LaneRows
 from cloudload.packing.packers import Packing
-from tests.support.examples import EXAMPLES
-from tests.support.twin_lanes import LANES, Corpus, Leg, corpora, long_run, run, same_or_other
+from testkit.examples import EXAMPLES
+from testkit.twin_lanes import LANES, Corpus, Leg, corpora, long_run, run, same_or_other
 
 
 def concat_lanes(packing: Packing, cursors: Ints, residues: list[bytes] | None) -> LaneRows:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from cloudload.errors import StreamChangedError
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
-from tests.support.state_fields import residues, table
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
+from testkit.state_fields import residues, table
 
 
 def wide(*cursors: tuple[int, int]) -> str:

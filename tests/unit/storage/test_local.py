@@ -17,8 +17,8 @@ from cloudload.storage.objects import (
     write_object,
 )
 from cloudload.storage.urls import join_url, name_below
-from tests.support.patience import SOON_S, within
-from tests.support.privileges import call_unprivileged
+from testkit.patience import SOON_S, within
+from testkit.privileges import call_unprivileged
 
 
 def names(folder: Path) -> list[str]:

@@ -8,7 +8,7 @@ from cloudload.errors import StoreError
 from cloudload.storage.objects import (
     read_object,
 )
-from tests.support.patience import SOON_S, within
+from testkit.patience import SOON_S, within
 
 
 def test_a_scheme_that_nothing_serves_is_named() -> None:

@@ -15,8 +15,8 @@ from cloudload.storage.objects import (
     read_object,
     write_object,
 )
-from tests.support.objects import object_exists
-from tests.support.patience import SOON_S, within
+from testkit.objects import object_exists
+from testkit.patience import SOON_S, within
 
 DATA = os.urandom(300_000)
 

@@ -12,8 +12,8 @@ import pytest
 from cloudload.system import activity
 from cloudload.system.activity import Wait, doing, published, refresh
 from cloudload.system.shared_memory import SharedMemoryRing
-from tests.support.interrupts import count_visits, interrupt, list_edges
-from tests.support.patience import soon
+from testkit.interrupts import count_visits, interrupt, list_edges
+from testkit.patience import soon
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from cloudload.system import temp_files
 from cloudload.system.file_locks import HeldLock, OwnLockError, acquire, locked
 from cloudload.system.temp_files import partial_file, scratch_file
-from tests.support.interrupts import count_visits, interrupt, run_at
+from testkit.interrupts import count_visits, interrupt, run_at
 
 
 def hold(path: Path) -> None:

@@ -23,8 +23,8 @@ from cloudload.tokenization import backend as gate
 from cloudload.tokenization import loading
 from cloudload.tokenization.backend import choose_backend, log_choice
 from cloudload.tokenization.kept_files import kept_path
-from tests.support import ROOT
-from tests.support.tokenizer_files import (
+from testkit import ROOT
+from testkit.tokenizer_files import (
     JSONS,
     changed,
     lose_byte,

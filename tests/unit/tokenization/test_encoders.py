@@ -18,9 +18,9 @@ from cloudload.tokenization import encoders, loading, probes
 from cloudload.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.tokenization.encoders import Encoder, FastokensEncoder, HFEncoder, open_encoder
 from cloudload.tokenization.tokenizer import load_tokenizer
-from tests.support.corpora import byte_tokenizer
-from tests.support.reference_tokens import encode
-from tests.support.tokenizer_files import (
+from testkit.corpora import byte_tokenizer
+from testkit.reference_tokens import encode
+from testkit.tokenizer_files import (
     BACKENDS,
     JSONS,
     changed,

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
-from tests.support.loaders import make_loader
+from testkit.loaders import make_loader
 
 DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 TOKENS = ["<s>", "</s>", "<|endoftext|>", "<|return|>", "<|im_end|>", "<end_of_turn>", DEEPSEEK_END]

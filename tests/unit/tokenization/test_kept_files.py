@@ -12,8 +12,8 @@ import tokenizers
 from cloudload.tokenization import tokenizer as tokenizer_module
 from cloudload.tokenization.backend import choose_backend
 from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
-from tests.support.corpora import byte_tokenizer
-from tests.support.tokenizer_files import forget, needs_fastokens
+from testkit.corpora import byte_tokenizer
+from testkit.tokenizer_files import forget, needs_fastokens
 
 
 def load(source: object, cache: Path | None) -> TokenizerSpec:

@@ -19,7 +19,7 @@ from cloudload.tokenization.kept_files import digest_of, kept_path
 from cloudload.tokenization.loading import load_fastokens
 from cloudload.tokenization.tokenizer import load_tokenizer
 from scripts import know_tokenizers
-from tests.support.tokenizer_files import JSONS, changed, needs_fastokens
+from testkit.tokenizer_files import JSONS, changed, needs_fastokens
 
 pytestmark = [needs_fastokens, pytest.mark.usefixtures("fresh_tokenizers")]
 KNOWN = "because it is known to pass every check with this tokenizer"

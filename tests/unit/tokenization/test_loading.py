@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from cloudload.tokenization import loading
 from cloudload.tokenization.encoders import encode_flat
 from cloudload.tokenization.loading import load_fastokens, shorten_merges, start_loading
-from tests.support.corpora import byte_tokenizer
-from tests.support.tokenizer_files import EXAMPLE, forget, needs_fastokens
+from testkit.corpora import byte_tokenizer
+from testkit.tokenizer_files import EXAMPLE, forget, needs_fastokens
 
 TEXTS = ["the quick brown fox", "jumps over\n\tthe lazy dog", "naïve 😀 1234"]
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from cloudload.tokenization.token_texts import TokenTexts
-from tests.support import ROOT
-from tests.support.corpora import EOS, EOS_ID, byte_tokenizer
+from testkit import ROOT
+from testkit.corpora import EOS, EOS_ID, byte_tokenizer
 
 TEXT = st.text(st.characters(codec="utf-8"))
 

@@ -20,8 +20,8 @@ from cloudload.errors import TokenizerError
 from cloudload.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.tokenization.tokenizer import TokenizerSpec
 from cloudload.tokenization.tokenizer import load_tokenizer as load_tokenizer_of_streams
-from tests.support.corpora import EOS, byte_tokenizer
-from tests.support.reference_tokens import encode
+from testkit.corpora import EOS, byte_tokenizer
+from testkit.reference_tokens import encode
 
 END = "<|endoftext|>"
 

@@ -10,8 +10,8 @@ import pytest
 
 from cloudload.workers.documents import open_cache, open_documents
 from cloudload.workers.lane_reader import LaneReader
-from tests.support.corpora import random_documents, write_mds
-from tests.support.loaders import make_loader
+from testkit.corpora import random_documents, write_mds
+from testkit.loaders import make_loader
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """One rank of a run that reads a StreamingDataset, and stops after the given number of steps.
 
-    python -m tests.support.streaming_rank '{"remote": …, "local": …, "out": …, "steps": 5,
+    python -m testkit.streaming_rank '{"remote": …, "local": …, "out": …, "steps": 5,
                                              "workers": 2, "options": {…}}'
 
 Writes the documents that the rank read to `out/read-RANK.json`. Rank 0 also writes the loader's

@@ -116,7 +116,7 @@ class FaultProxy:
 @contextlib.contextmanager
 def start_fault_proxy(upstream: str) -> Iterator[FaultProxy]:
     """Run a proxy in front of the server at `upstream`. It starts without faults."""
-    from tests.support.servers import running
+    from testkit.servers import running
 
     with tempfile.TemporaryDirectory(
         prefix="cloudload-proxy-", ignore_cleanup_errors=True

@@ -8,7 +8,7 @@ from typing import Any
 from cloudload import CloudLoader, Retry, Stream
 from cloudload.cache.shard_cache import ShardCache
 from cloudload.mds.dataset import Corpus, open_corpus
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 DOCUMENTS = random_documents(11, 600)
 RETRY = Retry(timeout_s=2.0, deadline_s=60.0, pause_s=0.05)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cloudload import CloudLoader
-from tests.support.corpora import EOS, byte_tokenizer
+from testkit.corpora import EOS, byte_tokenizer
 
 SEQ_LEN = 16
 

@@ -4,7 +4,7 @@ This module imports only public names of cloudload, so that any release can save
 write the data with `write_data` of `tests/promises/test_old_states.py`. Then run this command in a
 checkout of the release:
 
-    PYTHONPATH=. python …/tests/support/saved_runs.py DATA > …/tests/data/states_COMMIT.json
+    PYTHONPATH=. python …/testkit/saved_runs.py DATA > …/tests/data/states_COMMIT.json
 """
 
 from __future__ import annotations

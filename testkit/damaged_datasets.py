@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.support.corpora import write_mds
+from testkit.corpora import write_mds
 
 TEXTS = [f"document-{number}" for number in range(70)]
 SHARDS = [40, 30]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.patience import soon
+from testkit.patience import soon
 
 
 def report_early(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.5) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cloudload.testing import Leg
-from tests.support.corpora import EOS
-from tests.support.finite_runs import PACKINGS, Packing, leave_out
+from testkit.corpora import EOS
+from testkit.finite_runs import PACKINGS, Packing, leave_out
 
 
 @dataclass(frozen=True)

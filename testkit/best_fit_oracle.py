@@ -20,7 +20,7 @@ from itertools import accumulate
 
 from cloudload.order.mixture_step import TURN, find_step
 from cloudload.run.components import Component
-from tests.support.reference_order import canonical_order
+from testkit.reference_order import canonical_order
 
 Item = tuple[int, int, int, int, int, int]
 Weights = Sequence[float]

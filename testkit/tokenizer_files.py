@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, models, normalizers
 
 from cloudload.tokenization import backend as gate
 from cloudload.tokenization import encoders, loading
-from tests.support.corpora import byte_tokenizer
+from testkit.corpora import byte_tokenizer
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tokenizer" / "tokenizer.json"
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "tokenizer" / "tokenizer.json"
 needs_fastokens = pytest.mark.skipif(
     find_spec("fastokens") is None, reason="fastokens is not installed"
 )

@@ -17,8 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from tests.support.servers import GCSServer, S3Server
-from tests.support.warm_start import WarmServer
+from testkit.servers import GCSServer, S3Server
+from testkit.warm_start import WarmServer
 
 Server = TypeVar("Server", S3Server, GCSServer, WarmServer)
 

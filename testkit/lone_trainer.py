@@ -1,6 +1,6 @@
 """A training loop that records each batch and saves its state, and can end in several ways.
 
-    python -m tests.support.lone_trainer '{"data": …, "cache": …, "out": …, "workers": 2,
+    python -m testkit.lone_trainer '{"data": …, "cache": …, "out": …, "workers": 2,
                                            "batches": 50, "settings": {…}}'
 
 For each batch, it writes the first row's index and the IDs to `out/rows.jsonl`, replaces
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload import CloudLoader, Retry
-from tests.support.corpora import EOS, byte_tokenizer
+from testkit.corpora import EOS, byte_tokenizer
 
 _HOARD: list[bytes] = []
 _BITE_BYTES = 4 << 20

@@ -1,6 +1,6 @@
 """Run a test's script as a warm program, given the script's path and arguments.
 
-[*stand_in(), "tests.support.warm_script", "train.py", "--steps=7"]
+[*stand_in(), "testkit.warm_script", "train.py", "--steps=7"]
 """
 
 from __future__ import annotations

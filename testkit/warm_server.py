@@ -28,8 +28,8 @@ from pathlib import Path
 from cloudload.config.choices import AUTO
 from cloudload.tokenization import backend
 from cloudload.tokenization.tokenizer import load_tokenizer
-from tests.support.corpora import EOS, byte_tokenizer
-from tests.support.warm_stand_in import HEADER_BYTES
+from testkit.corpora import EOS, byte_tokenizer
+from testkit.warm_stand_in import HEADER_BYTES
 
 _PR_SET_PDEATHSIG = 1
 """The prctl option for the signal that a process gets when its parent dies, from prctl(2)."""
@@ -38,8 +38,8 @@ _PRELOAD = (
     "torch.distributed.run",
     "cloudload.loader",
     "boto3",
-    "tests.support.lone_trainer",
-    "tests.support.trainer",
+    "testkit.lone_trainer",
+    "testkit.trainer",
     # meshes and checkpoints import these on first use. torch._dynamo is not in the list, because
     # it imports Triton, which reports leaks on stderr when a program exits
     "torch.distributed.checkpoint.state_dict",

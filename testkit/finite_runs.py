@@ -16,9 +16,9 @@ from cloudload.run.state import State
 from cloudload.run.state_codec import read_counts
 from cloudload.stats import COUNTS, Stats
 from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
-from tests.support.awkward import tokenize
-from tests.support.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
-from tests.support.examples import EXAMPLES
+from testkit.awkward import tokenize
+from testkit.corpora import EOS, EOS_ID, byte_tokenizer, write_mds
+from testkit.examples import EXAMPLES
 
 THOROUGH = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 Packing = dict[str, str]

@@ -1,7 +1,7 @@
 """Programs that start warm: forks of a process that has already imported torch and cloudload.
 
-    start("tests.support.lone_trainer", [options])               # similar to subprocess.Popen
-    [*stand_in(), "tests.support.trainer", options]              # a command that runs a module
+    start("testkit.lone_trainer", [options])               # similar to subprocess.Popen
+    [*stand_in(), "testkit.trainer", options]              # a command that runs a module
 
 A program calls the module's `main`, with its arguments in `sys.argv`. The warm
 programs that it starts are forks of the same server.
@@ -22,9 +22,9 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from tests.support import ROOT
-from tests.support.servers import running
-from tests.support.warm_stand_in import request
+from testkit import ROOT
+from testkit.servers import running
+from testkit.warm_stand_in import request
 
 _ADDRESS = "CLOUDLOAD_TESTS_WARM_SERVER"
 
@@ -121,7 +121,7 @@ def start_warm_server() -> Iterator[WarmServer]:
         variables = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         # torchrun calls inspect.stack, which searches all modules for each frame of a frozen module
         python = [sys.executable, "-X", "frozen_modules=off"]
-        command = [*python, "-m", "tests.support.warm_server", address]
+        command = [*python, "-m", "testkit.warm_server", address]
         variables["PYTHONPATH"] = str(ROOT)
         with running(command, Path(folder), variables, pipe=True) as process:
             assert process.stdout is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload import CloudLoader
-from tests.support.corpora import EOS, EOS_ID, byte_tokenizer
+from testkit.corpora import EOS, EOS_ID, byte_tokenizer
 
 
 def streaming_dataset(kind: type | None = None, **options: Any) -> Any:

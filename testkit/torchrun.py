@@ -12,10 +12,10 @@ from typing import Any
 from cloudload import CloudLoader
 from cloudload.batch import Batch
 from cloudload.testing import Leg, run_leg
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.servers import free_ports
-from tests.support.trainer import streams_of
-from tests.support.warm_start import Program, stand_in, start
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.servers import free_ports
+from testkit.trainer import streams_of
+from testkit.warm_start import Program, stand_in, start
 
 _TIMEOUT_S = 120
 
@@ -135,5 +135,5 @@ def read_ends(folder: Path) -> list[dict[str, Any]]:
 
 
 def _start_agent(arguments: list[str], options: dict[str, Any]) -> Program:
-    ranks = ["--no-python", *stand_in(), "tests.support.trainer", json.dumps(options)]
+    ranks = ["--no-python", *stand_in(), "testkit.trainer", json.dumps(options)]
     return start("torch.distributed.run", [*arguments, *ranks], {"OMP_NUM_THREADS": "1"})

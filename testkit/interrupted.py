@@ -23,9 +23,9 @@ import pytest
 from cloudload import Batch, CloudLoader, Rows, Stream, count_tokens
 from cloudload.delivery.description import Setting
 from cloudload.lengths import played_lanes, tables
-from tests.support.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from tests.support.interrupts import count_visits, interrupt, list_edges, run_at
-from tests.support.loaders import SEQ_LEN, make_loader
+from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
+from testkit.interrupts import count_visits, interrupt, list_edges, run_at
+from testkit.loaders import SEQ_LEN, make_loader
 
 KINDS = [
     *((packing, False) for packing in ("concat", "one_per_row", "best_fit")),

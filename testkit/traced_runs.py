@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload import CloudLoader, Stream
-from tests.support.corpora import random_documents, write_mds
+from testkit.corpora import random_documents, write_mds
 
 STEPS, SAVED, BATCH = 40, 7, 6
 TEXTS = {"web": random_documents(1, 200), "books": random_documents(2, 30)}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cloudload import Stream
 from cloudload.testing import Leg
-from tests.support.corpora import EOS_ID, byte_tokenizer, write_mds
+from testkit.corpora import EOS_ID, byte_tokenizer, write_mds
 
 
 @functools.cache

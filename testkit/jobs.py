@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.left_behind import shared_memory
-from tests.support.warm_start import Program, start
+from testkit.left_behind import shared_memory
+from testkit.warm_start import Program, start
 
 
 @dataclass
@@ -80,7 +80,7 @@ def start_job(
         "pause_s": 0.05,
     }
     arguments = [json.dumps(defaults | options)]
-    process = start("tests.support.lone_trainer", arguments, variables)
+    process = start("testkit.lone_trainer", arguments, variables)
     return Job(data, process, cache, out)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload import CloudLoader
-from tests.support import loaders
+from testkit import loaders
 
 
 def make_loader(data: Any, local: Path, **settings: Any) -> CloudLoader:

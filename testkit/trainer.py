@@ -21,7 +21,7 @@ import torch.distributed as dist
 from cloudload import CloudLoader, Stream
 from cloudload.count import count_tokens
 from cloudload.delivery.exchange import DistributedExchange
-from tests.support.corpora import EOS, byte_tokenizer
+from testkit.corpora import EOS, byte_tokenizer
 
 
 def streams_of(*folders: str) -> list[Stream]:

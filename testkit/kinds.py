@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, settings
 
 from cloudload import CloudLoader
 from cloudload.testing import MakeLoader, Row, real_tokens
-from tests.support.awkward import Case, write_case
-from tests.support.corpora import EOS, byte_tokenizer
-from tests.support.examples import EXAMPLES
+from testkit.awkward import Case, write_case
+from testkit.corpora import EOS, byte_tokenizer
+from testkit.examples import EXAMPLES
 
 # a third of the examples, because they run for each of 21 kinds
 THOROUGH = settings(max_examples=max(1, EXAMPLES // 3), suppress_health_check=list(HealthCheck))

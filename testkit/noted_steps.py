@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload import CloudLoader
-from tests.support import ROOT
+from testkit import ROOT
 
 TOKENIZER = str(ROOT / "examples" / "tokenizer")
 Step = tuple[int, int, list[list[int]]]

@@ -1,6 +1,6 @@
 """A process of `examples/train_elastic.py` that starts warm, and logs its training data.
 
-    python -m tests.support.elastic_rank FOLDER ARGUMENT...
+    python -m testkit.elastic_rank FOLDER ARGUMENT...
 
 Each rank writes `FOLDER/<pid>.jsonl`, in the format of `noted_steps`. Before each forward pass, it
 logs its world, its rank, the row after the batch, and the IDs of its rows. After each commit, it
@@ -16,8 +16,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from tests.support import ROOT
-from tests.support.warm_start import stand_in
+from testkit import ROOT
+from testkit.warm_start import stand_in
 
 
 def main() -> None:
