@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.length_tables import NUM_LANES, SEQ_LEN, make_lanes
-from cloudload.lengths.best_fit_rows import BestFitRows
-from cloudload.lengths.best_fit_walker import BestFitWalker
-from cloudload.lengths.tables import LaneTables
-from cloudload.packing.packers import Packing
+from cloudload.rows.packing.packers import Packing
+from cloudload.run.lengths.best_fit_rows import BestFitRows
+from cloudload.run.lengths.best_fit_walker import BestFitWalker
+from cloudload.run.lengths.tables import LaneTables
 
 RANKS, ROWS = 16, 200
 

@@ -17,8 +17,8 @@ from statistics import median
 from benchmarks.documents import add_documents, read_or_generate, write_dataset
 from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Options
-from cloudload.check.check import check_dataset
-from cloudload.check.document_rules import DOCUMENT_RULES
+from cloudload.tools.check.check import check_dataset
+from cloudload.tools.check.document_rules import DOCUMENT_RULES
 
 TOKENIZER = Path(__file__).parents[1] / "examples" / "tokenizer"
 NO_RULES, ALL_RULES = "none", "all"

@@ -35,10 +35,10 @@ from benchmarks.convert.sampling import high_water_mark
 from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Options, note
 from cloudload import convert_to_mds
-from cloudload.convert.plan import ConversionPlan
+from cloudload.data.storage import registry
+from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
 from cloudload.errors import FailureKind, WorkerError
-from cloudload.storage import registry
-from cloudload.storage.base import Backend, ObjectStream, Retry, StoredObject
+from cloudload.tools.convert.plan import ConversionPlan
 
 RAW, OUT = "s3://simulated/raw", "s3://simulated/out"
 FILE_BYTES = 26_500_000

@@ -29,15 +29,15 @@ from typing import Any
 import numpy as np
 
 from cloudload import Stream
-from cloudload.cache.folder import default_cache
 from cloudload.config.rows import RowsConfig
-from cloudload.count.count import prepare
-from cloudload.count.group import BYTES_AT_ONCE, count_group, list_groups, open_meter
+from cloudload.data.cache.folder import default_cache
+from cloudload.data.storage.base import Retry
+from cloudload.loading.workers.document_reader import DocumentReader
+from cloudload.rows.tokenization.backend import choose_backend
+from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.run.recipe import Recipe, open_recipe
-from cloudload.storage.base import Retry
-from cloudload.tokenization.backend import choose_backend
-from cloudload.tokenization.document_tokenizer import DocumentTokenizer
-from cloudload.workers.document_reader import DocumentReader
+from cloudload.tools.count.count import prepare
+from cloudload.tools.count.group import BYTES_AT_ONCE, count_group, list_groups, open_meter
 
 _WARM_UP = ["A text that any tokenizer can encode."] * 64
 

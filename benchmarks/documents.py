@@ -185,7 +185,7 @@ def framing_of(tokenizer: Path) -> tuple[int, tuple[int, ...]]:
 
     Raises `SystemExit` if the tokenizer has no eos.
     """
-    from cloudload.tokenization.tokenizer import load_tokenizer
+    from cloudload.rows.tokenization.tokenizer import load_tokenizer
 
     bos, eos = load_tokenizer(str(tokenizer)).frames[0]
     if eos is None:

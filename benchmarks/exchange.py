@@ -32,12 +32,12 @@ import numpy as np
 import torch.distributed as dist
 
 from benchmarks.harness import note
-from cloudload.arrays import NEVER
-from cloudload.delivery import gather
-from cloudload.delivery.gather import Gather, wait_for_all
-from cloudload.delivery.progress import Report, Update, Window, move_lanes
+from cloudload.loading.delivery import gather
+from cloudload.loading.delivery.gather import Gather, wait_for_all
+from cloudload.loading.delivery.progress import Report, Update, Window, move_lanes
 from cloudload.run.position import LaneArrays
 from cloudload.stats import COUNTS
+from cloudload.system.arrays import NEVER
 
 _FORK = multiprocessing.get_context("fork")
 _TIMEOUT_S = 600.0

@@ -167,7 +167,7 @@ def _read_line(process: subprocess.Popen[str]) -> Row:
 def serve(*, cache: str, rank: int, size: int, store: str | None = None) -> None:
     """Run one rank: open the dataset, read a batch, print the figures, and wait for EOF."""
     from cloudload import CloudLoader
-    from cloudload.mds import open_index
+    from cloudload.data.mds import open_index
 
     open_index._MOST_WAIT_S = math.inf  # only one rank parses the index, however busy it is
     if store is None:

@@ -19,15 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.lengths.advance import Walker
-from cloudload.lengths.files import DatasetLengths
-from cloudload.lengths.group_file import narrow, widen
-from cloudload.lengths.sizes import LaneSizes
-from cloudload.lengths.tables import LaneTables
 from cloudload.order.lanes import Lanes
 from cloudload.order.spec import OrderConfig
-from cloudload.packing.packers import Packing
+from cloudload.rows.packing.packers import Packing
 from cloudload.run.components import Component
+from cloudload.run.lengths.advance import Walker
+from cloudload.run.lengths.files import DatasetLengths
+from cloudload.run.lengths.group_file import narrow, widen
+from cloudload.run.lengths.sizes import LaneSizes
+from cloudload.run.lengths.tables import LaneTables
 
 SHUFFLES = ("py1e", "seekable")
 SEQ_LEN, NUM_LANES, NUM_NODES, SHARD_SAMPLES = 2_048, 960, 64, 20_000

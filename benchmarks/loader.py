@@ -31,10 +31,10 @@ from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Message, Options, Side, Take, last_cores, note
 from benchmarks.packing.sizes import draw_sizes
 from cloudload import CloudLoader
-from cloudload.arrays import Ints
-from cloudload.packing.packers import Packing
-from cloudload.packing.tables import CURSOR_SIZE
+from cloudload.rows.packing.packers import Packing
+from cloudload.rows.packing.tables import CURSOR_SIZE
 from cloudload.run.position import Position
+from cloudload.system.arrays import Ints
 
 SEQ_LEN, BATCH_SIZE, OPEN_ROWS = 2048, 8, 16
 PLACES, QUICK_PLACES = (0.01, 0.5, 0.99), (0.5,)

@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cloudload.count import count_tokens
+from cloudload.tools.count import count_tokens
 from testkit.corpora import random_documents, write_mds
 
 ROOT = Path(__file__).parent.parent

@@ -31,14 +31,14 @@ from typing import Any
 import numpy as np
 
 from cloudload import CloudLoader, convert_to_mds, count_tokens
-from cloudload.arrays import NEVER
 from cloudload.batch import Batch
-from cloudload.delivery.environment import use_environment
-from cloudload.delivery.thread_environment import Hub, ThreadEnvironment
-from cloudload.delivery.world import World
+from cloudload.data.mds.dataset import Corpus
 from cloudload.forecast import Figure, RunPlan, plan_run
-from cloudload.mds.dataset import Corpus
-from cloudload.packing.tables import SPAN_EPOCH, SPAN_ROW, SPAN_SAMPLE, SPAN_STREAM
+from cloudload.loading.delivery.environment import use_environment
+from cloudload.loading.delivery.thread_environment import Hub, ThreadEnvironment
+from cloudload.loading.delivery.world import World
+from cloudload.rows.packing.tables import SPAN_EPOCH, SPAN_ROW, SPAN_SAMPLE, SPAN_STREAM
+from cloudload.system.arrays import NEVER
 
 TOKENIZER = Path(__file__).parents[1] / "examples/tokenizer"
 WORLDS = ((1, 2), (4, 2))

@@ -19,10 +19,10 @@ import numpy as np
 
 from benchmarks.harness import ROOT
 from cloudload import convert_to_mds
+from cloudload.data.storage import registry
+from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
+from cloudload.data.storage.versions import version_of_headers
 from cloudload.errors import FailureKind
-from cloudload.storage import registry
-from cloudload.storage.base import Backend, ObjectStream, Retry, StoredObject
-from cloudload.storage.versions import version_of_headers
 
 TOKENIZER = ROOT / "examples" / "tokenizer"
 

@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def cloudload_download(bucket: str, scheme: str) -> Download:
-    from cloudload.storage.objects import download_object
+    from cloudload.data.storage.objects import download_object
 
     def download(key: str, path: Path) -> None:
         with path.open("wb") as file:

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Options, Side, SideFailedError, note
 from benchmarks.store_client import CLIENTS
-from cloudload.storage.objects import write_object
+from cloudload.data.storage.objects import write_object
 from testkit.servers import BUCKET, start_gcs, start_s3
 
 SERVERS: dict[str, tuple[Any, str]] = {"s3": (start_s3, "s3"), "gcs": (start_gcs, "gs")}

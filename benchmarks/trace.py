@@ -18,8 +18,8 @@ from benchmarks.documents import add_documents, read_or_generate, write_dataset
 from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Options, note
 from cloudload import Batch, CloudLoader
-from cloudload.packing.tables import SPAN_EPOCH, SPAN_SAMPLE, SPAN_STREAM
 from cloudload.provenance import find_document, open_run, trace_steps
+from cloudload.rows.packing.tables import SPAN_EPOCH, SPAN_SAMPLE, SPAN_STREAM
 
 TRACED = 10
 

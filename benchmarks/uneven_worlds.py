@@ -22,19 +22,19 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import Flags, Ints
-from cloudload.lengths.advance import Walker
-from cloudload.lengths.best_fit_rows import BestFitRows
-from cloudload.lengths.best_fit_walker import BestFitWalker
-from cloudload.lengths.row_pieces import LANE, ORDINAL, ROW, START, STOP, RowPieces
-from cloudload.lengths.sizes import LaneSizes
-from cloudload.lengths.tables import LaneTables
 from cloudload.order.dealing import share_lanes
 from cloudload.order.lanes import Lanes
 from cloudload.order.spec import OrderConfig
-from cloudload.packing.packers import Packing
-from cloudload.packing.tables import NUM_CURSOR_COLUMNS
+from cloudload.rows.packing.packers import Packing
+from cloudload.rows.packing.tables import NUM_CURSOR_COLUMNS
 from cloudload.run.components import Component
+from cloudload.run.lengths.advance import Walker
+from cloudload.run.lengths.best_fit_rows import BestFitRows
+from cloudload.run.lengths.best_fit_walker import BestFitWalker
+from cloudload.run.lengths.row_pieces import LANE, ORDINAL, ROW, START, STOP, RowPieces
+from cloudload.run.lengths.sizes import LaneSizes
+from cloudload.run.lengths.tables import LaneTables
+from cloudload.system.arrays import Flags, Ints
 
 # (lanes, canonical nodes, ranks of each machine); (6,) and (8,) * 8 are even worlds, for comparison
 WORLDS = (

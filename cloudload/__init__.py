@@ -4,30 +4,29 @@
                                                                   │ ▲
                                                      state_dict() ▼ │ load_state_dict()
 
-    order, tokenization, packing, run             which tokens, in which order
-    storage, mds, cache, workers, delivery        how they arrive
+Data come in an order, become rows; a run says where we are; loading delivers; tools do the rest:
 
-    loader        the public class               convert              raw corpora to MDS
-    config        its options, in two configs    check                problems in a dataset
-    session       the parts of one loader        inspect              its summary and documents
-    order         the order of documents         count                tokens in each document
-    tokenization  text to token IDs              forecast             reads and cost of a run
-    packing       documents to rows              warm                 fetch shards before a run
-    run           recipe, position, and state    row_dataset          rows by index
-    storage       objects by URL                 evaluation           repeatable evaluation passes
-    mds           the shard format               export               rows to pre-tokenized MDS
-    cache         shards on this node            losses               loss by source, document
-    workers       documents to blocks            provenance           rows back to documents
-    delivery      blocks to batches              integrations         training frameworks
-    batch         the tensors of a batch         streaming_arguments  Streaming's arguments
-    segments      tensors for `fields=`          testing              checks of a loader's two laws
-    stats         statistics of a run            cli                  the command line
-    lengths       positions from token lengths   option_docs          docstrings of options
-    arrays        array types, integer helpers   option_names         advice on unknown arguments
-    errors        all errors, as a tree          file_kinds           which files are text
-    system        files, threads, processes      html_tables          tables for notebooks
-    engines       where units of work run        json_text            reports as JSON
-    text_tables   tables for a terminal
+    system   this machine: files, locks, threads, processes, arrays
+    data     bytes by URL, MDS datasets in them, and the shards that this node keeps
+    config   what the user asked for, checked
+    order    which document comes when: integers in, integers out
+    rows     documents to rows of tokens
+    run      what a run is, where it is, and where it will be
+    loading  the loader at work: workers make blocks, ranks agree, batches leave
+    tools    everything beside the training loop: prepare, ask, explain
+
+Each room imports only from those before it, so the loader never imports a tool. All rooms may use:
+
+    errors   all errors, as a tree    stats  statistics of a run    segments  tensors for `fields=`
+
+In front of the rooms:
+
+    integrations  training frameworks           testing     checks of a loader's two laws
+    loader        `CloudLoader`                 inspect     a dataset's summary and documents
+    batch         `Batch`                       forecast    reads and cost of a run
+    convert       `convert_to_mds`              warm        fetch shards before a run
+    engines       clusters, for `executor=`     losses      loss by source, document
+    cli           the command line              provenance  rows back to documents
 
 The names in `__all__` are public, and so are `cloudload.errors`, `.config`, `.segments`, `.stats`,
 `.testing`, `.inspect`, `.forecast`, `.losses`, `.warm`, `.provenance` and `.integrations`.
@@ -50,50 +49,50 @@ if _sys.platform != "linux":
     )
 
 if _TYPE_CHECKING:
-    from cloudload.batch import Batch as Batch
-    from cloudload.check.check import check_dataset as check_dataset
-    from cloudload.check.findings import CheckReport as CheckReport
-    from cloudload.check.findings import Finding as Finding
     from cloudload.config.stream import Stream as Stream
     from cloudload.config.transform import Text as Text
-    from cloudload.convert.convert import convert_to_mds as convert_to_mds
-    from cloudload.convert.report import ConvertReport as ConvertReport
-    from cloudload.count.count import count_tokens as count_tokens
-    from cloudload.count.report import CountReport as CountReport
+    from cloudload.data.storage.base import Retry as Retry
     from cloudload.errors import CloudloadError as CloudloadError
-    from cloudload.evaluation import FromStart as FromStart
-    from cloudload.export import ExportReport as ExportReport
-    from cloudload.export import export_rows as export_rows
-    from cloudload.loader import CloudLoader as CloudLoader
-    from cloudload.row_dataset import Rows as Rows
+    from cloudload.loading.batch import Batch as Batch
+    from cloudload.loading.evaluation import FromStart as FromStart
+    from cloudload.loading.loader import CloudLoader as CloudLoader
+    from cloudload.loading.row_dataset import Rows as Rows
+    from cloudload.loading.workers.trace import TracedSpan as TracedSpan
     from cloudload.run.local_states import merge_state_dicts as merge_state_dicts
+    from cloudload.run.streaming.training_yaml import config_from_yaml as config_from_yaml
     from cloudload.stats import Stats as Stats
-    from cloudload.storage.base import Retry as Retry
-    from cloudload.streaming_arguments.training_yaml import config_from_yaml as config_from_yaml
-    from cloudload.workers.trace import TracedSpan as TracedSpan
+    from cloudload.tools.check.check import check_dataset as check_dataset
+    from cloudload.tools.check.findings import CheckReport as CheckReport
+    from cloudload.tools.check.findings import Finding as Finding
+    from cloudload.tools.convert.convert import convert_to_mds as convert_to_mds
+    from cloudload.tools.convert.report import ConvertReport as ConvertReport
+    from cloudload.tools.count.count import count_tokens as count_tokens
+    from cloudload.tools.count.report import CountReport as CountReport
+    from cloudload.tools.export import ExportReport as ExportReport
+    from cloudload.tools.export import export_rows as export_rows
 
 # imported on first use, so that `cloudload --help` and the converter do not load torch
 _HOMES = {
-    "Batch": "batch",
-    "CheckReport": "check.findings",
-    "CloudLoader": "loader",
+    "Batch": "loading.batch",
+    "CheckReport": "tools.check.findings",
+    "CloudLoader": "loading.loader",
     "CloudloadError": "errors",
-    "ConvertReport": "convert.report",
-    "CountReport": "count.report",
-    "ExportReport": "export",
-    "Finding": "check.findings",
-    "FromStart": "evaluation",
-    "Retry": "storage.base",
-    "Rows": "row_dataset",
+    "ConvertReport": "tools.convert.report",
+    "CountReport": "tools.count.report",
+    "ExportReport": "tools.export",
+    "Finding": "tools.check.findings",
+    "FromStart": "loading.evaluation",
+    "Retry": "data.storage.base",
+    "Rows": "loading.row_dataset",
     "Stats": "stats",
     "Stream": "config",
     "Text": "config.transform",
-    "TracedSpan": "workers.trace",
-    "check_dataset": "check.check",
-    "config_from_yaml": "streaming_arguments.training_yaml",
-    "convert_to_mds": "convert.convert",
-    "count_tokens": "count.count",
-    "export_rows": "export",
+    "TracedSpan": "loading.workers.trace",
+    "check_dataset": "tools.check.check",
+    "config_from_yaml": "run.streaming.training_yaml",
+    "convert_to_mds": "tools.convert.convert",
+    "count_tokens": "tools.count.count",
+    "export_rows": "tools.export",
     "merge_state_dicts": "run.local_states",
 }
 __all__ = [

@@ -2,6 +2,6 @@
 
 import sys
 
-from cloudload.cli import main
+from cloudload.tools.cli import main
 
 sys.exit(main())

@@ -22,11 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from cloudload.batch import Batch
-from cloudload.delivery.environment import use_environment
-from cloudload.delivery.thread_environment import Hub, StoppedError, ThreadEnvironment
-from cloudload.delivery.world import World
-from cloudload.loader import CloudLoader
+from cloudload.loading.batch import Batch
+from cloudload.loading.delivery.environment import use_environment
+from cloudload.loading.delivery.thread_environment import Hub, StoppedError, ThreadEnvironment
+from cloudload.loading.delivery.world import World
+from cloudload.loading.loader import CloudLoader
 from cloudload.run.state import State
 from cloudload.segments import IGNORED_LABEL
 

@@ -139,9 +139,9 @@ def options_table(name: str) -> str:
     from cloudload.config.delivery import DeliveryConfig
     from cloudload.config.rows import RowsConfig
     from cloudload.config.stream import Stream
+    from cloudload.data.storage.base import Retry
     from cloudload.loader import CloudLoader
-    from cloudload.option_docs import field_docs
-    from cloudload.storage.base import Retry
+    from cloudload.system.option_docs import field_docs
 
     configs = {each.__name__: each for each in (RowsConfig, DeliveryConfig, Stream, Retry)}
     parameters = inspect.signature(CloudLoader.__init__).parameters
@@ -229,7 +229,7 @@ def cli_help(_: str = "") -> str:
     """Return `--help` of the program and of each command, for a terminal of 80 columns."""
     from unittest import mock
 
-    from cloudload.cli import make_parser
+    from cloudload.tools.cli import make_parser
 
     with mock.patch.dict(os.environ, {"COLUMNS": "80", "NO_COLOR": "1"}):
         parser = make_parser()
@@ -248,7 +248,7 @@ def cli_help(_: str = "") -> str:
 
 def checks_table(_: str = "") -> str:
     """Return a table of the kinds of findings of `cloudload check`."""
-    from cloudload.check.rules import RULES
+    from cloudload.tools.check.rules import RULES
 
     rows = [
         f"| `{kind}` | {rule.severity} | {', '.join(rule.readers)} | {rule.meaning} |"
@@ -260,7 +260,7 @@ def checks_table(_: str = "") -> str:
 def errors_reference(_: str = "") -> str:
     """Return the tree of errors, the docstring of each, and the kinds of storage failures."""
     from cloudload import errors
-    from cloudload.option_docs import _parse_module
+    from cloudload.system.option_docs import _parse_module
 
     tree = inspect.cleandoc(inspect.cleandoc(f"{errors.__doc__}").split("\n\n")[1])
     names = "\n".join(line.split("  ")[0] for line in tree.splitlines())

@@ -5,9 +5,10 @@
 Each tokenizer is loaded twice, from its folder and as an object of the installed transformers,
 because the resulting tokenizer.json may differ. For both, fastokens is compared with Hugging Face
 `tokenizers` on the probes and on all 1,112,064 code points, which takes about 20 seconds. Those
-that pass are added to `cloudload/tokenization/known_tokenizers.json`, for the installed versions of
-fastokens and tokenizers and for this kind of machine. Run this script again with each combination
-of versions that the table covers. If a tokenizer fails, it is not added, and the exit status is 1.
+that pass are added to `cloudload/rows/tokenization/known_tokenizers.json`, for the installed
+versions of fastokens and tokenizers and for this kind of machine. Run this script again with each
+combination of versions that the table covers. If a tokenizer fails, it is not added, and the exit
+status is 1.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def main() -> int:
 
 def know(folder: Path, table: Path) -> int:
     """Check a tokenizer, and add it to the table if it passes. Returns 1 if it fails, else 0."""
-    from cloudload.tokenization.backend import list_checked
-    from cloudload.tokenization.kept_files import digest_of
-    from cloudload.tokenization.known import conditions
-    from cloudload.tokenization.tokenizer import load_tokenizer
+    from cloudload.data.cache.kept_tokenizers import digest_of
+    from cloudload.rows.tokenization.backend import list_checked
+    from cloudload.rows.tokenization.known import conditions
+    from cloudload.rows.tokenization.tokenizer import load_tokenizer
 
     passed: dict[str, str] = {}
     status = 0
@@ -78,7 +79,7 @@ def find_problem(text: str) -> str | None:
 
     Returns the first problem, or None if there is none.
     """
-    from cloudload.tokenization.encoders import is_failure
+    from cloudload.rows.tokenization.encoders import is_failure
 
     try:
         return find_difference(text)
@@ -90,9 +91,9 @@ def find_problem(text: str) -> str | None:
 
 def find_difference(text: str) -> str | None:
     """Run the checks of `find_problem`, but let errors of fastokens pass through."""
-    from cloudload.tokenization.backend import find_probe_mismatch, sweep_code_points
-    from cloudload.tokenization.features import find_unsupported_feature
-    from cloudload.tokenization.probes import all_code_points
+    from cloudload.rows.tokenization.backend import find_probe_mismatch, sweep_code_points
+    from cloudload.rows.tokenization.features import find_unsupported_feature
+    from cloudload.rows.tokenization.probes import all_code_points
 
     content = json.loads(text)
     if problem := find_unsupported_feature(content) or find_probe_mismatch(text, content):

@@ -5,7 +5,7 @@
 Also runs the other checks with which a loader chooses the backend. A loader compares only the
 assigned code points, once for each cache folder. This script compares all 1,112,064, which takes
 about 15 seconds per tokenizer. Run it before you add a version to
-`cloudload.tokenization.backend.MEASURED_VERSIONS`. The exit status is 1 if any ID differs.
+`cloudload.rows.tokenization.backend.MEASURED_VERSIONS`. The exit status is 1 if any ID differs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def main() -> int:
 
 def sweep(name: str) -> int:
     """Print the findings for one tokenizer. Returns 1 if the backends have different IDs."""
-    from cloudload.tokenization.backend import find_probe_mismatch, sweep_code_points
-    from cloudload.tokenization.features import find_unsupported_feature
-    from cloudload.tokenization.probes import all_code_points
-    from cloudload.tokenization.tokenizer import load_tokenizer
+    from cloudload.rows.tokenization.backend import find_probe_mismatch, sweep_code_points
+    from cloudload.rows.tokenization.features import find_unsupported_feature
+    from cloudload.rows.tokenization.probes import all_code_points
+    from cloudload.rows.tokenization.tokenizer import load_tokenizer
 
     text = load_tokenizer(name, [(None, None)]).json
     content = json.loads(text)

@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 
-from cloudload.storage import registry
+from cloudload.data.storage import registry
 
 
 @contextlib.contextmanager

@@ -17,14 +17,14 @@ import pytest
 import zstandard
 
 from cloudload.convert import convert_to_mds
-from cloudload.convert.report import ConvertReport
+from cloudload.data.mds.codecs import decompress
+from cloudload.data.mds.hashes import SAMPLES_HASH
+from cloudload.data.mds.index_parser import parse_index
+from cloudload.data.mds.shard import Shard
+from cloudload.data.mds.writer import encode_index
+from cloudload.data.storage.objects import list_objects, read_object, upload_file, write_object
 from cloudload.errors import StoreError
-from cloudload.mds.codecs import decompress
-from cloudload.mds.hashes import SAMPLES_HASH
-from cloudload.mds.index_parser import parse_index
-from cloudload.mds.shard import Shard
-from cloudload.mds.writer import encode_index
-from cloudload.storage.objects import list_objects, read_object, upload_file, write_object
+from cloudload.tools.convert.report import ConvertReport
 
 FORMS = ("jsonl", "gz", "bz2", "xz", "zst", "lines", "text", "parquet", "dataset", "iterable")
 """The forms of input that `make_input` can write."""
@@ -115,7 +115,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
             raise StoreError("no room")
         write_object(url, data)
 
-    monkeypatch.setattr("cloudload.convert.stored_shards.write_object", failing)
+    monkeypatch.setattr("cloudload.tools.convert.stored_shards.write_object", failing)
 
 
 def note_each_write(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], object]) -> None:
@@ -125,7 +125,7 @@ def note_each_write(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], objec
         upload_file(path, url, retry)
         note(url)
 
-    monkeypatch.setattr("cloudload.storage.objects.upload_file", noting)
+    monkeypatch.setattr("cloudload.data.storage.objects.upload_file", noting)
 
 
 def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) -> Path:

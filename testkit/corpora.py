@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from cloudload.mds.codecs import compress, compression_extension
-from cloudload.mds.hashes import hash_bytes
-from cloudload.mds.index import INDEX_NAME, Column
-from cloudload.mds.writer import ShardFormat, encode_sample, encode_shard_head
-from cloudload.storage.objects import write_object
-from cloudload.storage.urls import join_url
+from cloudload.data.mds.codecs import compress, compression_extension
+from cloudload.data.mds.hashes import hash_bytes
+from cloudload.data.mds.index import INDEX_NAME, Column
+from cloudload.data.mds.writer import ShardFormat, encode_sample, encode_shard_head
+from cloudload.data.storage.objects import write_object
+from cloudload.data.storage.urls import join_url
 
 _WORDS = [
     "the",

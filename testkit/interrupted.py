@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from cloudload import Batch, CloudLoader, Rows, Stream, count_tokens
-from cloudload.delivery.description import Setting
-from cloudload.lengths import played_lanes, tables
+from cloudload.loading.delivery.description import Setting
+from cloudload.run.lengths import played_lanes, tables
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.interrupts import count_visits, interrupt, list_edges, run_at
 from testkit.loaders import SEQ_LEN, make_loader

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.objects import open_object
 from cloudload.errors import StoreError
-from cloudload.storage.base import Retry
-from cloudload.storage.objects import open_object
 
 
 def object_exists(url: str, retry: Retry | None = None) -> bool:

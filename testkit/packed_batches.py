@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloudload.arrays import Ints
+from cloudload.system.arrays import Ints
 
 Packing = tuple[list[list[int]], int]
 """The lengths of the spans of each row, and `seq_len`, all in tokens."""

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload.arrays import Ids
 from cloudload.order import epoch_orders
 from cloudload.order.canonical import seekable_order
 from cloudload.order.seekable import SeekableOrder
 from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.system.arrays import Ids
 
 _MOST_KEPT, _MOST_POSITIONS = 1 << 14, 1 << 10
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import Ids
 from cloudload.order.canonical import fill_order, seekable_order
 from cloudload.order.mixture import Mixture, _shares
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig, Sampling, num_positions
+from cloudload.system.arrays import Ids
 
 
 def canonical_order(

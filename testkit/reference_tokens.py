@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cloudload.arrays import Tokens
-from cloudload.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.system.arrays import Tokens
 
 
 def encode(

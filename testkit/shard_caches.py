@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cloudload import CloudLoader, Retry, Stream
-from cloudload.cache.shard_cache import ShardCache
-from cloudload.mds.dataset import Corpus, open_corpus
+from cloudload import CloudLoader, Retry
+from cloudload.data.cache.shard_cache import ShardCache
+from cloudload.data.mds.dataset import Corpus, open_corpus
+from cloudload.data.mds.location import Location
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 DOCUMENTS = random_documents(11, 600)
@@ -16,7 +17,7 @@ RETRY = Retry(timeout_s=2.0, deadline_s=60.0, pause_s=0.05)
 
 def write(url: str, **settings: Any) -> Corpus:
     write_mds(url, DOCUMENTS, **{"shard_bytes": 4_000, "compression": "zstd", **settings})
-    return open_corpus([Stream(url)], RETRY)
+    return open_corpus([Location(url)], RETRY)
 
 
 def texts_of(corpus: Corpus, root: Path, **settings: Any) -> list[str]:

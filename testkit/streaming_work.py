@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import Ints
+from cloudload.system.arrays import Ints
 
 Weight = dict[str, Any]
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, normalizers
 
-from cloudload.tokenization import backend as gate
-from cloudload.tokenization import encoders, loading
+from cloudload.rows.tokenization import backend as gate
+from cloudload.rows.tokenization import encoders, loading
 from testkit.corpora import byte_tokenizer
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "tokenizer" / "tokenizer.json"

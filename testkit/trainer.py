@@ -19,8 +19,8 @@ import numpy as np
 import torch.distributed as dist
 
 from cloudload import CloudLoader, Stream
-from cloudload.count import count_tokens
-from cloudload.delivery.exchange import DistributedExchange
+from cloudload.loading.delivery.exchange import DistributedExchange
+from cloudload.tools.count import count_tokens
 from testkit.corpora import EOS, byte_tokenizer
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from cloudload.arrays import Ints
-from cloudload.packing.lane_packer import CutRows, LaneRows, PackerLanes
-from cloudload.packing.packers import Packing
-from cloudload.packing.residue import unpack_residue
-from cloudload.packing.rows import Framing, fill_rows
-from cloudload.packing.tables import (
+from cloudload.rows.packing.lane_packer import CutRows, LaneRows, PackerLanes
+from cloudload.rows.packing.packers import Packing
+from cloudload.rows.packing.residue import unpack_residue
+from cloudload.rows.packing.rows import Framing, fill_rows
+from cloudload.rows.packing.tables import (
     BASE,
     COUNT,
     EPOCH,
@@ -30,6 +29,7 @@ from cloudload.packing.tables import (
     Documents,
 )
 from cloudload.stats import DOCUMENTS, EMPTY, FILTERED
+from cloudload.system.arrays import Ints
 
 LANES = 4
 FRAMES = [(None, None), (1, None), (None, 2), (1, 2)]

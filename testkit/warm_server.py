@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudload.config.choices import AUTO
-from cloudload.tokenization import backend
-from cloudload.tokenization.tokenizer import load_tokenizer
+from cloudload.rows.tokenization import backend
+from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from testkit.corpora import EOS, byte_tokenizer
 from testkit.warm_stand_in import HEADER_BYTES
 

@@ -53,8 +53,8 @@ def main() -> None:
 
 def learn_tokenizer(request: dict[str, Any]) -> None:
     """Compare the tokenizer's backends, so that the cache contains the result for later loaders."""
-    from cloudload.tokenization.backend import choose_backend
-    from cloudload.tokenization.tokenizer import load_tokenizer
+    from cloudload.rows.tokenization.backend import choose_backend
+    from cloudload.rows.tokenization.tokenizer import load_tokenizer
 
     choose_backend(load_tokenizer(request["tokenizer"]).json, "auto", Path(request["cache"]))
 

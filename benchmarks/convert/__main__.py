@@ -40,7 +40,7 @@ from benchmarks.documents import add_documents, read_or_generate
 from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Message, Options, Side, exit_on_sigterm, note
 from cloudload import convert_to_mds
-from cloudload.storage.objects import write_object
+from cloudload.data.storage.objects import write_object
 from testkit.servers import BUCKET, start_s3
 
 MOST_TEXT_BYTES = 40e6

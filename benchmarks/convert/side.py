@@ -139,8 +139,8 @@ def start(request: Message) -> Take:
 
 def describe_output(out: str) -> Message:
     """Return the number of documents and of stored bytes that an output's index lists."""
-    from cloudload.mds.index_parser import parse_index
-    from cloudload.storage.objects import read_object
+    from cloudload.data.mds.index_parser import parse_index
+    from cloudload.data.storage.objects import read_object
 
     shards = parse_index(read_object(f"{out}/index.json"), out)
     return {

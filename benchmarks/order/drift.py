@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.figures import Row
 from benchmarks.harness import note
 from benchmarks.order.scale import BLOCK, SHARD_BYTES, SHARDS_PER_WINDOW
-from cloudload.arrays import Ints
+from cloudload.system.arrays import Ints
 
 NUM_NODES = 64
 LOG_MEAN, LOG_SD = 6.2, 1.1

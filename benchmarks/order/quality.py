@@ -8,10 +8,10 @@ import numpy as np
 
 from benchmarks.figures import Row
 from benchmarks.order.scale import BLOCK, PER_SHARD, SEED
-from cloudload.arrays import Ints
 from cloudload.order import streaming_shuffles as shuffles
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig
+from cloudload.system.arrays import Ints
 from testkit.reference_order import canonical_order
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from benchmarks.figures import Row
 from benchmarks.harness import Message, Side, Take, serve
-from cloudload.arrays import Ints
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.spec import OrderConfig
+from cloudload.system.arrays import Ints
 
 PER_SHARD = 5_000
 SHARD_BYTES = 64_000_000

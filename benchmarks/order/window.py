@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.figures import Row
 from benchmarks.order.scale import PER_SHARD, SEED, SHARD_BYTES
-from cloudload.arrays import Ints
 from cloudload.order.spec import OrderConfig
+from cloudload.system.arrays import Ints
 from testkit.reference_order import canonical_order
 
 

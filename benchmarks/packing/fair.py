@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from benchmarks.figures import Row
 from benchmarks.harness import note
 from cloudload import CloudLoader
-from cloudload.packing.tables import SPAN_ROW, SPAN_SAMPLE, SPAN_START, SPAN_STOP
+from cloudload.rows.packing.tables import SPAN_ROW, SPAN_SAMPLE, SPAN_START, SPAN_STOP
 
 Floats = NDArray[np.float64]
 FIGURES = ("per row", "long", "size")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.figures import Row
-from cloudload.packing.packers import Packer, Packing
+from cloudload.rows.packing.packers import Packer, Packing
 
 SEQ_LENS, OPEN_ROWS = (2048, 4096), (4, 16, 64)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import note
-from cloudload.tokenization.document_tokenizer import DocumentTokenizer
-from cloudload.tokenization.tokenizer import load_tokenizer
+from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.tokenizer import load_tokenizer
 
 
 def draw_sizes(count: int) -> list[int]:

@@ -18,8 +18,8 @@ from benchmarks.harness import Message, Side, Take, cpu_of, last_cores, note, se
 from benchmarks.packing.fill import count, run_packer
 from cloudload import CloudLoader
 from cloudload.config.choices import Overflow, PackingName
-from cloudload.packing.packers import Packing
-from cloudload.packing.tables import SPAN_START, SPAN_STOP
+from cloudload.rows.packing.packers import Packing
+from cloudload.rows.packing.tables import SPAN_START, SPAN_STOP
 
 OPEN_ROWS = 16
 PACKINGS: dict[str, tuple[PackingName, Overflow]] = {

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.figures import Row
-from cloudload.delivery.repeated_downloads import count_machines
-from cloudload.delivery.world import World
+from cloudload.loading.delivery.repeated_downloads import count_machines
+from cloudload.loading.delivery.world import World
 from cloudload.order.dealing import deal_lanes, find_lane_hosts
 from cloudload.order.lanes import Lanes
 

@@ -24,8 +24,8 @@ from benchmarks.harness import ONE_THREAD, ROOT
 from benchmarks.length_tables import measure as measure_tables
 from benchmarks.order.scale import build_ours
 from benchmarks.simulated_store import URL, loader_options, short_texts, use_store
-from cloudload.cache.folder import sweep
-from cloudload.cache.space import publish, reserve
+from cloudload.data.cache.folder import sweep
+from cloudload.data.cache.space import publish, reserve
 from cloudload.order.spec import OrderConfig
 from cloudload.system.temp_files import make_folder
 
@@ -216,10 +216,10 @@ def plan(folder: str, nodes: int, ranks: int, steps: int) -> Row:
 def count(folder: str) -> Row:
     from cloudload.config.rows import RowsConfig
     from cloudload.config.stream import Stream
-    from cloudload.count.count import prepare
-    from cloudload.count.group import list_groups
+    from cloudload.data.storage.base import Retry
     from cloudload.run.recipe import open_recipe
-    from cloudload.storage.base import Retry
+    from cloudload.tools.count.count import prepare
+    from cloudload.tools.count.group import list_groups
 
     use_store(Path(folder))
     cpu, wall = time.process_time(), time.perf_counter()

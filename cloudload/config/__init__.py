@@ -11,7 +11,7 @@
     transform     `Text`, names of transforms   lambda_source  the source of a lambda
     local_imports  values that code imports where it runs
 
-`cloudload.option_docs` turns the docstring below each field into help and documentation.
+`cloudload.system.option_docs` turns the docstring below each field into help and documentation.
 """
 
 from __future__ import annotations

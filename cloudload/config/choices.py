@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from cloudload.data.cache.fetch import ALWAYS as ALWAYS
+from cloudload.data.cache.fetch import OFF as OFF
+from cloudload.data.cache.fetch import ONCE as ONCE
+from cloudload.data.cache.fetch import Verification as Verification
+from cloudload.data.mds.document_columns import TOKEN_DTYPES as TOKEN_DTYPES
+from cloudload.data.mds.document_columns import TokenDtype as TokenDtype
+
 SEEKABLE = "seekable"
-ONCE, ALWAYS, OFF = "once", "always", "off"
 EPOCH = "epoch"
 AUTO = "auto"
 REQUIRE = "require"
@@ -24,12 +30,10 @@ Overflow = Literal["cut", "rows"]
 Stopping = Literal["first", "all"]
 TailMode = Literal["pad", "drop"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
-Verification = Literal["once", "always", "off"]
 TokenizerBackend = Literal["auto", "hf", "fastokens"]
 OnError = Literal["raise", "skip"]
 Quoting = Literal["csv", "none"]
 TextErrors = Literal["strict", "replace"]
-TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 InputFormat = Literal[
     "auto",
     "jsonl",
@@ -54,7 +58,6 @@ TAILS = get_args(TailMode)
 START_METHODS = (None, *get_args(StartMethod))
 VERIFICATIONS = get_args(Verification)
 TOKENIZER_BACKENDS = get_args(TokenizerBackend)
-TOKEN_DTYPES = get_args(TokenDtype)
 INPUT_FORMATS = get_args(InputFormat)
 QUOTINGS = get_args(Quoting)
 TEXT_ERRORS = get_args(TextErrors)

@@ -23,9 +23,9 @@ from cloudload.config.choices import (
     TokenizerBackend,
     Verification,
 )
-from cloudload.option_docs import explained
+from cloudload.data.storage.base import Retry, check_seconds
 from cloudload.segments import FIELDS
-from cloudload.storage.base import Retry, check_seconds
+from cloudload.system.option_docs import explained
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "tail": TAILS,

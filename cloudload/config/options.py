@@ -11,7 +11,7 @@ from cloudload.config.choices import EPOCH
 from cloudload.config.delivery import DeliveryConfig
 from cloudload.config.rows import RowsConfig
 from cloudload.config.stream import Stream
-from cloudload.storage.base import Retry
+from cloudload.data.storage.base import Retry
 from cloudload.system.memory import total_memory_bytes
 
 _BATCH_BYTES_PER_TOKEN = 16  # input_ids and labels are int64

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from cloudload.arrays import divisors
 from cloudload.config.checks import (
     as_choice,
     as_integer,
@@ -37,8 +36,9 @@ from cloudload.config.choices import (
 from cloudload.config.stream import Stream
 from cloudload.config.stream_names import name_streams
 from cloudload.config.transform import GIVEN_ID, Transform, name_function
-from cloudload.option_docs import explained
-from cloudload.storage.redaction import redact
+from cloudload.data.storage.redaction import redact
+from cloudload.system.arrays import divisors
+from cloudload.system.option_docs import explained
 
 MAX_LANES = 1 << 22
 

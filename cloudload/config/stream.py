@@ -7,10 +7,11 @@ from dataclasses import dataclass, fields
 
 from cloudload.config.checks import as_integer, as_token, check_tokens_column, is_number
 from cloudload.config.choices import SAME
-from cloudload.option_docs import explained
-from cloudload.option_names import suggests_fields
-from cloudload.storage.redaction import redact
-from cloudload.storage.urls import check_location, join_url
+from cloudload.data.mds.location import Location
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import check_location
+from cloudload.system.option_docs import explained
+from cloudload.system.option_names import suggests_fields
 
 
 @suggests_fields
@@ -101,4 +102,9 @@ class Stream:
     @property
     def url(self) -> str:
         """The URL of the folder that contains `index.json`."""
-        return join_url(self.remote, self.split or "").rstrip("/")
+        return self.location.url
+
+    @property
+    def location(self) -> Location:
+        """Where the stream's dataset is."""
+        return Location(self.remote, self.split)

@@ -16,8 +16,8 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from cloudload.config.stream import Stream
-from cloudload.storage.redaction import redact
-from cloudload.storage.urls import is_local, local_path, split_url
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import is_local, local_path, split_url
 
 # folder names that do not identify a dataset, because many datasets have them
 _SHARED_FOLDER = re.compile(

@@ -9,7 +9,7 @@ from typing import Any, final
 
 from cloudload.config.code_digest import CodeDigest, module_of
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cloudload.config")
 
 Transform = Callable[[dict[str, Any]], str | None]
 GIVEN_ID = "transform_id="

@@ -21,21 +21,21 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from cloudload.batch import Batch
 from cloudload.config.checks import as_integer
 from cloudload.errors import StreamChangedError
-from cloudload.evaluation import FromStart
 from cloudload.integrations.frameworks import explain_missing
-from cloudload.loader import CloudLoader
-from cloudload.losses import LossLog
+from cloudload.loading.batch import Batch
+from cloudload.loading.evaluation import FromStart
+from cloudload.loading.loader import CloudLoader
 from cloudload.segments import BATCH_ARRAYS, IGNORED_LABEL
+from cloudload.tools.losses import LossLog
 
 try:
     from composer import Callback, DataSpec, Logger, State, Trainer
 except ImportError as error:
     raise explain_missing(error, "composer", "composer") from error
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cloudload.integrations")
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from torch.distributed.checkpoint.stateful import Stateful
 
-from cloudload.loader import CloudLoader
+from cloudload.loading.loader import CloudLoader
 
 
 class LoaderState(Stateful):

@@ -13,11 +13,11 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from cloudload.batch import Batch
 from cloudload.errors import StreamChangedError
-from cloudload.evaluation import FromStart
 from cloudload.integrations.frameworks import explain_missing
-from cloudload.loader import CloudLoader
+from cloudload.loading.batch import Batch
+from cloudload.loading.evaluation import FromStart
+from cloudload.loading.loader import CloudLoader
 
 try:
     from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -27,7 +27,7 @@ except ImportError as error:
     except ImportError:
         raise explain_missing(error, "lightning", "lightning") from error
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cloudload.integrations")
 
 
 class CloudloadDataModule(LightningDataModule):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.config.checks import as_integer
-from cloudload.loader import CloudLoader
+from cloudload.loading.loader import CloudLoader
 from cloudload.stats import Stats
 from cloudload.system.temp_files import partial_file
 

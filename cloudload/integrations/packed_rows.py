@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cloudload.integrations")
 
 _POSITIONS = "position_ids"
 _OTHERS = ("segment_ids", "cu_seqlens")

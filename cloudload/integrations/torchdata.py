@@ -14,9 +14,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from cloudload.batch import Batch
 from cloudload.integrations.frameworks import explain_missing
-from cloudload.loader import CloudLoader
+from cloudload.loading.batch import Batch
+from cloudload.loading.loader import CloudLoader
 
 try:
     from torchdata.nodes import BaseNode

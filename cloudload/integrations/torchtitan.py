@@ -23,7 +23,7 @@ from cloudload.config.choices import AUTO
 from cloudload.errors import StreamChangedError
 from cloudload.integrations.dcp import LoaderState
 from cloudload.integrations.frameworks import explain_missing
-from cloudload.loader import CloudLoader
+from cloudload.loading.loader import CloudLoader
 
 try:
     from torchtitan.components.metrics import MetricsProcessor

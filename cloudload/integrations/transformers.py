@@ -19,10 +19,10 @@ from contextlib import suppress
 from typing import Any, cast
 
 from cloudload.errors import StreamChangedError
-from cloudload.evaluation import FromStart
 from cloudload.integrations.frameworks import explain_missing
 from cloudload.integrations.packed_rows import check_packed_rows, without_cache
-from cloudload.loader import CloudLoader
+from cloudload.loading.evaluation import FromStart
+from cloudload.loading.loader import CloudLoader
 
 try:
     import accelerate  # noqa: F401, because the Trainer needs it
@@ -32,7 +32,7 @@ except ImportError as error:
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cloudload.integrations")
 
 
 class CloudloadCallback(TrainerCallback, ExportableState):

@@ -15,11 +15,11 @@ import itertools
 
 import numpy as np
 
-from cloudload.arrays import Ids
 from cloudload.order.sampling import resample
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.order.streaming_shuffles import shuffle_nodes
+from cloudload.system.arrays import Ids
 
 
 def seekable_order(

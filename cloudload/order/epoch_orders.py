@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from cloudload.arrays import Ids, Ints
 from cloudload.errors import CacheError
 from cloudload.order.canonical import fill_order, seekable_order
 from cloudload.order.order_ids import identify_order
@@ -28,12 +27,13 @@ from cloudload.order.sampling import id_dtype
 from cloudload.order.seekable import SeekableOrder
 from cloudload.order.spec import OrderConfig, Sampling, num_positions
 from cloudload.system.activity import doing
+from cloudload.system.arrays import Ids, Ints
 from cloudload.system.background_process import run_detached
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path, make_folder, partial_file
 from cloudload.system.verified_files import has_unmodified, mark_verified
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cloudload.order")
 # below this, mapping a file takes longer than reading it
 _MAP_FROM_BYTES = 1 << 16
 # below this, building an order is faster than starting a process

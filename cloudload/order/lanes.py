@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cloudload.arrays import Ints
+from cloudload.system.arrays import Ints
 
 
 @dataclass(frozen=True)

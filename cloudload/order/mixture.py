@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import Ints, Words
 from cloudload.errors import StreamChangedError
 from cloudload.order.mixture_step import TURN, find_step
+from cloudload.system.arrays import Ints, Words
 
 Weights = tuple[float, ...]
 

@@ -17,9 +17,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from cloudload.arrays import NEVER, Ints
 from cloudload.order.mixture import Mixture, Weights, list_arcs
 from cloudload.order.mixture_step import TURN, find_step
+from cloudload.system.arrays import NEVER, Ints
 
 # ranges of up to this many rows are enumerated
 _LISTED = 1 << 22

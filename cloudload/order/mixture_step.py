@@ -15,7 +15,7 @@ from functools import cache
 
 import numpy as np
 
-from cloudload.arrays import Flags, Ints, Words
+from cloudload.system.arrays import Flags, Ints, Words
 
 TURN = 1 << 64
 """The circumference of the circle, in the units of steps and arcs."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import Ids
 from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.system.arrays import Ids
 
 _DRAWN_AT_ONCE = 1 << 20
 

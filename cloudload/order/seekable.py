@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import Ids
 from cloudload.order.bijection import (
     CHUNK,
     GOLDEN,
@@ -30,6 +29,7 @@ from cloudload.order.bijection import (
     scramble,
 )
 from cloudload.order.spans import Runs, Weights, lay_spans, weigh
+from cloudload.system.arrays import Ids
 
 # tags that make the keys of the run and of its epochs differ. Without them, the run and epoch 0
 # would share keys, because SeedSequence ignores trailing zeros

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloudload.arrays import Ids, Words
 from cloudload.order.bijection import CHUNK, group_starts, narrow_dtype, permute_groups
+from cloudload.system.arrays import Ids, Words
 
 Weights = Sequence[tuple[int, int]]
 """For each stream, its number of shards, and the number of samples that an epoch reads from it."""

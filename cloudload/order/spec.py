@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cloudload.arrays import Ids
 from cloudload.config.choices import SEEKABLE
+from cloudload.system.arrays import Ids
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cloudload.arrays import NEVER
 from cloudload.order.mixture import Mixture, Weights, merge_entries
 from cloudload.order.mixture_counts import Walk
+from cloudload.system.arrays import NEVER
 
 
 @dataclass(frozen=True)

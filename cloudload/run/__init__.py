@@ -15,7 +15,8 @@
     run_tail         pack the run's tail             same_data        recognize rewritten data
     state            position and recipe as a dict   framing          keep the saved bos and eos
     state_codec      arrays of a state as text       streaming_state  a StreamingDataset's state
-    lane_texts       lanes of a state as text
+    lane_texts       lanes of a state as text        lengths          positions from token lengths
+    streaming        Streaming's arguments
 
 A recipe does not depend on the world size.
 """

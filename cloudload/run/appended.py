@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.mds.dataset import Corpus
+from cloudload.data.mds.dataset import Corpus
 from cloudload.run.components import Component
 from cloudload.run.recipe import SAMPLES_FIELD, Recipe
 from cloudload.run.same_data import CHOOSE_FIELD, DATA_FIELD

@@ -23,7 +23,7 @@ from cloudload.run.state_codec import show
 from cloudload.stats import FAILED
 from cloudload.system.package_versions import package_version
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cloudload.resume")
 
 Changes = dict[str, tuple[Any, Any]]
 """(saved value, found value) of each field that differs."""

@@ -15,15 +15,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from cloudload.arrays import Ints
-from cloudload.cache.folder import ORDERS_FOLDER
 from cloudload.config.rows import RowsConfig
-from cloudload.mds.dataset import Corpus, join_columns
+from cloudload.data.cache.folder import ORDERS_FOLDER
+from cloudload.data.mds.dataset import Corpus, join_columns
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.lanes import Lanes
 from cloudload.order.layout import Layout
 from cloudload.order.order_ids import identify_order
 from cloudload.order.spec import OrderConfig, Sampling
+from cloudload.system.arrays import Ints
 
 _MOST_BARREN = 100_000
 

@@ -12,7 +12,7 @@ from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
 from cloudload.run.state_codec import show
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cloudload.resume")
 
 
 def keep_framing(saved: Saved, recipe: Recipe) -> Recipe:

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import Ints
-from cloudload.packing.tables import CURSOR_SIZE
+from cloudload.rows.packing.tables import CURSOR_SIZE
+from cloudload.system.arrays import Ints
 
 CHUNK_END = "."
 RESIDUES_PER_CHUNK = 16

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
-from cloudload.packing.tables import CURSOR_ORDINAL
+from cloudload.rows.packing.tables import CURSOR_ORDINAL
 from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.position import UNKNOWN, LaneArrays, Position
 from cloudload.run.state import (
@@ -29,6 +28,7 @@ from cloudload.run.state import (
     read_position,
 )
 from cloudload.run.state_codec import show
+from cloudload.system.arrays import Ints
 
 
 def merge_state_dicts(states: Sequence[Mapping[str, Any]]) -> State:

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cloudload.arrays import Ints
 from cloudload.order.lanes import Lanes
-from cloudload.packing.tables import CURSOR_ORDINAL, NUM_CURSOR_COLUMNS
-from cloudload.packing.tail import Stages
+from cloudload.rows.packing.tables import CURSOR_ORDINAL, NUM_CURSOR_COLUMNS
+from cloudload.rows.packing.tail import Stages
 from cloudload.run.lane_texts import LaneTexts
 from cloudload.run.recipe import Recipe
 from cloudload.stats import COUNTS
+from cloudload.system.arrays import Ints
 
 Residues = np.ndarray[Any, np.dtype[np.object_]]
 MOST_ROWS = 1 << 48

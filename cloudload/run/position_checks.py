@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
 from cloudload.order.lanes import Lanes
-from cloudload.packing.residue import residue_spans
-from cloudload.packing.tables import CURSOR_ORDINAL
+from cloudload.rows.packing.residue import residue_spans
+from cloudload.rows.packing.tables import CURSOR_ORDINAL
 from cloudload.run.components import Component
 from cloudload.run.position import Position
 from cloudload.run.recipe import Recipe
+from cloudload.system.arrays import Ints
 
 
 def check_cursors(position: Position, components: Sequence[Component]) -> None:

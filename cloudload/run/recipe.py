@@ -18,15 +18,21 @@ from urllib.parse import quote
 
 import numpy as np
 
-from cloudload.arrays import Ints
 from cloudload.config.choices import ALL, AUTO, RAISE, SAME
 from cloudload.config.rows import RowsConfig, TokensColumn
 from cloudload.config.stream import Stream
-from cloudload.mds.dataset import Corpus, open_corpus
-from cloudload.mds.document_columns import check_text_column, check_token_column
+from cloudload.data.mds.dataset import Corpus, open_corpus
+from cloudload.data.mds.document_columns import check_text_column, check_token_column
+from cloudload.data.storage.base import Retry
 from cloudload.order.layout import Layout, resolve_layout
 from cloudload.order.mixture import Mixture, build_mixture
-from cloudload.packing.packers import Packing
+from cloudload.rows.packing.packers import Packing
+from cloudload.rows.tokenization.framing import TokenName
+from cloudload.rows.tokenization.tokenizer import (
+    TokenizerSpec,
+    frame_without_tokenizer,
+    load_tokenizer,
+)
 from cloudload.run.components import (
     Component,
     ComponentSpec,
@@ -34,13 +40,7 @@ from cloudload.run.components import (
     specify_components,
 )
 from cloudload.run.sources import describe_sources
-from cloudload.storage.base import Retry
-from cloudload.tokenization.framing import TokenName
-from cloudload.tokenization.tokenizer import (
-    TokenizerSpec,
-    frame_without_tokenizer,
-    load_tokenizer,
-)
+from cloudload.system.arrays import Ints
 
 HELD_CONFIG_FIELDS = (
     *("packing", "open_rows", "overflow", "shuffle", "shuffle_algo", "seed", "epochs", "text_key"),
@@ -232,7 +232,12 @@ def open_recipe(
     """
     spec = spec or open_tokenizer(config, tokenizer)
     began = time.monotonic()
-    corpus = open_corpus(config.streams, retry, cache_root, may_be_empty=not config.is_mixed)
+    corpus = open_corpus(
+        [each.location for each in config.streams],
+        retry,
+        cache_root,
+        may_be_empty=not config.is_mixed,
+    )
     index_s = time.monotonic() - began
     _check_columns(config, corpus)
     layout, components = _settle(config, specify_components(config, corpus), None)

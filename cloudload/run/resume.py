@@ -22,8 +22,8 @@ import numpy as np
 
 from cloudload.errors import StreamChangedError
 from cloudload.order.mixture import Mixture
-from cloudload.packing.residue import unpack_residue
-from cloudload.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
+from cloudload.rows.packing.residue import unpack_residue
+from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.changes import (
     CONTENT_FIELDS,
     SAME,
@@ -39,7 +39,7 @@ from cloudload.run.position_checks import check_cursors, check_stream_tails
 from cloudload.run.recipe import Recipe
 from cloudload.run.state import Saved
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cloudload.resume")
 
 
 def resume_mixture(saved: Saved, recipe: Recipe) -> Mixture:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cloudload.arrays import Ints
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.packing.tables import CURSOR_SIZE
-from cloudload.packing.tail import Stages, Tail, pack_tail
+from cloudload.rows.packing.tables import CURSOR_SIZE
+from cloudload.rows.packing.tail import Stages, Tail, pack_tail
 from cloudload.run.position import LaneArrays
 from cloudload.run.recipe import Recipe
+from cloudload.system.arrays import Ints
 
 
 def pack_run_tail(

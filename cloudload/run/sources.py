@@ -14,9 +14,9 @@ from typing import Any
 from cloudload.config.choices import AUTO, SAME
 from cloudload.config.rows import RowsConfig
 from cloudload.config.stream import Stream
+from cloudload.data.storage.redaction import redact
 from cloudload.errors import StreamChangedError
-from cloudload.storage.redaction import redact
-from cloudload.tokenization.framing import TokenName
+from cloudload.rows.tokenization.framing import TokenName
 
 _OPTIONS = ("bos", "eos", "tokens_key", "tokens_dtype")
 

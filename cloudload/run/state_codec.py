@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.arrays import Ints
 from cloudload.errors import StreamChangedError
-from cloudload.packing.residue import split_residues
-from cloudload.packing.tables import CURSOR_ORDINAL
+from cloudload.rows.packing.residue import split_residues
+from cloudload.rows.packing.tables import CURSOR_ORDINAL
 from cloudload.run.lane_texts import CHUNK_END, RESIDUES_PER_CHUNK, SIZE_WIDTHS
 from cloudload.run.position import Residues
 from cloudload.stats import COUNTS, FAILED
+from cloudload.system.arrays import Ints
 
 _MOST_COUNTED = 1 << 62
 # ordinals must fit where they are packed: int32 in the residues of best_fit; with concat, int64

@@ -10,6 +10,9 @@
     activity          report a long wait          network_folders     network file systems
     garbage           pause garbage collection    pipes               send through a pipe
     package_versions  of installed packages     spares              objects for one caller at a time
+    arrays            array types, integers     option_docs         docstrings of options
+    json_text         reports as JSON           option_names        advice on unknown arguments
+    html_tables       tables for notebooks      text_tables         tables for a terminal
 
 Other packages may use every name without an underscore.
 """

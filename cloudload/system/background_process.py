@@ -28,7 +28,7 @@ from pathlib import Path
 from cloudload.system.file_locks import HeldLock, acquire
 from cloudload.system.parent_watch import exit_with_trainer, open_trainer_pidfd
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("cloudload.system")
 
 _NICENESS = 10
 

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from cloudload import CloudLoader, Retry, Stream
-from cloudload.delivery import exchange, gather
-from cloudload.lengths import index
+from cloudload.loading.delivery import exchange, gather
+from cloudload.run.lengths import index
 from stress.chaos.kinds import NONE
 
 

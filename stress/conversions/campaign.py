@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.convert import convert_to_mds
-from cloudload.convert.output import list_sizes_at
-from cloudload.storage.objects import read_object, write_object
+from cloudload.data.storage.objects import read_object, write_object
+from cloudload.tools.convert.output import list_sizes_at
 from stress.campaign import Failures
 from stress.conversions.cluster import Cluster
 from testkit import ROOT

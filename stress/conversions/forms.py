@@ -33,9 +33,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from cloudload.check import check_dataset
 from cloudload.cli import main as main_of_cli
-from cloudload.convert.output import list_sizes_at
+from cloudload.tools.check import check_dataset
+from cloudload.tools.convert.output import list_sizes_at
 from testkit.conversions import documents, make_input, texts
 from testkit.input_kinds import INPUT_KINDS
 

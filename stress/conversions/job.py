@@ -6,9 +6,9 @@ import sys
 from concurrent.futures import Executor
 
 from cloudload.convert import convert_to_mds
-from cloudload.convert.outline import outline_conversion
-from cloudload.convert.output import list_sizes_at
 from cloudload.errors import CloudloadError
+from cloudload.tools.convert.outline import outline_conversion
+from cloudload.tools.convert.output import list_sizes_at
 from testkit.segments import SETTINGS, LastFirst, Twice
 
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cloudload.storage.objects import delete_object, read_object, write_object
+from cloudload.data.storage.objects import delete_object, read_object, write_object
 from stress.fault_table.reads import (
     DOCUMENTS,
     OTHERS,

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cloudload.mds.codecs import compress
-from cloudload.mds.index import Column
-from cloudload.mds.writer import ShardFormat, encode_sample
-from cloudload.storage.objects import write_object
+from cloudload.data.mds.codecs import compress
+from cloudload.data.mds.index import Column
+from cloudload.data.mds.writer import ShardFormat, encode_sample
+from cloudload.data.storage.objects import write_object
 from stress.fault_table.reads import Act, Ground, Seen, change, read_index, zipped_name
 from testkit.corpora import encode_shard, write_mds
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cloudload.cache.folder import sweep
+from cloudload.data.cache.folder import sweep
 from stress.fault_table.markdown import shorten, table
 from testkit.corpora import random_documents, write_mds
 from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy

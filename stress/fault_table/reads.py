@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cloudload import CloudLoader
-from cloudload.storage.objects import read_object
+from cloudload.data.storage.objects import read_object
 from stress.fault_table.markdown import shorten, table
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.left_behind import left_overs, orphans, shared_memory

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cloudload.data.storage.objects import read_object, write_object
 from cloudload.errors import StoreError
-from cloudload.storage.objects import read_object, write_object
 from stress.fault_table.markdown import shorten, table
 from testkit import ROOT
 from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import brotli
 import snappy
 
-from cloudload.mds.codecs import compress, decompress
+from cloudload.data.mds.codecs import compress, decompress
 from stress.fuzz.target import Choices, Target, expect
 
 _RAW = b"the quick brown fox " * 40

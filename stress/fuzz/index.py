@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cloudload.cache.folder import dataset_folder
-from cloudload.mds.codecs import compression_extension
-from cloudload.mds.dataset import Corpus, Dataset
-from cloudload.mds.document_columns import check_text_column
-from cloudload.mds.hashes import fastest_hash
-from cloudload.mds.index_parser import parse_index
+from cloudload.data.cache.folder import dataset_folder
+from cloudload.data.mds.codecs import compression_extension
+from cloudload.data.mds.dataset import Corpus, Dataset
+from cloudload.data.mds.document_columns import check_text_column
+from cloudload.data.mds.hashes import fastest_hash
+from cloudload.data.mds.index_parser import parse_index
 from stress.fuzz.target import Target, expect
 
 

@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from cloudload.data.mds.index import Column, FileInfo, ShardInfo
+from cloudload.data.mds.shard import Shard
+from cloudload.data.mds.writer import ShardFormat, encode_sample
 from cloudload.errors import DatasetError
-from cloudload.mds.index import Column, FileInfo, ShardInfo
-from cloudload.mds.shard import Shard
-from cloudload.mds.writer import ShardFormat, encode_sample
 from stress.fuzz.target import Choices, Target, expect, random_seeds
 from testkit.corpora import encode_shard
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from tokenizers import Tokenizer, decoders
 
 from cloudload.config.choices import FASTOKENS, HF
-from cloudload.tokenization.document_tokenizer import DocumentTokenizer
-from cloudload.tokenization.tokenizer import load_tokenizer
+from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from scripts.train_tokenizer import END_OF_TEXT, train_tokenizer
 from stress.fuzz.target import Choices, Target, expect, random_seeds
 from testkit.corpora import EOS, byte_tokenizer

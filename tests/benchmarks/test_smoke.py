@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.catalogue import RACES
-from cloudload.check.document_rules import DOCUMENT_RULES
+from cloudload.tools.check.document_rules import DOCUMENT_RULES
 from testkit import ROOT
 from testkit.corpora import random_documents
 from testkit.warm_start import stand_in

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudload import CloudLoader, Retry, Stream, errors
-from cloudload.storage.base import Backend
+from cloudload.data.storage.base import Backend
 from scripts import docs_site, draw_fair_start, draw_throughput
 from testkit import ROOT
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from cloudload.delivery.run_log import RunLog
+    from cloudload.loading.delivery.run_log import RunLog
     from cloudload.run.position import Position
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     module, _, name = options.get("model", "tiny_gpt:GPT").partition(":")
     model = getattr(importlib.import_module(module), name)
 
-    from cloudload.delivery.run_log import RunLog
+    from cloudload.loading.delivery.run_log import RunLog
 
     log = Path(options["log"], f"{os.environ.get('RANK', '0')}-{os.getpid()}.jsonl").open(
         "w", buffering=1

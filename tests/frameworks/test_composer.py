@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from cloudload import CloudLoader
-from cloudload.count import count_tokens
 from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
+from cloudload.tools.count import count_tokens
 from testkit import ROOT
 from testkit.corpora import byte_tokenizer
 from testkit.loaders import SEQ_LEN, make_loader

@@ -43,7 +43,7 @@ def test_sinks_get_the_statistics_and_the_share_of_waiting(folder: str, tmp_path
         assert 0 < values["cloudload/wait_share"] <= 1
         assert values["cloudload/tokens_per_s"] > 0
     assert seen[-1][1].items() >= loader.stats().as_dict("cloudload/").items() - {
-        (f"cloudload/delivery/{name}", value)
+        (f"cloudload/loading/delivery/{name}", value)
         for name, value in vars(loader.stats().delivery).items()
     }
 

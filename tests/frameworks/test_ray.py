@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from cloudload import cli
-from cloudload.check import check_dataset, groups
 from cloudload.convert import convert_to_mds
-from cloudload.count import count_tokens
-from cloudload.engines.ray import RayExecutor, parse_resources
-from cloudload.engines.units import run_units
 from cloudload.errors import ConvertError
-from cloudload.lengths import index as lengths_index
+from cloudload.run.lengths import index as lengths_index
+from cloudload.tools.check import check_dataset, groups
+from cloudload.tools.count import count_tokens
+from cloudload.tools.engines.ray import RayExecutor, parse_resources
+from cloudload.tools.engines.units import run_units
 from testkit.conversions import dataset_bytes
 from testkit.corpora import byte_tokenizer
 from testkit.segments import SETTINGS, mixed_corpus

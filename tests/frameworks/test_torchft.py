@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 
-from cloudload.count import count_tokens
+from cloudload.tools.count import count_tokens
 from testkit.corpora import random_documents, write_mds
 from testkit.noted_steps import TOKENIZER, check_steps, read_steps
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader
-from cloudload.count import count_tokens
 from cloudload.testing import Leg, run_leg
+from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.fault_proxy import FaultProxy
 from testkit.torchrun import Corpus, Run, launch

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.count import count_tokens
+from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer
 from testkit.torchrun import Corpus, Run, launch, read_ends
 

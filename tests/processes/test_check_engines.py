@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from cloudload import cli
-from cloudload.check import check_dataset, groups
-from cloudload.check.document_rules import choose_rules
-from cloudload.check.duplicates import DuplicateFinder
-from cloudload.check.findings import MOST_LISTED, CheckReport
-from cloudload.check.shards import check_shard
-from cloudload.mds.index_parser import parse_index
-from cloudload.storage.base import Retry
+from cloudload.data.mds.index_parser import parse_index
+from cloudload.data.storage.base import Retry
+from cloudload.tools.check import check_dataset, groups
+from cloudload.tools.check.document_rules import choose_rules
+from cloudload.tools.check.duplicates import DuplicateFinder
+from cloudload.tools.check.findings import MOST_LISTED, CheckReport
+from cloudload.tools.check.shards import check_shard
 from testkit.corpora import write_mds
 from testkit.segments import LastFirst, Twice
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.convert.convert import convert_to_mds
+from cloudload.tools.convert.convert import convert_to_mds
 from testkit import ROOT
 from testkit.conversions import (
     QUIET,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import StoreError
+from cloudload.tools.convert.convert import convert_to_mds
 from testkit import ROOT
 from testkit.conversions import SETTINGS, dataset_bytes, documents, read_dataset, stop_after
 from testkit.input_kinds import INPUT_KINDS

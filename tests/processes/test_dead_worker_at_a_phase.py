@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cloudload.errors import WorkerError
-from cloudload.workers.processes import WorkerProcess
+from cloudload.loading.workers.processes import WorkerProcess
 
 LARGER_THAN_A_SOCKET = bytes(1 << 24)
 

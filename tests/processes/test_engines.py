@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from cloudload.engines.local import open_processes
-from cloudload.engines.shares import Share
-from cloudload.engines.units import Engine, in_order, run_units
+from cloudload.data.storage.objects import read_object
 from cloudload.errors import ConvertError, FailureKind, StoreError, WorkerError
-from cloudload.storage.objects import read_object
+from cloudload.tools.engines.local import open_processes
+from cloudload.tools.engines.shares import Share
+from cloudload.tools.engines.units import Engine, in_order, run_units
 
 
 @pytest.fixture(params=["inline", "threads", "processes"])

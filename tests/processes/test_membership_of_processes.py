@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.count import count_tokens
+from cloudload.tools.count import count_tokens
 from testkit.corpora import random_documents, write_mds
 from testkit.noted_steps import TOKENIZER, check_steps, read_steps
 from testkit.torchrun import Corpus, Run, launch

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload.cache.folder import sweep
+from cloudload.data.cache.folder import sweep
 from cloudload.order import epoch_orders
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.spec import OrderConfig, Sampling

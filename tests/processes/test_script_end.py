@@ -49,8 +49,8 @@ if __name__ == "__main__":
     print(convert_to_mds(folder, sys.argv[2], **options).documents)
 """
 POOL = """
-from cloudload.engines.local import open_processes
-from cloudload.engines.units import run_units
+from cloudload.tools.engines.local import open_processes
+from cloudload.tools.engines.units import run_units
 if __name__ == "__main__":
     with open_processes(2) as executor:
         list(run_units(len, [b"0" * 300_000], executor))

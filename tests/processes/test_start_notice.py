@@ -22,7 +22,7 @@ from testkit.loaders import make_loader
 SCRIPT = """
 import sys, time
 from cloudload import CloudLoader
-from cloudload.session import opening
+from cloudload.loading.session import opening
 from cloudload.system import activity
 
 activity._LOOK_EVERY_S, activity._NOTICE_S = 0.02, 1e9

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from cloudload import CloudLoader
-from cloudload.count import count_tokens
-from cloudload.lengths import advance, tables
-from cloudload.lengths.run_lengths import RunLengths
+from cloudload.run.lengths import advance, tables
+from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.testing import Leg, run_leg
+from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 

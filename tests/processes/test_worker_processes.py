@@ -18,9 +18,9 @@ import torch
 
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError, WorkerError
+from cloudload.loading.workers import processes as worker_processes
+from cloudload.loading.workers.worker_main import Memory, work
 from cloudload.system.temp_files import TAG
-from cloudload.workers import processes as worker_processes
-from cloudload.workers.worker_main import Memory, work
 from testkit.corpora import EOS, byte_tokenizer, write_mds
 from testkit.loaders import make_loader
 from testkit.processes import children_of
@@ -222,7 +222,7 @@ def test_an_interrupted_iteration_neither_shifts_the_run_nor_looks_like_its_end(
         batches = iter(loader)
         seen = [next(batches)["input_ids"] for _ in range(3)]
         with monkeypatch.context() as patched:
-            patched.setattr(f"cloudload.delivery.iteration.{place}", interrupt)
+            patched.setattr(f"cloudload.loading.delivery.iteration.{place}", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 next(batches)
         with pytest.raises(WorkerError, match="interrupted"):

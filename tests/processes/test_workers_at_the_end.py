@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Stream
-from cloudload.count import count_tokens
-from cloudload.workers.plan import Plan
-from cloudload.workers.worker import Worker
+from cloudload.loading.workers.plan import Plan
+from cloudload.loading.workers.worker import Worker
+from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, write_mds
 from testkit.loaders import make_loader
 

@@ -11,8 +11,8 @@ import pytest
 
 from cloudload.cli import main
 from cloudload.convert import convert_to_mds
-from cloudload.count import count_tokens
 from cloudload.errors import ConvertError, StoreError
+from cloudload.tools.count import count_tokens
 from testkit.conversions import QUIET, note_each_write, texts
 from testkit.corpora import byte_tokenizer
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from cloudload import CloudLoader, Rows, Stream, convert_to_mds
-from cloudload.count import count_tokens
 from cloudload.errors import DatasetError, StreamChangedError
-from cloudload.packing.tables import SPAN_STREAM
-from cloudload.provenance.state_run import open_run
+from cloudload.rows.packing.tables import SPAN_STREAM
 from cloudload.testing import Leg, Row, run_leg
+from cloudload.tools.count import count_tokens
+from cloudload.tools.provenance.state_run import open_run
 from testkit.conversions import QUIET
 from testkit.corpora import EOS, byte_tokenizer, random_documents
 from testkit.fault_proxy import FaultProxy

@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cloudload import Stream
-from cloudload.count import count_tokens
 from cloudload.testing import Leg, run_leg
+from cloudload.tools.count import count_tokens
 from testkit.awkward import tokenize
 from testkit.best_fit_oracle import BestFitOracle
 from testkit.corpora import byte_tokenizer, random_documents, write_mds

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from cloudload.check import check_dataset
-from cloudload.check.document_rules import DOCUMENT_RULES
-from cloudload.check.rules import BOTH, CLOUDLOAD, ERROR, RULES, STREAMING
+from cloudload.tools.check import check_dataset
+from cloudload.tools.check.document_rules import DOCUMENT_RULES
+from cloudload.tools.check.rules import BOTH, CLOUDLOAD, ERROR, RULES, STREAMING
 from testkit.both_readers import read_by_cloudload, streaming_dataset
 from testkit.corpora import write_mds
 from testkit.damaged_datasets import (

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, check_dataset, count_tokens, export_rows
-from cloudload.check.findings import CheckReport
 from cloudload.cli import main
 from cloudload.convert import convert_to_mds
+from cloudload.data.mds.own_objects import LENGTHS
 from cloudload.errors import StoreError
-from cloudload.lengths import index as lengths_index
-from cloudload.mds.own_objects import LENGTHS
+from cloudload.run.lengths import index as lengths_index
+from cloudload.tools.check.findings import CheckReport
 from testkit.conversions import stop_after
 from testkit.corpora import EOS, byte_tokenizer
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from cloudload.convert import convert_to_mds
-from cloudload.convert.plan import PLAN_NAME
-from cloudload.convert.report import ConvertReport
 from cloudload.errors import ConvertError, StoreError
+from cloudload.tools.convert.plan import PLAN_NAME
+from cloudload.tools.convert.report import ConvertReport
 from testkit.conversions import (
     convert_lines,
     dataset_bytes,

@@ -25,13 +25,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from cloudload.cli import main
-from cloudload.count import group as group_module
-from cloudload.count import tally
-from cloudload.count.count import count_tokens, estimate_tokens
-from cloudload.count.report import Distribution
 from cloudload.errors import DatasetError
-from cloudload.lengths import index as lengths_index
-from cloudload.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
+from cloudload.run.lengths import index as lengths_index
+from cloudload.run.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
+from cloudload.tools.count import group as group_module
+from cloudload.tools.count import tally
+from cloudload.tools.count.count import count_tokens, estimate_tokens
+from cloudload.tools.count.report import Distribution
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 
@@ -121,9 +121,9 @@ def test_counting_that_is_killed_resumes_and_writes_the_same_bytes(
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     program = f"""
 import sys
-from cloudload.lengths import index
+from cloudload.run.lengths import index
 index._GROUP_SAMPLES = 40
-from cloudload.count.count import count_tokens, estimate_tokens
+from cloudload.tools.count.count import count_tokens, estimate_tokens
 count_tokens({str(tmp_path / "mds")!r}, tokenizer={str(tmp_path / "tokenizer.json")!r},
              out=sys.argv[1], processes=1, progress=False)
 """
@@ -318,7 +318,7 @@ def test_a_picture_that_cannot_be_drawn_is_refused_before_counting(
     arguments = ["count", str(dataset), "--tokenizer", str(tmp_path / "tokenizer.json"), "--png"]
     assert main([*arguments, str(tmp_path / "no" / "a.png")]) == 1
     assert "no folder" in capsys.readouterr().err
-    monkeypatch.setattr("cloudload.count.picture.find_spec", lambda _: None)
+    monkeypatch.setattr("cloudload.tools.count.picture.find_spec", lambda _: None)
     assert main([*arguments, str(tmp_path / "a.png")]) == 1
     assert "matplotlib package. Run: pip install matplotlib" in capsys.readouterr().err
     assert not (dataset / "lengths").exists()

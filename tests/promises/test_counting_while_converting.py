@@ -12,10 +12,10 @@ import pytest
 
 from cloudload import CloudLoader
 from cloudload.cli import main
-from cloudload.convert import convert_to_mds, run
-from cloudload.count.count import count_tokens
 from cloudload.errors import ConvertError, StoreError
-from cloudload.lengths import index as lengths_index
+from cloudload.run.lengths import index as lengths_index
+from cloudload.tools.convert import convert_to_mds, run
+from cloudload.tools.count.count import count_tokens
 from testkit.conversions import dataset_bytes, stop_after
 from testkit.corpora import EOS, byte_tokenizer
 from testkit.segments import SETTINGS, LastFirst, Twice, mixed_corpus
@@ -170,7 +170,7 @@ def test_a_dataset_with_an_index_has_its_lengths(
     """A stop between the two index writes shows that the index of the lengths is written first."""
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr("cloudload.convert.journal.Journal.finish", None)
+        patch.setattr("cloudload.tools.convert.journal.Journal.finish", None)
         with pytest.raises(TypeError):
             convert_to_mds(corpus, out, **COUNTING)
     assert list(out.glob("lengths/*/index-*.json"))

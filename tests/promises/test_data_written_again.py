@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Stream, convert_to_mds
-from cloudload.check import check_dataset
+from cloudload.data.mds.hashes import SAMPLES_HASH
 from cloudload.errors import StreamChangedError
-from cloudload.mds.hashes import SAMPLES_HASH
 from cloudload.run.recipe import SAMPLES_FIELD
 from cloudload.testing import Leg, run_leg
 from cloudload.testing import MakeLoader as MakeRank
+from cloudload.tools.check import check_dataset
 from testkit.both_readers import streaming_dataset
 from testkit.conversions import QUIET
 from testkit.corpora import EOS, byte_tokenizer, random_documents

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import cli
-from cloudload.check import check_dataset, duplicates, groups, mojibake
-from cloudload.check.document_rules import DOCUMENT_RULES
-from cloudload.check.findings import MOST_LISTED, CheckReport
-from cloudload.check.mojibake import find_mojibake
+from cloudload.tools.check import check_dataset, duplicates, groups, mojibake
+from cloudload.tools.check.document_rules import DOCUMENT_RULES
+from cloudload.tools.check.findings import MOST_LISTED, CheckReport
+from cloudload.tools.check.mojibake import find_mojibake
 from testkit.corpora import EOS, byte_tokenizer, write_mds
 
 PLAIN = [f"document {number}, ascii" for number in range(70)]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from cloudload import Batch, CloudLoader
-from cloudload.count import count_tokens
 from cloudload.errors import DatasetError
 from cloudload.testing import Leg, run_leg
+from cloudload.tools.count import count_tokens
 from testkit import loaders
 from testkit.awkward import tokenize
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader
-from cloudload.count import count_tokens
 from cloudload.errors import CloudloadError
-from cloudload.lengths import advance
+from cloudload.run.lengths import advance
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, run_leg
+from cloudload.tools.count import count_tokens
 from testkit.corpora import EOS, byte_tokenizer, write_mds
 from testkit.examples import EXAMPLES
 from testkit.finite_runs import leave_out, uneven

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cloudload import CloudLoader
 from cloudload.errors import DatasetError
 from cloudload.order.spec import OrderConfig, Sampling
-from cloudload.packing.residue import residue_spans
+from cloudload.rows.packing.residue import residue_spans
 from cloudload.run.state import State, read_state
 from cloudload.testing import Leg, Row, check_worlds, real_tokens, run_leg
 from testkit.awkward import Case, cases, tokenize

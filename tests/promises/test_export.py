@@ -11,11 +11,11 @@ import pytest
 
 from cloudload import ExportReport, check_dataset, convert_to_mds, export_rows
 from cloudload.cli import main
+from cloudload.data.mds import writer
+from cloudload.data.mds.index import INDEX_NAME, Column
 from cloudload.errors import CloudloadError, ConvertError
-from cloudload.inspect.info import read_info
-from cloudload.mds import writer
-from cloudload.mds.index import INDEX_NAME, Column
 from cloudload.testing import Leg, Row, run_leg
+from cloudload.tools.inspect.info import read_info
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import SEQ_LEN, make_loader
 

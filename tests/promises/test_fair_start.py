@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from cloudload import CloudLoader, Stream
-from cloudload.cli.state import list_lines
-from cloudload.count import count_tokens
 from cloudload.errors import StreamChangedError
-from cloudload.lengths import tables
 from cloudload.provenance import compare_states, compare_with_loader, describe_state
+from cloudload.run.lengths import tables
 from cloudload.run.state import read_state
 from cloudload.testing import Leg, Row, check_resume, check_worlds, run_leg
+from cloudload.tools.cli.state import list_lines
+from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 
 SEQ_LEN, NUM_LANES, NUM_DOCUMENTS = 64, 60, 4_000

@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Rows, Stream
 from cloudload.cli import main
-from cloudload.cli.state import list_lines
-from cloudload.count import count_tokens
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.provenance import (
     compare_states,
@@ -31,6 +29,8 @@ from cloudload.provenance import (
 )
 from cloudload.run.state import State
 from cloudload.testing import Leg, Row, assert_same_rows, check_worlds, run_leg
+from cloudload.tools.cli.state import list_lines
+from cloudload.tools.count import count_tokens
 from testkit.awkward import tokenize
 from testkit.best_fit_oracle import BestFitOracle, choose_stream
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds

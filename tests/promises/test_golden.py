@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Stream
-from cloudload.count import count_tokens
+from cloudload.tools.count import count_tokens
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 TWO = {"num_canonical_nodes": 2}

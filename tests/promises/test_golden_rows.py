@@ -11,7 +11,7 @@ import pytest
 from cloudload import Stream, cli
 from cloudload.errors import DatasetError
 from cloudload.provenance import compare_golden, read_golden, record_golden
-from cloudload.provenance.golden import GoldenReport
+from cloudload.tools.provenance.golden import GoldenReport
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 TEXTS = random_documents(5, 120, max_words=12)

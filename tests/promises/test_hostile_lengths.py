@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader
-from cloudload.count import count_tokens
+from cloudload.data.storage.base import Retry
 from cloudload.errors import DatasetError
-from cloudload.lengths.files import CountedDataset, find_index, open_dataset_lengths, place_of
-from cloudload.lengths.group_file import decode_group
-from cloudload.lengths.key import make_key
-from cloudload.storage.base import Retry
+from cloudload.loading.workers import worker
+from cloudload.loading.workers.length_check import choose_samples
+from cloudload.run.lengths.files import CountedDataset, find_index, open_dataset_lengths, place_of
+from cloudload.run.lengths.group_file import decode_group
+from cloudload.run.lengths.key import make_key
 from cloudload.testing import Leg, run_leg
-from cloudload.workers import worker
-from cloudload.workers.length_check import choose_samples
+from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.examples import EXAMPLES
 from testkit.loaders import make_loader

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from cloudload import CloudLoader, FromStart, Rows, Stream, merge_state_dicts
-from cloudload.count import count_tokens
 from cloudload.integrations.metrics import Monitor
 from cloudload.losses import LossLog
 from cloudload.run.position import Position
 from cloudload.run.state import State, build_state
+from cloudload.tools.count import count_tokens
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from cloudload import convert_to_mds
-from cloudload.check import check_dataset
 from cloudload.errors import DatasetError
+from cloudload.tools.check import check_dataset
 from testkit.both_readers import read_by_cloudload, streaming_dataset
 from testkit.corpora import write_mds
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cloudload.delivery.run_log import RunLog
 from cloudload.errors import CacheError
-from cloudload.lengths import lane_marks
+from cloudload.loading.delivery.run_log import RunLog
+from cloudload.run.lengths import lane_marks
 from cloudload.run.position import Position
 from testkit.corpora import random_documents, write_mds
 from testkit.interrupted import KINDS, Check, open_subject

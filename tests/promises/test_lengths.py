@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import Stream
-from cloudload.count import count_tokens
 from cloudload.errors import CloudloadError, DatasetError
-from cloudload.workers.document_reader import DocumentReader
+from cloudload.loading.workers.document_reader import DocumentReader
+from cloudload.tools.count import count_tokens
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.examples import EXAMPLES
 from testkit.loaders import make_loader

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Stream
-from cloudload.arrays import Ints
 from cloudload.batch import Batch
-from cloudload.count import count_tokens
-from cloudload.delivery.thread_environment import HubExchange
 from cloudload.errors import RanksDisagreeError
+from cloudload.loading.delivery.thread_environment import HubExchange
+from cloudload.loading.workers.document_reader import DocumentReader
+from cloudload.loading.workers.plan import Plan
+from cloudload.loading.workers.worker import Worker
+from cloudload.system.arrays import Ints
 from cloudload.testing import Leg, run_leg
-from cloudload.workers.document_reader import DocumentReader
-from cloudload.workers.plan import Plan
-from cloudload.workers.worker import Worker
+from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 
@@ -231,7 +231,7 @@ def test_a_run_too_large_to_foresee_ends_alike(
     leg = Leg(ranks=3, batch_size=4, batches=None)
     expected = run_leg(lambda **rank: make("off", **rank), leg)
     for limit in ("_MOST_FORESEEN", "_MOST_PLAYED"):
-        monkeypatch.setattr(f"cloudload.lengths.run_lengths.{limit}", 100)
+        monkeypatch.setattr(f"cloudload.run.lengths.run_lengths.{limit}", 100)
     starts.clear()
     assert run_leg(lambda **rank: make("require", **rank), leg) == expected
     assert len(starts) == 3 * 3, (

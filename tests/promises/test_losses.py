@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from cloudload import Batch, CloudLoader, Stream, merge_state_dicts
-from cloudload.count import count_tokens
 from cloudload.errors import DatasetError
 from cloudload.losses import Losses, LossLog, blame, read_losses, token_losses
-from cloudload.losses.log_file import ROW, STEP, TOKENS, Records
+from cloudload.tools.count import count_tokens
+from cloudload.tools.losses.log_file import ROW, STEP, TOKENS, Records
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.interrupts import interrupt
 from testkit.loaders import make_loader
@@ -270,7 +270,7 @@ def test_a_log_that_a_full_disk_cut_has_all_losses_after_the_next_flush(
         for batch in loader.take(3):
             log.add(batch, losses_of(batch))
             with monkeypatch.context() as patch:
-                patch.setattr("cloudload.losses.log.write_records", write_in_part)
+                patch.setattr("cloudload.tools.losses.log.write_records", write_in_part)
                 with pytest.raises(OSError, match="no space left"):
                     log.flush()
         log.close()

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader
-from cloudload.count import count_tokens
 from cloudload.errors import CacheError, CloudloadError, RanksDisagreeError
 from cloudload.testing import Leg, check_worlds
+from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.examples import EXAMPLES
 from testkit.loaders import make_loader

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from cloudload import CloudLoader, Stream
-from cloudload.count import count_tokens
-from cloudload.delivery.agreement import advise_on_difference, list_facts
 from cloudload.errors import StreamChangedError
+from cloudload.loading.delivery.agreement import advise_on_difference, list_facts
 from cloudload.order.order_ids import hash_fixed_order, identify_order
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.verified_files import mark_verified
+from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer
 from testkit.loaders import make_loader
 

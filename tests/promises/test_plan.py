@@ -11,13 +11,13 @@ import pytest
 from benchmarks.plan import read_run
 from cloudload import CloudLoader, Stream, count_tokens
 from cloudload.cli import main
-from cloudload.cli.plan import describe_plan
 from cloudload.errors import CacheError
 from cloudload.forecast import RunPlan, plan_run
-from cloudload.forecast.budget import parse_tokens
-from cloudload.forecast.page import render_plan
-from cloudload.forecast.prices import read_prices
 from cloudload.testing import Leg, run_leg
+from cloudload.tools.cli.plan import describe_plan
+from cloudload.tools.forecast.budget import parse_tokens
+from cloudload.tools.forecast.page import render_plan
+from cloudload.tools.forecast.prices import read_prices
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 from testkit.plans import check_figures
@@ -223,7 +223,7 @@ def test_beyond_the_documents_that_are_listed_shuffle_blocks_bound_the_figures(
     options = options_of(data_of("mixed", corpora), shuffle_algo="seekable", shuffle_block_size=20)
     length: dict[str, Any] = {"tokens": 30_000, "nodes": 2}
     listed = plan(tmp_path, options, **length)
-    monkeypatch.setattr("cloudload.forecast.shard_uses._MOST_LISTED", 0)
+    monkeypatch.setattr("cloudload.tools.forecast.shard_uses._MOST_LISTED", 0)
     found = plan(tmp_path, options, **length)
     assert (found.rows, found.streams, found.steps) == (listed.rows, listed.streams, listed.steps)
     for node, exact in zip(found.node_plans, listed.node_plans, strict=True):

@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks.plan import read_run
 from cloudload import CloudLoader, Stream, count_tokens
-from cloudload.cli.plan import describe_plan
 from cloudload.forecast import RunPlan, plan_run
-from cloudload.forecast.page import render_plan
-from cloudload.forecast.picture import draw_plan
 from cloudload.run.state import read_state
+from cloudload.tools.cli.plan import describe_plan
+from cloudload.tools.forecast.page import render_plan
+from cloudload.tools.forecast.picture import draw_plan
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.plans import check_figures
 from testkit.servers import BUCKET, S3Server
@@ -147,7 +147,7 @@ def test_beyond_the_documents_that_are_listed_the_ends_stay_exact(
     """Without a list of documents, shuffle blocks give an upper bound on each node's shards."""
     options = options_of(urls, epochs=2, shuffle_algo="seekable", shuffle_block_size=20)
     listed = plan(tmp_path, options, nodes=2)
-    monkeypatch.setattr("cloudload.forecast.shard_uses._MOST_LISTED", 0)
+    monkeypatch.setattr("cloudload.tools.forecast.shard_uses._MOST_LISTED", 0)
     found = plan(tmp_path, options, nodes=2)
     assert (found.rows, found.streams, found.steps) == (listed.rows, listed.streams, listed.steps)
     for node, exact in zip(found.node_plans, listed.node_plans, strict=True):

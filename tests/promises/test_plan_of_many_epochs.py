@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cloudload import Stream, count_tokens
-from cloudload.forecast import RunPlan, budget, plan_run
+from cloudload.tools.forecast import RunPlan, budget, plan_run
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 SAMPLES = 60

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Stream
 from cloudload.cli import main
-from cloudload.packing.tables import SPAN_SAMPLE
+from cloudload.loading.workers.trace import Tracer
 from cloudload.provenance import find_document, load_state, open_run, trace_steps
-from cloudload.workers.trace import Tracer
+from cloudload.rows.packing.tables import SPAN_SAMPLE
 from testkit.corpora import EOS, byte_tokenizer, write_mds
 from testkit.examples import EXAMPLES
 from testkit.loaders import make_loader as small_loader

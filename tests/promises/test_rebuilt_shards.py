@@ -15,9 +15,9 @@ import zstandard
 
 from cloudload import cli
 from cloudload.convert import convert_to_mds
+from cloudload.data.mds import writer
+from cloudload.data.storage.objects import delete_object, write_object
 from cloudload.errors import ConvertError
-from cloudload.mds import writer
-from cloudload.storage.objects import delete_object, write_object
 from testkit.conversions import (
     SETTINGS,
     convert_lines,
@@ -116,7 +116,7 @@ KILLED = """
 import os, signal, sys
 from cloudload.convert import convert_to_mds
 from testkit.conversions import SETTINGS
-import cloudload.convert.rebuild as rebuild
+import cloudload.tools.convert.rebuild as rebuild
 
 store, left = rebuild.write_object, [2]
 
@@ -236,7 +236,7 @@ def test_a_repair_stops_if_the_dataset_is_replaced_meanwhile(
         write_object(url, data)
         (out / "index.json").unlink()
 
-    monkeypatch.setattr("cloudload.convert.rebuild.write_object", replace_index)
+    monkeypatch.setattr("cloudload.tools.convert.rebuild.write_object", replace_index)
     with pytest.raises(ConvertError, match=r"index of .* changed while shards were rebuilt"):
         convert_to_mds(source(), out, **SETTINGS)
     assert [path.name[6:11] for path in list_shards(out)[:2]] == ["00000", "00003"]

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from cloudload import Rows, count_tokens
 from cloudload.errors import CloudloadError, DatasetError
-from cloudload.workers.document_reader import DocumentReader
+from cloudload.loading.workers.document_reader import DocumentReader
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.examples import EXAMPLES
 from testkit.loaders import make_loader

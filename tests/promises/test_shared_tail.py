@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from cloudload.count import count_tokens
-from cloudload.delivery import tail_sharing
-from cloudload.delivery.exchange import Exchange
+from cloudload.loading.delivery import tail_sharing
+from cloudload.loading.delivery.exchange import Exchange
+from cloudload.loading.workers import kept_documents
+from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.testing import Leg, assert_same_rows
-from cloudload.workers import kept_documents
-from cloudload.workers.document_reader import DocumentReader
+from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer
 from testkit.finite_runs import (
     Corpus,

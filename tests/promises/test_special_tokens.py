@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from cloudload import Text
 from cloudload.config.choices import AUTO
-from cloudload.tokenization.document_tokenizer import DocumentTokenizer
-from cloudload.tokenization.tokenizer import load_tokenizer
+from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from testkit.corpora import EOS, EOS_ID, random_documents, write_mds
 from testkit.loaders import make_loader
 from testkit.tokenizer_files import BACKENDS

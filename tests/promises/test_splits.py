@@ -13,9 +13,9 @@ import pytest
 from cloudload import CloudLoader, Stream
 from cloudload.cli import main
 from cloudload.convert import convert_to_mds
+from cloudload.data.mds.own_objects import REPORT_NAME
+from cloudload.data.storage.objects import list_objects
 from cloudload.errors import ConvertError, DatasetError, StoreError
-from cloudload.mds.own_objects import REPORT_NAME
-from cloudload.storage.objects import list_objects
 from testkit.conversions import dataset_bytes, note_each_write, read_dataset, stop_after
 from testkit.corpora import byte_tokenizer
 from testkit.segments import LastFirst, Twice

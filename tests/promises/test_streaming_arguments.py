@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Retry
-from cloudload.streaming_arguments.arguments import (
+from cloudload.run.streaming.arguments import (
     DatasetArguments,
     StreamArguments,
     choose_by_proportion,

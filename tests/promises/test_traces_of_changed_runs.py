@@ -13,8 +13,8 @@ import pytest
 from cloudload import CloudLoader, Stream
 from cloudload.cli import main
 from cloudload.errors import StreamChangedError
+from cloudload.loading.workers.trace import TracedSpan
 from cloudload.provenance import Run, find_document, open_runs, split_steps, trace_steps
-from cloudload.workers.trace import TracedSpan
 from testkit.corpora import random_documents, write_mds
 from testkit.traced_runs import TEXTS, write_streams
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from cloudload import CloudLoader
 from cloudload.errors import CloudloadError, DatasetError
+from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.testing import Leg, Row, assert_same_rows, run_leg
 from cloudload.warm import warm_cache
-from cloudload.workers.document_reader import DocumentReader
 from testkit.examples import EXAMPLES
 from testkit.loaders import make_loader
 from testkit.quick_laws import quick_laws  # noqa: F401

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader, Stream
-from cloudload.count import count_tokens
 from cloudload.errors import DatasetError
-from cloudload.lengths import occurrences
+from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.order.epoch_orders import EpochOrders
 from cloudload.provenance import find_document, open_run, trace_steps
-from cloudload.workers.document_reader import DocumentReader
+from cloudload.run.lengths import occurrences
+from cloudload.tools.count import count_tokens
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.examples import EXAMPLES
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cloudload import cli
-from cloudload.check import check_dataset, groups
+from cloudload.data.storage.objects import delete_object, read_object, write_object
 from cloudload.errors import StoreError
-from cloudload.storage.objects import delete_object, read_object, write_object
+from cloudload.tools.check import check_dataset, groups
 from testkit.corpora import write_mds
 from testkit.fault_proxy import Fault, FaultProxy
 

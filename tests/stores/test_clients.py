@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cloudload.storage.objects import (
+from cloudload.data.storage.objects import (
     read_object,
     write_object,
 )
-from cloudload.storage.urls import join_url
+from cloudload.data.storage.urls import join_url
 from testkit.fault_proxy import Fault, FaultProxy
 from testkit.objects import object_exists
 from testkit.servers import (

@@ -24,10 +24,9 @@ from typing import Any
 
 import pytest
 
-from cloudload.errors import FailureKind, StoreError
-from cloudload.storage import registry
-from cloudload.storage.base import StoredObject
-from cloudload.storage.objects import (
+from cloudload.data.storage import registry
+from cloudload.data.storage.base import StoredObject
+from cloudload.data.storage.objects import (
     create_object,
     delete_object,
     download_object,
@@ -39,8 +38,9 @@ from cloudload.storage.objects import (
     upload_file,
     write_object,
 )
-from cloudload.storage.streaming import StreamingStore
-from cloudload.storage.urls import join_url
+from cloudload.data.storage.streaming import StreamingStore
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import FailureKind, StoreError
 from testkit.objects import object_exists
 from testkit.web_server import web_server
 

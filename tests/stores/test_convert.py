@@ -11,10 +11,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from cloudload.convert.convert import convert_to_mds
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.objects import list_objects, read_object, upload_file, write_object
 from cloudload.errors import StoreError
-from cloudload.storage.base import Retry
-from cloudload.storage.objects import list_objects, read_object, upload_file, write_object
+from cloudload.tools.convert.convert import convert_to_mds
 from testkit.conversions import (
     QUIET,
     dataset_bytes,
@@ -103,7 +103,7 @@ def test_the_disk_holds_one_shard_and_one_input_at_a_time(
         used.append(measure(scratch))
         upload_file(path, url, retry)
 
-    monkeypatch.setattr("cloudload.storage.objects.upload_file", upload)
+    monkeypatch.setattr("cloudload.data.storage.objects.upload_file", upload)
     report = convert_to_mds(
         f"{s3_url}/in",
         f"{s3_url}/out",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cloudload.data.storage.objects import delete_object, list_objects, read_object, write_object
+from cloudload.data.storage.urls import join_url
 from cloudload.errors import StoreError
-from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
-from cloudload.storage.urls import join_url
 from testkit.clients import new_clients
 from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from testkit.servers import BUCKET, S3Server

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Retry, Stream
-from cloudload.cache.shard_cache import ShardCache
+from cloudload.data.cache.shard_cache import ShardCache
+from cloudload.data.mds.dataset import open_corpus
+from cloudload.data.mds.location import Location
+from cloudload.data.storage.objects import list_objects, read_object, write_object
 from cloudload.errors import DatasetError
-from cloudload.mds.dataset import open_corpus
 from cloudload.stats import DeliveryStats, Traffic
-from cloudload.storage.objects import list_objects, read_object, write_object
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.fault_proxy import Fault, FaultProxy
 from testkit.loaders import list_settings
@@ -85,7 +86,7 @@ def test_what_several_workers_fetch_is_added_up(
 def test_a_shard_that_another_process_fetches_is_a_miss_without_bytes(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
+    sizes, corpus = write(s3_url), open_corpus([Location(s3_url)], Retry())
     s3_proxy.set_faults([Fault("GET .*shard", "delay", seconds=1.0)])
     mine, others = (ShardCache(corpus, tmp_path, Retry(), verify="once") for _ in range(2))
     thread = threading.Thread(target=others.shard, args=(0,))
@@ -103,7 +104,7 @@ def test_a_shard_that_another_process_fetches_is_a_miss_without_bytes(
 
 
 def test_bytes_that_came_damaged_count_too(s3_url: str, tmp_path: Path) -> None:
-    sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
+    sizes, corpus = write(s3_url), open_corpus([Location(s3_url)], Retry())
     url = f"{s3_url}/{corpus.datasets[0].shards[0].stored.name}"
     write_object(url, read_object(url)[::-1])
     cache = ShardCache(corpus, tmp_path, Retry(), verify="once")
@@ -115,9 +116,9 @@ def test_bytes_that_came_damaged_count_too(s3_url: str, tmp_path: Path) -> None:
 def test_what_was_evicted_is_missed_again(
     s3_url: str, s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
+    sizes, corpus = write(s3_url), open_corpus([Location(s3_url)], Retry())
     # unmap evicted shards immediately
-    monkeypatch.setattr("cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0)
+    monkeypatch.setattr("cloudload.data.cache.shard_cache._TOUCH_EVERY_S", 0.0)
     limit = 3 * max(shard.raw.bytes for shard in corpus.datasets[0].shards)
     cache = ShardCache(corpus, tmp_path, Retry(), limit_bytes=limit, verify="once")
     s3_proxy.set_faults([])
@@ -131,8 +132,8 @@ def test_what_was_evicted_is_missed_again(
 def test_a_shard_that_was_let_go_of_and_not_evicted_is_a_hit(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes, corpus = write(s3_url), open_corpus([Stream(s3_url)], Retry())
-    monkeypatch.setattr("cloudload.cache.shard_cache._MOST_OPEN_SHARDS", 1)
+    sizes, corpus = write(s3_url), open_corpus([Location(s3_url)], Retry())
+    monkeypatch.setattr("cloudload.data.cache.shard_cache._MOST_OPEN_SHARDS", 1)
     cache = ShardCache(corpus, tmp_path, Retry(), verify="once")
     for shard in (0, 1, 0, 0):
         cache.shard(shard)

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from cloudload.errors import StoreError
-from cloudload.storage.objects import (
+from cloudload.data.storage.objects import (
     open_object,
     read_object,
 )
+from cloudload.errors import StoreError
 from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from testkit.objects import object_exists
 from testkit.patience import PATIENT, QUICK, SOON_S, within

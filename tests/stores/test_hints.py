@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.gcs import GCSStore
+from cloudload.data.storage.objects import read_object, write_object
+from cloudload.data.storage.urls import join_url
 from cloudload.errors import FailureKind, StoreError
-from cloudload.storage.base import Retry
-from cloudload.storage.gcs import GCSStore
-from cloudload.storage.objects import read_object, write_object
-from cloudload.storage.urls import join_url
 from testkit.clients import new_clients
 from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from testkit.servers import BUCKET, GCSServer, S3Server, free_ports
@@ -172,8 +172,8 @@ def test_a_dead_proxy_is_not_taken_for_the_store(
 ) -> None:
     url, endpoint, variables = store
     address = proxy.format(free_ports(1)[0])
-    monkeypatch.setattr("cloudload.storage.retries._FAILING_S", 0.2)
-    monkeypatch.setattr("cloudload.storage.retries._warned", {})
+    monkeypatch.setattr("cloudload.data.storage.retries._FAILING_S", 0.2)
+    monkeypatch.setattr("cloudload.data.storage.retries._warned", {})
     monkeypatch.delenv("http_proxy", raising=False)
     with new_clients(proxied(variables, address)), pytest.raises(StoreError) as failure:
         read_object(url, QUICK)

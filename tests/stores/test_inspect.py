@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from cloudload.data.storage.objects import read_object, write_object
 from cloudload.errors import DatasetError
 from cloudload.inspect import read_info, read_samples
-from cloudload.storage.objects import read_object, write_object
 from testkit.corpora import random_documents, write_mds
 from testkit.fault_proxy import FaultProxy
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from cloudload.convert import convert_to_mds
-from cloudload.convert.found_files import find_files
+from cloudload.data.storage.objects import list_objects, read_object, write_object
+from cloudload.data.storage.urls import join_url, split_url
 from cloudload.errors import ConvertError, StoreError
-from cloudload.storage.objects import list_objects, read_object, write_object
-from cloudload.storage.urls import join_url, split_url
+from cloudload.tools.convert.found_files import find_files
 from testkit.conversions import QUIET, read_dataset
 from testkit.web_server import web_server
 

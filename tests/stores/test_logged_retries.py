@@ -10,9 +10,9 @@ import re
 import pytest
 
 from cloudload import Retry
+from cloudload.data.storage.objects import download_object, list_objects, read_object, write_object
+from cloudload.data.storage.urls import join_url
 from cloudload.errors import StoreError
-from cloudload.storage.objects import download_object, list_objects, read_object, write_object
-from cloudload.storage.urls import join_url
 from testkit.fault_proxy import Fault, FaultProxy
 from testkit.patience import PATIENT
 
@@ -21,7 +21,7 @@ LONG = Retry(timeout_s=30.0, deadline_s=60.0, pause_s=0.01)
 
 @pytest.fixture(autouse=True)
 def log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("cloudload.storage.retries._warned", {})
+    monkeypatch.setattr("cloudload.data.storage.retries._warned", {})
     caplog.set_level(logging.INFO, "cloudload")
 
 
@@ -91,7 +91,7 @@ def test_silence_is_a_warning_and_again_after_twice_the_time(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cloudload.storage.retries._SILENT_S", 0.5)
+    monkeypatch.setattr("cloudload.data.storage.retries._SILENT_S", 0.5)
     url, proxy = faulty
     write_object(join_url(url, "key"), os.urandom(300_000))
     proxy.set_faults([Fault("GET .*key", action, times=1, seconds=7, at=100_000)])
@@ -109,7 +109,7 @@ def test_silence_after_a_timeout_still_names_the_setting_of_the_endpoint(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cloudload.storage.retries._SILENT_S", 0.5)
+    monkeypatch.setattr("cloudload.data.storage.retries._SILENT_S", 0.5)
     url, proxy = faulty
     write_object(join_url(url, "key"), b"data")
     proxy.set_faults([Fault("GET .*key", "delay", seconds=30)])
@@ -126,7 +126,7 @@ def test_a_listing_that_is_not_answered_is_a_warning(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cloudload.storage.retries._SILENT_S", 0.5)
+    monkeypatch.setattr("cloudload.data.storage.retries._SILENT_S", 0.5)
     url, proxy = faulty
     write_object(join_url(url, "key"), b"data")
     proxy.set_faults([Fault("GET .*prefix=", "delay", times=1, seconds=2)])
@@ -149,7 +149,7 @@ def test_a_store_that_stays_busy_is_a_warning_with_its_last_error(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cloudload.storage.retries._SILENT_S", 0.5)
+    monkeypatch.setattr("cloudload.data.storage.retries._SILENT_S", 0.5)
     url, proxy = faulty
     proxy.set_faults([Fault("(PUT|POST) ", "status", status=503)])
     with pytest.raises(StoreError, match="cannot write"):

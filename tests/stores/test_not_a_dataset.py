@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, FromStart, Stream, cli, convert_to_mds
+from cloudload.data.storage.objects import write_object
+from cloudload.data.storage.urls import join_url
 from cloudload.errors import ConvertError, DatasetError, StoreError
-from cloudload.storage.objects import write_object
-from cloudload.storage.urls import join_url
 from testkit.corpora import write_mds
 from testkit.fault_proxy import Fault, FaultProxy
 from testkit.loaders import make_loader

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.errors import FailureKind, StoreError
-from cloudload.storage.objects import (
+from cloudload.data.storage.objects import (
     list_objects,
     read_object,
     write_object,
 )
-from cloudload.storage.urls import join_url
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import FailureKind, StoreError
 from testkit.clients import new_clients
 from testkit.fault_proxy import Fault, FaultProxy
 from testkit.objects import object_exists

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from cloudload.data.storage import registry
+from cloudload.data.storage.objects import list_objects, read_object, write_object
+from cloudload.data.storage.urls import join_url
 from cloudload.errors import StoreError
-from cloudload.storage import registry
-from cloudload.storage.objects import list_objects, read_object, write_object
-from cloudload.storage.urls import join_url
 from testkit.clients import new_clients
 from testkit.fault_proxy import Fault, FaultProxy
 from testkit.servers import GCSServer, S3Server

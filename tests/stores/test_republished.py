@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, Stream
-from cloudload.cache.folder import STARTED
-from cloudload.cache.shard_cache import ShardCache
+from cloudload import CloudLoader
+from cloudload.data.cache.folder import STARTED
+from cloudload.data.cache.shard_cache import ShardCache
+from cloudload.data.mds.dataset import Corpus, open_corpus
+from cloudload.data.mds.location import Location
+from cloudload.data.storage.objects import list_objects, read_object, write_object
 from cloudload.errors import DatasetError
-from cloudload.mds.dataset import Corpus, open_corpus
-from cloudload.storage.objects import list_objects, read_object, write_object
 from cloudload.testing import Leg, run_leg
 from testkit.corpora import EOS, byte_tokenizer, write_mds
 from testkit.fault_proxy import FaultProxy
@@ -44,7 +45,7 @@ def republish(url: str, documents: list[str], compression: str | None = None) ->
 
 
 def reopen(url: str) -> Corpus:
-    return open_corpus([Stream(url)], RETRY)
+    return open_corpus([Location(url)], RETRY)
 
 
 def wait_for_the_next_second() -> None:

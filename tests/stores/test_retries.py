@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.errors import StoreError
-from cloudload.storage.base import Retry
-from cloudload.storage.objects import (
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.objects import (
     download_object,
     list_objects,
     open_object,
     read_object,
     write_object,
 )
-from cloudload.storage.urls import join_url
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import StoreError
 from testkit.clients import new_clients
 from testkit.fault_proxy import Fault, FaultProxy
 from testkit.objects import object_exists

@@ -18,15 +18,15 @@ from cloudload import CloudLoader
 from cloudload.cli import main
 from cloudload.config import Stream
 from cloudload.convert import convert_to_mds
-from cloudload.errors import CloudloadError, ConvertError, StoreError
-from cloudload.storage.base import Retry
-from cloudload.storage.objects import (
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.objects import (
     delete_object,
     list_objects,
     open_object,
     read_object,
     write_object,
 )
+from cloudload.errors import CloudloadError, ConvertError, StoreError
 from testkit.clients import new_clients
 from testkit.corpora import write_mds
 from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy

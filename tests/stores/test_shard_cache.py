@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudLoader, Stream
-from cloudload.cache.folder import ACCOUNT
-from cloudload.cache.shard_cache import ShardCache
+from cloudload import CloudLoader
+from cloudload.data.cache.folder import ACCOUNT
+from cloudload.data.cache.shard_cache import ShardCache
+from cloudload.data.mds.dataset import Corpus, open_corpus
+from cloudload.data.mds.location import Location
+from cloudload.data.storage.objects import read_object, write_object
 from cloudload.errors import CacheError, DatasetError, FailureKind, StoreError
-from cloudload.mds.dataset import Corpus, open_corpus
-from cloudload.storage.objects import read_object, write_object
 from cloudload.system.temp_files import TAG, make_folder
 from cloudload.system.verified_files import is_unmodified, mark_verified
 from testkit.corpora import EOS, byte_tokenizer, write_mds
@@ -107,7 +108,7 @@ def test_a_republished_dataset_is_never_mixed_with_the_old_one(s3_url: str, tmp_
     assert texts_of(old, tmp_path) == DOCUMENTS
     changed = [text.upper() for text in DOCUMENTS]
     write_mds(s3_url, changed, shard_bytes=4_000, compression="zstd")
-    assert texts_of(open_corpus([Stream(s3_url)], RETRY), tmp_path) == changed
+    assert texts_of(open_corpus([Location(s3_url)], RETRY), tmp_path) == changed
     assert texts_of(old, tmp_path) == DOCUMENTS
 
 
@@ -226,14 +227,14 @@ def test_a_shard_whose_head_is_not_the_indexs_is_refused(s3_url: str, tmp_path: 
         match=r"shard\.00001\.mds\.zstd does not contain the \d+ samples that its index lists\. "
         r"This",
     ):
-        texts_of(open_corpus([Stream(s3_url)], RETRY), tmp_path)
+        texts_of(open_corpus([Location(s3_url)], RETRY), tmp_path)
     assert not list(tmp_path.rglob("shard.00001-*.mds*"))
 
 
 def test_what_another_process_evicted_is_let_go_of(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudload.cache.shard_cache._TOUCH_EVERY_S", 0.0)
+    monkeypatch.setattr("cloudload.data.cache.shard_cache._TOUCH_EVERY_S", 0.0)
     corpus = write(s3_url)
     cache = ShardCache(corpus, tmp_path, RETRY, limit_bytes=1 << 20, threads=1, verify="once")
     for number in range(4):
@@ -346,6 +347,6 @@ def test_a_full_disk_is_an_error_that_says_so_and_leaves_nothing(
 
 
 def _delete(url: str) -> None:
-    from cloudload.storage.objects import delete_object
+    from cloudload.data.storage.objects import delete_object
 
     delete_object(url)

@@ -15,15 +15,16 @@ from typing import Any
 
 import pytest
 
-from cloudload import CloudloadError, Retry, Stream
-from cloudload.cache.folder import shard_files
+from cloudload import CloudloadError, Retry
+from cloudload.data.cache.folder import shard_files
+from cloudload.data.mds import fingerprints
+from cloudload.data.mds import open_index as opening
+from cloudload.data.mds.dataset import open_corpus
+from cloudload.data.mds.fingerprints import SUFFIX
+from cloudload.data.mds.index_parser import parse_index
+from cloudload.data.mds.location import Location
+from cloudload.data.mds.open_index import INDEXES_FOLDER, OpenedIndex, open_index, sweep_indexes
 from cloudload.errors import CacheError, StoreError
-from cloudload.mds import fingerprints
-from cloudload.mds import open_index as opening
-from cloudload.mds.dataset import open_corpus
-from cloudload.mds.fingerprints import SUFFIX
-from cloudload.mds.index_parser import parse_index
-from cloudload.mds.open_index import INDEXES_FOLDER, OpenedIndex, open_index, sweep_indexes
 from cloudload.system.temp_files import TAG
 from testkit.clients import new_clients
 from testkit.corpora import random_documents, write_mds
@@ -42,7 +43,7 @@ _RETRY = Retry(timeout_s=10.0, deadline_s=20.0, pause_s=0.1)
 def _shares_small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "_SHARED_FROM_BYTES", 0)
     # treat the ETag of a new object as exact too, because S3's ETags are digests
-    monkeypatch.setattr("cloudload.storage.versions._SETTLED_S", -60.0)
+    monkeypatch.setattr("cloudload.data.storage.versions._SETTLED_S", -60.0)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(data))
         return parse_index(data, dataset)
 
-    monkeypatch.setattr("cloudload.mds.open_index.parse_index", note)
+    monkeypatch.setattr("cloudload.data.mds.open_index.parse_index", note)
     return sizes
 
 
@@ -64,7 +65,7 @@ def data(s3_url: str) -> str:
 
 
 def open_at(url: str, cache: Path) -> OpenedIndex:
-    return open_index(Stream(url), _RETRY, cache)
+    return open_index(Location(url), _RETRY, cache)
 
 
 def tables(cache: Path) -> list[Path]:
@@ -119,10 +120,10 @@ def test_racing_ranks_parse_an_index_once(
             file.write("x")
         return parse_index(content, dataset)
 
-    monkeypatch.setattr("cloudload.mds.open_index.parse_index", note)
+    monkeypatch.setattr("cloudload.data.mds.open_index.parse_index", note)
     found = in_processes(RANKS, lambda _: list(open_at(data, tmp_path / "cache").shards))
     assert log.read_text() == "x"
-    assert all(each == list(open_index(Stream(data), _RETRY).shards) for each in found)
+    assert all(each == list(open_index(Location(data), _RETRY).shards) for each in found)
 
 
 def test_a_small_index_is_requested_once_and_not_kept(
@@ -136,7 +137,7 @@ def test_a_small_index_is_requested_once_and_not_kept(
 
 
 def test_a_shared_index_is_the_index(data: str, tmp_path: Path, parsed: list[int]) -> None:
-    alone = open_index(Stream(data), _RETRY)
+    alone = open_index(Location(data), _RETRY)
     for _ in range(3):
         shared = open_at(data, tmp_path)
         assert list(shared.shards) == list(alone.shards)
@@ -155,7 +156,7 @@ def test_an_index_published_again_is_seen_by_the_next_opening(
     for number, letter in enumerate("abac"):
         write_mds(url, [letter * 50] * 40, shard_bytes=500)  # all indexes have the same size
         for _ in range(2):
-            opened, fresh = open_at(url, tmp_path), open_index(Stream(url), _RETRY)
+            opened, fresh = open_at(url, tmp_path), open_index(Location(url), _RETRY)
             assert opened.hash == fresh.hash
             assert list(opened.shards) == list(fresh.shards)
         sizes.add(parsed[-1])
@@ -169,7 +170,7 @@ def test_an_index_published_again_is_seen_by_the_next_opening(
 def test_an_index_of_a_store_without_exact_versions_is_parsed_by_each_process(
     data: str, s3_proxy: FaultProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudload.storage.versions._SETTLED_S", float("inf"))
+    monkeypatch.setattr("cloudload.data.storage.versions._SETTLED_S", float("inf"))
     s3_proxy.set_faults([])
     for _ in range(2):
         assert open_at(data, tmp_path).shards.samples.sum() == 80
@@ -284,7 +285,7 @@ def _start(
 ) -> int:
     """Fork a rank that calls `parse` instead of parsing the index, and return its process ID."""
     with monkeypatch.context() as patch:
-        patch.setattr("cloudload.mds.open_index.parse_index", parse)
+        patch.setattr("cloudload.data.mds.open_index.parse_index", parse)
         if not (process := os.fork()):
             with contextlib.suppress(BaseException):
                 open_at(url, cache)
@@ -422,7 +423,7 @@ def test_a_table_that_another_process_wrote_without_the_lock_is_mapped_and_kept(
         return parse_index(content, dataset)
 
     monkeypatch.setattr(opening, "locked", lambda *_, **__: contextlib.nullcontext(True))
-    monkeypatch.setattr("cloudload.mds.open_index.parse_index", parse)
+    monkeypatch.setattr("cloudload.data.mds.open_index.parse_index", parse)
     origin = open_at(data, tmp_path).shards.origin
     assert origin is not None
     assert [origin.inode[1]] == others == [table.stat().st_ino for table in tables(tmp_path)]
@@ -448,23 +449,23 @@ def test_fingerprints_of_several_shared_indexes_are_computed_once(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls = [write_mds(f"{s3_url}/{number}", DOCUMENTS[number:30]) for number in (1, 2)]
-    streams, whole = [Stream(url) for url in urls], range(2)
-    wanted = open_corpus(streams, _RETRY).fingerprint(whole)
+    locations, whole = [Location(url) for url in urls], range(2)
+    wanted = open_corpus(locations, _RETRY).fingerprint(whole)
 
-    assert open_corpus(streams, _RETRY, tmp_path).fingerprint(whole) == wanted
+    assert open_corpus(locations, _RETRY, tmp_path).fingerprint(whole) == wanted
     [kept] = (tmp_path / INDEXES_FOLDER).glob(f"*{SUFFIX}")
-    swapped = open_corpus(streams[::-1], _RETRY, tmp_path)
+    swapped = open_corpus(locations[::-1], _RETRY, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(fingerprints, "_hash", None)
-        assert open_corpus(streams, _RETRY, tmp_path).fingerprint(whole) == wanted
+        assert open_corpus(locations, _RETRY, tmp_path).fingerprint(whole) == wanted
     kept.write_bytes(kept.read_bytes()[:-1])
-    assert open_corpus(streams, _RETRY, tmp_path).fingerprint(whole) == wanted
+    assert open_corpus(locations, _RETRY, tmp_path).fingerprint(whole) == wanted
     kept.unlink()
     with monkeypatch.context() as patch:  # another process holds the lock for too long
         patch.setattr(fingerprints, "locked", lambda *_, **__: contextlib.nullcontext(False))
-        assert open_corpus(streams, _RETRY, tmp_path).fingerprint(whole) == wanted
+        assert open_corpus(locations, _RETRY, tmp_path).fingerprint(whole) == wanted
     assert not kept.exists()
-    assert swapped.fingerprint(whole) == open_corpus(streams[::-1], _RETRY).fingerprint(whole)
+    assert swapped.fingerprint(whole) == open_corpus(locations[::-1], _RETRY).fingerprint(whole)
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])

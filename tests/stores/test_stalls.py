@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Retry
-from cloudload.convert.input_files import InputFile, read_decompressed
-from cloudload.storage.objects import write_object
+from cloudload.data.storage.objects import write_object
+from cloudload.tools.convert.input_files import InputFile, read_decompressed
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.fault_proxy import Fault, FaultProxy
 from testkit.patience import PATIENT, soon

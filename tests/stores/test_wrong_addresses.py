@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from cloudload import CloudLoader, Retry
+from cloudload.data.storage.objects import delete_object, list_objects, read_object, write_object
 from cloudload.errors import FailureKind, StoreError
-from cloudload.storage.objects import delete_object, list_objects, read_object, write_object
 from testkit.clients import environment, new_clients
 from testkit.servers import GCSServer, S3Server, free_ports
 
@@ -26,8 +26,8 @@ S3_VARIABLES = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 @pytest.fixture(autouse=True)
 def warn_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloudload.storage.retries._FAILING_S", 0.4)
-    monkeypatch.setattr("cloudload.storage.retries._warned", {})
+    monkeypatch.setattr("cloudload.data.storage.retries._FAILING_S", 0.4)
+    monkeypatch.setattr("cloudload.data.storage.retries._warned", {})
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_wrong_address_is_a_warning_at_once_and_the_error_names_it_too(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     (url, named), (_, kind, what) = location, wrong
-    caplog.set_level(logging.INFO, "cloudload.storage")
+    caplog.set_level(logging.INFO, "cloudload.store")
     with pytest.raises(StoreError, match=r"cannot read .*attempts, ") as failure:
         read_object(url, SHORT)
     assert failure.value.kind is kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.arrays import divisors
+from cloudload.system.arrays import divisors
 
 
 @given(st.integers(1, 5_000))

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from cloudload.delivery.world import explain_few_cores
 from cloudload.errors import StoreError, TokenizerError
-from cloudload.tokenization.hub import _explain
-from cloudload.tokenization.tokenizer import load_tokenizer
+from cloudload.loading.delivery.world import explain_few_cores
+from cloudload.rows.tokenization.hub import _explain
+from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import make_loader
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cloudload import cli
-from cloudload.cli.head import describe
 from cloudload.inspect import Sample, read_samples
+from cloudload.tools.cli.head import describe
 from testkit.corpora import random_documents, write_mds
 
 TEXTS = random_documents(5, 12)

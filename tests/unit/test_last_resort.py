@@ -13,13 +13,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from cloudload import Stream, cli
-from cloudload.cli.command import local_path, positive_number, whole_number
-from cloudload.count.count import count_tokens
+from cloudload import Stream
 from cloudload.errors import DatasetError, StreamChangedError
 from cloudload.losses import read_losses
-from cloudload.losses.log_file import Records, start_file, write_records
 from cloudload.provenance import describe_state, load_state
+from cloudload.tools import cli
+from cloudload.tools.cli.command import local_path, positive_number, whole_number
+from cloudload.tools.count.count import count_tokens
+from cloudload.tools.losses.log_file import Records, start_file, write_records
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 
@@ -51,7 +52,7 @@ def test_an_unexpected_error_is_one_sentence_and_its_traceback_is_printed_on_req
     def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError(f"at {URL} in \x1b[31mred")
 
-    monkeypatch.setattr("cloudload.inspect.read_info", fail)
+    monkeypatch.setattr("cloudload.tools.inspect.read_info", fail)
     assert run("info", "data") == 1
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.cache.folder import default_cache, sweep
-from cloudload.mds.open_index import INDEXES_FOLDER
+from cloudload.data.cache.folder import default_cache, sweep
+from cloudload.data.cache.kept_tokenizers import keep, kept_path
+from cloudload.data.mds.open_index import INDEXES_FOLDER
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import TAG, lock_path, make_folder
-from cloudload.tokenization.kept_files import keep, kept_path
 
 
 def test_the_default_cache_is_the_users_own(

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.cache import memory_shards
-from cloudload.cache.memory_shards import MemoryShards
-from cloudload.cache.shard_cache import ShardCache
+from cloudload.data.cache import memory_shards
+from cloudload.data.cache.memory_shards import MemoryShards
+from cloudload.data.cache.shard_cache import ShardCache
+from cloudload.data.mds.dataset import Corpus
+from cloudload.data.mds.shard import Shard
 from cloudload.errors import DatasetError, StoreError
-from cloudload.mds.dataset import Corpus
-from cloudload.mds.shard import Shard
 from testkit.shard_caches import DOCUMENTS, RETRY, flip, write
 
 

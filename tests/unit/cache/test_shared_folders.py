@@ -14,16 +14,16 @@ import numpy as np
 import pytest
 
 from cloudload import convert_to_mds
-from cloudload.cache.folder import default_cache, open_cache_folder
-from cloudload.count.count import count_tokens
+from cloudload.data.cache.folder import default_cache, open_cache_folder
+from cloudload.data.cache.kept_tokenizers import _hash, keep, read_kept
+from cloudload.data.mds.index import INDEX_NAME
+from cloudload.data.storage.objects import write_pieces
+from cloudload.data.storage.urls import expand_home
 from cloudload.errors import CacheError
 from cloudload.losses import read_losses
-from cloudload.mds.index import INDEX_NAME
-from cloudload.storage.objects import write_pieces
-from cloudload.storage.urls import expand_home
 from cloudload.system.temp_files import explained_full_disk
 from cloudload.system.verified_files import mark_verified
-from cloudload.tokenization.kept_files import _hash, keep, read_kept
+from cloudload.tools.count.count import count_tokens
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 

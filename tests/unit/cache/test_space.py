@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.cache import space
-from cloudload.cache.folder import ACCOUNT, shard_files, space_lock, sweep
-from cloudload.cache.space import publish, remove, reserve
+from cloudload.data.cache import space
+from cloudload.data.cache.folder import ACCOUNT, shard_files, space_lock, sweep
+from cloudload.data.cache.space import publish, remove, reserve
 from cloudload.errors import CacheError
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import is_temporary, lock_path, make_folder

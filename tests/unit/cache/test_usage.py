@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.cache.usage import add_downloads, join_overlaps, sum_in_use
+from cloudload.data.cache.usage import add_downloads, join_overlaps, sum_in_use
 
 Use = tuple[int, int, int]
 USES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12), st.integers(0, 6)), max_size=20)

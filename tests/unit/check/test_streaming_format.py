@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.check import streaming_format
+from cloudload.tools.check import streaming_format
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow
 import pytest
 
-from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.convert import convert_to_mds
 from testkit.conversions import COMPRESSORS, QUIET, documents, read_dataset, texts
 from testkit.readers import check_blocks
 

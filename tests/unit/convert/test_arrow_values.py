@@ -10,9 +10,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from cloudload.convert.convert import convert_to_mds
-from cloudload.convert.report import ConvertReport
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.convert import convert_to_mds
+from cloudload.tools.convert.report import ConvertReport
 from testkit.conversions import QUIET, read_dataset
 
 STRUCT = pyarrow.struct([("days", pyarrow.list_(pyarrow.date32())), ("n", pyarrow.int64())])

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudload.convert.convert import convert_to_mds
+from cloudload.data.mds.codecs import decompress
+from cloudload.data.mds.index_parser import parse_index
 from cloudload.errors import ConvertError, StoreError
-from cloudload.mds.codecs import decompress
-from cloudload.mds.index_parser import parse_index
+from cloudload.tools.convert.convert import convert_to_mds
 from testkit.conversions import (
     QUIET,
     convert_lines,

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.convert.convert import convert_to_mds
-from cloudload.convert.readers import csv_records
-from cloudload.convert.readers.csv_records import split_records
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.convert import convert_to_mds
+from cloudload.tools.convert.readers import csv_records
+from cloudload.tools.convert.readers.csv_records import split_records
 from testkit.conversions import COMPRESSORS, QUIET, read_dataset, texts
 from testkit.examples import EXAMPLES
 from testkit.readers import check_blocks

@@ -13,11 +13,12 @@ import pytest
 
 from cloudload.cli import main
 from cloudload.convert import convert_to_mds
-from cloudload.convert.found_files import find_files
-from cloudload.convert.inputs import list_inputs
+from cloudload.data.file_kinds import find_table, hidden_part
+from cloudload.data.mds.dataset import open_corpus
+from cloudload.data.mds.location import Location
 from cloudload.errors import ConvertError, StoreError
-from cloudload.file_kinds import find_table, hidden_part
-from cloudload.mds.dataset import open_corpus
+from cloudload.tools.convert.found_files import find_files
+from cloudload.tools.convert.inputs import list_inputs
 from testkit.conversions import QUIET, read_dataset
 from testkit.privileges import call_unprivileged
 
@@ -209,10 +210,9 @@ def test_other_files_beside_a_table_are_converted(tmp_path: Path) -> None:
 
 
 def test_a_loader_that_is_given_a_table_says_so(tmp_path: Path) -> None:
-    from cloudload.config.stream import Stream
+    from cloudload.data.storage.base import Retry
     from cloudload.errors import DatasetError
-    from cloudload.storage.base import Retry
 
     table = write_table(tmp_path / "t", *DELTA)
     with pytest.raises(DatasetError, match=r"t is a Delta table.*file_uris"):
-        open_corpus([Stream(str(table))], Retry())
+        open_corpus([Location(str(table))], Retry())

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloudload.convert.readers import json_objects
-from cloudload.convert.readers.json_objects import parse_object
+from cloudload.tools.convert.readers import json_objects
+from cloudload.tools.convert.readers.json_objects import parse_object
 
 pytest.importorskip("orjson")
 

@@ -11,9 +11,9 @@ import pyarrow.parquet
 import pytest
 
 from cloudload.cli import main
-from cloudload.convert.convert import convert_to_mds
-from cloudload.convert.report import ConvertReport, cause_of, merge_causes
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.convert import convert_to_mds
+from cloudload.tools.convert.report import ConvertReport, cause_of, merge_causes
 from testkit.conversions import QUIET, read_dataset
 
 VALUES: dict[str, list[Any]] = {

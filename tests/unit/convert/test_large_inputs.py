@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.convert.convert import convert_to_mds
-from cloudload.convert.input_files import InputFile, read_decompressed
-from cloudload.convert.readers import lines
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.convert import convert_to_mds
+from cloudload.tools.convert.input_files import InputFile, read_decompressed
+from cloudload.tools.convert.readers import lines
 from testkit.conversions import COMPRESSORS, QUIET, read_dataset, texts
 from testkit.readers import check_blocks, read_records
 

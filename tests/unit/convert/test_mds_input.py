@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload.convert.convert import convert_to_mds
+from cloudload.data.mds.index_parser import parse_index
 from cloudload.errors import ConvertError
-from cloudload.mds.index_parser import parse_index
+from cloudload.tools.convert.convert import convert_to_mds
 from testkit.conversions import QUIET, dataset_bytes, documents, read_dataset, stop_after
 from testkit.readers import check_blocks
 

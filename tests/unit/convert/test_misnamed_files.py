@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cloudload.cli import main
-from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.convert import convert_to_mds
 from testkit.conversions import COMPRESSORS, QUIET, read_dataset, texts
 
 POINTER = (

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloudload.convert import input_files
-from cloudload.convert import samples as sample_encoding
-from cloudload.convert.config import ConvertConfig
-from cloudload.convert.input_files import DamagedError, InputFile, read_decompressed
-from cloudload.convert.output import Output
-from cloudload.convert.readers.arrow_block import ArrowBlock
-from cloudload.convert.records import BlockStart, Record
-from cloudload.convert.samples import ShardContext, encode_block
-from cloudload.convert.segment_journal import SegmentJournal
-from cloudload.mds.writer import ShardBuffer, ShardFormat, pack_shard
+from cloudload.data.mds.writer import ShardBuffer, ShardFormat, pack_shard
+from cloudload.tools.convert import input_files
+from cloudload.tools.convert import samples as sample_encoding
+from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.input_files import DamagedError, InputFile, read_decompressed
+from cloudload.tools.convert.output import Output
+from cloudload.tools.convert.readers.arrow_block import ArrowBlock
+from cloudload.tools.convert.records import BlockStart, Record
+from cloudload.tools.convert.samples import ShardContext, encode_block
+from cloudload.tools.convert.segment_journal import SegmentJournal
 
 FILE = InputFile("corpus/a.parquet", "a.parquet", 0, "parquet", None)
 TEXTS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cloudload.convert.inputs import FolderFiles, list_inputs, list_roots
-from cloudload.convert.joined_shards import JoinedShards
-from cloudload.convert.plan import ConversionPlan, plan_input
-from cloudload.mds.writer import encode_index
+from cloudload.data.mds.writer import encode_index
+from cloudload.tools.convert.inputs import FolderFiles, list_inputs, list_roots
+from cloudload.tools.convert.joined_shards import JoinedShards
+from cloudload.tools.convert.plan import ConversionPlan, plan_input
 
 CLAIM = {"recipe": {"segment_bytes": 25}, "inputs": {}}
 

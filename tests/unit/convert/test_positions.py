@@ -13,12 +13,12 @@ import pyarrow.parquet
 import pytest
 
 from cloudload.convert import convert_to_mds
-from cloudload.convert.input_files import InputFile
-from cloudload.convert.readers import arrow, arrow_block, parquet
-from cloudload.convert.readers.arrow_block import ArrowBlock
-from cloudload.convert.readers.parquet import ParquetUnit
-from cloudload.convert.records import BlockStart, Fields
 from cloudload.errors import ConvertError, StoreError
+from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.readers import arrow, arrow_block, parquet
+from cloudload.tools.convert.readers.arrow_block import ArrowBlock
+from cloudload.tools.convert.readers.parquet import ParquetUnit
+from cloudload.tools.convert.records import BlockStart, Fields
 from testkit.conversions import SETTINGS, documents, make_input, stop_after, texts
 
 BLOCK_BYTES = 1 << 20

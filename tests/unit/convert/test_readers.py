@@ -17,8 +17,8 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import _registry
 
-from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.convert import convert_to_mds
 from testkit.conversions import (
     COMPRESSORS,
     QUIET,

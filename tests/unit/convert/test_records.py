@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 
-from cloudload.cli.convert import FORMATS
 from cloudload.config.choices import INPUT_FORMATS
-from cloudload.convert.config import ConvertConfig
-from cloudload.convert.records import Fields
+from cloudload.tools.cli.convert import FORMATS
+from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.records import Fields
 
 
 def test_fields_are_names_with_the_encodings_that_were_given() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from cloudload.cli import main
 from cloudload.convert import convert_to_mds
-from cloudload.convert.rejects import MOST_CHARACTERS
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.rejects import MOST_CHARACTERS
 from testkit.conversions import QUIET, convert_lines, documents, make_input
 
 

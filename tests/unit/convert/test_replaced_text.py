@@ -15,8 +15,8 @@ import pytest
 from streaming import MDSWriter
 
 from cloudload.cli import main
-from cloudload.convert.convert import convert_to_mds
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.convert import convert_to_mds
 from testkit.conversions import QUIET, read_dataset
 
 BAD = "caf\xe9 \xe2\x82".encode("latin-1")  # Latin-1, and the first two bytes of €

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cloudload.convert.input_files import InputFile
-from cloudload.convert.readers.lines import LinesUnit
-from cloudload.convert.readers.parquet import ParquetUnit
-from cloudload.convert.records import BlockStart, Fields, InputUnit, Record
-from cloudload.convert.segments import Segments, count_bytes
-from cloudload.storage.objects import list_objects, write_object
+from cloudload.data.storage.objects import list_objects, write_object
+from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.readers.lines import LinesUnit
+from cloudload.tools.convert.readers.parquet import ParquetUnit
+from cloudload.tools.convert.records import BlockStart, Fields, InputUnit, Record
+from cloudload.tools.convert.segments import Segments, count_bytes
 from testkit.examples import EXAMPLES
 
 FIELDS = Fields(["text", "id"])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.convert.convert import convert_to_mds
-from cloudload.convert.readers import wet
 from cloudload.errors import ConvertError
+from cloudload.tools.convert.convert import convert_to_mds
+from cloudload.tools.convert.readers import wet
 from testkit.conversions import QUIET, read_dataset
 from testkit.readers import check_blocks, read_records
 

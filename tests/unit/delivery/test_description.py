@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Stream, count_tokens
-from cloudload.delivery.description import counted
+from cloudload.loading.delivery.description import counted
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.loaders import list_settings
 

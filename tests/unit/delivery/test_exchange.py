@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from cloudload.delivery.exchange import group_processes
 from cloudload.errors import RanksDisagreeError
+from cloudload.loading.delivery.exchange import group_processes
 
 
 @pytest.mark.parametrize(

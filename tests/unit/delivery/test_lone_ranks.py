@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from cloudload.delivery.gather import _name_missing, wait_for_all
 from cloudload.errors import RanksDisagreeError
-from cloudload.session import preparation
+from cloudload.loading.delivery.gather import _name_missing, wait_for_all
+from cloudload.loading.session import preparation
 from testkit.corpora import write_mds
 from testkit.loaders import make_loader
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.delivery import repeated_downloads
+from cloudload.loading.delivery import repeated_downloads
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import make_loader
 
@@ -30,7 +30,7 @@ def find_warning(
     """Return the warning that a loader of 12 lanes logs on the first of `machines`, or None."""
     for name, value in {"RANK": 0, "WORLD_SIZE": machines, "LOCAL_WORLD_SIZE": 1}.items():
         monkeypatch.setenv(name, str(value))
-    caplog.set_level(logging.WARNING, "cloudload.delivery.start_log")
+    caplog.set_level(logging.WARNING, "cloudload.start")
     make_loader(data, num_lanes=12, num_canonical_nodes=num_canonical_nodes).plan()
     found = [text for text in caplog.messages if "canonical nodes" in text]
     return found[0] if found else None

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cloudload import CloudLoader, Stream
-from cloudload.delivery.world import is_first_process
+from cloudload.loading.delivery.world import is_first_process
 from cloudload.testing import Leg, run_leg
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import list_settings, make_loader

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.delivery.working_set import measure_working_set
+from cloudload.loading.delivery.working_set import measure_working_set
 from cloudload.order.lanes import Lanes
 from testkit.reference_order import order_of
 

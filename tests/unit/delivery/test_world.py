@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from cloudload.delivery.world import (
+from cloudload.loading.delivery.world import (
     World,
     check_world,
     default_num_workers,
@@ -192,7 +192,7 @@ def test_a_default_number_of_workers_is_never_a_warning(
     cores: int,
     options: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr("cloudload.session.preparation.count_cores", lambda: (cores, cores))
+    monkeypatch.setattr("cloudload.loading.session.preparation.count_cores", lambda: (cores, cores))
     with make_loader(folder, num_workers=None, num_lanes=8, **options) as loader:
         plan, described = loader.plan(), loader.describe()
         is_fast = not options and loader.stats().tokenizer_backend == "fastokens"

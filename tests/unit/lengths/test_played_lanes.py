@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.arrays import Ints
-from cloudload.lengths import played_lanes
-from cloudload.lengths.best_fit_rows import BestFitRows, decode_spans
-from cloudload.lengths.best_fit_walker import BestFitWalker
-from cloudload.lengths.lane_marks import DOCUMENTS_OF_MARK, LaneMarks, LaneState
-from cloudload.lengths.played_lanes import PlayedLanes
-from cloudload.lengths.sizes import DocumentSizes, LaneSizes
-from cloudload.lengths.tables import LaneTables
 from cloudload.order.lanes import Lanes
 from cloudload.order.spec import OrderConfig
-from cloudload.packing.packers import PackedRow, Packing
+from cloudload.rows.packing.packers import PackedRow, Packing
 from cloudload.run.components import Component
+from cloudload.run.lengths import played_lanes
+from cloudload.run.lengths.best_fit_rows import BestFitRows, decode_spans
+from cloudload.run.lengths.best_fit_walker import BestFitWalker
+from cloudload.run.lengths.lane_marks import DOCUMENTS_OF_MARK, LaneMarks, LaneState
+from cloudload.run.lengths.played_lanes import PlayedLanes
+from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes
+from cloudload.run.lengths.tables import LaneTables
+from cloudload.system.arrays import Ints
 from testkit.examples import EXAMPLES
 
 NUM_LANES = 3

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cloudload.mds.index import Column
-from cloudload.mds.writer import ShardFormat, encode_sample
+from cloudload.data.mds.index import Column
+from cloudload.data.mds.writer import ShardFormat, encode_sample
 from testkit.corpora import encode_shard, write_mds
 
 TEXT = (Column.of("text", "str"),)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudload.data.mds.codecs import check_codec, compress, decompress, decompress_into
 from cloudload.errors import DatasetError
-from cloudload.mds.codecs import check_codec, compress, decompress, decompress_into
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gz", "bz2"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.mds.hashes import fastest_hash, hash_bytes
+from cloudload.data.mds.hashes import fastest_hash, hash_bytes
 
 
 def test_hashes_are_those_that_streaming_computes() -> None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudload.data.mds.index import Column, FileInfo, ShardInfo
+from cloudload.data.mds.index_parser import parse_index
+from cloudload.data.mds.shard import Shard
+from cloudload.data.mds.writer import ShardFormat, encode_sample
 from cloudload.errors import DatasetError
-from cloudload.mds.index import Column, FileInfo, ShardInfo
-from cloudload.mds.index_parser import parse_index
-from cloudload.mds.shard import Shard
-from cloudload.mds.writer import ShardFormat, encode_sample
 from testkit.corpora import encode_shard, random_documents, write_mds
 
 TEXT = (Column.of("text", "str"),)

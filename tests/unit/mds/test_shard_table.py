@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.cache.shard_cache import ShardCache
-from cloudload.count.tally import check_column
+from cloudload.data.cache.shard_cache import ShardCache
+from cloudload.data.mds.dataset import Corpus, Dataset
+from cloudload.data.mds.fingerprints import DATA, SAMPLES, fingerprint
+from cloudload.data.mds.index import Column, FileInfo, ShardInfo, parse_shard
+from cloudload.data.mds.index_parser import parse_index
+from cloudload.data.mds.shard_table import ShardTable, map_table
+from cloudload.data.storage.base import Retry
 from cloudload.errors import DatasetError
-from cloudload.forecast.nodes import _schemes_of_shards
-from cloudload.mds.dataset import Corpus, Dataset
-from cloudload.mds.fingerprints import DATA, SAMPLES, fingerprint
-from cloudload.mds.index import Column, FileInfo, ShardInfo, parse_shard
-from cloudload.mds.index_parser import parse_index
-from cloudload.mds.shard_table import ShardTable, map_table
-from cloudload.storage.base import Retry
+from cloudload.tools.count.tally import check_column
+from cloudload.tools.forecast.nodes import _schemes_of_shards
 
 TEXT, BOTH = (Column.of("text", "str"),), (Column.of("n", "int"), Column.of("text", "str"))
 SHARDS = [

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.mds.codecs import decompress
-from cloudload.mds.index import Column
-from cloudload.mds.writer import ShardFormat
+from cloudload.data.mds.codecs import decompress
+from cloudload.data.mds.index import Column
+from cloudload.data.mds.writer import ShardFormat
 from testkit.corpora import cut_into_shards, encode_shard, random_documents, write_mds
 
 TEXT = (Column.of("text", "str"),)

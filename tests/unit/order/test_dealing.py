@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.arrays import Ints
 from cloudload.order.dealing import share_lanes
 from cloudload.order.lanes import Lanes
+from cloudload.system.arrays import Ints
 
 HOSTS = st.lists(st.integers(1, 9), min_size=1, max_size=9).map(
     lambda sizes: np.repeat(np.arange(len(sizes)), sizes)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cloudload.delivery.world import World
+from cloudload.loading.delivery.world import World
 from cloudload.order.lanes import Lanes, rank_rows, worker_of_rows
 
 

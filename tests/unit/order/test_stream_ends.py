@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.arrays import NEVER
 from cloudload.order.mixture import Mixture
 from cloudload.order.mixture_counts import Walk
 from cloudload.order.stream_ends import end_streams
+from cloudload.system.arrays import NEVER
 from tests.unit.order.test_mixture_counts import WEIGHTS, mixtures
 
 LEFT = st.tuples(*[st.one_of(st.none(), st.integers(0, 9), st.integers(0, 300))] * 3)

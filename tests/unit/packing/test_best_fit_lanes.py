@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cloudload.arrays import Ints
-from cloudload.packing.best_fit_lanes import BestFitLanes
-from cloudload.packing.lane_packer import LaneRows, PackerLanes
-from cloudload.packing.packers import Packing
+from cloudload.rows.packing.best_fit_lanes import BestFitLanes
+from cloudload.rows.packing.lane_packer import LaneRows, PackerLanes
+from cloudload.rows.packing.packers import Packing
+from cloudload.system.arrays import Ints
 from testkit.examples import EXAMPLES
 from testkit.twin_lanes import (
     LANES,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cloudload.arrays import Ints
-from cloudload.packing.concat_lanes import ConcatLanes
-from cloudload.packing.lane_packer import LaneRows
-from cloudload.packing.packers import Packing
+from cloudload.rows.packing.concat_lanes import ConcatLanes
+from cloudload.rows.packing.lane_packer import LaneRows
+from cloudload.rows.packing.packers import Packing
+from cloudload.system.arrays import Ints
 from testkit.examples import EXAMPLES
 from testkit.twin_lanes import LANES, Corpus, Leg, corpora, long_run, run, same_or_other
 

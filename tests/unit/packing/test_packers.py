@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from cloudload.packing.packers import BestFitPacker, Packer, Packing
+from cloudload.rows.packing.packers import BestFitPacker, Packer, Packing
 
 
 def pack(packer: Packer, sizes: Iterable[int], *, first: int = 0, ends: bool = True) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.packing.residue import (
+from cloudload.rows.packing.residue import (
     EMPTY_GROUP,
     Span,
     decode_residue,

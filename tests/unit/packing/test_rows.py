@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloudload.packing.rows import Framing, fill_rows, list_spans, row_lengths
-from cloudload.packing.tables import (
+from cloudload.rows.packing.rows import Framing, fill_rows, list_spans, row_lengths
+from cloudload.rows.packing.tables import (
     BASE,
     BUFFER,
     EPOCH,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cloudload.packing.packers import Packing
-from cloudload.packing.residue import EMPTY_GROUP, encode_group
-from cloudload.packing.tables import SIZE_ABSENT, SIZE_FILTERED, TAIL_START, TAIL_STOP
-from cloudload.packing.tail import Stages, Tail, next_stages, pack_tail, take_rows
+from cloudload.rows.packing.packers import Packing
+from cloudload.rows.packing.residue import EMPTY_GROUP, encode_group
+from cloudload.rows.packing.tables import SIZE_ABSENT, SIZE_FILTERED, TAIL_START, TAIL_STOP
+from cloudload.rows.packing.tail import Stages, Tail, next_stages, pack_tail, take_rows
 
 CONCAT = Packing("concat", 5, 0, "cut")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.storage.globs import Glob, find_glob
+from cloudload.data.storage.globs import Glob, find_glob
 
 
 def split(location: str) -> tuple[str, str] | None:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.errors import StoreError
-from cloudload.storage.objects import (
+from cloudload.data.storage.objects import (
     collect_objects,
     list_objects,
     read_object,
     upload_file,
     write_object,
 )
-from cloudload.storage.urls import join_url, name_below
+from cloudload.data.storage.urls import join_url, name_below
+from cloudload.errors import StoreError
 from testkit.patience import SOON_S, within
 from testkit.privileges import call_unprivileged
 

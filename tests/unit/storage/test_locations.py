@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.storage.locations import name_inside, same_or_inside
+from cloudload.data.storage.locations import name_inside, same_or_inside
 
 
 @pytest.mark.parametrize(

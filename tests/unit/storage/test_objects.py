@@ -6,11 +6,11 @@ import time
 
 import pytest
 
+from cloudload.data.storage import registry
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.fsspec import FsspecStore
+from cloudload.data.storage.objects import delete_object
 from cloudload.errors import FailureKind, StoreError
-from cloudload.storage import registry
-from cloudload.storage.base import Retry
-from cloudload.storage.fsspec import FsspecStore
-from cloudload.storage.objects import delete_object
 
 
 class _BusyThenSilent(FsspecStore):

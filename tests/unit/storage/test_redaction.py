@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cloudload.data.storage.redaction import contains_secrets, redact
 from cloudload.errors import StoreError
-from cloudload.storage.redaction import contains_secrets, redact
 
 SECRET_KEY = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYSECRET"
 

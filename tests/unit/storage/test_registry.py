@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cloudload.errors import StoreError
-from cloudload.storage.objects import (
+from cloudload.data.storage.objects import (
     read_object,
 )
+from cloudload.errors import StoreError
 from testkit.patience import SOON_S, within
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.errors import StoreError
-from cloudload.storage.objects import (
+from cloudload.data.storage.objects import (
     list_objects,
     read_object,
     write_object,
 )
+from cloudload.errors import StoreError
 from testkit.objects import object_exists
 from testkit.patience import SOON_S, within
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.storage.urls import (
+from cloudload.data.storage.urls import (
     BUCKET_SCHEMES,
     check_location,
     is_local,

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cloudload.storage.fsspec import _version_of
-from cloudload.storage.versions import Version, version_of_details, version_of_file
-from cloudload.storage.versions import version_of_headers as of_headers
+from cloudload.data.storage.fsspec import _version_of
+from cloudload.data.storage.versions import Version, version_of_details, version_of_file
+from cloudload.data.storage.versions import version_of_headers as of_headers
 
 TIMES = {"Last-Modified": "Tue, 24 Nov 2026 10:00:00 GMT", "Date": "Tue, 24 Nov 2026 10:00:02 GMT"}
 JUST_WRITTEN = {**TIMES, "Date": "Tue, 24 Nov 2026 10:00:01 GMT"}

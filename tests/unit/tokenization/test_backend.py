@@ -16,13 +16,13 @@ import pytest
 from packaging.requirements import Requirement
 
 from cloudload.config.choices import HF
+from cloudload.data.cache.kept_tokenizers import kept_path
 from cloudload.errors import TokenizerError
+from cloudload.rows.tokenization import backend as gate
+from cloudload.rows.tokenization import loading
+from cloudload.rows.tokenization.backend import choose_backend, log_choice
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path
-from cloudload.tokenization import backend as gate
-from cloudload.tokenization import loading
-from cloudload.tokenization.backend import choose_backend, log_choice
-from cloudload.tokenization.kept_files import kept_path
 from testkit import ROOT
 from testkit.tokenizer_files import (
     JSONS,

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from cloudload.errors import TokenizerError
-from cloudload.tokenization import encoders, loading, probes
-from cloudload.tokenization.document_tokenizer import DocumentTokenizer
-from cloudload.tokenization.encoders import Encoder, FastokensEncoder, HFEncoder, open_encoder
-from cloudload.tokenization.tokenizer import load_tokenizer
+from cloudload.rows.tokenization import encoders, loading, probes
+from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.encoders import Encoder, FastokensEncoder, HFEncoder, open_encoder
+from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from testkit.corpora import byte_tokenizer
 from testkit.reference_tokens import encode
 from testkit.tokenizer_files import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
+from cloudload.rows.tokenization.tokenizer import TokenizerSpec, load_tokenizer
 from testkit.loaders import make_loader
 
 DEEPSEEK_END = "<\uff5cend\u2581of\u2581sentence\uff5c>"

@@ -11,9 +11,9 @@ import huggingface_hub.constants
 import pytest
 
 from cloudload import convert_to_mds
+from cloudload.data.storage import hub
 from cloudload.errors import StoreError, TokenizerError
-from cloudload.storage import hub
-from cloudload.tokenization.tokenizer import load_tokenizer
+from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from tests.unit.tokenization.test_framing import hub as hub_cache
 from tests.unit.tokenization.test_framing import write_files
 

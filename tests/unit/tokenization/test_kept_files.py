@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from cloudload.tokenization import tokenizer as tokenizer_module
-from cloudload.tokenization.backend import choose_backend
-from cloudload.tokenization.tokenizer import TokenizerSpec, load_tokenizer
+from cloudload.rows.tokenization import tokenizer as tokenizer_module
+from cloudload.rows.tokenization.backend import choose_backend
+from cloudload.rows.tokenization.tokenizer import TokenizerSpec, load_tokenizer
 from testkit.corpora import byte_tokenizer
 from testkit.tokenizer_files import forget, needs_fastokens
 
@@ -52,7 +52,7 @@ def test_a_second_start_parses_no_tokenizer(
     forget()
     monkeypatch.setattr(tokenizer_module, "_parse", None)
     for name in ("load_hf", "make_hf", "load_fastokens"):
-        monkeypatch.setattr(f"cloudload.tokenization.backend.{name}", None)
+        monkeypatch.setattr(f"cloudload.rows.tokenization.backend.{name}", None)
     again = load(tokenizer_folder, tmp_path)
     assert fields_of(again) == fields_of(first)
     assert choose_backend(again.json, "auto", tmp_path) == choice

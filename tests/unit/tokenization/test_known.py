@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
+from cloudload.data.cache import kept_tokenizers
+from cloudload.data.cache.kept_tokenizers import digest_of, kept_path
 from cloudload.errors import TokenizerError
-from cloudload.tokenization import backend as gate
-from cloudload.tokenization import encoders, kept_files, known
-from cloudload.tokenization.backend import choose_backend, list_checked
-from cloudload.tokenization.encoders import open_encoder
-from cloudload.tokenization.kept_files import digest_of, kept_path
-from cloudload.tokenization.loading import load_fastokens
-from cloudload.tokenization.tokenizer import load_tokenizer
+from cloudload.rows.tokenization import backend as gate
+from cloudload.rows.tokenization import encoders, known
+from cloudload.rows.tokenization.backend import choose_backend, list_checked
+from cloudload.rows.tokenization.encoders import open_encoder
+from cloudload.rows.tokenization.loading import load_fastokens
+from cloudload.rows.tokenization.tokenizer import load_tokenizer
 from scripts import know_tokenizers
 from testkit.tokenizer_files import JSONS, changed, needs_fastokens
 
@@ -53,7 +54,7 @@ def test_a_known_tokenizer_is_not_compared_and_uses_fastokens(
 
 
 def with_other_version(package: str) -> Any:
-    return lambda name: f"{name}-9.9" if name == package else kept_files.with_version(name)
+    return lambda name: f"{name}-9.9" if name == package else kept_tokenizers.with_version(name)
 
 
 OTHERS: dict[str, tuple[Any, str, Any]] = {
@@ -150,7 +151,7 @@ def test_the_script_adds_a_tokenizer_that_passes_and_no_other(
     table = tmp_path / "table.json"
     older = {"checks-1-older": {"0" * 32: "kept"}}
     table.write_text(json.dumps(older))
-    points = "cloudload.tokenization.probes.all_code_points"
+    points = "cloudload.rows.tokenization.probes.all_code_points"
     monkeypatch.setattr(points, lambda: list(range(0x20, 0x100)))
     assert know_tokenizers.know(tokenizer_folder, table) == 0
     written = json.loads(table.read_text())

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from cloudload.tokenization import loading
-from cloudload.tokenization.encoders import encode_flat
-from cloudload.tokenization.loading import load_fastokens, shorten_merges, start_loading
+from cloudload.rows.tokenization import loading
+from cloudload.rows.tokenization.encoders import encode_flat
+from cloudload.rows.tokenization.loading import load_fastokens, shorten_merges, start_loading
 from testkit.corpora import byte_tokenizer
 from testkit.tokenizer_files import EXAMPLE, forget, needs_fastokens
 

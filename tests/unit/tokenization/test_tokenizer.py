@@ -17,9 +17,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from cloudload.config.choices import AUTO
 from cloudload.errors import TokenizerError
-from cloudload.tokenization.document_tokenizer import DocumentTokenizer
-from cloudload.tokenization.tokenizer import TokenizerSpec
-from cloudload.tokenization.tokenizer import load_tokenizer as load_tokenizer_of_streams
+from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.tokenizer import TokenizerSpec
+from cloudload.rows.tokenization.tokenizer import load_tokenizer as load_tokenizer_of_streams
 from testkit.corpora import EOS, byte_tokenizer
 from testkit.reference_tokens import encode
 
@@ -150,7 +150,7 @@ def test_a_name_on_the_hub_is_the_tokenizer_that_was_published(
     (snapshot / "tokenizer_config.json").write_text(json.dumps(config))
     (snapshot / "config.json").write_text(json.dumps({"model_type": "llama"}))
     code = (
-        "from cloudload.tokenization.tokenizer import load_tokenizer; "
+        "from cloudload.rows.tokenization.tokenizer import load_tokenizer; "
         "spec = load_tokenizer('some/model'); "
         "print(spec.fingerprint, spec.frames)"
     )

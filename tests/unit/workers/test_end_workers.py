@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cloudload.workers import processes
-from cloudload.workers.processes import end_workers
+from cloudload.loading.workers import processes
+from cloudload.loading.workers.processes import end_workers
 
 
 class KilledWorker:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload.workers.documents import open_cache, open_documents
-from cloudload.workers.lane_reader import LaneReader
+from cloudload.loading.workers.documents import open_cache, open_documents
+from cloudload.loading.workers.lane_reader import LaneReader
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import make_loader
 
@@ -43,7 +43,7 @@ def test_three_rows_of_each_lane_need_no_more_documents_than(
 def test_many_rounds_of_reading_do_not_overflow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloudload.workers.lane_reader._MOST_DOCUMENTS_OF_LANE", 1)
+    monkeypatch.setattr("cloudload.loading.workers.lane_reader._MOST_DOCUMENTS_OF_LANE", 1)
     data = write_mds(tmp_path / "data", ["a"] * 4)
     options = {"seq_len": 2_200, "num_lanes": 1, "batch_size": 1}
     with make_loader(data, local=tmp_path / "cache", **options) as loader:

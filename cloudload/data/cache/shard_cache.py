@@ -1,0 +1,178 @@
+"""The shard cache of one process, which maps shards into memory and prefetches them in threads.
+
+    prefetch([7, 8, 9]) ──► threads ──► fetch ──► files on disk, shared by the node
+    shard(7) ── maps the file ──► Shard          unmapped by LRU above `_most_open`
+
+A mapped shard stays readable after its file is evicted. An uncompressed shard of a local dataset is
+mapped in place, and never copied or modified.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from concurrent.futures import Future
+from pathlib import Path
+
+from cloudload.data.cache.counters import TrafficCounter
+from cloudload.data.cache.fetch import ALWAYS, OFF, Fetcher
+from cloudload.data.cache.republished import check_in_place
+from cloudload.data.mds.dataset import Corpus, Dataset, is_in_place
+from cloudload.data.mds.download import check_hash
+from cloudload.data.mds.index import ShardInfo
+from cloudload.data.mds.shard import Shard
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import join_url, local_path
+from cloudload.errors import CacheError, DatasetError
+from cloudload.system.activity import Wait, doing
+from cloudload.system.arrays import Ints
+from cloudload.system.daemon_threads import DaemonThreadPool, await_unless_failed
+from cloudload.system.verified_files import mark_used
+
+logger = logging.getLogger("cloudload.cache")
+
+# each mapped shard uses a file descriptor, and shards use at most half of the process's limit
+_MOST_OPEN_SHARDS = 2_048
+
+# seconds between updates of a used shard's access time, and between checks for evicted shards
+_TOUCH_EVERY_S = 10.0
+
+_ATTEMPTS = 3
+
+_CLOSE_S = 2.0
+
+
+def _report_wait(waited_s: float, what: str) -> None:
+    logger.warning("waited %.0f s for a shard: %s", waited_s, what)
+
+
+class ShardCache:
+    """The shards of a corpus, by index. Not thread-safe. Its own threads only prefetch."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        root: Path,
+        retry: Retry,
+        *,
+        limit_bytes: int | None = None,
+        threads: int = 4,
+        verify: str,
+        retries: Ints | None = None,
+    ) -> None:
+        self._corpus, self._verify, self._limit_bytes = corpus, verify, limit_bytes
+        self.traffic = TrafficCounter(retries)
+        self._fetcher = Fetcher(root, retry, limit_bytes, verify, self.traffic)
+        self._open: OrderedDict[int, tuple[Shard, float]] = OrderedDict()
+        self._last_check = time.monotonic()
+        self._wait = Wait(_report_wait, "reading")
+        self._fetches: dict[int, Future[Path | None]] = {}
+        self._threads = DaemonThreadPool(threads, "cloudload-fetch")
+        open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_open = _MOST_OPEN_SHARDS
+        if open_files != resource.RLIM_INFINITY:
+            self._most_open = min(_MOST_OPEN_SHARDS, open_files // 2)
+
+    def shard(self, number: int) -> Shard:
+        """Return the shard with index `number`, mapped into memory; fetch it if necessary.
+
+        Raises `StoreError` if the download fails, and `DatasetError` if the shard is invalid, or is
+        missing from a local dataset. Raises `CacheError` if the shard does not fit in the cache or
+        cannot be written.
+        """
+        if number in self._open:
+            shard, used_at = self._open[number]
+            self._open.move_to_end(number)
+            if time.monotonic() - used_at > _TOUCH_EVERY_S:
+                self._keep(number, shard)
+            return shard
+        dataset, info = self._corpus.find_shard(number)
+        if is_in_place(dataset, info):
+            shard = self._map_in_place(dataset, info)
+        else:
+            shard = self._map_cached(number, dataset, info)
+            self.traffic.count_open(number)
+        self._keep(number, shard)
+        return shard
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Start fetching shards in the given order. If a fetch fails, `shard` fetches again."""
+        for number in numbers:
+            if number in self._open or number in self._fetches:
+                continue
+            if not self._corpus.is_in_place(number):
+                dataset, info = self._corpus.find_shard(number)
+                self._fetches[number] = self._threads.submit(self._prefetch, number, dataset, info)
+
+    def close(self) -> None:
+        """Stop prefetching and unmap every shard.
+
+        Waits up to 2 s for downloads in progress. After that, they continue in the background.
+        """
+        self._threads.close(_CLOSE_S)
+        self._open.clear()
+        self._fetches.clear()
+
+    def _prefetch(self, number: int, dataset: Dataset, info: ShardInfo) -> Path | None:
+        # if another process is fetching this shard, do not wait, so that this thread fetches others
+        return self._fetcher.fetch(number, dataset, info, wait=False)
+
+    def _map_cached(self, number: int, dataset: Dataset, info: ShardInfo) -> Shard:
+        for attempt in range(_ATTEMPTS):
+            fetch = self._fetches.pop(number, None)
+            with (
+                self._wait,
+                doing(lambda: self._fetcher.describe(dataset, info)),
+            ):
+                path = await_unless_failed(fetch) or self._fetcher.fetch(number, dataset, info)
+            assert path is not None
+            try:
+                return Shard(path, info)
+            except FileNotFoundError:
+                continue  # the shard was evicted before it was mapped
+            except DatasetError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                self._fetcher.discard(path, info)
+        raise CacheError(
+            f"{path} was removed {_ATTEMPTS} times before it could be mapped. The shards in use "
+            "may exceed cache_limit. Raise cache_limit in every job that shares the cache"
+        )
+
+    def _map_in_place(self, dataset: Dataset, info: ShardInfo) -> Shard:
+        path = local_path(dataset.url) / info.raw.name
+        try:
+            shard = Shard(path, info)
+            if self._verify != OFF:
+                check_in_place(dataset, info, path)
+            if self._verify == ALWAYS and (fault := check_hash(path, info)):
+                raise DatasetError(f"{path} {fault}. Convert or copy the dataset again")
+        except FileNotFoundError:
+            raise DatasetError(
+                f"{path} is missing, but the index of {dataset.url} lists it. Convert or copy the "
+                "dataset again"
+            ) from None
+        return shard
+
+    def _keep(self, number: int, shard: Shard) -> None:
+        dataset, info = self._corpus.find_shard(number)
+        shard.url = redact(join_url(dataset.url, info.stored.name))
+        if not is_in_place(dataset, info):
+            mark_used(shard.path)
+        self._open[number] = (shard, time.monotonic())
+        self._open.move_to_end(number)
+        while len(self._open) > self._most_open:
+            self._open.popitem(last=False)
+        if self._limit_bytes is not None and time.monotonic() - self._last_check > _TOUCH_EVERY_S:
+            self._unmap_evicted()
+
+    def _unmap_evicted(self) -> None:
+        """Unmap evicted shards, because a deleted file uses disk space until it is unmapped."""
+        self._last_check = time.monotonic()
+        for number, (shard, _) in list(self._open.items()):
+            if not shard.path.exists():
+                del self._open[number]

@@ -1,0 +1,160 @@
+"""Download a shard, and check its file against its index entry.
+
+    stored bytes ─ size, hash ─► decompressed ─ size ─► raw shard ─ header: count, offsets, columns
+                                                                     ─► None, or the fault
+
+If the index has a hash of the stored file that Python can compute, it is checked. Otherwise, the
+raw shard's hash is checked. A fault is text to append to the file's name, such as "has 10 of the 20
+bytes that the index lists".
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from cloudload.data.mds.codecs import decompress, decompress_into
+from cloudload.data.mds.hashes import fastest_hash, new_hash
+from cloudload.data.mds.index import FileInfo, ShardInfo
+from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.objects import download_object_version
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.retries import Watch
+from cloudload.data.storage.versions import Version
+from cloudload.errors import DatasetError
+
+
+class Download(NamedTuple):
+    """The result of a download: the fault of the shard, or None, and the object's version."""
+
+    fault: str | None
+    version: Version
+
+
+def download_shard(
+    url: str,
+    info: ShardInfo,
+    file: BinaryIO,
+    retry: Retry,
+    *,
+    checks_hash: bool,
+    count_bytes: Callable[[int], None],
+    watch: Watch | None = None,
+) -> Download:
+    """Download a shard, and write its raw bytes to `file`.
+
+    Checks the sizes, and the hash if `checks_hash` is True, but not the header. Passes the number
+    of downloaded bytes to `count_bytes`, even if there is a fault. A caller that passes `watch`
+    reports its own waits; see `storage.retries`. Raises `StoreError` if the download fails.
+    """
+    file.seek(0)
+    target = file if info.zipped is None else io.BytesIO()
+    version = download_object_version(url, target, retry, info.stored.bytes, watch)
+    count_bytes(target.tell())
+    if isinstance(target, io.BytesIO):
+        data = target.getvalue()
+        fault = check_data(data, info.stored, checks_hash) or _decompress(
+            data, info, file, checks_hash=checks_hash
+        )
+    else:
+        fault = _check_file(target, info.stored, checks_hash)
+    return Download(fault, version)
+
+
+def decompress_checked(
+    data: bytes, info: ShardInfo, target: memoryview, *, checks_hash: bool
+) -> str | None:
+    """Decompress a stored shard to `target`, and return the fault of the raw shard, or None.
+
+    `target` is one byte larger than the raw shard in the index, so that extra data is detected. If
+    `checks_hash` is True and the index has no hash of the stored shard, this checks the hash of the
+    raw shard.
+    """
+    assert info.compression is not None
+    try:
+        size = decompress_into(info.compression, data, target)
+    except Exception as error:
+        return f"cannot be decompressed ({error})"
+    fault = check_data(target[:size], info.raw, checks_hash and not info.has_stored_hash)
+    return fault and f"{fault}, after decompression"
+
+
+def describe_second_fault(url: str, fault: str) -> str:
+    """The message about a shard whose first and second downloads were invalid."""
+    return (
+        f"{redact(url)} {fault}. This was the second invalid download. If the dataset was "
+        "republished during the run, restart to read its new index. Otherwise, convert or copy "
+        "the shard again"
+    )
+
+
+def _decompress(data: bytes, info: ShardInfo, file: BinaryIO, *, checks_hash: bool) -> str | None:
+    """Write the raw bytes of a compressed shard to `file`, and return its fault or None."""
+    assert info.compression is not None
+    try:
+        raw = decompress(info.compression, data, info.raw.bytes)
+    except Exception as error:
+        return f"cannot be decompressed ({error})"
+    fault = check_data(raw, info.raw, checks_hash and not info.has_stored_hash)
+    if fault is not None:
+        return f"{fault}, after decompression"
+    file.seek(0)
+    file.write(raw)
+    file.truncate()
+    return None
+
+
+def check_header(path: Path, info: ShardInfo) -> str | None:
+    """Check a raw shard's size, sample count, offsets and columns; return the fault or None.
+
+    Raises `FileNotFoundError` if there is no file.
+    """
+    try:
+        Shard(path, info)
+    except DatasetError as error:
+        # drop the path, which may be temporary, and the advice
+        return str(error).removeprefix(f"{path} ").removesuffix(f". {REPAIR_ADVICE}")
+    return None
+
+
+def check_hash(path: Path, info: ShardInfo) -> str | None:
+    """Check a raw shard's size, and its hash if the index has one; return the fault or None.
+
+    Raises `FileNotFoundError` if there is no file.
+    """
+    with path.open("rb") as file:
+        return _check_file(file, info.raw, True)
+
+
+def check_data(data: bytes | memoryview, expected: FileInfo, checks_hash: bool) -> str | None:
+    """Check the size of a file's bytes, and their hash if the index has one; return any fault."""
+    return _check(len(data), [data], expected, checks_hash)
+
+
+def _check_file(file: BinaryIO, expected: FileInfo, checks_hash: bool) -> str | None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    return _check(size, iter(partial(file.read, 1 << 20), b""), expected, checks_hash)
+
+
+def _check(
+    size: int, parts: Iterable[bytes | memoryview], expected: FileInfo, checks_hash: bool
+) -> str | None:
+    if size != expected.bytes:
+        found = "more than" if size > expected.bytes else f"{size:,} of"
+        return f"has {found} the {expected.bytes:,} bytes that the index lists"
+    algorithm = fastest_hash(expected.hashes) if checks_hash else None
+    if algorithm is None:
+        return None
+    running = new_hash(algorithm)
+    for part in parts:
+        running.update(part)
+    if running.hexdigest() == expected.hashes[algorithm]:
+        return None
+    found = f"{algorithm} {running.hexdigest()}"
+    return f"has the hash {found}, but the index says {expected.hashes[algorithm]}"

@@ -1,0 +1,293 @@
+"""Validate the untrusted `index.json` of an MDS dataset, and parse its entries.
+
+    {"version": 2, "shards": [{format, samples, column_names, column_encodings, column_sizes,
+                               raw_data: {basename, bytes, hashes}, zip_data, compression, …}, …]}
+
+A file name becomes a path in the cache and a key in the store, so it may not leave its folder, use
+a suffix that the cache reserves, or match another file's name. Sizes limit downloads,
+decompression and disk space, so they must be possible for a shard.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from cloudload.data.file_kinds import describe_misnamed
+from cloudload.data.mds.hashes import SAMPLES_HASH, fastest_hash
+from cloudload.system.temp_files import LOCK_SUFFIX, PART_SUFFIX
+
+INDEX_NAME = "index.json"
+
+# an index has about 500 bytes and 30 values per shard, so these bounds allow over 10^6 shards
+MOST_INDEX_BYTES = 1 << 30
+
+_MOST_INDEX_VALUES = 1 << 26
+
+COMPRESSIONS = ("zstd", "gz", "bz2", "br", "snappy")
+
+FIXED_FORMATS: dict[str, str] = {
+    **{"int": "<q", "int8": "<b", "int16": "<h", "int32": "<i", "int64": "<q"},
+    **{"uint8": "<B", "uint16": "<H", "uint32": "<I", "uint64": "<Q"},
+    **{"float32": "<f", "float64": "<d"},
+}
+"""The `struct` format of each numeric encoding that cloudload reads and writes."""
+
+_FIXED_SIZES = {name: struct.calcsize(code) for name, code in FIXED_FORMATS.items()}
+_FIXED_SIZES["float16"] = 2
+
+_KEYS_OF_OTHERS = {
+    "LitData": {"chunks", "config"},
+    "WebDataset": {"shardlist"},
+    "safetensors": {"weight_map"},
+}
+"""The keys by which to recognize another library's `index.json`."""
+
+# errors that parsing an untrusted index may raise
+FAULTS = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+
+# the offsets of a shard are uint32
+MOST_SHARD_BYTES = (1 << 32) - 1
+
+# the cache appends up to 18 bytes, and file systems allow 255 bytes per path component
+_MOST_PART_BYTES, _MOST_NAME_BYTES = 230, 1024
+
+_CACHE_SUFFIXES = (PART_SUFFIX, LOCK_SUFFIX)
+
+# fast path for the names that MDS writers produce, because an index may list a million of them
+_PLAIN_NAME = re.compile(
+    r"([A-Za-z0-9_-]{1,100}/)?[A-Za-z0-9_-][A-Za-z0-9_.-]{0,100}\.mds(\.[a-z0-9]{2,6})?(?<!\.part)(?<!\.lock)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a shard: its name, MDS encoding, and bytes per sample (None if variable)."""
+
+    name: str
+    encoding: str
+    bytes: int | None
+
+    @staticmethod
+    def of(name: str, encoding: str) -> Column:
+        """Create a column. The encoding determines its size, which is None if it varies."""
+        return Column(name, encoding, _FIXED_SIZES.get(encoding))
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """A file, as described by the index.
+
+    `hashes` maps names of algorithms to hex digests of the file.
+    """
+
+    name: str
+    bytes: int
+    hashes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A shard, as described by the index.
+
+    `zipped` is the stored file of a compressed shard. For an uncompressed one, `zipped` and
+    `compression` are None.
+    """
+
+    samples: int
+    columns: tuple[Column, ...]
+    raw: FileInfo
+    zipped: FileInfo | None
+    compression: str | None
+    samples_hash: str | None = None
+    """The `SAMPLES_HASH` of the shard; None if the index does not list it."""
+
+    @property
+    def stored(self) -> FileInfo:
+        """The file that is stored: `zipped`, or `raw` for an uncompressed shard."""
+        return self.zipped or self.raw
+
+    @property
+    def has_hash(self) -> bool:
+        """Whether the index has a hash of the raw or stored shard that can be checked."""
+        return any(fastest_hash(file.hashes) is not None for file in (self.raw, self.stored))
+
+    @property
+    def has_stored_hash(self) -> bool:
+        """Whether the index has a hash of the stored shard that can be checked."""
+        return fastest_hash(self.stored.hashes) is not None
+
+
+def check_version(index: Any) -> None:
+    """Raise one of `FAULTS` unless a parsed index is an MDS index of version 2."""
+    if not isinstance(index, Mapping):
+        raise ValueError(f"it is a JSON {type(index).__name__}, not an object with shards")
+    for library, keys in _KEYS_OF_OTHERS.items():
+        if keys <= index.keys():
+            raise ValueError(f"it is an index of {library}, whose files cloudload cannot read")
+    if index["version"] != 2:
+        raise ValueError(f"its version is {index['version']!r}, not 2")
+
+
+def explain_fault(error: Exception) -> str:
+    """Describe one of `FAULTS`, as text to put after a colon."""
+    if isinstance(error, KeyError):
+        return f"the field {error} is missing"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, json.JSONDecodeError):
+        start = error.doc[:100].encode("utf-8", "replace")
+        return describe_misnamed(start, None) or f"it is not JSON ({error})"
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not JSON ({error})"
+    if isinstance(error, TypeError | AttributeError):
+        return f"a field has the wrong type ({error})"
+    return str(error)
+
+
+def check_extent(data: bytes) -> None:
+    """Raise `ValueError` if an index is so large that parsing it could exhaust the memory."""
+    if len(data) > MOST_INDEX_BYTES:
+        raise ValueError(
+            f"it has more than {MOST_INDEX_BYTES:,} bytes, so use larger shards or several datasets"
+        )
+    count = sum(map(data.count, (b",", b"[", b"{")))
+    if count > _MOST_INDEX_VALUES:
+        raise ValueError(
+            f"it has about {count:,} values, more than the {_MOST_INDEX_VALUES:,} allowed, so use "
+            "larger shards or several datasets"
+        )
+
+
+def parse_shard(entry: dict[str, Any]) -> ShardInfo:
+    """Parse a shard's entry. Raises one of `FAULTS` if it is invalid."""
+    if entry["format"] != "mds":
+        raise ValueError(f"a shard has format {entry['format']!r}, not 'mds'")
+    samples, hashes = _natural(entry["samples"], "samples"), _parse_hashes(entry["raw_data"])
+    samples_hash = hashes.pop(SAMPLES_HASH, None) or None
+    raw = _parse_file(entry["raw_data"], hashes)
+    if raw.bytes < 4 * (samples + 2):
+        raise ValueError(f"{raw.name!r} has {raw.bytes:,} bytes, too few for {samples:,} samples")
+    zipped = entry.get("zip_data")
+    names, encodings, sizes = (
+        entry[f"column_{field}"] for field in ("names", "encodings", "sizes")
+    )
+    if not all(isinstance(field, list) for field in (names, encodings, sizes)):
+        raise ValueError("the column names, encodings, and sizes are not all lists")
+    return ShardInfo(
+        samples=samples,
+        columns=_parse_columns(
+            tuple(names), tuple(encodings), tuple(sizes), tuple(map(type, sizes))
+        ),
+        raw=raw,
+        zipped=_parse_file(zipped, _parse_hashes(zipped)) if zipped else None,
+        compression=_parse_compression(entry["compression"]) if zipped else None,
+        samples_hash=samples_hash,
+    )
+
+
+# cached, so that shards with equal columns share one tuple. The unused `_types` is part of the
+# cache key, because True equals 1
+@lru_cache(1024)
+def _parse_columns(
+    names: tuple[Any, ...],
+    encodings: tuple[Any, ...],
+    sizes: tuple[Any, ...],
+    _types: tuple[type, ...],
+) -> tuple[Column, ...]:
+    if not all(isinstance(name, str) for name in (*names, *encodings)):
+        raise ValueError("the column names and encodings are not all text")
+    if not len(names) == len(encodings) == len(sizes):
+        raise ValueError("the lists of column names, encodings, and sizes differ in length")
+    if not names or len(set(names)) < len(names):
+        raise ValueError("a shard has no columns, or has two columns with the same name")
+    columns = tuple(
+        Column(name, encoding, None if size is None else _natural(size, "column_sizes"))
+        for name, encoding, size in zip(names, encodings, sizes, strict=True)
+    )
+    for column in columns:
+        known = _FIXED_SIZES.get(column.encoding, column.bytes)
+        if column.bytes != known or (column.bytes or 0) > MOST_SHARD_BYTES:
+            raise ValueError(
+                f"column {column.name!r} with encoding {column.encoding!r} cannot have the size "
+                f"{column.bytes} (bytes per sample)"
+            )
+    return columns
+
+
+def _parse_compression(value: object) -> str:
+    if not isinstance(value, str) or value.partition(":")[0] not in COMPRESSIONS:
+        raise ValueError(f"compression is {value!r}, not one of {', '.join(COMPRESSIONS)}")
+    return value
+
+
+def _parse_file(entry: dict[str, Any], hashes: dict[str, str]) -> FileInfo:
+    name = entry["basename"]
+    if fault := fault_of_name(name):
+        raise ValueError(f"the file name {str(name)[:100]!r} {fault}")
+    size = _natural(entry["bytes"], "bytes")
+    if size > MOST_SHARD_BYTES:
+        raise ValueError(f"{name!r} has {size:,} bytes, more than the 4 GiB limit of an MDS shard")
+    return FileInfo(name, size, hashes)
+
+
+def _parse_hashes(entry: dict[str, Any]) -> dict[str, str]:
+    return {str(k): str(v) for k, v in (entry.get("hashes") or {}).items()}
+
+
+def fault_of_name(name: object) -> str | None:
+    """The problem with a file name, as text to put after the name; None if the name is valid."""
+    if isinstance(name, str) and _PLAIN_NAME.fullmatch(name):
+        return None
+    if not isinstance(name, str) or not name.isprintable():
+        return "is not printable text"
+    parts = name.split("/")
+    if not name.strip("/.") or parts[0] == "" or ".." in parts or "\\" in name or "://" in name:
+        return "could point outside the dataset's folder"
+    if "" in parts or "." in parts:
+        return "has an empty or '.' path component"
+    if name == INDEX_NAME:
+        return "is reserved for the index"
+    if any(sign in name for sign in "*?["):
+        return "contains a wildcard"
+    longest = max(len(part.encode()) for part in parts)
+    if longest > _MOST_PART_BYTES or len(name.encode()) > _MOST_NAME_BYTES:
+        return (
+            f"is longer than {_MOST_NAME_BYTES} bytes, or has a path component longer than "
+            f"{_MOST_PART_BYTES} bytes"
+        )
+    if any(part.lower().endswith(_CACHE_SUFFIXES) for part in parts):
+        return "has a path component that ends in .part or .lock, which the cache reserves"
+    return None
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise `ValueError` if two names differ at most in case, or if a file is also a folder."""
+    folded = {name.casefold() for name in names}
+    if len(folded) < len(names):
+        seen: set[str] = set()
+        for name in names:
+            if name.casefold() in seen:
+                raise ValueError(
+                    f"two files have the name {name!r}, or names that differ only in case"
+                )
+            seen.add(name.casefold())
+    folders = {folder for name in folded if "/" in name for folder in _folders_of(name)}
+    if both := sorted(folders & folded):
+        raise ValueError(f"{both[0]!r} is the name of both a file and a folder")
+
+
+def _folders_of(name: str) -> Iterable[str]:
+    parts = name.split("/")
+    return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+
+
+def _natural(value: object, field: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{field} is {str(value)[:100]!r}, not an integer of at least 0")
+    return value

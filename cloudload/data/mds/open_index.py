@@ -1,0 +1,257 @@
+"""Open the index of a dataset. A node's processes share a large index as a file in the cache.
+
+    request index.json ─► version and size, from the headers of the response
+      small, or no exact version ─► read and parse it
+      large ─► map root/indexes/<dataset>-<version>.shards
+                 │ it is missing or invalid
+               lock, wait for a limited time ─► map it, or read, parse, and write it
+
+Each process requests the version of the index from the store, with its own credentials. So a file
+in the cache never determines which index a process gets, or whether the process may read the index.
+A process that cannot use the cache reads and parses the index itself, so no process gets another
+process's error. If the cache is on a network file system, every process reads and parses the index
+itself, because another machine could remove a mapped file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from cloudload._version import __version__
+from cloudload.data.mds.fingerprints import DATA, INDEX, SUFFIX, fingerprint
+from cloudload.data.mds.index import INDEX_NAME, MOST_INDEX_BYTES
+from cloudload.data.mds.index_parser import parse_index
+from cloudload.data.mds.location import Location
+from cloudload.data.mds.not_a_dataset import (
+    advise_on_hub_name,
+    explain_hub_name,
+    explain_not_a_dataset,
+)
+from cloudload.data.mds.shard_table import ShardTable, map_table
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.nearby import raise_if_nothing
+from cloudload.data.storage.objects import name_endpoint, read_object_version
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import join_url
+from cloudload.data.storage.versions import Version
+from cloudload.errors import DatasetError, StoreError
+from cloudload.system.array_files import make_own_folder
+from cloudload.system.file_locks import locked, remove_orphans
+from cloudload.system.network_folders import network_type
+from cloudload.system.temp_files import lock_path, make_folder
+from cloudload.system.verified_files import mark_used
+
+logger = logging.getLogger("cloudload.cache")
+
+INDEXES_FOLDER = "indexes"
+"""The folder of indexes in a cache folder."""
+
+_SUFFIX = ".shards"
+_OWN_NAMES = re.compile(r"[0-9a-f]{16}")
+
+# a smaller index is not worth a file, because parsing it takes less than 0.2 s
+_SHARED_FROM_BYTES = 4 << 20
+
+# a process that has waited longer, for example for a stopped process, reads the index itself. For
+# 500 MB, which take about 30 s to parse, the limit is about 300 s
+_MOST_WAIT_S, _LEAST_BYTES_PER_S = 60.0, 2 << 20
+
+# beyond 4 tables of a dataset, 32 tables in total, or 32 files of fingerprints, the least
+# recently used files are removed
+_MOST_OF_DATASET, _MOST_KEPT = 4, 32
+# other files are removed once they have been unused for 30 days. No file is removed within an
+# hour of its last use, because a worker may be about to map it
+_MOST_UNUSED_S, _LEAST_UNUSED_S = 30 * 86_400.0, 3_600.0
+
+
+class OpenedIndex(NamedTuple):
+    """An opened index: its shards, its hash and version, and when it was read."""
+
+    shards: ShardTable
+    hash: str
+    """SHA-256 of `index.json`, in hex digits."""
+    version: Version
+    """The version of the index, as the store reported it to this process."""
+    read_s: float
+    """When the index was read, in seconds since 1970, by the store's clock if the store reports the
+    time. Never earlier than the time at which the index was written."""
+
+
+def open_index(location: Location, retry: Retry, root: Path | None = None) -> OpenedIndex:
+    """Open the index of a stream's dataset. With a cache folder `root`, share a large index there.
+
+    Raises `DatasetError` if the index is invalid, and the errors of `read_index`.
+    """
+    before_s = time.time()
+    is_shared = _is_large if root is not None and redact(location.url) == location.url else None
+    data, version = read_index(location, retry, is_shared)
+    if root is not None and is_shared is not None and is_shared(version):
+        shards, version = _open_shared(location, retry, root / INDEXES_FOLDER, version)
+    else:
+        shards = _parse(data, location)
+    read_s = max(version.read_s or before_s, version.written_s or 0.0)
+    return OpenedIndex(shards, shards.fingerprints[INDEX], version, read_s)
+
+
+def read_index(
+    location: Location, retry: Retry, unless: Callable[[Version], bool] | None = None
+) -> tuple[bytes, Version]:
+    """Read the index of a stream's dataset, and return its bytes and its version.
+
+    `unless` is as in `read_object_version`. Raises `DatasetError` if the location has something
+    else, such as raw files, and `StoreError` if the index cannot be read for another reason.
+    """
+    if reason := explain_hub_name(location):
+        raise DatasetError(reason)
+    try:
+        return read_object_version(
+            join_url(location.url, INDEX_NAME), retry, MOST_INDEX_BYTES, unless
+        )
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        if (reason := explain_not_a_dataset(location, retry)) is None:
+            what = f"read the dataset in {redact(location.url)}"
+            advice = "Check the location, or convert a corpus to it: cloudload convert INPUT "
+            advice += shlex.quote(redact(location.url))
+            advice += advise_on_hub_name(location.remote)
+            raise_if_nothing(error, location.url, what, noun="folder", retry=retry, advice=advice)
+            raise
+    raise DatasetError(reason)
+
+
+def _is_large(version: Version) -> bool:
+    """Whether an index is large enough to share, and its version identifies its content."""
+    return bool(version.exact) and (version.size or 0) >= _SHARED_FROM_BYTES
+
+
+class _Place(NamedTuple):
+    """The file for the table of one version of an index."""
+
+    path: Path
+    key: str
+    """A digest of everything on which the table depends."""
+
+
+def _place_of(folder: Path, url: str, version: Version) -> _Place:
+    """Return the file for a table. Each release of cloudload and each user has its own files."""
+    origin = f"{url}\n{name_endpoint(url)}\n{os.geteuid()}"
+    key = f"{origin}\n{version.exact}\n{version.size}\n{__version__}"
+    name = f"{_digest(origin)[:16]}-{_digest(key)[:32]}{_SUFFIX}"
+    return _Place(folder / name, _digest(key))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _open_shared(
+    location: Location, retry: Retry, folder: Path, version: Version
+) -> tuple[ShardTable, Version]:
+    """Map the table of an index's version. If it is missing, read the index, and write its table.
+
+    Also returns the version of the table, which is newer than `version` if the index was published
+    again in the meantime.
+    """
+    if (kind := network_type(folder)) is not None:
+        _warn(location, f"{folder} is on a network file system: {kind}")
+        return _read_alone(location, retry)
+    place = _place_of(folder, location.url, version)
+    if (found := map_table(*place)) is not None:
+        mark_used(place.path)
+        return found, version
+    wait_s = _MOST_WAIT_S + (version.size or 0) / _LEAST_BYTES_PER_S
+    what = f"read and parse the index of {redact(location.url)}"
+    with contextlib.ExitStack() as stack:
+        can_write = False
+        try:
+            make_own_folder(folder)
+            make_folder(folder)
+            lock = locked(lock_path(place.path), what=what, most_wait_s=wait_s)
+            can_write = stack.enter_context(lock)
+            if (found := map_table(*place)) is not None:
+                return found, version
+        except OSError as error:
+            _warn(location, error)
+        parsed, version = _read_alone(location, retry)
+        if not can_write or not version.exact:
+            return parsed, version
+        return _share(parsed, location, _place_of(folder, location.url, version)), version
+
+
+def _read_alone(location: Location, retry: Retry) -> tuple[ShardTable, Version]:
+    data, version = read_index(location, retry)
+    return _parse(data, location), version
+
+
+def _parse(data: bytes, location: Location) -> ShardTable:
+    """Parse an index, and store its hash as a fingerprint of the table."""
+    table = parse_index(data, redact(location.url))
+    table.fingerprints[INDEX] = hashlib.sha256(data).hexdigest()
+    return table
+
+
+def _share(parsed: ShardTable, location: Location, place: _Place) -> ShardTable:
+    """Write a table to its file, and map it. If that fails, warn, and return `parsed`."""
+    folder = place.path.parent
+    try:
+        remove_orphans(folder, _OWN_NAMES)
+        fingerprint([parsed], DATA)  # compute it first, so that it is written, too
+        if (mapped := map_table(*place)) is None:  # unless a newer version is already mapped
+            parsed.write(*place)
+            mapped = map_table(*place)
+        _remove_old(folder)
+        if mapped is None:
+            raise OSError(f"{place.path} cannot be mapped")
+    except OSError as error:
+        _warn(location, error)
+        return parsed
+    return mapped
+
+
+def sweep_indexes(root: Path) -> None:
+    """Remove index tables not used recently, and temporary files that killed processes left."""
+    remove_orphans(root / INDEXES_FOLDER, _OWN_NAMES)
+    _remove_old(root / INDEXES_FOLDER)
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove files that were not used recently. A process can still read a file that it maps."""
+    numbers = Counter[str]()
+    for used_s, path in _list_by_use(folder):
+        dataset, kind = path.name.partition("-")[0], path.suffix
+        numbers.update([dataset, kind])
+        is_kept = numbers[dataset] <= _MOST_OF_DATASET and numbers[kind] <= _MOST_KEPT
+        if time.time() - used_s > (_MOST_UNUSED_S if is_kept else _LEAST_UNUSED_S):
+            with contextlib.suppress(OSError):  # the file may be another user's
+                path.unlink()
+
+
+def _list_by_use(folder: Path) -> list[tuple[float, Path]]:
+    """List (time of last use, path) of the files of tables and fingerprints, latest first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            if path.suffix in (_SUFFIX, SUFFIX):
+                with contextlib.suppress(OSError):  # another process removed it
+                    found.append((path.lstat().st_atime, path))
+    return sorted(found, reverse=True)
+
+
+def _warn(location: Location, error: object) -> None:
+    logger.warning(
+        "cannot share the index of %s with the other processes of this node (%s), so each process "
+        "reads and parses it. Set `local` to a folder on a local disk that only you can write to",
+        redact(location.url),
+        error,
+    )

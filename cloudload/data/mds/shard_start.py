@@ -1,0 +1,116 @@
+"""Read the first samples of a shard without fetching the whole shard.
+
+    stored bytes   ▓▓▓▓▓▓▓▓░░░░░░░░░░░░     the first bytes, decompressed as far as they reach
+    temporary file count offsets header sample sample ░░░░     sparse, as large as the raw shard
+
+The temporary file has the raw shard's size, so `Shard` can open it with all of its checks. The
+shard's hash cannot be checked, because not all bytes are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from cloudload.data.mds.codecs import decompress
+from cloudload.data.mds.dataset import Dataset, is_in_place
+from cloudload.data.mds.index import ShardInfo
+from cloudload.data.mds.shard import REPAIR_ADVICE, Shard
+from cloudload.data.storage.base import CHUNK_BYTES, Retry
+from cloudload.data.storage.objects import read_object
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import join_url, local_path
+from cloudload.errors import DatasetError
+from cloudload.system.temp_files import explained_full_disk
+
+_USUAL_HEADER_BYTES = 2_048
+_GROWTH = 4
+
+
+@contextlib.contextmanager
+def open_shard_start(
+    dataset: Dataset, info: ShardInfo, num_samples: int, retry: Retry
+) -> Iterator[Shard]:
+    """Open a shard to read its first `num_samples` samples, or all samples if it has fewer.
+
+    An uncompressed shard of a local dataset is mapped in place. Raises `DatasetError` if the shard
+    is damaged, and `StoreError` if it cannot be read.
+    """
+    url = join_url(dataset.url, info.stored.name)
+    if is_in_place(dataset, info):
+        path = local_path(url)
+        if not path.is_file():
+            raise DatasetError(
+                f"{path} is missing, but the index lists it. Copy the shard again, or run the same "
+                "cloudload convert again"
+            )
+        yield Shard(path, info)
+        return
+    with explained_full_disk(), tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file:
+        file.write(_read_samples(url, info, min(num_samples, info.samples), retry))
+        file.truncate(info.raw.bytes)
+        file.flush()
+        yield open_temporary(Path(file.name), info, url)
+
+
+def open_temporary(path: Path, info: ShardInfo, url: str) -> Shard:
+    """Open a temporary file as the shard at `url`. Each `DatasetError` names the URL."""
+    try:
+        shard = Shard(path, info)
+    except DatasetError as error:
+        fault = str(error).replace(str(path), redact(url)).removesuffix(f" {REPAIR_ADVICE}")
+        raise DatasetError(f"{fault} Convert or copy the shard again") from None
+    shard.url = redact(url)
+    return shard
+
+
+def _read_samples(url: str, info: ShardInfo, num_samples: int, retry: Retry) -> bytes:
+    """The raw bytes of a shard, at least up to the end of its first `num_samples` samples."""
+    stop = 4 * (num_samples + 2)
+    raw = _read_raw(url, info, 4 * (info.samples + 2) + _USUAL_HEADER_BYTES, retry)
+    if len(raw) >= stop:
+        stop = int(np.frombuffer(raw, "<u4", 1, stop - 4)[0])
+    return raw if len(raw) >= stop else _read_raw(url, info, stop, retry)
+
+
+def _read_raw(url: str, info: ShardInfo, num_bytes: int, retry: Retry) -> bytes:
+    """At least the first `num_bytes` bytes of a raw shard, or all bytes if it has fewer.
+
+    Raises `DatasetError` if the stored shard has fewer bytes than the index says.
+    """
+    num_bytes = min(num_bytes, info.raw.bytes)
+    raw = (
+        read_object(url, retry, num_bytes - 1)
+        if info.zipped is None or info.compression is None
+        else _read_decompressed(url, info.compression, num_bytes, retry)
+    )
+    if len(raw) < num_bytes:
+        raise DatasetError(
+            f"{redact(url)} ends after {len(raw):,} raw bytes, but the index says "
+            f"{info.raw.bytes:,}. Convert or copy the shard again"
+        )
+    return raw[: info.raw.bytes]
+
+
+def _read_decompressed(url: str, compression: str, num_bytes: int, retry: Retry) -> bytes:
+    """At least the first `num_bytes` bytes of a decompressed object, or all if it has fewer."""
+    size = max(CHUNK_BYTES, num_bytes // 8)
+    while True:
+        stored = read_object(url, retry, size - 1)
+        is_whole = len(stored) < size
+        try:
+            raw = decompress(compression, stored, num_bytes)
+        except Exception as error:
+            if is_whole:
+                raise DatasetError(
+                    f"{redact(url)} cannot be decompressed ({error}). Convert or copy the shard "
+                    "again"
+                ) from error
+            raw = b""  # some codecs need the whole object
+        if is_whole or len(raw) >= num_bytes:
+            return raw
+        size *= _GROWTH

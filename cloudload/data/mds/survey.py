@@ -1,0 +1,79 @@
+"""Survey a folder that has no index, and its subfolders, with few requests.
+
+corpus/    a.jsonl  .git/  train/     files        a.jsonl
+train/     index.json  shard…         datasets     train
+val/       .convert/  shard…          unfinished   val
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from cloudload.data.file_kinds import find_table, hidden_part
+from cloudload.data.mds.index import INDEX_NAME
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.objects import MOST_PEEKED, peek_folder
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import StoreError
+
+JOURNAL_FOLDER = ".convert"
+"""The folder in which a conversion records its progress until it has stored the index."""
+_MOST_FOLDERS = 20
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The contents of a folder and its subfolders, without hidden files.
+
+    Names are relative to the folder.
+    """
+
+    files: list[str]
+    """Files in folders that are neither datasets nor unfinished conversions."""
+    datasets: list[str]
+    """Folders that have an index."""
+    unfinished: list[str]
+    """Folders that have the journal of a conversion, but no index."""
+    tables: list[tuple[str, str]]
+    """The folder and the kind of each Delta, Iceberg, or Hudi table."""
+    is_complete: bool
+    """Whether the survey covers every file and folder."""
+
+
+def survey_folder(url: str, retry: Retry) -> Survey:
+    """Survey a folder and its subfolders, level by level, at most 20 folders in total.
+
+    Sends one request per folder. A folder that does not exist is empty. Raises `StoreError` if a
+    folder cannot be listed.
+    """
+    files: list[str] = []
+    datasets: list[str] = []
+    unfinished: list[str] = []
+    tables: list[tuple[str, str]] = []
+    waiting, is_complete = deque([""]), True
+    for _ in range(_MOST_FOLDERS):
+        if not waiting:
+            break
+        folder = waiting.popleft()
+        names = _peek(join_url(url, folder.rstrip("/")), retry)
+        is_complete = is_complete and len(names) < MOST_PEEKED
+        if INDEX_NAME in names:
+            datasets.append(folder.rstrip("/"))
+        elif f"{JOURNAL_FOLDER}/" in names:
+            unfinished.append(folder.rstrip("/"))
+        else:
+            tables += filter(None, (find_table(folder + name) for name in names))
+            shown = [name for name in names if not hidden_part(name)]
+            waiting += [folder + name for name in shown if name.endswith("/")]
+            files += [folder + name for name in shown if not name.endswith("/")]
+    return Survey(files, datasets, unfinished, tables, is_complete and not waiting)
+
+
+def _peek(url: str, retry: Retry) -> list[str]:
+    try:
+        return peek_folder(url, retry)
+    except StoreError as error:
+        if error.is_missing:
+            return []
+        raise

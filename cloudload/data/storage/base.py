@@ -1,0 +1,164 @@
+"""Types that all storage backends share: the retry policy, listed objects, and the protocol.
+
+    client's error─Backend.failure_kind─► FailureKind ─objects─► retried, or raised with advice
+
+A backend classifies its client's errors only in `failure_kind`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from cloudload.data.storage.versions import UNKNOWN, Version
+from cloudload.errors import FailureKind
+from cloudload.system.option_docs import explained
+from cloudload.system.option_names import suggests_fields
+
+CHUNK_BYTES = 1 << 16  # small, so that even a slow connection delivers a chunk within `timeout_s`
+
+
+@suggests_fields
+@explained
+@dataclass(frozen=True)
+class Retry:
+    """How long to retry a request to a store, in seconds.
+
+    Transient errors are retried with exponential backoff and jitter.
+
+    Raises `ValueError` if a value is not a number above 0.
+    """
+
+    timeout_s: float = 20.0
+    """Limit for connecting (at most 10 s for S3), and for each read of data."""
+    deadline_s: float = 120.0
+    """Limit for all attempts together, including pauses and DNS. For an upload, it limits only when
+    a new attempt may start. google-cloud-storage also uses it as the socket timeout of uploads."""
+    pause_s: float = 0.2
+    """The first pause between attempts is a random 1 to 2 times this value. Each later pause is 1
+    to 2 times the previous one. If that could be more than 10 s, the pause is a random 5 to 10 s.
+    """
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            check_seconds(name, value)
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Raise a `ValueError` that names the option `name` unless `value` is a number above 0."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise ValueError(f"{name} is {value!r}. Use a number of seconds above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object in a listing: its URL and its size in bytes."""
+
+    url: str
+    bytes: int
+    tag: str = field(default="", compare=False)
+    """A value that changes with the object: the ETag, the generation on GCS, or the modification
+    time and size of a local file. Empty if the listing has none."""
+
+
+Wanted = Callable[[str], bool]
+"""Whether a listing needs a file, or what is in a folder, whose URL then ends in `/`."""
+
+
+class ObjectStream(io.BufferedReader):
+    """A buffered stream of an object's stored bytes, and the object's version."""
+
+    def __init__(self, body: io.RawIOBase, version: Version = UNKNOWN) -> None:
+        super().__init__(body, CHUNK_BYTES)
+        self.version = version
+
+
+class Backend(Protocol):
+    """The protocol that the backend of each kind of store, such as S3, implements.
+
+    A backend is a subclass, and may omit the last three methods.
+    Each method that sends a request makes one attempt. It raises the client's errors unchanged, and
+    `objects` then retries or adds advice. It may also raise a complete `StoreError`, which is not
+    retried. An implementation must disable the client's retries, and limit connecting and each read
+    to `retry.timeout_s`. `objects` enforces the deadline, except on uploads and local files.
+    Methods must be thread-safe.
+    """
+
+    def open(self, url: str, retry: Retry, start: int = 0, tag: str = "") -> ObjectStream:
+        """Open a stream of the object's stored bytes, without decompressing them.
+
+        The stream's version comes from the response to this request. The stream begins at the byte
+        `start`. If `tag`, the object's tag in a listing, is not empty and differs from the object's
+        tag now, raise the error of `clients.check_tag`.
+
+        If the Content-Length is known and the body is shorter, reading must raise an error. See
+        `LengthCheckedReader`.
+        """
+        ...
+
+    def upload(self, path: Path, url: str, retry: Retry) -> None:
+        """Create or replace the object, atomically if the store supports it."""
+        ...
+
+    def create(self, path: Path, url: str, retry: Retry) -> None:
+        """Create the object, unless it already exists.
+
+        If a store cannot do this atomically, check for the object first, then upload it.
+        """
+        ...
+
+    def delete(self, url: str, retry: Retry) -> None:
+        """Delete the object.
+
+        If it does not exist, do nothing, or raise an error whose kind `is_missing`.
+        """
+        ...
+
+    def list(self, url: str, retry: Retry) -> Iterator[StoredObject]:
+        """Yield every object below the folder `url`, at any depth, or the object `url` itself.
+
+        Include all pages. Raise an error if a part cannot be listed. Listing `s3://b/a` must not
+        yield `s3://b/ab`; see `urls.is_below`.
+        """
+        ...
+
+    def peek(self, url: str, retry: Retry) -> Iterator[str]:
+        """Yield the names of objects and folders directly in the folder `url`.
+
+        The name of a folder ends in `/`. Send one request. If there are more names than fit in one
+        response, some may be missing.
+        """
+        ...
+
+    def failure_kind(self, error: BaseException) -> FailureKind:
+        """Classify an error that another method, or a read from an open stream, has raised.
+
+        `objects` retries transient kinds.
+        """
+        ...
+
+    def describe_endpoint(self, url: str) -> str:
+        """Describe the endpoint of a URL and the setting it came from. Return "" if unknown.
+
+        The text begins with the endpoint's URL, as in "http://127.0.0.1:9000 (from
+        S3_ENDPOINT_URL)". This must neither raise an error nor use the network.
+        """
+        return ""
+
+    def renew_credentials(self, since_s: float) -> bool:
+        """Read the credentials again, after the store refused them.
+
+        Returns whether they differ from those that requests used at `since_s`, in `time.monotonic`
+        seconds. Must not raise an error.
+        """
+        return False
+
+    def hint(self, url: str, error: BaseException, kind: FailureKind) -> str:
+        """Return advice about an error that is special to this store, or "".
+
+        It follows the advice for the kind of the failure, or replaces it if the kind is `OTHER`.
+        """
+        return ""

@@ -1,0 +1,57 @@
+"""Check the connection to the Hugging Face Hub, before the Hub's own client is used.
+
+Without a connection, that client would retry for about a minute.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from cloudload.data.storage.advice import describe_proxy
+from cloudload.data.storage.redaction import redact
+from cloudload.errors import FailureKind, StoreError
+
+_TIMEOUT_S = 5.0  # rarely reached, because without a connection, DNS usually fails in milliseconds
+
+
+def find_obstacle() -> str | None:
+    """Explain why the Hub cannot be reached.
+
+    Return None if it can be reached, or if its client is in offline mode.
+    """
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_TIMEOUT_S)
+    except Exception as error:  # from requests or httpx, depending on the client's version
+        obstacle = f"{redact(constants.ENDPOINT)} cannot be reached ({_reason(error)})"
+        return ". ".join(filter(None, [obstacle, describe_proxy(constants.ENDPOINT)]))
+    return None
+
+
+@functools.cache
+def check_connection() -> None:
+    """Raise `StoreError` if the Hub cannot be reached. After the first success, do nothing."""
+    if obstacle := find_obstacle():
+        raise StoreError(
+            f"{obstacle}. Check the network connection, or download the files on a machine that "
+            "can reach the Hub and pass their folder",
+            kind=FailureKind.UNREACHABLE,
+        )
+
+
+def _reason(error: BaseException) -> str:
+    """The operating system's reason for a failed connection, or else the error's class name."""
+    for each in _chain(error):
+        if isinstance(each, OSError) and each.strerror:
+            return each.strerror
+    return type(error).__name__
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,128 @@
+"""The batch that the training loop receives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloudload.rows.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
+from cloudload.system.arrays import Ints
+
+UNKNOWN = -1
+
+SpanParts = list[tuple[Ints, int, slice | Ints]]
+"""The spans of a batch, one tuple per worker: the spans of the worker's rows (int64 [spans, 6],
+whose rows are indices in its block), the first of these rows, and the rows' indices in the
+batch."""
+
+
+class Batch(dict[str, torch.Tensor]):
+    """The tensors of a batch, under the names of a model's arguments: `model(**batch)`.
+
+    `input_ids` and `labels` are int64 [batch_size, seq_len]. `labels` are the same IDs, with -100
+    on padding (and, with `mask_edges`, on the first token of each span). They are not shifted,
+    because Hugging Face models shift them. `fields` can add `position_ids`, `segment_ids`,
+    `stream_ids` and `document_ids`, int64 [batch_size, seq_len]; `cu_seqlens`, int32
+    [segments + 1]; and `max_seqlen`, int32 [].
+
+    `rows` returns the indices of the batch's rows in the run, and `spans` returns the documents in
+    these rows. If a framework copies only the tensors into a new `Batch`, both raise `ValueError`.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        spans: Ints | SpanParts | None = None,
+        rows: range | Ints = range(0),
+    ) -> None:
+        super().__init__(tensors)
+        self._spans, self._rows = spans, rows
+
+    def to(self, device: Any, non_blocking: bool = False) -> Batch:
+        """Return a batch with the tensors moved to `device`, as `torch.Tensor.to` does."""
+        moved = {
+            name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()
+        }
+        return Batch(moved, self._spans, self._rows)
+
+    @property
+    def rows(self) -> Ints:
+        """The indices of the batch's rows in the run: int64 [batch_size], ascending.
+
+        Raises `ValueError` for a copy of the tensors.
+        """
+        if self._spans is None:
+            raise _copied("rows")
+        return np.asarray(self._rows, np.int64)
+
+    @property
+    def first_row(self) -> int:
+        """The index of the batch's first row in the run; -1 in a copy of the tensors."""
+        return int(self._rows[0]) if len(self._rows) else UNKNOWN
+
+    @property
+    def row_step(self) -> int:
+        """The difference between the run indices of consecutive rows of the batch.
+
+        It is -1 in a copy of the tensors. It is also -1 if the differences vary, because the world
+        size does not divide the number of lanes.
+        """
+        return self._rows.step if isinstance(self._rows, range) and self._rows else UNKNOWN
+
+    @property
+    def spans(self) -> Ints:
+        """The documents in the rows: int64 [spans, 6], by ascending row.
+
+        The columns are the row within the batch, the stream, the epoch, the sample within the
+        stream, start, and stop. A span is tokens [start, stop) of the document, bos and eos
+        included. Raises `ValueError` for a copy of the tensors.
+        """
+        if self._spans is None:
+            raise _copied("spans")
+        if isinstance(self._spans, list):
+            # joined on first use, because most training loops never read spans
+            self._spans = _join_spans(self._spans)
+        return self._spans
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens in the batch, without padding.
+
+        Raises `ValueError` for a copy of the tensors.
+        """
+        return _sum_lengths(self.spans)
+
+    def count_tokens_before(self, row: int) -> int:
+        """Count the tokens, without padding, in the batch's rows that precede row `row` of the run.
+
+        Raises `ValueError` for a copy of the tensors.
+        """
+        return _sum_lengths(self.spans[self.rows[self.spans[:, SPAN_ROW]] < row])
+
+
+def _copied(what: str) -> ValueError:
+    return ValueError(
+        f"this batch is a copy of a batch's tensors, so it has no {what}. Use the batch that the "
+        "loader returned"
+    )
+
+
+def _sum_lengths(spans: Ints) -> int:
+    return int((spans[:, SPAN_STOP] - spans[:, SPAN_START]).sum())
+
+
+def _join_spans(parts: SpanParts) -> Ints:
+    joined = []
+    for spans, first_row, batch_rows in parts:
+        own = spans.copy()
+        own[:, SPAN_ROW] -= first_row
+        if not isinstance(batch_rows, slice):
+            own[:, SPAN_ROW] = batch_rows[own[:, SPAN_ROW]]
+        joined.append(own)
+    if len(joined) == 1:
+        return joined[0]
+    together = np.concatenate(joined)
+    return together[np.argsort(together[:, SPAN_ROW], kind="stable")]

@@ -1,0 +1,236 @@
+"""The values that a loader resolved, and the source of each: argument, data, state or default."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from cloudload.config.choices import AUTO
+from cloudload.data.storage.redaction import redact
+from cloudload.loading.delivery.working_set import (
+    count_downloads,
+    measure_working_set,
+    open_current_orders,
+)
+from cloudload.loading.delivery.world import World
+from cloudload.loading.workers.plan import Mixed, Plan
+from cloudload.order.mixture import Weights
+from cloudload.run.recipe import FAIR_FIELD
+from cloudload.stats import MEASURED_S, DeliveryStats
+from cloudload.system.arrays import NEVER
+from cloudload.system.html_tables import render_table
+from cloudload.system.text_tables import list_values
+
+GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "default"
+DERIVED, MEASURED = "from batch_size and ranks", "measured"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One resolved value, which is one line of a `Description`."""
+
+    name: str
+    value: Any
+    origin: str
+    """`given`, `from the data`, `from the state`, `default`, `measured`, or the values from which
+    it was computed. An argument that equals the default also counts as `default`."""
+    note: str = ""
+    """The unit of the value, or details."""
+
+    def __str__(self) -> str:
+        shown = f"{self.value:,}" if type(self.value) is int else str(self.value)
+        return f"{shown} {self.note}".rstrip()
+
+
+@dataclass(frozen=True)
+class Description:
+    """The result of `CloudLoader.describe`: 80 columns in a terminal, a table in a notebook."""
+
+    title: str
+    settings: tuple[Setting, ...]
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of a setting. Raises `KeyError` for an unknown name."""
+        values = self.as_dict()
+        if name not in values:
+            close = get_close_matches(name, values, n=2)
+            advice = f"Did you mean {' or '.join(close)}?" if close else f"Use {', '.join(values)}"
+            raise KeyError(f"describe() has no setting {name!r}. {advice}")
+        return values[name]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the values by name, as plain JSON types."""
+        return {setting.name: setting.value for setting in self.settings}
+
+    def __str__(self) -> str:
+        return list_values(self.title, self._rows())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return render_table(self.title, ("setting", "value", "origin"), self._rows())
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        return [(each.name, str(each), each.origin) for each in self.settings]
+
+
+def describe(
+    title: str, plan: Plan, world: World, delivered: DeliveryStats, *, is_resumed: bool
+) -> Description:
+    """List the settings of a plan, with the workers' speed so far, under a title.
+
+    `delivered` has the statistics from which the speed is computed. `is_resumed` is whether the
+    plan continues from a loaded state. Builds the orders of the lanes' current epochs, because the
+    working set depends on them.
+    """
+    settings = [
+        *_layout(plan, is_resumed),
+        *_rows(plan),
+        *_tokenizer(plan),
+        *_lengths(plan),
+        *_ranks(plan, world, delivered),
+        *_cache(plan, world),
+        *_streams(plan),
+    ]
+    return Description(title, tuple(settings))
+
+
+def _layout(plan: Plan, is_resumed: bool) -> Iterator[Setting]:
+    config, layout = plan.recipe.config, plan.recipe.layout
+    settled = STATE if is_resumed else DATA
+    yield Setting("num_lanes", layout.num_lanes, GIVEN if config.num_lanes else settled)
+    origin = GIVEN if config.num_canonical_nodes else settled
+    yield Setting("num_canonical_nodes", join_numbers(layout.canonical_nodes), origin)
+    if config.shuffle:
+        origin = GIVEN if config.shuffle_block_size else settled
+        blocks = layout.shuffle_block_sizes
+        yield Setting("shuffle_block_size", join_numbers(blocks), origin, "documents")
+
+
+def _rows(plan: Plan) -> Iterator[Setting]:
+    config = plan.recipe.config
+    yield Setting("seq_len", config.seq_len, GIVEN, "tokens")
+    names = ["packing", "shuffle", "shuffle_algo", "seed", "epochs", "min_tokens"]
+    names += ["stopping"] * plan.recipe.has_stream_ends + ["text_key"] * plan.recipe.has_text
+    names += ["tokens_key", "tokens_dtype"] * any(config.token_columns)
+    for name in names + ["open_rows"] * (config.packing == "best_fit"):
+        yield _option(config, name)
+    if config.packing == "best_fit":
+        rule = plan.recipe.fields[FAIR_FIELD] or None
+        yield Setting(FAIR_FIELD, rule, DEFAULT if rule else STATE)
+    if isinstance(plan.phase, Mixed):
+        yield Setting("rows", plan.end, DATA, "in the run")
+
+
+def _option(config: Any, name: str) -> Setting:
+    defaults = {option.name: option.default for option in fields(config)}
+    value = getattr(config, name)
+    return Setting(name, value, DEFAULT if value == defaults[name] else GIVEN)
+
+
+def _tokenizer(plan: Plan) -> Iterator[Setting]:
+    spec, backend = plan.recipe.tokenizer, plan.backend
+    if spec.json:
+        name = json.loads(plan.recipe.sources)["tokenizer"] or "an object"
+        note = f"({spec.vocab_size:,} IDs, fingerprint {spec.fingerprint[:12]})"
+        yield Setting("tokenizer", name, GIVEN, note)
+    else:
+        yield Setting("tokenizer", None, DEFAULT, "(all data is pre-tokenized)")
+    yield Setting("bos_eos", spec.framing, DATA)
+    origin = DEFAULT if plan.delivery.tokenizer_backend == AUTO else GIVEN
+    versions = f"{backend.versions}, " * plan.recipe.has_text
+    yield Setting("tokenizer_backend", backend.name, origin, f"({versions}because {backend.why})")
+
+
+def _lengths(plan: Plan) -> Iterator[Setting]:
+    asked = os.fspath(plan.delivery.lengths)
+    if plan.lengths is not None:
+        place, *others = plan.lengths.places
+        note = f"from {place}{f' and {len(others):,} more' if others else ''}"
+        yield Setting("lengths", plan.lengths.digest, DATA if asked == AUTO else GIVEN, note)
+    else:
+        yield Setting("lengths", None, DEFAULT if asked == AUTO else GIVEN)
+
+
+def _ranks(plan: Plan, world: World, delivered: DeliveryStats) -> Iterator[Setting]:
+    yield Setting("batch_size", plan.delivery.batch_size, GIVEN, "rows per rank")
+    yield Setting(
+        "global_batch", plan.global_batch, DERIVED, f"rows on {counted(world.size, 'rank')}"
+    )
+    yield _workers(plan)
+    rate = delivered.tokens_per_s(plan.num_workers)
+    note = f"(known after {MEASURED_S} s of work, not counting the start)"
+    if rate is not None:
+        note = "that one rank's workers can make, not counting their start"
+    yield Setting("tokens_per_s", None if rate is None else round(rate), MEASURED, note)
+
+
+def _workers(plan: Plan) -> Setting:
+    asked = plan.delivery.num_workers
+    origin = DEFAULT if asked is None else GIVEN
+    if asked == 0:
+        return Setting("num_workers", 0, origin, "(this process makes the rows)")
+    note = "per rank"
+    if asked not in (None, plan.num_workers):
+        note += f", not {asked:,}, because a rank has no more lanes"
+    return Setting("num_workers", plan.num_workers, origin, note)
+
+
+def _cache(plan: Plan, world: World) -> Iterator[Setting]:
+    recipe = plan.recipe
+    needed = measure_working_set(
+        recipe.corpus,
+        recipe.components,
+        open_current_orders(plan, world),
+        own_lanes=plan.machine_lanes(),
+        downloads_at_once=count_downloads(plan, world),
+    )
+    yield Setting("working_set_bytes", needed, DATA, "bytes of shards that this node uses at once")
+    limit = plan.delivery.cache_limit_bytes()
+    yield Setting("cache_limit_bytes", limit, DEFAULT if limit is None else GIVEN)
+    yield Setting("local", str(plan.cache_root), GIVEN if plan.delivery.local else DEFAULT)
+
+
+def _streams(plan: Plan) -> Iterator[Setting]:
+    recipe = plan.recipe
+    weights = dict(zip(recipe.mixture.names, _find_weights(plan), strict=True))
+    ends = plan.phase.ending.stream_ends if isinstance(plan.phase, Mixed) else ()
+    for stream, label in enumerate(recipe.labels):
+        dataset = recipe.corpus.datasets[stream]
+        samples = int(dataset.table.samples.sum())
+        share = f", weight {weights[label]:g}" if recipe.config.is_mixed else ""
+        if ends and ends[stream] < NEVER:
+            share += f", ends at row {ends[stream]:,}"
+        column = recipe.config.token_columns[stream]
+        kind = f" of token IDs in column {column.key!r}" if column else ""
+        url = redact(recipe.config.streams[stream].url)
+        shards = counted(len(dataset.shards), "shard")
+        if dataset.num_left_out:
+            total = len(dataset.shards) + dataset.num_left_out
+            shards = f"the first {len(dataset.shards):,} of {counted(total, 'shard')}"
+        note = f"samples{kind} in {shards}{share}, from {url}"
+        origin = STATE if dataset.num_left_out else DATA
+        yield Setting(f"stream {label}", samples, origin, note)
+
+
+def _find_weights(plan: Plan) -> Weights:
+    """Return the last weights in a mixture's schedule, or the current ones if its streams end."""
+    mixture = plan.recipe.mixture
+    if plan.recipe.has_stream_ends:
+        return mixture.weights_at(plan.position.rows)
+    return mixture.schedule[-1][1]
+
+
+def join_numbers(numbers: tuple[int, ...]) -> int | str:
+    """Return the number if all are equal, otherwise all of them as text, separated by commas."""
+    return numbers[0] if len(set(numbers)) == 1 else ", ".join(f"{number:,}" for number in numbers)
+
+
+def counted(number: int | str, noun: str) -> str:
+    """Format a number with a noun, such as `1 rank`, `1,024 ranks`, or `1, 4 nodes`."""
+    shown = number if isinstance(number, str) else f"{number:,}"
+    return f"{shown} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,347 @@
+"""Turn the workers' blocks into batches, and advance the position with each delivered batch.
+
+    workers ─► fetch: join blocks, start an exchange ─► deliver: finish it, move the position
+                                                             └─► batch
+
+`workers.plan` defines six phases. A finite run without token lengths has these four:
+
+    Steady       workers cut rows from their lanes, until an exchange reports a dry row: one that
+                 its lane cannot fill. The batch with this row and all later batches are discarded.
+    Measuring    workers report the sizes of the documents that remain in their lanes. The ranks
+                 exchange the sizes and pack the same tail (`tail_exchange`).
+    Sharing      workers read the documents of their lanes that other workers' rows need, and the
+                 ranks exchange their tokens (`tail_sharing`).
+    InTail       workers continue at the first undelivered row. Rows before the dry row are cut
+                 from the lanes, all later rows from the tail. Every rank ends on the same step. If
+                 the last batch is not full, it is padded, or dropped with tail="drop".
+
+With token lengths, a run may use these phases:
+
+    Foreseen     replaces all four phases. The end of the lanes is known from the start, and workers
+                 pack the tail there, after a phase Sharing if the ranks are on several machines.
+    Measuring    is used only if the end of the run is too costly to compute. Workers report the
+                 known sizes, without measuring.
+    Mixed        is for mixtures with streams that end, at rows known from the start. Workers pack
+                 the tail of each stream when they reach it.
+
+Token lengths may also replace the exchange of cursors (`known_lanes`): each rank then computes the
+cursors of all lanes, and ranks exchange only their current row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from cloudload.errors import WorkerError
+from cloudload.loading.batch import Batch
+from cloudload.loading.delivery import tail_exchange
+from cloudload.loading.delivery.block_stream import BlockStream, OpenBlocks
+from cloudload.loading.delivery.collate import join_blocks
+from cloudload.loading.delivery.exchange import Exchange
+from cloudload.loading.delivery.known_lanes import KnownLanes, check_not_dry, start_check
+from cloudload.loading.delivery.progress import (
+    Joined,
+    Report,
+    Update,
+    Window,
+    merge_reports,
+    move_lanes,
+    report_batch,
+)
+from cloudload.loading.delivery.run_log import RunLog
+from cloudload.loading.delivery.start_log import StartLog
+from cloudload.loading.delivery.tail_sharing import share_documents
+from cloudload.loading.workers.plan import Foreseen, InTail, Measuring, Mixed, Phase, Plan
+from cloudload.rows.packing.tail import next_stages
+from cloudload.run.position import LaneLog, Position, join_ranges
+from cloudload.stats import TOKENS
+from cloudload.system.arrays import NEVER, Ints
+
+
+class _Fetched(NamedTuple):
+    """A batch that was fetched from the workers but not delivered yet."""
+
+    batch: Batch
+    stop: int
+    """The first row of the run after the global batch."""
+    window: Window | None
+    """The rows that the batch's exchange covers. None if no exchange follows the batch."""
+    finish: Callable[[], Joined | None]
+
+
+class Iteration(Iterator[Batch]):
+    """The batches of one rank, starting at a plan's position."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        exchange: Exchange,
+        log: RunLog,
+        start_log: StartLog,
+        open_blocks: OpenBlocks,
+        *,
+        known: KnownLanes | None = None,
+    ) -> None:
+        self._known = known
+        """The lanes of all ranks, or None if ranks exchange them."""
+        self._plan, self._position, self._exchange = plan, plan.position, exchange
+        self._log, self._start_log = log, start_log
+        self._process = os.getpid()
+        self._blocks = BlockStream(open_blocks, log, start_log)
+        self._fetched: deque[_Fetched | None] = deque()
+        """Batches that wait to be delivered. None marks the end of the run."""
+        self._fetched_rows, self._window_start = plan.position.rows, plan.window_start
+        self._reports: list[Report] = []
+        self._has_handed_out = self._is_skipping = self.is_over = False
+        self.is_replaced = False
+        """Whether a new iteration replaces this one. If so, the pass continues with the new one."""
+        self._failure: Exception | None = None
+        self._wait_log = log.wait_log
+        self._wait_log.restart()
+        self._lanes_end = tail_exchange.find_lanes_end(plan)
+        """The position at which the lanes ended, once the tail is packed. Cursors stay there."""
+        self._discarded_tokens = 0
+        """The number of tokens before the dry row in the discarded batch: those of this rank, or,
+        after the tail is packed, those of all ranks."""
+
+    def __next__(self) -> Batch:
+        if self._failure is not None:
+            raise self._failure
+        if os.getpid() != self._process:
+            raise WorkerError(
+                f"process {self._process} started this iteration, so process {os.getpid()} cannot "
+                "continue it. Create a loader in this process"
+            )
+        self._log.meter.begin_wait()
+        try:
+            batch = self._take()
+        except StopIteration:
+            raise
+        except Exception as error:
+            # later calls must raise too, or the error would look like the end of the data
+            self._failure = error
+            self.close()
+            raise
+        except BaseException as error:
+            # an interrupt may leave the iteration between two batches, so it cannot continue
+            self._failure = WorkerError(
+                f"this iteration was interrupted ({error!r}). Iterate over the loader again to "
+                "continue after the last batch delivered"
+            )
+            self.close()
+            raise
+        finally:
+            self._log.meter.end_wait()
+        self._log.record(self._position)
+        if not self._is_skipping:
+            self._wait_log.look(self._log.meter, self._plan)
+        return batch
+
+    def skip(self, number: int) -> None:
+        """Read the next `number` batches, or fewer at the end, and record their rows as skipped."""
+        self._is_skipping = True
+        try:
+            for _ in itertools.islice(self, number):
+                pass
+        finally:
+            self._is_skipping = False
+            self._wait_log.restart()
+
+    def close(self, reason: str = "") -> None:
+        """Stop the workers. The next iteration rereads the rows that the workers had read ahead.
+
+        If there is a `reason` and the data had not ended, later calls of `next` raise an error,
+        because `StopIteration` would look like the end of the data.
+        """
+        if reason and not self.is_over:
+            self._failure = self._failure or WorkerError(
+                f"this iteration has ended, because {reason}. Iterate over the loader again, "
+                "unless you already have a newer iterator"
+            )
+        self.is_over = True
+        self._fetched.clear()
+        self._blocks.close()
+
+    def replace(self) -> None:
+        """Stop the workers. The current pass continues with another iteration."""
+        self.is_replaced = not self.is_over or self._failure is not None
+        self.close()
+
+    # ------------------------------------------------------------ batches
+
+    def _take(self) -> Batch:
+        while not self.is_over:
+            if isinstance(self._plan.phase, Measuring):
+                self._enter_tail()
+            phase, pause = self._plan.phase, self._plan.pause
+            if isinstance(phase, Foreseen) and self._position.rows == pause:
+                self._continue_in(replace(phase, pauses=False))
+                pause = NEVER
+            # do not read ahead before the first batch, because the training loop waits for it
+            is_ahead = self._has_handed_out and self._exchange.runs_ahead
+            while len(self._fetched) <= is_ahead and self._fetched_rows < pause:
+                self._fetched.append(self._fetch())
+            fetched = self._fetched.popleft()
+            if fetched is None:
+                self._end()
+            elif self._finish(fetched):
+                if not self._has_handed_out:
+                    self._start_log.log_batch(self._position)
+                self._has_handed_out = True
+                return fetched.batch
+        raise StopIteration
+
+    def _fetch(self) -> _Fetched | None:
+        """Take a batch from the workers, and start its exchange. Return None after the last one."""
+        plan, start = self._plan, self._fetched_rows
+        stop = start + plan.global_batch
+        end = NEVER if plan.end is None else plan.end
+        if start >= end or (stop > end and plan.delivery.tail == "drop"):
+            return None
+        if not self._blocks.is_open:
+            self._blocks.open(plan)
+            for first, end in plan.replays():
+                self._take_rows(plan.rank_rows(first, end), end)
+        rows = plan.rank_rows(start, stop)
+        batch_rows = self._take_rows(rows, stop)
+        current, number = self._blocks.current, self._blocks.number
+        batch = join_blocks(current, number, batch_rows, rows, plan.delivery)
+        self._fetched_rows = stop
+        return _Fetched(batch, stop, *self._start_exchange(stop))
+
+    def _take_rows(self, rows: range | Ints, stop: int) -> list[slice | Ints]:
+        """Advance the workers to this rank's next batch, and append its report to `_reports`.
+
+        The batch has this rank's `rows` of the global batch that ends before row `stop`. Returns,
+        for each worker, the indices of the worker's rows within this rank's batch.
+        """
+        plan = self._plan
+        self._blocks.advance()
+        batch_rows = plan.rows_by_worker(rows)
+        if isinstance(plan.phase, Foreseen) or self._known is not None:
+            check_not_dry(self._blocks.current, stop, plan.num_lanes)
+        if self._known is not None:
+            return batch_rows
+        current, number = self._blocks.current, self._blocks.number
+        report = report_batch(current, number, batch_rows, stop=stop, rank_index=plan.world_index)
+        self._reports.append(report)
+        return batch_rows
+
+    def _start_exchange(self, stop: int) -> tuple[Window | None, Callable[[], Joined | None]]:
+        """Start an exchange if its window ends at row `stop`.
+
+        Returns the window, or None, and a function that waits for the exchange.
+        """
+        plan = self._plan
+        if stop - self._window_start < plan.delivery.exchange_every * plan.global_batch:
+            return None, lambda: None
+        window = Window(self._window_start, stop, plan.world_size, plan.recipe)
+        self._window_start = stop
+        if self._known is not None:
+            return window, start_check(self._exchange, stop)
+        report = merge_reports(self._reports)
+        self._reports = []
+        return window, window.exchange(self._exchange, report)
+
+    def _finish(self, fetched: _Fetched) -> bool:
+        """Finish a batch's exchange and move the position past the batch.
+
+        Returns False if the batch was discarded because the lanes ended in it.
+        """
+        before, window = self._position, fetched.window
+        lanes, table_rows, tail = before.lanes, before.table_rows, before.tail
+        if window is not None:
+            with self._log.meter.exchanging():
+                joined = fetched.finish()
+            if joined is not None:
+                recipe, first_dry = window.recipe, window.first_dry(joined)
+                if first_dry < NEVER:
+                    ended = lanes.with_update(Update(recipe, joined, first_dry), move_lanes)
+                    self._start_measuring(ended, first_dry, fetched.batch)
+                    return False
+                lanes = lanes.with_update(Update(recipe, joined, fetched.stop), move_lanes)
+            elif self._known is not None:
+                lanes = self._known.at(fetched.stop)
+            table_rows = fetched.stop
+            if self._plan.end is not None and fetched.stop > self._plan.phase.start:
+                if self._known is None:
+                    lanes = self._lanes_end.with_lanes(counts=lanes.arrays.counts).lanes
+                table_rows, seq_len = self._plan.phase.start, self._plan.recipe.config.seq_len
+                tail = next_stages(tail or (), seq_len, table_rows, fetched.stop)
+        rows, skipped = fetched.stop, before.skipped
+        if self._is_skipping:
+            skipped = join_ranges(skipped, (before.rows, rows))
+        self._position = Position(
+            rows=rows,
+            table_rows=table_rows,
+            lanes=lanes,
+            tail=tail,
+            skipped=skipped,
+            batches=before.batches + 1,
+            global_batch=rows - before.rows,
+            origin=before.origin,
+        )
+        return True
+
+    # ------------------------------------------------------------ the end
+
+    def _start_measuring(self, ended: LaneLog, first_dry: int, batch: Batch) -> None:
+        """Discard `batch` and all later batches, and enter the phase `Measuring`.
+
+        The lanes ended at row `first_dry`, which is in `batch`.
+        """
+        self._discarded_tokens = batch.count_tokens_before(first_dry)
+        for fetched in self._fetched:
+            if fetched is not None:
+                fetched.finish()
+        self._fetched.clear()
+        self._blocks.discard()
+        self._reports = []
+        arrays = ended.arrays
+        position = self._position.with_lanes(cursors=arrays.cursors, residues=arrays.residues)
+        self._plan = replace(self._plan, position=position, phase=Measuring(first_dry))
+
+    def _enter_tail(self) -> None:
+        """Pack the tail, and continue at the first undelivered row."""
+        plan = self._plan
+        if plan.lengths is None:
+            self._blocks.open(plan)
+            self._blocks.advance()
+        message = tail_exchange.join_sizes(plan, self._blocks.current, self._discarded_tokens)
+        messages = self._exchange.start(message)()
+        tail = tail_exchange.pack_rest(plan, self._position.tail or (), messages)
+        self._lanes_end, self._discarded_tokens = plan.position, tail_exchange.sum_tokens(messages)
+        self._continue_in(InTail(plan.phase.start, tail))
+
+    def _continue_in(self, phase: Phase) -> None:
+        """Enter a phase, share the tail's documents, and continue at the first undelivered row."""
+        self._plan = replace(self._plan, position=self._position, phase=phase)
+        share_documents(self._plan, self._blocks, self._exchange)
+        self._blocks.discard()
+        self._reports = []
+        self._fetched_rows, self._window_start = self._position.rows, self._plan.window_start
+
+    def _end(self) -> None:
+        """Record the leftover tokens and the documents that no row counts, and stop the workers."""
+        plan, position = self._plan, self._position
+        if isinstance(plan.phase, Mixed):
+            self._end_mixture(plan)
+            return
+        self._log.record_end(*tail_exchange.count_rest(plan, position, self._discarded_tokens))
+        self.close()
+
+    def _end_mixture(self, plan: Plan) -> None:
+        """Do the same as `_end` for a mixture with streams that end. All of its lanes are known."""
+        left = 0
+        if plan.end is not None and self._position.rows < plan.end and self._known is not None:
+            counts = self._known.at(plan.end).arrays.counts - self._position.counts
+            left = int(counts[:, TOKENS].sum())
+        self._log.record_end(left, np.zeros_like(self._position.counts))
+        self.close()

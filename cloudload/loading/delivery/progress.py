@@ -1,0 +1,221 @@
+"""Merge all ranks' reports on a window of rows into a cursor table that all ranks agree on.
+
+    blocks of a batch ─► Report ─► merged over a Window ─► exchanged, Joined ─► lane arrays
+
+A rank's report contains its lanes' cursors (and residues) after each of its rows, the statistics of
+these rows, and the first row that a lane could not fill.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cloudload.loading.delivery.exchange import Exchange
+from cloudload.loading.delivery.known_lanes import check_in_step
+from cloudload.loading.workers.block import Block
+from cloudload.order.lanes import rank_rows
+from cloudload.rows.packing.residue import split_residues
+from cloudload.rows.packing.tables import NUM_CURSOR_COLUMNS
+from cloudload.run.position import LaneArrays
+from cloudload.run.recipe import Recipe
+from cloudload.system.arrays import NEVER, Ints
+
+_HEADER = 3
+
+
+class Report(NamedTuple):
+    """The report of one rank on its rows of a batch or a window."""
+
+    stop: int
+    """The first row of the run after the batch or window."""
+    rank_index: int
+    """The virtual index of the rank."""
+    first_dry: int
+    """The first row that a lane of the rank could not fill, or `NEVER`."""
+    counts: Ints
+    """int64 [streams, counts]: the statistics of the rows."""
+    cursors: Ints
+    """int64 [rows, 3]: the cursor of each row's lane after the row."""
+    residues: list[bytes]
+    """The residue of each row's lane after the row; empty if the packing has no residue."""
+
+
+def report_batch(
+    blocks: Sequence[Block],
+    number: int,
+    batch_rows: Sequence[slice | Ints],
+    *,
+    stop: int,
+    rank_index: int,
+) -> Report:
+    """Build this rank's report on a batch that ends before row `stop` of the run.
+
+    `number` is the batch's index in the workers' blocks. For each worker, `batch_rows` has the
+    indices of the worker's rows within the rank's batch.
+    """
+    first_dry = min(block.first_dry for block in blocks)
+    first_dry = first_dry if first_dry < stop else NEVER
+    if len(blocks) == 1:
+        [block] = blocks
+        rows = block.rows_of(number)
+        residues = block.residues[rows]
+        counts = block.counts[number]
+        return Report(stop, rank_index, first_dry, counts, block.cursors[rows], residues)
+    ranges = [block.rows_of(number) for block in blocks]
+    num_rows = sum(rows.stop - rows.start for rows in ranges)
+    cursors = np.empty((num_rows, NUM_CURSOR_COLUMNS), np.int64)
+    residues = [b""] * num_rows if any(block.residues for block in blocks) else []
+    for block, rows, own in zip(blocks, ranges, batch_rows, strict=True):
+        cursors[own] = block.cursors[rows]
+        if residues:
+            indices = np.arange(num_rows)[own].tolist()
+            for index, residue in zip(indices, block.residues[rows], strict=True):
+                residues[index] = residue
+    counts = np.sum([block.counts[number] for block in blocks], axis=0)
+    return Report(stop, rank_index, first_dry, counts, cursors, residues)
+
+
+def merge_reports(reports: Sequence[Report]) -> Report:
+    """Merge one rank's reports on the batches of a window, given in order."""
+    if len(reports) == 1:
+        return reports[0]
+    return reports[-1]._replace(
+        first_dry=min(report.first_dry for report in reports),
+        counts=np.sum([report.counts for report in reports], axis=0),
+        cursors=np.concatenate([report.cursors for report in reports]),
+        residues=[residue for report in reports for residue in report.residues],
+    )
+
+
+class Joined(NamedTuple):
+    """The reports of all ranks on a window."""
+
+    stops: list[int]
+    """The row of the run that each rank has reached."""
+    first_dry: int
+    """The first row that any lane could not fill, or `NEVER`."""
+    counts: Ints
+    """int64 [streams, counts]: the statistics of the rows."""
+    rows: Ints
+    """int64 [rows]: the indices of the rows in the run, ordered by rank."""
+    cursors: Ints
+    """int64 [rows, 3]: the cursor of each row's lane after the row."""
+    residues: list[bytes]
+    """The residue of each row's lane after the row; empty if the packing has no residue."""
+
+
+class Window(NamedTuple):
+    """The rows `start ≤ row < stop` that one exchange covers."""
+
+    start: int
+    stop: int
+    world_size: int
+    recipe: Recipe
+
+    def exchange(self, exchange: Exchange, report: Report) -> Callable[[], Joined]:
+        """Start gathering the reports of all ranks, and return a function that waits for them.
+
+        The function joins the reports. If the exchange covers only this rank, it joins only
+        `report`. Raises `RanksDisagreeError` as `Exchange.start` does.
+        """
+        if exchange.is_alone:
+            return lambda: self._join_own(report)
+        finish = exchange.start(self._encode(report))
+        return lambda: self._join(finish(), report.counts.shape)
+
+    def _encode(self, report: Report) -> Ints:
+        """Encode a report as int64 [n], with its parts in this order:
+
+        stop, rank index, first dry row | counts | cursors | sizes of residues in bytes, residues
+        """
+        header = np.array(report[:_HEADER], np.int64)
+        arrays = [header, report.counts.ravel(), report.cursors.ravel()]
+        if report.residues:
+            joined = b"".join(report.residues)
+            joined += bytes(-len(joined) % 8)
+            sizes = np.array([len(residue) for residue in report.residues], np.int64)
+            arrays += [sizes, np.frombuffer(joined, np.int64)]
+        return np.concatenate(arrays)
+
+    def _join(self, messages: Sequence[Ints], counts_shape: tuple[int, ...]) -> Joined:
+        """Decode and join the messages of all ranks."""
+        # vectorized where possible, because a job may have thousands of ranks
+        cursors_at = _HEADER + math.prod(counts_shape)
+        heads = np.stack([message[:cursors_at] for message in messages])
+        first_rows = self.start + (heads[:, 1] - self.start) % self.world_size
+        # ranks may have different numbers of rows if a window does not start with a global batch
+        num_rows = -(-(self.stop - first_rows) // self.world_size)
+        stops = (cursors_at + NUM_CURSOR_COLUMNS * num_rows).tolist()
+        before = np.cumsum(num_rows) - num_rows
+        places = np.arange(num_rows.sum()) - np.repeat(before, num_rows)
+        parts = [message[cursors_at:stop] for message, stop in zip(messages, stops, strict=True)]
+        return Joined(
+            stops=heads[:, 0].tolist(),
+            first_dry=int(heads[:, 2].min()),
+            counts=heads[:, _HEADER:].sum(axis=0).reshape(counts_shape),
+            rows=np.repeat(first_rows, num_rows) + self.world_size * places,
+            cursors=np.concatenate(parts).reshape(-1, NUM_CURSOR_COLUMNS),
+            residues=[
+                residue
+                for message, stop, number in zip(messages, stops, num_rows.tolist(), strict=True)
+                if len(message) > stop
+                for residue in split_residues(
+                    message[stop + number :].tobytes(), message[stop : stop + number].tolist()
+                )
+            ],
+        )
+
+    def _join_own(self, report: Report) -> Joined:
+        own = rank_rows(self.start, self.stop, report.rank_index, self.world_size)
+        return Joined(
+            stops=[report.stop],
+            first_dry=report.first_dry,
+            counts=report.counts,
+            rows=np.arange(own.start, own.stop, own.step),
+            cursors=report.cursors,
+            residues=report.residues,
+        )
+
+    def first_dry(self, joined: Joined) -> int:
+        """The first row of the window that a lane could not fill, or `NEVER`.
+
+        Raises `RanksDisagreeError` if the ranks are at different rows.
+        """
+        check_in_step(joined.stops, self.stop)
+        return joined.first_dry
+
+
+class Update(NamedTuple):
+    """The reports of all ranks on a window. The cursors of rows from `stop` on are ignored."""
+
+    recipe: Recipe
+    joined: Joined
+    stop: int
+
+
+def move_lanes(arrays: LaneArrays, updates: Sequence[Update]) -> None:
+    """Advance lane arrays past consecutive windows, in place."""
+    recipe = updates[0].recipe
+    all_rows = np.concatenate([update.joined.rows for update in updates])
+    # if a lane could not fill its row, the rows from the last `stop` on may be invalid
+    valid = all_rows < updates[-1].stop
+    rows = all_rows[valid]
+    lanes, components = rows % recipe.num_lanes, recipe.components_of(rows)
+    # if a lane has several rows, NumPy keeps the value of the last one
+    arrays.cursors[components, lanes] = np.concatenate(
+        [update.joined.cursors for update in updates]
+    )[valid]
+    counts = arrays.counts
+    for update in updates:
+        counts += update.joined.counts
+    if arrays.residues is not None:
+        residues = itertools.chain.from_iterable(update.joined.residues for update in updates)
+        pairs = zip(components.tolist(), lanes.tolist(), strict=True)
+        own = itertools.compress(residues, valid.tolist())
+        for pair, residue in zip(pairs, own, strict=True):
+            arrays.residues[pair] = residue

@@ -1,0 +1,212 @@
+"""Let workers read documents of the tail for each other, and exchange their tokens.
+
+    tail ─► the documents in each row
+    workers: documents of own lanes ─► this rank ─┬──────────────► its other workers
+                                                  └─► exchanged ─► the workers of other ranks
+
+A row of the tail may have documents of any lane. If the worker of a row read all of the row's
+documents, each machine would download the shards of all lanes. Each document would also be
+tokenized twice: first by the owner of its lane, to measure it, and then for its row. So the owner
+of a document's lane reads the document once, and sends its tokens.
+
+All ranks compute the same lists from the tail, so they need not request documents. If the tail is
+large, only its first documents are sent. Each worker reads the other documents of its rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from cloudload.loading.delivery.block_stream import BlockStream
+from cloudload.loading.delivery.exchange import Exchange
+from cloudload.loading.workers.plan import Plan, SharedDocuments, Sharing
+from cloudload.rows.packing.tables import REMNANT_LANE, REMNANT_ORDINAL, REMNANT_STOP, TAIL_REMNANT
+from cloudload.rows.packing.tail import Tail
+from cloudload.system.arrays import Flags, Ints, Tokens
+
+_MOST_EXCHANGED_TOKENS, _MOST_LOCAL_TOKENS = 1 << 27, 1 << 26
+_TOKENS_OF_BLOCK = 1 << 22
+# the size of one round: int64 words, summed over the messages of all ranks
+_WORDS_OF_ROUND = 1 << 22
+_ORDINAL_BITS = 40
+
+Texts = dict[int, Tokens]
+"""Maps the index of a document in `Uses` to its tokens, including bos and eos."""
+
+
+def share_documents(plan: Plan, blocks: BlockStream, exchange: Exchange) -> None:
+    """Read and exchange documents of the tail, and send them to the workers whose rows need them.
+
+    Includes only rows from the plan's position on. All ranks must call this together. Raises the
+    errors of the workers and of `Exchange.start`.
+    """
+    assert plan.tail is not None
+    uses = Uses(plan, plan.tail)
+    if not len(uses.documents):
+        return
+    texts = _read_own(plan, uses, blocks)
+    texts |= _receive(plan, uses, texts, exchange)
+    blocks.give(tuple(uses.join(worker, texts) for worker in range(plan.num_workers)))
+
+
+class Uses:
+    """The documents in the tail's rows from the plan's position on, and the rows that use them.
+
+    A use is one document in one row.
+    """
+
+    def __init__(self, plan: Plan, tail: Tail) -> None:
+        rows = tail.first_row + np.repeat(np.arange(tail.num_rows), np.diff(tail.piece_starts))
+        is_left = (rows >= plan.position.rows) & (rows < _find_end(plan, tail))
+        remnants = tail.remnants[tail.pieces[is_left, TAIL_REMNANT]]
+        keys = remnants[:, REMNANT_LANE] << _ORDINAL_BITS | remnants[:, REMNANT_ORDINAL]
+        _, firsts, places = np.unique(keys, return_index=True, return_inverse=True)
+        self.documents: Ints = remnants[firsts][:, [REMNANT_LANE, REMNANT_ORDINAL, REMNANT_STOP]]
+        """int64 [documents, 3]: the lane, ordinal and size of each document."""
+        self._in_order = np.argsort(firsts)
+        """The documents in the order of the rows: int64 [documents]."""
+        self._plan, self._places, self._rows = plan, places, rows[is_left]
+        readers = self._rows % plan.world_size
+        self._is_here: Flags = readers == plan.world_index
+        """Whether this rank packs the row of each use: bool [uses]."""
+        lanes = self.documents[:, 0]
+        self.owners: Ints = lanes % plan.world_size
+        """The rank that owns each document's lane, as a virtual index: int64 [documents]."""
+        self._workers: Ints = plan.worker_of(lanes)
+        is_sent = self._used(readers != self.owners[places])
+        # an equal share for each rank, because all messages are padded to the longest one
+        self._is_sent = self._limit(is_sent, _MOST_EXCHANGED_TOKENS // plan.world_size, self.owners)
+        self._is_own: Flags = self.owners == plan.world_index
+        is_elsewhere = plan.worker_of(self._rows) != self._workers[places]
+        is_local = self._used(self._is_here & is_elsewhere)
+        is_local &= self._is_own
+        self._is_local = self._limit(is_local, _MOST_LOCAL_TOKENS, np.zeros_like(lanes))
+
+    def _used(self, chosen: Flags) -> Flags:
+        """Return which documents have a chosen use: bool [documents]. `chosen` is bool [uses]."""
+        is_used = np.zeros(len(self.documents), np.bool_)
+        is_used[self._places[chosen]] = True
+        return is_used
+
+    def _limit(self, chosen: Flags, most_tokens: int, groups: Ints) -> Flags:
+        """Return the first chosen documents of each group with at most `most_tokens` tokens.
+
+        The order is that of the rows. `groups` has the group of each document, from 0: int64
+        [documents]. Returns bool [documents].
+        """
+        order = self._in_order[np.argsort(groups[self._in_order], kind="stable")]
+        sums = np.cumsum(np.where(chosen, self.documents[:, 2], 0)[order])
+        firsts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+        before = np.append(0, sums)[firsts]
+        fits = np.empty_like(chosen)
+        fits[order] = sums - np.repeat(before, np.diff(firsts, append=len(order))) <= most_tokens
+        return chosen & fits
+
+    def _list(self, chosen: Flags) -> Ints:
+        """List the indices of the chosen documents, in the order of the rows: int64 [documents]."""
+        numbers: Ints = self._in_order[chosen[self._in_order]]
+        return numbers
+
+    def read_by(self, worker: int) -> Ints:
+        """List the documents that a worker reads for others, of any rank: int64 [documents]."""
+        is_read = self._is_own & (self._is_sent | self._is_local)
+        return self._list(is_read & (self._workers == worker))
+
+    def sent_by(self, rank: int) -> Ints:
+        """List the documents that a rank, given by its virtual index, sends: int64 [documents]."""
+        return self._list(self._is_sent & (self.owners == rank))
+
+    def received(self) -> Flags:
+        """Return which documents this rank receives for its rows: bool [documents]."""
+        return self._is_sent & ~self._is_own & self._used(self._is_here)
+
+    def join(self, worker: int, texts: Texts) -> SharedDocuments:
+        """Return the documents, with their tokens, that other workers read for a worker's rows."""
+        is_used = self._used(self._is_here & (self._plan.worker_of(self._rows) == worker))
+        is_local = self._is_local & (self._workers != worker)
+        numbers = self._list(is_used & (is_local | (self._is_sent & ~self._is_own)))
+        lanes, ordinals, sizes = self.documents[numbers].T
+        return SharedDocuments(lanes, ordinals, sizes, _concatenate(texts, numbers))
+
+
+def _find_end(plan: Plan, tail: Tail) -> int:
+    """Return the row after the last row that the run delivers."""
+    return tail.end if plan.delivery.tail == "pad" else plan.end_whole_batches(tail.end)
+
+
+def _concatenate(texts: Texts, numbers: Ints) -> Tokens:
+    nothing = np.empty(0, np.int32)
+    joined: Tokens = np.concatenate([nothing, *(texts[number] for number in numbers.tolist())])
+    return joined
+
+
+def _read_own(plan: Plan, uses: Uses, blocks: BlockStream) -> Texts:
+    """Let the workers of this rank read documents of their lanes for other workers."""
+    lists = [uses.read_by(worker) for worker in range(plan.num_workers)]
+    sizes = [uses.documents[numbers, 2] for numbers in lists]
+    if blocks.has_workers and not any(map(len, lists)):
+        return {}
+    num_blocks = max(1, *(-(-int(each.sum()) // _TOKENS_OF_BLOCK) for each in sizes))
+    documents = tuple(uses.documents[numbers] for numbers in lists)
+    blocks.discard()
+    blocks.open(replace(plan, phase=Sharing(plan.phase.start, documents, num_blocks)))
+    parts: list[list[Tokens]] = [[] for _ in lists]
+    for _ in range(num_blocks):
+        blocks.advance()
+        for of_worker, block in zip(parts, blocks.current, strict=True):
+            of_worker.append(block.tokens.ravel().copy())
+    texts: Texts = {}
+    for numbers, each, of_worker in zip(lists, sizes, parts, strict=True):
+        texts |= _split(numbers, each, np.concatenate(of_worker))
+    return texts
+
+
+def _split(numbers: Ints, sizes: Ints, tokens: Tokens) -> Texts:
+    stops = np.cumsum(sizes)
+    ends = zip(numbers.tolist(), (stops - sizes).tolist(), stops.tolist(), strict=True)
+    return {number: tokens[start:stop] for number, start, stop in ends}
+
+
+def _receive(plan: Plan, uses: Uses, own: Texts, exchange: Exchange) -> Texts:
+    """Exchange documents between ranks, in rounds. Return the documents that this rank receives."""
+    sent = [uses.sent_by(rank) for rank in range(plan.world_size)]
+    stops = [np.cumsum(uses.documents[numbers, 2]) for numbers in sent]
+    num_words = max(-(-int(each.max(initial=0)) // 2) for each in stops)
+    tokens = _concatenate(own, sent[plan.world_index])
+    message = np.zeros(num_words, np.int64)
+    message.view(np.int32)[: len(tokens)] = tokens
+    is_received = uses.received()
+    texts = {
+        number: np.empty(size, np.int32)
+        for number, size in zip(
+            np.flatnonzero(is_received).tolist(),
+            uses.documents[is_received, 2].tolist(),
+            strict=True,
+        )
+    }
+    step = max(1, _WORDS_OF_ROUND // plan.world_size)
+    for first in range(0, num_words, step):
+        words = message[first : first + step]
+        for answer in exchange.start_equal(np.append(plan.world_index, words))():
+            rank, part = int(answer[0]), answer[1:].view(np.int32)
+            _copy(texts, sent[rank], stops[rank], part, 2 * first)
+    return texts
+
+
+def _copy(texts: Texts, numbers: Ints, stops: Ints, part: Tokens, start: int) -> None:
+    """Copy `part`, one rank's tokens from token `start` on, into the documents in `texts`.
+
+    `numbers` are the documents that the rank sends, and `stops` the tokens at which they end: int64
+    [documents].
+    """
+    low = int(np.searchsorted(stops, start, side="right"))
+    begin = int(stops[low - 1]) if low else 0
+    for number, stop in zip(numbers[low:].tolist(), stops[low:].tolist(), strict=True):
+        if begin >= start + len(part):
+            return
+        if (text := texts.get(number)) is not None:
+            since, until = max(begin, start), min(stop, start + len(part))
+            text[since - begin : until - begin] = part[since - start : until - start]
+        begin = stop

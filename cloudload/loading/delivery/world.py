@@ -1,0 +1,226 @@
+"""Find the data-parallel ranks of a run, and choose the number of workers per rank."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cloudload.system.arrays import divisors
+
+_TASK_COUNTS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Environment variables in which launchers other than torchrun put the number of processes."""
+_FAST_WORKERS, _SLOW_WORKERS = 1, 4
+
+# ---------------------------------------------------------------- ranks and workers
+
+
+@dataclass(frozen=True)
+class World:
+    """The data-parallel ranks of a run, and this process's place among them.
+
+    Raises `ValueError` if `size` is below 1, or if `rank` is not from 0 to `size - 1`.
+    """
+
+    rank: int
+    """This process's data-parallel rank."""
+    size: int
+    """Number of data-parallel ranks."""
+    ranks_per_node: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(
+                f"the data-parallel world size is {self.size}. Set dp_world_size, or the "
+                "environment variable WORLD_SIZE, to at least 1"
+            )
+        if not 0 <= self.rank < self.size:
+            raise ValueError(
+                f"the data-parallel rank is {self.rank}, but the world size is {self.size}. Use a "
+                f"rank from 0 to {self.size - 1}"
+            )
+
+    @property
+    def index(self) -> int:
+        """The virtual index of this rank, which determines its lanes.
+
+        Ranks with consecutive indices are on different nodes, if there are several, so the lanes
+        of a node share canonical nodes. If `ranks_per_node` does not divide `size`, the index is
+        the rank itself.
+        """
+        if self.size % self.ranks_per_node:
+            return self.rank
+        node, local_rank = divmod(self.rank, self.ranks_per_node)
+        return local_rank * (self.size // self.ranks_per_node) + node
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """The index of each rank's machine. Ranks are ordered by their virtual index."""
+        if self.size % self.ranks_per_node:
+            return tuple(rank // self.ranks_per_node for rank in range(self.size))
+        num_hosts = self.size // self.ranks_per_node
+        return tuple(index % num_hosts for index in range(self.size))
+
+    def lanes(self, num_lanes: int) -> range:
+        """The lanes of this rank, in ascending order."""
+        return range(self.index, num_lanes, self.size)
+
+
+def find_world(dp_rank: int | None = None, dp_world_size: int | None = None) -> World:
+    """Find the world from the arguments, or else from torch.distributed or the environment.
+
+    The environment variables are `RANK` and `WORLD_SIZE`. Without them, the world is a single rank.
+    `LOCAL_WORLD_SIZE` is the number of processes per node. By default, all processes are on one
+    node. Raises `ValueError` for an invalid variable or rank.
+    """
+    rank, size = _find_process()
+    ranks_per_node = max(1, min(size, _environment_number("LOCAL_WORLD_SIZE", size)))
+    if dp_rank is None or dp_world_size is None:
+        return World(rank, size, ranks_per_node)
+    # The number of ranks per node is a guess, because a rank may span nodes, or all ranks may be on
+    # one node. It affects only which node reads which shards, never the content of a row. All
+    # processes must make the same guess, so it uses only values that are the same on all of them.
+    num_nodes = max(1, size // ranks_per_node)
+    return World(
+        dp_rank, dp_world_size, 1 if dp_world_size % num_nodes else dp_world_size // num_nodes
+    )
+
+
+def explain_lone_rank() -> str | None:
+    """Return a warning if a launcher started several processes, but the world size of each is 1.
+
+    For a process whose world has a single rank, which was not given.
+    """
+    import torch.distributed as dist
+
+    if (dist.is_available() and dist.is_initialized()) or os.environ.get("WORLD_SIZE"):
+        return None
+    name = next(filter(os.environ.get, _TASK_COUNTS), "")
+    number = os.environ.get(name, "")
+    if not number.isdecimal() or int(number) < 2:
+        return None
+    return (
+        f"{name} is {number}, but the world size is 1, so each process that reads this data gets "
+        "all of it. If they train one model, call init_process_group before iterating, set RANK "
+        "and WORLD_SIZE, or pass dp_rank and dp_world_size. Otherwise, set WORLD_SIZE to 1"
+    )
+
+
+def is_first_process(dp_rank: int | None) -> bool:
+    """Whether this process logs on behalf of all processes.
+
+    This is rank 0 of the job if the job has several ranks. Otherwise it is data-parallel rank 0,
+    which several processes may share, for instance with tensor parallelism. Raises `ValueError` for
+    an invalid environment variable.
+    """
+    rank, size = _find_process()
+    return not (rank if size > 1 else dp_rank)
+
+
+def _find_process() -> tuple[int, int]:
+    """Return the rank of this process in the job, and the number of processes in the job."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return _environment_number("RANK", 0), _environment_number("WORLD_SIZE", 1)
+
+
+def place_in_mesh(device_mesh: Any) -> tuple[int, int]:
+    """Return (data-parallel rank, number of ranks) of this process in a `DeviceMesh`.
+
+    All dimensions of the mesh must be data-parallel. The last one varies fastest. Raises
+    `ValueError` if `device_mesh` is not a mesh, or if this process is not in it.
+    """
+    if not hasattr(device_mesh, "get_coordinate"):
+        raise ValueError(
+            f"device_mesh is {device_mesh!r}. Pass a torch DeviceMesh of only data-parallel "
+            "dimensions, such as mesh['dp'], or dp_rank and dp_world_size"
+        )
+    coordinate = device_mesh.get_coordinate()
+    if coordinate is None:
+        raise ValueError(
+            f"this process is not in the device_mesh {device_mesh}. Include all processes in the "
+            "mesh, and create a loader in each"
+        )
+    return int(np.ravel_multi_index(coordinate, device_mesh.shape)), device_mesh.size()
+
+
+def _environment_number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    if text and not text.isdecimal():
+        raise ValueError(f"the environment variable {name} is {text!r}. Set it to a whole number")
+    return int(text) if text else default
+
+
+def count_cores() -> tuple[int, int]:
+    """Count the cores that this process may use and the cores of the node."""
+    return len(os.sched_getaffinity(0)), os.cpu_count() or 1
+
+
+def default_num_workers(num_ranks: int, own_cores: int, node_cores: int, *, is_fast: bool) -> int:
+    """Return the default number of workers per rank, which affects only the speed.
+
+    `is_fast` means that there is no transform, and that the data is token IDs or is encoded by
+    fastokens. One worker is then enough, because it produces tens of millions of tokens per second.
+    Otherwise, the default is 4, or fewer if there are fewer cores. The other arguments are those of
+    `explain_few_cores`.
+    """
+    wanted = _FAST_WORKERS if is_fast else _SLOW_WORKERS
+    return min(wanted, _most_workers(num_ranks, own_cores, node_cores))
+
+
+def _most_workers(num_ranks: int, own_cores: int, node_cores: int) -> int:
+    return max(1, min(own_cores, node_cores // num_ranks))
+
+
+def explain_few_cores(
+    num_workers: int,
+    num_ranks: int,
+    own_cores: int,
+    node_cores: int,
+    *,
+    asked: int | None = None,
+) -> str | None:
+    """Return a warning if a node has more workers than its cores can run, otherwise None.
+
+    Also returns None if `num_workers` cannot be reduced.
+    Each of `num_ranks` ranks on the node has `num_workers` workers. This process may use
+    `own_cores` of the `node_cores` cores. `asked` is the option's value if
+    there are too few lanes for it.
+    """
+    most = _most_workers(num_ranks, own_cores, node_cores)
+    if num_workers <= most:
+        return None
+    ranks = f" in each of {num_ranks} ranks on a node" if num_ranks > 1 else ""
+    used = "" if asked in (None, num_workers) else f" ({num_workers} are used, one for each lane)"
+    cores = f"{own_cores} core{'s' * (own_cores != 1)}"
+    return (
+        f"num_workers is {asked or num_workers}{used}{ranks}, but this process may use {cores}, "
+        f"and the node has {node_cores}. The workers then slow down each other and the training "
+        f"process. Use "
+        f"num_workers={most}"
+    )
+
+
+def check_world(num_lanes: int, world_size: int, *, has_lengths: bool) -> None:
+    """Raise `ValueError` if the ranks cannot share the lanes.
+
+    With `has_lengths`, any world size works, because token lengths locate the rows.
+    """
+    if num_lanes % world_size == 0 or has_lengths:
+        return
+    sizes = divisors(num_lanes)
+    place = bisect(sizes, world_size)
+    all_sizes = ", ".join(map(str, sizes))
+    near = " or ".join(map(str, sizes[place - 1 : place + 1]))
+    other_lanes = world_size * max(1, round(num_lanes / world_size))
+    raise ValueError(
+        f"{world_size} ranks cannot share {num_lanes} lanes evenly. Use {near} ranks, start a new "
+        f"run with num_lanes={other_lanes}, or run cloudload count, because token lengths of all "
+        f"shards, also of appended ones, allow any number of ranks. World sizes that "
+        f"divide the lanes evenly: {all_sizes}"
+    )

@@ -1,0 +1,495 @@
+"""The loader: opens the data and the tokenizer, iterates over batches, saves and resumes.
+
+options ─► recipe ─► plan ─► iteration ─► log of positions ─► state_dict()
+             ▲                                                    │
+             └──────────────── load_state_dict() ◄────────────────┘
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+from cloudload.config.checks import as_integer
+from cloudload.config.choices import (
+    AUTO,
+    OnError,
+    Overflow,
+    PackingName,
+    ShuffleAlgorithm,
+    StartMethod,
+    Stopping,
+    TailMode,
+    TokenDtype,
+    TokenizerBackend,
+    Verification,
+)
+from cloudload.config.delivery import DeliveryConfig
+from cloudload.config.rows import TEXT_KEY, RowsConfig
+from cloudload.config.stream import Stream
+from cloudload.config.transform import Transform
+from cloudload.data.storage.base import Retry
+from cloudload.loading.batch import Batch
+from cloudload.loading.delivery.description import Description, describe
+from cloudload.loading.delivery.environment import current_environment
+from cloudload.loading.delivery.passes import Pass, reason_to_refuse_caller
+from cloudload.loading.delivery.start_log import StartLog
+from cloudload.loading.session import batch_counts, saving
+from cloudload.loading.session.batch_counts import NO_DATASET
+from cloudload.loading.session.current_run import CurrentRun
+from cloudload.loading.session.membership import Membership
+from cloudload.loading.session.opening import open_run, read_arguments
+from cloudload.loading.session.preparation import make_plan
+from cloudload.loading.session.reader import Reader
+from cloudload.loading.workers.plan import Plan
+from cloudload.loading.workers.trace import TracedSpan, Tracer
+from cloudload.rows.packing.tables import SPAN_ROW
+from cloudload.run.recipe import Recipe
+from cloudload.run.state import State, read_state
+from cloudload.run.streaming_state import start_from_streaming
+from cloudload.stats import Stats
+from cloudload.system.arrays import Ints
+from cloudload.system.option_docs import explained_by
+from cloudload.system.option_names import suggests_names
+
+
+@explained_by(RowsConfig, DeliveryConfig)
+class CloudLoader:
+    """Batches of packed token rows, read directly from MDS shards of raw text or token IDs.
+
+    Restarts and the world size do not affect the rows. Iterating starts at the loader's position:
+    the start of the run, the end of the last batch delivered or skipped, or where
+    `load_state_dict` or `seek` put it. Iterating continues to the end of the run, or until
+    `stop_every` ends the pass. A loader has one live iterator. When a new iterator reads its first
+    batch, the old one ends, and raises `WorkerError` if it is used again. Dropping an iterator
+    before its end also stops its workers. Once a finite run has ended, iterating yields nothing.
+
+    Any thread may read a loader at any time: its statistics, states, length, description, and
+    traces. A signal handler may do so too, except for traces. All other calls belong to one thread.
+
+    Args:
+        data: URL or folder of an MDS dataset, a `Stream`, or a list of these. A list is read as one
+            corpus, or as a mixture if its streams have proportions or `schedule` is set. `data` can
+            also be a `StreamingDataset`, whose settings become options of the loader, or a list of
+            `streaming.Stream`, whose proportions set how many samples an epoch reads.
+        tokenizer: name on the Hugging Face Hub, folder, path of a tokenizer.json,
+            `PreTrainedTokenizerFast`, or `tokenizers.Tokenizer`. It may be omitted if all data is
+            pre-tokenized (`tokens_key`). If you pass one, token IDs are checked against its
+            vocabulary.
+        device_mesh: a `DeviceMesh` whose dimensions are all data-parallel, instead of `dp_rank` and
+            `dp_world_size`.
+        {options}
+
+    The other arguments are fields of `cloudload.config.RowsConfig` or `DeliveryConfig`.
+    `RowsConfig` determines which tokens are read and in which order, so a state must match it,
+    except for changes that `load_state_dict` allows. `DeliveryConfig` determines how rows are
+    delivered, and may change on every resume.
+
+    Raises:
+        ValueError: if an argument is invalid or contradicts another. The message says what to use.
+        CloudloadError: if the data, the tokenizer, or a store cannot be used; see
+            `cloudload.errors`.
+    """
+
+    @suggests_names
+    def __init__(
+        self,
+        data: str | os.PathLike[str] | Stream | Sequence[str | Stream],
+        *,
+        tokenizer: Any = None,
+        seq_len: int,
+        batch_size: int,
+        local: str | os.PathLike[str] | None = None,
+        packing: PackingName = "concat",
+        open_rows: int = 16,
+        overflow: Overflow = "cut",
+        schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None,
+        stopping: Stopping = "all",
+        shuffle: bool = True,
+        seed: int = 17,
+        shuffle_algo: ShuffleAlgorithm = "py1e",
+        shuffle_block_size: int | None = None,
+        num_canonical_nodes: int | None = None,
+        num_lanes: int | None = None,
+        epochs: int | None = None,
+        text_key: str = TEXT_KEY,
+        tokens_key: str | None = None,
+        tokens_dtype: TokenDtype | None = None,
+        transform: Transform | None = None,
+        transform_id: str | None = None,
+        min_tokens: int = 0,
+        on_error: OnError = "raise",
+        bos: str | int | None = AUTO,
+        eos: str | int | None = AUTO,
+        tail: TailMode = "pad",
+        fields: Sequence[str] = (),
+        mask_edges: bool = False,
+        tokenizer_backend: TokenizerBackend = "auto",
+        num_workers: int | None = None,
+        prefetch_batches: int = 4,
+        predownload: int | None = None,
+        download_threads: int = 4,
+        cache_limit: int | str | None = None,
+        lengths: str | os.PathLike[str] = "auto",
+        verify: Verification = "once",
+        retry: Retry | None = None,
+        stop_every: int | Literal["epoch"] | None = None,
+        exchange_every: int = 1,
+        exchange_timeout_s: float = 1800.0,
+        start_method: StartMethod | None = None,
+        pin_memory: bool = False,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
+        device_mesh: Any = None,
+    ) -> None:
+        arguments, created_at = dict(locals()), time.monotonic()
+        asked, delivery = read_arguments(arguments, CloudLoader)
+        member = Membership(current_environment(), delivery)
+        start_log = StartLog(created_at, is_shown=member.is_first)
+        run = CurrentRun(open_run(asked, delivery, tokenizer, start_log))
+        self._reader = Reader(run, member, start_log)
+        self._tracer: Tracer | None = None
+        run.check_world(self.world_size)
+
+    @property
+    def _run(self) -> CurrentRun:
+        return self._reader.run
+
+    # ------------------------------------------------------------ iterating
+
+    def __iter__(self) -> Iterator[Batch]:
+        return Pass(self._reader, reason=reason_to_refuse_caller())
+
+    def take(self, number: int) -> Iterator[Batch]:
+        """Iterate over the next `number` batches, or fewer if the data ends first.
+
+        Ignores `stop_every`.
+        """
+        number = as_integer("number", number, 0)
+        return itertools.islice(Pass(self._reader, has_stop=False), number)
+
+    def skip(self, number: int) -> None:
+        """Skip the next `number` global batches, or fewer if the data ends first.
+
+        Call it on every rank with the same `number`. Without token lengths, skipped rows are still
+        read, because each row begins where the previous row of its lane ends. Skipped rows count as
+        `skipped_rows`, and the state records them.
+        """
+        self._reader.skip(number)
+
+    @property
+    def is_at_stop(self) -> bool:
+        """Whether the last batch delivered or skipped completed a pass of `stop_every`."""
+        before, after = self._run.log.last_step
+        return self._reader.count_passes(after) > self._reader.count_passes(before)
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether a pass never ends, because the run is endless and `stop_every` is not set."""
+        return batch_counts.is_endless(*self._reader.now)
+
+    def __len__(self) -> int:
+        """The number of batches in a full pass, or in the whole run without `stop_every`.
+
+        With stop_every=N, it is N. Without `stop_every`, it is known for a finite run if the data
+        has token lengths (see `lengths`), or if every document becomes exactly one row. Raises
+        `TypeError` if the number is unknown, as with stop_every="epoch".
+        """
+        return batch_counts.count_pass(*self._reader.now)
+
+    def count_batches(self, epochs: int = 1) -> int:
+        """Return the number of global batches in `epochs` epochs of the data.
+
+        Pass the number as `stop_every`, or as a framework's number of steps, so that an epoch of
+        the framework is an epoch of the data. The last batch may not be full. Needs token lengths
+        (see `lengths`), unless every document becomes exactly one row. For a mixture, returns the
+        number of batches in a run with this `epochs` and the loader's `max_epochs` and `stopping`.
+        Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
+        """
+        epochs = as_integer("epochs", epochs, 1)
+        return batch_counts.count_epochs(*self._reader.now, epochs)
+
+    def __bool__(self) -> bool:
+        return True  # otherwise Python would call len(), which may raise
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise TypeError(NO_DATASET)
+
+    @property
+    def dataset(self) -> NoReturn:
+        """Raises `AttributeError` with an explanation for wrappers that expect a `DataLoader`."""
+        raise AttributeError(
+            "a CloudLoader has no dataset, because it does its own sharding and batching. Do not "
+            "pass it to accelerate's prepare_data_loader or another DataLoader wrapper. Iterate "
+            "over the CloudLoader directly, and save its state with "
+            "accelerator.register_for_checkpointing(loader)"
+        )
+
+    def plan(self) -> Plan:
+        """Create the plan for this rank's workers, starting at the current position.
+
+        Also creates the cache folder and builds the orders of the current epochs. Raises
+        `CacheError` if the cache folder cannot be used, if an order cannot be written, or if
+        `cache_limit` is below the working set. Raises `ValueError` if the world size does not
+        divide `num_lanes`, unless token lengths allow any world size.
+        """
+        return self._reader.plan()
+
+    # ------------------------------------------------------------ saving and resuming
+
+    def state_dict(self, lag: int = 0) -> State:
+        """Return the state after the last batch delivered, or `lag` batches (0 to 3) earlier.
+
+        The state is the same on every rank after the same batch, and reading it requires no
+        communication. `lag` is for loops that fetch batches ahead. Raises `RanksDisagreeError` if
+        ranks that cannot communicate have read batches without token lengths. Use
+        `local_state_dict` in that case. Raises `ValueError` if `lag` is out of range, or exceeds
+        the number of batches since the loader was created, loaded a state, or was moved by `seek`.
+        """
+        return saving.save(self._run, lag)
+
+    def local_state_dict(self, lag: int = 0) -> State:
+        """Return this rank's part of the state, for ranks that cannot communicate.
+
+        `merge_state_dicts` merges the parts of all ranks. With token lengths, you do not need
+        it, because `state_dict` then returns the whole state on every rank. Raises `ValueError` for
+        an invalid `lag`, as `state_dict` does.
+        """
+        return saving.save_part(*self._reader.now, lag)
+
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, on_change: Mapping[str, str] | None = None
+    ) -> None:
+        """Continue from the position of a saved state.
+
+        With token lengths, any world size works. Without them, the world size must divide the
+        number of lanes in the state. These may also change:
+
+        - All options of `DeliveryConfig`; and `seq_len`, if the state was saved at an exchange.
+        - For mixed streams, proportions, the schedule, and `stopping`. You may also add streams at
+          the end. These changes take effect with the next row.
+        - `on_error`, if no document has failed so far, for example after a bad document ended the
+          run.
+        - The stored form of the data, such as its compression, if each shard has the same samples.
+          The index of a converted dataset has hashes that show this. For other data,
+          `on_change={"data": "same"}` says that the samples are the same.
+        - Shards appended to the data. The run continues to read only its original shards.
+
+        Any other change that could affect the rows is refused. If the state was saved at an
+        exchange and before the tail of a finite run, you can accept changes of some fields:
+        `on_change={"min_tokens": "accept"}`, and similarly `open_rows`, `epochs`, `max_epochs`,
+        `on_error`, `data`, `tokenizer`, `token_ids`, `bos_eos`, `text_key`, `tokens_key`,
+        `transform` and `overflow`. If one of the last eight changes, each lane drops the rest of
+        the documents that it was reading. Once a stream of a mixture is in its tail, no change can
+        be accepted.
+
+        Raises `StreamChangedError` if the state is damaged or does not match. The message names the
+        damaged field, or the fields that differ. Raises `ValueError` for an invalid `on_change` or
+        a world size that cannot share the lanes.
+        """
+        saved, run = read_state(state), self._run
+        run.check_world(self.world_size, saved.layout.num_lanes)
+        self._resume(run.resumed(*saving.find_resumed(run, saved, on_change or {})))
+        if self._reader.member.is_first:
+            saving.log_resumed(self._run, state)
+
+    def _resume(self, run: CurrentRun) -> None:
+        """Continue with `run`, which may have fewer shards than the current one."""
+        if run.recipe.corpus is not self.recipe.corpus:
+            self._close_tracer()
+        self._reader.resume(run)
+
+    def load_streaming_state(self, state: Mapping[str, Any]) -> None:
+        """Start after exactly the samples that a StreamingDataset has read.
+
+        `state` is its `state_dict()`, or a Composer checkpoint as `torch.load` returns it. The
+        loader reads the remainder of that epoch in StreamingDataset's order, and then the next
+        epochs. It needs the same data, shuffle, shuffle_algo, and seed (Streaming's shuffle_seed).
+        The number of canonical nodes is read from the state. Rows and statistics start at 0.
+
+        Raises `StreamChangedError` if the state is damaged or cannot be continued, and `ValueError`
+        if the ranks cannot share the lanes.
+        """
+        recipe, position = start_from_streaming(self._run.opened_recipe, state)
+        self._run.check_world(self.world_size, recipe.num_lanes)
+        self._resume(self._run.resumed(recipe, position).opened_with(recipe))
+
+    def seek(self, rows: int) -> None:
+        """Move to row `rows` of the run, which is then the first row of the next batch.
+
+        With token lengths (see `lengths`), this reads nothing. Without them, the next iteration
+        reads the rows in between and drops them. The statistics count these rows, unless row `rows`
+        is in the tail of a finite run. Raises `ValueError` for a row before the loader's position,
+        and for a row after the end of the run if token lengths determine the end.
+        """
+        position = self._run.find_position(rows, self._reader.member.global_batch)
+        self._reader.stop("the loader was moved by seek")
+        self._run.log.move_to(position)
+
+    def set_world(
+        self,
+        rank: int,
+        size: int,
+        *,
+        rows: int | None = None,
+        batch_size: int | None = None,
+        ranks_per_node: int | None = None,
+    ) -> None:
+        """Change the data-parallel world between two batches, without a restart of the process.
+
+        Call it on all ranks of the new world, with the same arguments except for `rank`. A rank
+        that joins must first call `load_state_dict` with the state of another rank. If
+        torch.distributed is initialized, first form a new process group of exactly these ranks.
+        The new world applies from the next batch, even during a pass. Batches read ahead are
+        dropped and read again, so no row is lost or repeated.
+
+        Args:
+            rank: the data-parallel rank of this process in the new world.
+            size: the number of data-parallel ranks. Without token lengths (see `lengths`), it must
+                divide `num_lanes`.
+            rows: the first row of the next batch, which is the value of `rows` after the last step
+                that all ranks agree on. It may be up to 3 batches back, or any number of rows
+                ahead. By default, the row after the last batch delivered.
+            batch_size: a new number of rows per rank and step.
+            ranks_per_node: the number of ranks per node, which affects only which node downloads
+                which shards. By default, the number that a new loader in this process would use.
+
+        Raises `ValueError` for a world that cannot share the lanes, and for `rows` that `seek`
+        refuses, except up to 3 batches back; `RanksDisagreeError` if no rank knows the whole state;
+        and `CacheError` if `cache_limit` is below the working set in the new world. The world is
+        then unchanged.
+        """
+        member = self._reader.member.moved(rank, size, batch_size, ranks_per_node)
+        self._run.check_world(member.world.size)
+        self._reader.move(member, rows)
+
+    # ------------------------------------------------------------ inspecting and closing
+
+    @property
+    def recipe(self) -> Recipe:
+        """The definition of the run: its data, tokenizer, layout and mixture."""
+        return self._run.recipe
+
+    @property
+    def num_lanes(self) -> int:
+        """Number of lanes of the run."""
+        return self.recipe.num_lanes
+
+    @property
+    def stream_names(self) -> tuple[str, ...]:
+        """The names of the streams. A stream's index is its ID in `fields=["stream_ids"]`."""
+        return tuple(self.recipe.labels)
+
+    def steps_of(self, rows: Ints) -> Ints:
+        """Return the step, counted from 1, that delivered each row of the run: int64 [rows].
+
+        `rows` are indices of rows before the current position. All batches since then are assumed
+        to have had the size of the last one.
+        """
+        return self._run.log.position.steps_of(rows)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows per rank and step."""
+        return self._reader.member.delivery.batch_size
+
+    @property
+    def world_size(self) -> int:
+        """Number of data-parallel ranks."""
+        return self._reader.member.world.size
+
+    @property
+    def seq_len(self) -> int:
+        """Number of tokens per row."""
+        return self.recipe.config.seq_len
+
+    @property
+    def vocab_size(self) -> int:
+        """The tokenizer's largest token ID, plus 1. Raises `ValueError` without a tokenizer."""
+        if not self.recipe.tokenizer.json:
+            raise ValueError(
+                "the loader has no tokenizer, so the vocabulary size is unknown. Create the loader "
+                "with the tokenizer that produced the token IDs"
+            )
+        return self.recipe.tokenizer.vocab_size
+
+    @property
+    def rows(self) -> int:
+        """Number of rows delivered, skipped, or passed over by `seek`, on all ranks together."""
+        return self._run.log.position.rows
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples in the data. `repeat` and `choose` do not change it."""
+        return self.recipe.corpus.num_samples
+
+    def stats(self) -> Stats:
+        """Return the statistics of the run up to the last batch delivered or skipped.
+
+        With `exchange_every` above 1, the counts of tokens and documents cover the run only up to
+        the last exchange. Ranks that cannot communicate add only their own rows to these counts,
+        unless they have token lengths. `delivery` covers this rank since this loader was created.
+        """
+        run = self._run
+        return run.log.stats(run.recipe, run.backend)
+
+    def describe(self) -> Description:
+        """Return the loader's resolved values and their sources, in a form that prints as a table.
+
+        Builds the orders of the lanes' current epochs, as iterating does.
+        """
+        run, member = self._reader.now
+        plan, delivered = make_plan(run, member), run.log.meter.stats()
+        return describe(repr(self), plan, member.world, delivered, is_resumed=run.is_resumed)
+
+    def trace(self, batch: Batch, row: int | None = None) -> list[TracedSpan]:
+        """Find the documents of a batch, or of one of its rows (0 is the first), in the data.
+
+        Returns one `TracedSpan` for each span, in the order of `batch.spans`. Raises `ValueError`
+        for a row that the batch does not have, and for a copy of a batch's tensors. Raises
+        `CloudloadError` if a document cannot be read.
+        """
+        rows = batch.rows
+        if row is not None:
+            row = as_integer("row", row, 0, len(rows) - 1)
+        spans = batch.spans if row is None else batch.spans[batch.spans[:, SPAN_ROW] == row]
+        return self.open_tracer().trace(spans, rows)
+
+    def open_tracer(self) -> Tracer:
+        """Return the tracer that finds documents in the data. It exists until `close` is called.
+
+        Raises the errors of `plan`.
+        """
+        tracer = self._tracer
+        if tracer is None:
+            tracer = self._tracer = Tracer(self.plan())
+        return tracer
+
+    def close(self) -> None:
+        """Stop the workers and close the connections.
+
+        You can still save the state. Iterating starts the workers again.
+        """
+        self._reader.close()
+        self._close_tracer()
+
+    def _close_tracer(self) -> None:
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            tracer.close()
+
+    def __enter__(self) -> CloudLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        streams, data = ", ".join(self.recipe.labels), self.recipe.fields["data"][:12]
+        return (
+            f"CloudLoader({streams}, {self.num_lanes} lanes, {self.rows} rows delivered, "
+            f"data {data})"
+        )

@@ -1,0 +1,211 @@
+"""The current run of a loader: its recipe, its progress, and positions from token lengths.
+
+OpenedRun ─► CurrentRun ◄── resume: the recipe and position of a state
+                 └── with lengths: the position at any later row, the number of rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+
+from cloudload.config.checks import as_integer
+from cloudload.data.cache.folder import open_cache_folder
+from cloudload.loading.delivery.run_log import KEPT_POSITIONS, RunLog
+from cloudload.loading.delivery.world import check_world
+from cloudload.loading.session.opening import OpenedRun
+from cloudload.rows.packing.tail import next_stages
+from cloudload.run.lengths.files import CorpusLengths, CountedDataset
+from cloudload.run.lengths.open import find_lengths_of_beginning, open_lengths
+from cloudload.run.lengths.run_lengths import RunLengths
+from cloudload.run.position import MOST_ROWS, Position, join_ranges
+from cloudload.run.recipe import Recipe
+
+
+class CurrentRun:
+    """The recipe and the progress of a run. Computes later positions from token lengths.
+
+    A loader replaces it with another run when it loads a state or changes the world. Other threads
+    and signal handlers may read it at any time, because one object is always consistent.
+    """
+
+    def __init__(self, opened: OpenedRun) -> None:
+        self._asked = self.opened_recipe = opened.recipe
+        """`opened_recipe` is the recipe before a state is applied."""
+        self.backend, self.cache_root = opened.backend, opened.cache_root
+        self.log = RunLog(Position.start(opened.recipe))
+        self.is_resumed = self.has_jumped = False
+        """Whether the run continues a state, and whether its position was computed from lengths."""
+        self._opened, self._found = opened, opened.lengths
+        self._lengths: CorpusLengths | None = None
+        self._run_lengths: RunLengths | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the run. Includes the ends of a mixture's streams, once they are known."""
+        found = self._run_lengths
+        return self._asked if found is None else found.recipe
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether token lengths were found for the data."""
+        return self._found is not None
+
+    def check_world(self, size: int, num_lanes: int | None = None) -> None:
+        """Raise `ValueError` if `size` ranks cannot share the run's lanes, or `num_lanes` lanes."""
+        check_world(num_lanes or self.recipe.num_lanes, size, has_lengths=self.has_lengths)
+
+    # ------------------------------------------------------------ other runs
+
+    def resumed(self, recipe: Recipe, position: Position) -> CurrentRun:
+        """Return the run that continues from the position of a state.
+
+        `recipe` may read fewer shards than the current one. Raises the errors of
+        `find_lengths_of_beginning`.
+        """
+        run = copy(self)
+        run._asked, run._run_lengths = recipe, None
+        if recipe.corpus is not self.recipe.corpus:
+            run._found, run._lengths = self._find_lengths(recipe), None
+        run.log = RunLog(position, self.log)
+        run.is_resumed, run.has_jumped = True, False
+        return run
+
+    def _find_lengths(self, recipe: Recipe) -> Sequence[CountedDataset] | None:
+        opened = self._opened
+        if recipe.corpus is self.opened_recipe.corpus:
+            return opened.lengths
+        return find_lengths_of_beginning(recipe, opened.asked_lengths, opened.retry, opened.lengths)
+
+    def opened_with(self, recipe: Recipe) -> CurrentRun:
+        """Return the same run, with `recipe` as the one before a state is applied."""
+        run = copy(self)
+        run.opened_recipe = recipe
+        return run
+
+    def moved(self, position: Position) -> CurrentRun:
+        """Return the same run at another position."""
+        run = copy(self)
+        run.log = self.log.moved(position)
+        return run
+
+    def without_lengths(self) -> CurrentRun:
+        """Return the same run, which uses no lengths because other ranks found none."""
+        run = copy(self)
+        run._asked = self.recipe
+        run._found = run._lengths = run._run_lengths = None
+        return run
+
+    # ------------------------------------------------------------ lengths
+
+    @property
+    def lengths(self) -> CorpusLengths | None:
+        """The lengths of the samples, or None. Reads them into the cache folder if needed."""
+        lengths = self._lengths
+        if lengths is None and self._found is not None:
+            open_cache_folder(self.cache_root)
+            lengths = self._lengths = open_lengths(
+                self._found, self.recipe.corpus, self.cache_root, self._opened.retry
+            )
+        return lengths
+
+    def open_lengths(self) -> RunLengths | None:
+        """Return the lengths of the run, or None if there are none."""
+        found = self._run_lengths
+        if found is None and (lengths := self.lengths) is not None:
+            found = RunLengths(self._asked, self.cache_root, lengths)
+            found.settle(self.log.position)
+            self._run_lengths = found  # only now, because a run must not be used before its ends
+        return found
+
+    def settle(self) -> None:
+        """Find the ends of a mixture's streams, after which they have weight 0."""
+        if self.recipe.has_stream_ends:
+            self.open_lengths()
+
+    # ------------------------------------------------------------ positions
+
+    def advance(self, position: Position, row: int, *, pads: bool = False) -> Position | None:
+        """Return the position at a later row, or None if lengths do not determine it.
+
+        `pads` is as for `RunLengths.advance`.
+        """
+        lengths = self.open_lengths()
+        found = None if lengths is None else lengths.advance(position, row, pads=pads)
+        self.has_jumped |= found is not None and row > position.table_rows
+        return found
+
+    def skip_batches(self, number: int, global_batch: int) -> bool:
+        """Skip batches without reading them. Returns False if lengths do not determine the rows.
+
+        Records the positions of the last batches one by one, as reading them would.
+        """
+        position, found = self.log.position, list[Position]()
+        single = min(number, KEPT_POSITIONS - 1)
+        for jump in (*[number - single] * (number > single), *[1] * single):
+            stop = position.rows + jump * global_batch
+            after = self.advance(position, stop)
+            if after is None:
+                return False
+            skipped = join_ranges(position.skipped, (position.rows, stop))
+            batches = position.batches + jump
+            position = replace(after, skipped=skipped, batches=batches, global_batch=global_batch)
+            found.append(position)
+        if found:
+            self.log.record_all(found)
+        return True
+
+    def find_position(self, rows: int, global_batch: int) -> Position:
+        """Return the position at a row of the run, whose batches have `global_batch` rows.
+
+        Raises `ValueError` if the row is before the current position, or after the end of the last
+        batch.
+        """
+        position = self.log.position
+        rows = as_integer("rows", rows, 0, MOST_ROWS)
+        if rows < position.rows:
+            raise ValueError(
+                f"rows is {rows:,}, but the loader is already at row {position.rows:,}. Load an "
+                "earlier state"
+            )
+        if (found := self.advance(position, rows)) is not None:
+            return found
+        end = self._find_end()
+        if end is not None and rows >= max(end, position.rows) + global_batch:
+            raise ValueError(f"rows is {rows:,}, but the run has {end:,} rows. Use at most {end:,}")
+        if (found := self.advance(position, rows, pads=True)) is not None:
+            return found
+        tail = position.tail
+        tail = tail and next_stages(tail, self.recipe.config.seq_len, position.table_rows, rows)
+        return replace(position, rows=rows, tail=tail)
+
+    def _find_end(self) -> int | None:
+        """Return the row at which the run ends, or None if it is endless or the row is unknown."""
+        if not self.recipe.has_tails:
+            return None
+        lengths = self.open_lengths()
+        if lengths is None or self.recipe.has_stream_ends:
+            return self.count_rows()
+        return lengths.find_ending(self.log.position).end
+
+    # ------------------------------------------------------------ numbers of rows
+
+    def count_rows(self) -> int | None:
+        """Return the number of rows of a finite run at its current `seq_len`. None if unknown."""
+        epochs, recipe = self.recipe.config.epochs, self.recipe
+        if epochs is None and not recipe.has_stream_ends:
+            return None
+        origin = self.log.position.origin
+        if epochs is not None and recipe.has_row_per_document:
+            lanes = recipe.components[0].lanes
+            return epochs * lanes.num_positions - origin.count_documents(lanes)
+        lengths = self.open_lengths()
+        return None if lengths is None else lengths.count_rows(Position.start(self.recipe, origin))
+
+    def count_rows_of_epochs(self, epochs: int) -> int | None:
+        """Return the number of rows of `epochs` epochs, or None if it is unknown."""
+        lengths = self.open_lengths()
+        if self.recipe.has_row_per_document:
+            return epochs * self.recipe.components[0].lanes.num_positions
+        return None if lengths is None else lengths.count_rows_of_epochs(epochs)

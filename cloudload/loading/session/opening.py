@@ -1,0 +1,108 @@
+"""Open the run that a loader's options specify.
+
+arguments ─► RowsConfig ─────► recipe: data, tokenizer, layout ─► token lengths
+         └─► DeliveryConfig ─► cache folder, tokenizer backend
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloudload.config.choices import FASTOKENS
+from cloudload.config.delivery import DeliveryConfig
+from cloudload.config.options import read_options
+from cloudload.config.rows import RowsConfig
+from cloudload.data.cache.folder import check_cache_folder, default_cache
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.urls import expand_home
+from cloudload.loading.delivery.start_log import StartLog
+from cloudload.loading.delivery.world import place_in_mesh
+from cloudload.rows.tokenization.backend import Choice, choose_backend
+from cloudload.rows.tokenization.loading import start_loading
+from cloudload.run.lengths.files import CountedDataset
+from cloudload.run.lengths.open import find_lengths
+from cloudload.run.recipe import Recipe, open_recipe, open_tokenizer
+from cloudload.run.streaming.objects import adopt_streaming
+from cloudload.system.activity import Wait, doing
+from cloudload.system.garbage import paused_collection
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run as its options define it, before a state is loaded."""
+
+    recipe: Recipe
+    backend: Choice
+    """The tokenizer backend."""
+    cache_root: Path
+    asked_lengths: str
+    """The option `lengths`."""
+    lengths: Sequence[CountedDataset] | None
+    """The token lengths found for the data, or None if there are none."""
+    retry: Retry
+
+
+def read_arguments(arguments: Mapping[str, Any], callee: type) -> tuple[RowsConfig, DeliveryConfig]:
+    """Create the two configs from arguments of the class `callee`.
+
+    Arguments that are objects of Streaming are converted. Raises `ValueError` for an invalid
+    argument.
+    """
+    options, mesh = dict(arguments), arguments["device_mesh"]
+    if mesh is not None:
+        rank, size = options["dp_rank"], options["dp_world_size"]
+        if rank is not None or size is not None:
+            raise ValueError(
+                f"device_mesh is set, but dp_rank is {rank} and dp_world_size is {size}. Pass "
+                "either device_mesh, or dp_rank and dp_world_size"
+            )
+        options["dp_rank"], options["dp_world_size"] = place_in_mesh(mesh)
+    options = adopt_streaming(options, _find_defaults(callee), options["retry"] or Retry())
+    return read_options({**options, "has_mesh": mesh is not None})
+
+
+@functools.cache
+def _find_defaults(callee: type) -> Mapping[str, Any]:
+    """Return the default of each argument of a class, by name."""
+    parameters = inspect.signature(callee).parameters
+    return {name: parameter.default for name, parameter in parameters.items()}
+
+
+def open_run(
+    asked: RowsConfig, delivery: DeliveryConfig, tokenizer: Any, start_log: StartLog
+) -> OpenedRun:
+    """Open the data, the tokenizer, its backend, and the token lengths.
+
+    Raises `CloudloadError` if one of them, or a store, cannot be used, and `ValueError` if the
+    options do not suit the data.
+    """
+    with Wait(None, "opening the data", start_log.notice):
+        return _open_run(asked, delivery, tokenizer, start_log)
+
+
+def _open_run(
+    asked: RowsConfig, delivery: DeliveryConfig, tokenizer: Any, start_log: StartLog
+) -> OpenedRun:
+    local, retry, lengths = delivery.local, delivery.retry, os.fspath(delivery.lengths)
+    cache_root = expand_home(local) if local else default_cache()
+    check_cache_folder(cache_root, [stream.url for stream in asked.streams])
+    with paused_collection():
+        with doing("loading the tokenizer"):
+            spec = open_tokenizer(asked, tokenizer, cache_root)
+        text = spec.json if asked.has_text else ""
+        with doing("checking the tokenizer backend"):
+            backend = choose_backend(text, delivery.tokenizer_backend, cache_root)
+        if backend.name == FASTOKENS and delivery.shares_tokenizer:
+            start_loading(text)  # in a thread, while the index is read and the model created
+        with doing("reading the index"):
+            recipe = open_recipe(asked, tokenizer, retry, spec, cache_root)
+    start_log.log_opened(recipe, backend)
+    with doing("looking for token lengths"):
+        found = find_lengths(recipe, lengths, retry)
+    return OpenedRun(recipe, backend, cache_root, lengths, found, retry)

@@ -1,0 +1,134 @@
+"""Prepare an iteration: plan its workers, and compute its end and its lanes from token lengths.
+
+make_plan     recipe, position, world ─► Plan
+foresee       the end of a finite run, if the lengths determine it
+find_known    the lanes of all ranks, if the lengths determine them
+check_alone   whether ranks that cannot communicate can read the run
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import replace
+
+from cloudload.config.choices import HF
+from cloudload.data.cache.folder import open_cache_folder
+from cloudload.loading.delivery.agreement import check_can_end
+from cloudload.loading.delivery.exchange import Exchange
+from cloudload.loading.delivery.known_lanes import KnownLanes
+from cloudload.loading.delivery.working_set import check_cache_limit, open_current_orders
+from cloudload.loading.delivery.world import count_cores, default_num_workers, explain_lone_rank
+from cloudload.loading.session.current_run import CurrentRun
+from cloudload.loading.session.membership import Membership
+from cloudload.loading.workers.plan import Foreseen, Measuring, Mixed, Phase, Plan, Steady
+from cloudload.rows.tokenization.backend import Choice
+from cloudload.run.recipe import Recipe
+
+logger = logging.getLogger("cloudload.loader")
+
+
+def make_plan(run: CurrentRun, member: Membership) -> Plan:
+    """Create the plan of a member's workers, starting at the run's position.
+
+    Raises `ValueError` if the ranks cannot share the lanes, and `CacheError` if lengths cannot be
+    read into the cache folder.
+    """
+    world, delivery, position = member.world, member.delivery, run.log.position
+    if position.table_rows < position.rows:
+        position = run.advance(position, position.rows) or position
+    run.check_world(world.size)
+    phase: Phase = Steady() if position.tail is None else Measuring(position.table_rows)
+    lengths = run.open_lengths()
+    if run.recipe.has_stream_ends:
+        assert lengths is not None, "without lengths, the ends of the streams would be lost"
+        phase = Mixed(lengths.find_tails(position).ending)
+    lanes_of_rank = max(1, run.recipe.num_lanes // world.size)
+    num_workers = delivery.num_workers
+    if num_workers is None:
+        is_fast = is_worker_fast(run.recipe, run.backend)
+        cores = count_cores()
+        num_workers = default_num_workers(world.ranks_per_node, *cores, is_fast=is_fast)
+    return Plan(
+        recipe=run.recipe,
+        delivery=delivery,
+        backend=run.backend,
+        cache_root=run.cache_root,
+        world_index=world.index,
+        world_size=world.size,
+        hosts=world.hosts,
+        num_workers=min(max(1, num_workers), lanes_of_rank),
+        position=position,
+        phase=phase,
+        lengths=run.lengths,
+        has_jumped=run.has_jumped and member.is_first,
+    )
+
+
+def is_worker_fast(recipe: Recipe, backend: Choice) -> bool:
+    """Whether a single worker is fast enough for a rank; see `default_num_workers`."""
+    return backend.name != HF and recipe.config.transform is None
+
+
+def check_cache_limit_of(run: CurrentRun, member: Membership) -> None:
+    """Raise `CacheError` if `cache_limit` is below the working set of a member's node."""
+    if member.delivery.cache_limit_bytes() is None:
+        return
+    has_jumped = run.has_jumped
+    try:
+        plan, world = make_plan(run, member), member.world
+        open_cache_folder(run.cache_root)
+        check_cache_limit(plan, world, open_current_orders(plan, world))
+    finally:
+        run.has_jumped = has_jumped
+
+
+def foresee(run: CurrentRun, plan: Plan, exchange: Exchange) -> Plan:
+    """Add the end of a finite run to its plan, if the lengths determine it."""
+    lengths = run.open_lengths()
+    if lengths is None or plan.recipe.config.epochs is None or isinstance(plan.phase, Mixed):
+        return plan
+    is_needed = (exchange.is_alone and plan.world_size > 1) or not plan.is_even
+    if not lengths.can_foresee(plan.position, is_needed=is_needed):
+        return plan
+    pauses = len(set(plan.hosts)) > 1 and plan.is_even and not exchange.is_alone
+    return replace(plan, phase=Foreseen(lengths.find_ending(plan.position), pauses))
+
+
+def find_known(run: CurrentRun, plan: Plan, exchange: Exchange) -> KnownLanes | None:
+    """Return the lanes of all ranks, or None if ranks must exchange them or there is one rank."""
+    lengths = run.open_lengths()
+    if lengths is not None and isinstance(plan.phase, Mixed):
+        return KnownLanes(lengths, plan.position)
+    if plan.world_size == 1 or lengths is None:
+        return None
+    # computing all best_fit lanes takes time, and workers know their own lanes anyway
+    is_exchanged = plan.recipe.packing.has_residue and plan.is_even and not exchange.is_alone
+    is_known = isinstance(plan.phase, Foreseen) or plan.recipe.config.epochs is None
+    return KnownLanes(lengths, plan.position) if is_known and not is_exchanged else None
+
+
+def check_alone(
+    run: CurrentRun, member: Membership, exchange: Exchange, known: KnownLanes | None
+) -> None:
+    """Warn ranks that cannot communicate, and refuse a run that they could not end together."""
+    world, delivery = member.world, member.delivery
+    if world.size == 1 and delivery.dp_rank is None and (warning := explain_lone_rank()):
+        _warn_once(warning)
+    if world.size == 1 or not exchange.is_alone:
+        return
+    if known is None:
+        check_can_end(run.recipe, delivery, world)
+        if run.log.knows_all_lanes and delivery.dp_rank is None:
+            logger.warning(
+                "torch.distributed is not initialized, so the %d ranks of WORLD_SIZE cannot "
+                "exchange cursors, and state_dict() will raise an error. Call "
+                "init_process_group before iterating, or save local_state_dict() on every rank",
+                world.size,
+            )
+    run.log.knows_all_lanes = known is not None
+
+
+@functools.cache
+def _warn_once(warning: str) -> None:
+    logger.warning("%s", warning)

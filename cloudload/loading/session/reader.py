@@ -1,0 +1,263 @@
+"""Read the batches of the current run: prepare each iteration, and keep at most one alive.
+
+pass 1 ──► iteration ── workers, exchange
+pass 2 ──►     │          `stop_every` ends a pass: the iteration is kept for the next one
+               └─ not kept: only a weak reference remains, and the workers are stopped
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cloudload.config.checks import as_integer
+from cloudload.data.cache.folder import open_cache_folder
+from cloudload.loading.delivery.agreement import list_facts
+from cloudload.loading.delivery.exchange import Exchange
+from cloudload.loading.delivery.iteration import Iteration
+from cloudload.loading.delivery.passes import WORKING, count_passes, count_rows_per_pass
+from cloudload.loading.delivery.run_log import Progress, RunLog
+from cloudload.loading.delivery.start_log import StartLog
+from cloudload.loading.delivery.working_set import (
+    check_cache_limit,
+    explain_later_working_set,
+    open_current_orders,
+)
+from cloudload.loading.delivery.world import count_cores, explain_few_cores
+from cloudload.loading.session.current_run import CurrentRun
+from cloudload.loading.session.membership import Membership
+from cloudload.loading.session.preparation import (
+    check_alone,
+    check_cache_limit_of,
+    find_known,
+    foresee,
+    make_plan,
+)
+from cloudload.loading.session.saving import check_knows_all_lanes
+from cloudload.loading.workers.plan import Plan
+from cloudload.run.position import MOST_ROWS, Position
+from cloudload.system.activity import Wait
+
+logger = logging.getLogger("cloudload.loader")
+
+
+class Reader:
+    """Creates the iterations of a loader's passes, and keeps one alive between two passes."""
+
+    def __init__(self, run: CurrentRun, member: Membership, start_log: StartLog) -> None:
+        self.now = run, member
+        """The current run, and the rank of this process in the current world. Always replaced as a
+        pair, after the iteration of the previous pair is stopped."""
+        self._start_log = start_log
+        self._iteration: Callable[[], Iteration | None] = _no_iteration
+        self._kept: Iteration | None = None
+        self._has_counted_cores = self._has_measured = False
+
+    @property
+    def run(self) -> CurrentRun:
+        """The current run."""
+        return self.now[0]
+
+    @property
+    def member(self) -> Membership:
+        """The rank of this process in the current world."""
+        return self.now[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._iteration() is not None or self._kept is not None:
+            raise TypeError(
+                "a CloudLoader cannot be pickled or copied once it has begun to iterate. Create "
+                "the loader in the process that iterates over it, and pass its state_dict()"
+            )
+        return self.__dict__
+
+    # ------------------------------------------------------------ passes
+
+    def start_iteration(self) -> Iteration:
+        """Return the previous pass's iteration if it can continue, otherwise a new one."""
+        kept, self._kept = self._kept, None
+        return self._iterate() if kept is None or kept.is_over else kept
+
+    def keep_iteration(self, iteration: Iteration) -> None:
+        """Keep an iteration for the next pass unless it is over. Its workers keep reading ahead."""
+        self._kept = None if iteration.is_over else iteration
+
+    def count_passes(self, position: Position | None = None) -> int:
+        """Count the passes completed at a position; by default, at the current one."""
+        delivery = self.member.delivery
+        if delivery.stop_every is None:
+            return 0  # return early, because finding the world takes tens of microseconds per batch
+        position = position or self.run.log.position
+        return count_passes(position, self.run.recipe, delivery, self.member.world)
+
+    def count_rows_per_pass(self) -> int:
+        """Return the number of rows in a pass, or 0 if `stop_every` is not a number of batches."""
+        return count_rows_per_pass(self.member.delivery, self.member.world)
+
+    @property
+    def log(self) -> RunLog:
+        """The log of the current run."""
+        return self.run.log
+
+    def take_back(self, log: RunLog, before: Progress, error: str) -> None:
+        """Return `log` to an earlier progress. If it had recorded batches, end the iteration."""
+        if log.progress is before:
+            return
+        log.progress = before
+        if log is self.log:
+            self.stop(f"a batch was not delivered ({error})")
+
+    def make_wait(self) -> Wait:
+        """Return a `Wait` that reports a batch that does not arrive."""
+        return Wait(self._report_wait, WORKING, self._start_log.notice)
+
+    def _report_wait(self, waited_s: float, what: str) -> None:
+        """Log that a batch has not arrived after `waited_s` seconds, because of `what`."""
+        world = self.member.world
+        rank = f"rank {world.rank} " if world.size > 1 else ""
+        logger.warning("%swaited %.0f s for a batch: %s", rank, waited_s, what)
+
+    def skip(self, number: int) -> None:
+        """Skip the next `number` global batches, or fewer if the data ends first."""
+        log = self.log
+        before = log.progress
+        try:
+            with self.make_wait():
+                self._skip(number)
+        except BaseException as error:
+            self.take_back(log, before, repr(error))  # skip all batches or none
+            raise
+
+    def _skip(self, number: int) -> None:
+        iteration, run, global_batch = self._iteration(), self.run, self.member.global_batch
+        number = as_integer("number", number, 0, MOST_ROWS // global_batch)
+        if iteration is None or iteration.is_over:
+            if run.skip_batches(number, global_batch):
+                return
+            iteration = self._iterate()
+        iteration.skip(number)
+
+    def stop(self, reason: str) -> None:
+        """Stop the current iteration, if any. If used later, it raises an error with `reason`."""
+        iteration, self._kept = self._iteration(), None
+        if iteration is not None:
+            iteration.close(reason)
+        self._iteration = _no_iteration  # only now, so that after an interrupt, `stop` closes it
+
+    def resume(self, run: CurrentRun) -> None:
+        """Continue with a run that has loaded a state."""
+        self.stop("a state was loaded")
+        self.now = run, self.member
+
+    def move(self, member: Membership, rows: int | None) -> None:
+        """Replace the membership, and continue at row `rows`; by default, at the current position.
+
+        A pass in progress continues with a new iteration. Raises the errors of
+        `CloudLoader.set_world`. After an error, nothing has changed.
+        """
+        run, before = self.now
+        check_knows_all_lanes(run.log)
+        position = run.log.position if rows is None else self._find_position(rows)
+        check_cache_limit_of(run, member)
+        iteration, self._kept = self._iteration(), None
+        if iteration is not None:
+            iteration.replace()
+        self._iteration = _no_iteration
+        before.disconnect()
+        self.now = run.moved(position), member
+        if member.is_first:
+            row = f"{position.rows:,}"
+            logger.info("from row %s on, there are %d ranks", row, member.delivery.dp_world_size)
+
+    def _find_position(self, rows: int) -> Position:
+        """Return the position at a row, which may be one of the last positions.
+
+        Counts the batches before the row, because other ranks may have been handed them.
+        """
+        run, before = self.run, self.run.log.position
+        global_batch = before.global_batch or self.member.global_batch
+        if (found := run.log.find(as_integer("rows", rows, 0))) is not None:
+            return found
+        found = run.find_position(rows, global_batch)
+        batches = before.batches - (before.rows - found.rows) // global_batch
+        return replace(found, batches=batches, global_batch=global_batch)
+
+    def close(self) -> None:
+        """Stop the iteration, and close the connection. The next iteration opens a new one."""
+        self.stop("the loader was closed")
+        self.member.disconnect()
+
+    # ------------------------------------------------------------ iterations
+
+    def plan(self) -> Plan:
+        """Create the plan, the cache folder, and the orders of the current epochs.
+
+        Raises the errors of `CloudLoader.plan`.
+        """
+        run, member = self.now
+        plan, world = make_plan(run, member), member.world
+        if member.delivery.num_workers and member.is_first:
+            self._explain_num_workers(member.delivery.num_workers, plan.num_workers)
+        open_cache_folder(run.cache_root)
+        began = time.monotonic()
+        orders = open_current_orders(plan, world)
+        self._start_log.log_order(plan, time.monotonic() - began)
+        check_cache_limit(plan, world, orders)
+        return plan
+
+    def _explain_num_workers(self, asked: int, used: int) -> None:
+        if used < asked:
+            message = "using %d workers instead of %d, because the rank has no more lanes"
+            logger.info(message, used, asked)
+        if not self._has_counted_cores:
+            self._has_counted_cores = True
+            ranks_per_node = self.member.world.ranks_per_node
+            warning = explain_few_cores(used, ranks_per_node, *count_cores(), asked=asked)
+            if warning is not None:
+                logger.warning("%s", warning)
+
+    def _iterate(self) -> Iteration:
+        self.stop("another iteration was started")
+        self._start_log.begin_iteration()
+        plan, exchange = self._connect()
+        run, member = self.now
+        plan = foresee(run, plan, exchange)
+        known = find_known(run, plan, exchange)
+        self._warn_of_drift(plan)
+        check_alone(run, member, exchange, known)
+        open_blocks = member.environment.open_blocks
+        iteration = Iteration(plan, exchange, run.log, self._start_log, open_blocks, known=known)
+        # a weak reference, so that the workers of an abandoned iteration stop. Between passes,
+        # `_kept` keeps the iteration alive
+        self._iteration = weakref.ref(iteration)
+        run.has_jumped = False
+        return iteration
+
+    def _connect(self) -> tuple[Plan, Exchange]:
+        """Create the plan, and compare it with those of the other ranks."""
+        run, member = self.now
+        plan, world = self.plan(), member.world
+        exchange = member.connect()
+        facts = list_facts(plan, world, run.log.position)
+        if exchange.compare(facts, world):
+            return plan, exchange
+        logger.info("some ranks found no token lengths, so the run uses none until it is resumed")
+        self.now = run.without_lengths(), member
+        return self._connect()
+
+    def _warn_of_drift(self, plan: Plan) -> None:
+        """Warn once if, according to the lengths, `cache_limit` is too small for later rows."""
+        lengths = self.run.open_lengths()
+        if lengths is None or not self.member.is_first or self._has_measured:
+            return
+        self._has_measured = True
+        if (warning := explain_later_working_set(plan, lengths, self.member.world)) is not None:
+            logger.warning("%s", warning)
+
+
+def _no_iteration() -> None:
+    """Return None, as a dead weak reference to an iteration does."""

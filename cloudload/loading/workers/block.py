@@ -1,0 +1,233 @@
+"""A block: one worker's rows of several consecutive batches.
+
+rows of the block    3 7 11 | 15 19 23          two batches, bounds 0 3 6
+cut from lanes       CutRows ─► BlockBuilder.take ─► Pieces, sorted by row ─► tokens, spans
+progress             cursors and residues after each row, counts of each batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from cloudload.data.cache.counters import FirstFetch, TrafficCounter
+from cloudload.rows.packing.lane_packer import CutRows
+from cloudload.rows.packing.packers import Packing
+from cloudload.rows.packing.tables import (
+    BUFFER,
+    NUM_CURSOR_COLUMNS,
+    NUM_DOCUMENT_COLUMNS,
+    PIECE_DOCUMENT,
+    PIECE_ROW,
+    SPAN_COLUMNS,
+    SPAN_ROW,
+    STREAM,
+)
+from cloudload.rows.packing.tail import counts_of_sizes
+from cloudload.stats import (
+    COUNTS,
+    PADDING,
+    TOKENS,
+    TRUNCATED,
+    Traffic,
+)
+from cloudload.system.arrays import NEVER, Ints, Tokens
+
+
+@dataclass(frozen=True)
+class Block:
+    """One worker's part of several consecutive batches of its rank."""
+
+    bounds: Ints
+    """int64 [batches + 1]: batch `i` has the rows `bounds[i] ≤ row < bounds[i + 1]` of the
+    block."""
+    tokens: Tokens
+    """int32 [rows, seq_len], in ascending order of rows; [0, seq_len] for replayed rows, [0, 0] in
+    the phase `Measuring`, and [1, tokens] in the phase `Sharing`."""
+    lengths: Ints
+    """int64 [rows]: the number of tokens in each row; the rest is padding. In the phase
+    `Measuring`, the sizes of documents, int64 [documents]."""
+    cursors: Ints
+    """int64 [rows, 3]: the lane's cursor after each row; zeros for rows of the tail."""
+    residues: list[bytes]
+    """The lane's residue after each row; empty if the packing has no residue."""
+    spans: Ints
+    """int64 [spans, 6], with columns `tables.SPAN_COLUMNS`; rows are indices within the block."""
+    counts: Ints
+    """int64 [batches, streams, counts]: each batch's statistics, to add to those of the run."""
+    traffic: Traffic
+    """The traffic of the worker's shard cache since its last block."""
+    first_fetch: FirstFetch | None
+    """The first shard that the worker fetched; set in only one block."""
+    first_dry: int
+    """The first of the worker's rows, as an index in the run, that its lane could not fill; `NEVER`
+    if there is none so far. This row and all later ones are invalid."""
+    doubts: Mapping[int, str] = field(default_factory=dict)
+    """Warnings about streams whose documents do not look like text, by stream index."""
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches; 1 for a block of sizes."""
+        return max(1, len(self.bounds) - 1)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens in the rows, excluding padding."""
+        return int(self.counts[..., TOKENS].sum())
+
+    def rows_of(self, batch: int) -> slice:
+        """The rows of the batch with index `batch`, as a slice of the block's rows."""
+        return slice(*self._row_bounds[batch : batch + 2])
+
+    def spans_of(self, batch: int) -> slice:
+        """The spans of the batch with index `batch`, as a slice of the block's spans."""
+        return slice(*self._span_bounds[batch : batch + 2])
+
+    # one list of ints: the GC does not track ints, but would track a slice per batch
+    @cached_property
+    def _row_bounds(self) -> list[int]:
+        bounds: list[int] = self.bounds.tolist()
+        return bounds
+
+    @cached_property
+    def _span_bounds(self) -> list[int]:
+        bounds: list[int] = np.searchsorted(self.spans[:, SPAN_ROW], self.bounds).tolist()
+        return bounds
+
+    @cached_property
+    def is_full(self) -> bool:
+        """Whether no row has padding."""
+        return bool(self.lengths.min(initial=NEVER) >= self.tokens.shape[1])
+
+
+def add_reports(block: Block, dropped: Sequence[Block]) -> Block:
+    """Add the traffic and the doubts of dropped blocks to a later block, so that none are lost."""
+    if not dropped:
+        return block
+    traffic, doubts = block.traffic, dict(block.doubts)
+    for each in dropped:
+        traffic, doubts = traffic + each.traffic, {**doubts, **each.doubts}
+    return replace(block, traffic=traffic, doubts=doubts)
+
+
+class Pieces(NamedTuple):
+    """Pieces of documents, sorted by block row.
+
+    `table` is int64 [documents, 10]. `buffers` contain the documents' int32 token IDs. `pieces` is
+    int64 [pieces, 4]. `packing.tables` names the columns.
+    """
+
+    table: Ints
+    buffers: Sequence[memoryview]
+    pieces: Ints
+
+    @staticmethod
+    def empty() -> Pieces:
+        return Pieces(np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64), [], np.empty((0, 4), np.int64))
+
+    def __add__(self, other: Pieces) -> Pieces:  # type: ignore[override]
+        """Append the pieces of `other`, which must be of later block rows."""
+        if not len(other.pieces):
+            return self
+        table, pieces = other.table.copy(), other.pieces.copy()
+        table[:, BUFFER] += len(self.buffers)
+        pieces[:, PIECE_DOCUMENT] += len(self.table)
+        buffers = [*self.buffers, *other.buffers]
+        return Pieces(
+            np.concatenate([self.table, table]), buffers, np.concatenate([self.pieces, pieces])
+        )
+
+
+class BlockBuilder:
+    """Collects the cursors, residues and statistics of a block's rows.
+
+    `rows` is int64 [rows], indices in the run; `bounds` is int64 [batches + 1], as in `Block`.
+    """
+
+    def __init__(self, rows: Ints, bounds: Ints, packing: Packing, num_streams: int) -> None:
+        self.rows, self._bounds, self._packing = rows, bounds, packing
+        self._batches = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        """The index of each row's batch: int64 [rows]."""
+        self._cursors = np.zeros((len(rows), NUM_CURSOR_COLUMNS), np.int64)
+        self._residues = [b""] * len(rows) if packing.has_residue else []
+        self._counts = np.zeros((len(bounds) - 1, num_streams, len(COUNTS)), np.int64)
+        self.lengths = np.zeros(len(rows), np.int64)
+        self.spans = np.empty((0, len(SPAN_COLUMNS)), np.int64)
+
+    def take(self, cut: CutRows, block_rows: Ints) -> Ints:
+        """Record the cursors, residues and counts of rows cut from lanes.
+
+        The rows become rows `block_rows` (int64 [rows]) of the block. Returns their pieces, int64
+        [pieces, 4], sorted by block row. Overwrites `cut.pieces`.
+        """
+        self._cursors[block_rows] = cut.cursors
+        if cut.residues is not None:
+            for block_row, residue in zip(block_rows.tolist(), cut.residues, strict=True):
+                self._residues[block_row] = residue
+        rows, streams, counts, sizes = cut.counted.T
+        self._count(block_rows[rows], streams, counts, sizes)
+        pieces = cut.pieces
+        pieces[:, PIECE_ROW] = block_rows[pieces[:, PIECE_ROW]]
+        if (np.diff(block_rows) > 0).all():
+            return pieces
+        return pieces[np.argsort(pieces[:, PIECE_ROW], kind="stable")]
+
+    def count_documents(self, block_row: int, documents: Ints) -> None:
+        """Count the documents that a row of the tail finishes.
+
+        `documents` is int64 [documents, 2]: each document's stream, and its size, `SIZE_FILTERED`
+        or `SIZE_FAILED`.
+        """
+        streams, sizes = documents.T
+        self._count(np.full(len(documents), block_row), streams, counts_of_sizes(sizes), sizes)
+
+    def count_tokens(
+        self, cut: Pieces, lengths: Ints, padding_streams: Ints, first_dry: int
+    ) -> None:
+        """Count the tokens of pieces, and the padding of rows before row `first_dry` of the run.
+
+        `lengths` and `padding_streams` are int64 [rows]: the number of tokens in each row, and the
+        stream whose statistics count its padding.
+        """
+        rows, documents, starts, stops = cut.pieces.T
+        self._tally(rows, cut.table[documents, STREAM], TOKENS, stops - starts)
+        self.lengths = lengths
+        short = np.flatnonzero((lengths < self._packing.seq_len) & (self.rows < first_dry))
+        self._tally(short, padding_streams[short], PADDING, self._packing.seq_len - lengths[short])
+
+    def _count(self, block_rows: Ints, streams: Ints, counts: Ints, sizes: Ints) -> None:
+        self._tally(block_rows, streams, counts, 1)
+        if self._packing.cuts:
+            cut_off = np.maximum(0, sizes - self._packing.seq_len)
+            self._tally(block_rows, streams, TRUNCATED, cut_off)
+
+    def _tally(
+        self, block_rows: Ints, streams: Ints, counts: Ints | int, amounts: Ints | int
+    ) -> None:
+        """Add amounts to the counts of the batches that contain these rows."""
+        _, num_streams, num_counts = self._counts.shape
+        cells = (self._batches[block_rows] * num_streams + streams) * num_counts + counts
+        np.add.at(self._counts.reshape(-1), cells, amounts)
+
+    def build(
+        self, tokens: Tokens, first_dry: int, traffic: TrafficCounter, doubts: Mapping[int, str]
+    ) -> Block:
+        """Build the block. `tokens` is int32 [rows, seq_len]. Takes and resets the counts of
+        `traffic`."""
+        return Block(
+            bounds=self._bounds,
+            tokens=tokens,
+            lengths=self.lengths,
+            cursors=self._cursors,
+            residues=self._residues,
+            spans=self.spans,
+            counts=self._counts,
+            traffic=traffic.take(),
+            first_fetch=traffic.take_first_fetch(),
+            first_dry=first_dry,
+            doubts=doubts,
+        )

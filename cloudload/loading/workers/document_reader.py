@@ -1,0 +1,319 @@
+"""Read the samples of a corpus: their texts, or their token IDs.
+
+samples ─► by shard ─┬─► texts ─► transform ─► str, None, or a bad document's error
+                     └─► bytes of IDs, of one dtype or several ─► checked, int32
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from cloudload.config.choices import SKIP
+from cloudload.config.transform import show_function
+from cloudload.data.mds.shard import SKIP_ADVICE, BadDocumentError, Shard
+from cloudload.data.mds.token_columns import open_token_column
+from cloudload.errors import DatasetError
+from cloudload.loading.workers.bad_documents import find_foreign_cause
+from cloudload.loading.workers.text_check import TextCheck
+from cloudload.run.recipe import Recipe
+from cloudload.stats import FETCH, READ_SHARDS, TRANSFORM
+from cloudload.system.activity import doing
+from cloudload.system.arrays import Ints, Tokens
+from cloudload.system.stage_times import stage
+
+TextOrError = str | BadDocumentError | None
+"""The text of a sample; None if the transform filters it out; an error if on_error="skip" leaves it
+out."""
+
+
+class IdsOfDocuments(NamedTuple):
+    """The token IDs of some of the documents that were read together."""
+
+    places: Ints
+    """The documents' indices among those read together, ascending: int64 [documents]."""
+    ids: Tokens
+    """The documents' IDs, concatenated: int32 [tokens]."""
+    sizes: Ints
+    """The number of IDs of each document: int64 [documents]."""
+
+
+def merge_ids(parts: Sequence[IdsOfDocuments]) -> tuple[Tokens, Ints]:
+    """Merge the IDs of documents that were read together, in the documents' order.
+
+    Returns the IDs, int32 [tokens], and offsets, int64 [documents + 1]. A single part is not
+    copied.
+
+    Example: places 0 2 with IDs 7 7 9 of sizes 2 1, and place 1 with ID 8, give the IDs 7 7 8 9.
+    """
+    sizes = np.zeros(sum(len(part.places) for part in parts), np.int64)
+    for part in parts:
+        sizes[part.places] = part.sizes
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    if len(parts) == 1:
+        return parts[0].ids, offsets
+    ids = np.empty(offsets[-1], np.int32)
+    target = ids.data
+    for part in parts:
+        starts, stops = offsets[part.places].tolist(), offsets[part.places + 1].tolist()
+        source, taken = part.ids.data, 0
+        for start, stop in zip(starts, stops, strict=True):
+            target[start:stop] = source[taken : taken + stop - start]
+            taken += stop - start
+    return ids, offsets
+
+
+class ShardSource(Protocol):
+    """The shards of a corpus, by index: a `ShardCache` or `MemoryShards`."""
+
+    def shard(self, number: int) -> Shard:
+        """Return the shard with index `number`, and fetch it if necessary.
+
+        Raises `StoreError` if the download fails, and `DatasetError` if the shard is invalid.
+        """
+        ...
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Start fetching shards, in this order. If a fetch fails, `shard` raises the error."""
+        ...
+
+
+class DocumentReader:
+    """Reads the samples of a corpus, given as indices, and fetches their shards."""
+
+    def __init__(self, recipe: Recipe, cache: ShardSource) -> None:
+        self._corpus, self._cache = recipe.corpus, cache
+        self._text_key, self._transform = recipe.config.text_key, recipe.config.transform
+        self._columns = recipe.config.token_columns
+        self._skips = recipe.config.on_error == SKIP
+        self._vocab_size = recipe.tokenizer.vocab_size
+        of_text = [stream for stream, column in enumerate(self._columns) if column is None]
+        self._labels, self._text_check = recipe.labels, TextCheck(of_text)
+        self._doubts: dict[int, str] = {}
+
+    def read_texts(self, samples: Ints) -> list[TextOrError]:
+        """Read the texts of `samples` (int64 [samples]), in their order.
+
+        Opens each shard once. Raises `BadDocumentError` for a bad document unless on_error="skip",
+        `DatasetError` if a shard is damaged or the transform fails for another reason, and the
+        errors of `ShardCache.shard` if a shard cannot be fetched.
+        """
+        texts: list[TextOrError] = [None] * len(samples)
+        for number, places, within in self._by_shard(samples):
+            found = self._read_shard(self._open(number), within.tolist())
+            if not self._text_check.is_over:
+                self._check_texts(number, samples[places], found)
+            if len(places) == len(samples):
+                return list(found)
+            for place, text in zip(places.tolist(), found, strict=True):
+                texts[place] = text
+        return texts
+
+    def take_doubts(self) -> dict[int, str]:
+        """Return and clear the warnings that a stream's documents do not look like text, by stream
+        index."""
+        doubts, self._doubts = self._doubts, {}
+        return doubts
+
+    def _check_texts(self, shard: int, samples: Ints, texts: Sequence[TextOrError]) -> None:
+        stream = self._corpus.find_owner(shard)[0]
+        good = [text if isinstance(text, str) else None for text in texts]
+        doubt = self._text_check.look(stream, samples, good)
+        if doubt is None:
+            return
+        key = self._text_key
+        documents = f"in column {key!r}" if self._transform is None else "from the transform"
+        advice = (
+            f"Set text_key to a column of text. If {key!r} contains token IDs, set "
+            f"tokens_key={key!r} instead"
+        )
+        if self._transform is not None:
+            advice = "Fix the transform, or set text_key to a column of text"
+        self._doubts[stream] = (
+            f"most of the first documents of stream {self._labels[stream]!r} {documents} do not "
+            f"look like text. For example, {self.where(doubt.sample)} {doubt.reason} and starts "
+            f"with {doubt.excerpt}. {advice}. Training continues on these documents"
+        )
+
+    def _read_shard(self, shard: Shard, samples: Sequence[int]) -> Sequence[TextOrError]:
+        if self._transform is not None:
+            what = f"running the transform on {len(samples):,} documents of {shard.url}"
+            with doing(what), stage(TRANSFORM):
+                return [self._read_or_skip(shard, sample) for sample in samples]
+        try:
+            with stage(READ_SHARDS):
+                return shard.read_texts(samples, shard.column_index(self._text_key))
+        except BadDocumentError:
+            if not self._skips:
+                raise
+        return [self._read_or_skip(shard, sample) for sample in samples]
+
+    def _read_or_skip(self, shard: Shard, sample: int) -> TextOrError:
+        try:
+            if self._transform is not None:
+                return self._transformed(shard, sample)
+            [text] = shard.read_texts([sample], shard.column_index(self._text_key))
+            return text
+        except BadDocumentError as error:
+            if not self._skips:
+                raise
+            return BadDocumentError(error.summary)  # drop the frames, which keep the sample alive
+
+    def read_tokens(self, samples: Ints) -> list[IdsOfDocuments]:
+        """Read the IDs of pre-tokenized `samples` (int64 [samples]).
+
+        Returns one item for each dtype in which IDs are stored. Opens each shard once. Raises
+        `DatasetError` if a sample is damaged, or has an ID that is negative or not in the
+        vocabulary, and the errors of `ShardCache.shard`.
+        """
+        values: list[memoryview] = [memoryview(b"")] * len(samples)
+        places_of: defaultdict[np.dtype[Any], list[Ints]] = defaultdict(list)
+        for number, places, within in self._by_shard(samples):
+            shard, owner = self._open(number), self._corpus.find_owner(number)[0]
+            column = self._columns[owner]
+            assert column is not None
+            with stage(READ_SHARDS):
+                for raw in open_token_column(shard, *column).read(shard, within):
+                    places_of[raw.dtype].append(places[raw.places])
+                    for place, value in zip(places[raw.places].tolist(), raw.values, strict=True):
+                        values[place] = value
+        with stage(READ_SHARDS):
+            return [
+                self._join(np.sort(np.concatenate(places)), values, dtype, samples)
+                for dtype, places in places_of.items()
+            ]
+
+    def _open(self, number: int) -> Shard:
+        with stage(FETCH):
+            return self._cache.shard(number)
+
+    def _join(
+        self, places: Ints, values: Sequence[memoryview], dtype: np.dtype[Any], samples: Ints
+    ) -> IdsOfDocuments:
+        """Concatenate the IDs in `values` at `places`, and check that all are in the vocabulary."""
+        chosen = [values[place] for place in places.tolist()]
+        sizes = np.fromiter(map(len, chosen), np.int64, len(chosen)) // dtype.itemsize
+        stored = np.frombuffer(b"".join(chosen), dtype)
+        # viewed as unsigned, a negative ID is larger than any vocabulary
+        unsigned = stored.view(f"<u{dtype.itemsize}")
+        if unsigned.max(initial=0) >= self._vocab_size:
+            place = int(np.argmax(unsigned >= self._vocab_size))
+            document = int(np.searchsorted(np.cumsum(sizes), place, side="right"))
+            within = place - int(sizes[:document].sum())
+            raise self._wrong_id(int(samples[places[document]]), within, int(stored[place]), dtype)
+        return IdsOfDocuments(places, stored.astype(np.int32, copy=False).view(np.int32), sizes)
+
+    def _wrong_id(self, sample: int, place: int, found: int, dtype: np.dtype[Any]) -> DatasetError:
+        return DatasetError(
+            f"token {place:,} of {self.where(sample)} is {found:,} as {dtype.name}, not an ID from "
+            f"0 to {self._vocab_size - 1:,}. Usually, tokens_dtype is not the dtype that was "
+            "written, or the data was tokenized with a different tokenizer. Set tokens_dtype and "
+            "the tokenizer to match the data"
+        )
+
+    def _by_shard(self, samples: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+        """Group samples by shard.
+
+        Yields, for each shard, its index, the samples' places in `samples`, and the samples'
+        indices in the shard.
+        """
+        if not len(samples):
+            return
+        numbers = self._corpus.shards_of(samples)
+        if (numbers == numbers[0]).all():
+            number = int(numbers[0])
+            yield number, np.arange(len(samples)), samples - self._corpus.shard_starts[number]
+            return
+        order = np.argsort(numbers, kind="stable")
+        within = (samples - self._corpus.shard_starts[numbers])[order]
+        opened, firsts = np.unique(numbers[order], return_index=True)
+        for number, first, stop in zip(
+            opened.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(samples)], strict=True
+        ):
+            yield number, order[first:stop], within[first:stop]
+
+    def read_sample(self, sample: int, columns: Sequence[str]) -> tuple[Shard, dict[str, Any]]:
+        """Read a sample, and return its shard and its values by column name.
+
+        Omits `columns` that do not exist. Raises `DatasetError` if the sample cannot be read, and
+        the errors of `ShardCache.shard`.
+        """
+        shard, within = self._find(sample)
+        return shard, shard.read_columns(within, columns)
+
+    def has_id(self, sample: int, identifier: str) -> bool:
+        """Whether a sample's value in the column `id`, as text, is `identifier`.
+
+        Raises the errors of `read_sample`.
+        """
+        shard, within = self._find(sample)
+        return shard.has_id(within, identifier)
+
+    def where(self, sample: int) -> str:
+        """Describe a sample for a message: its index in its shard, the shard, and its ID, if any.
+
+        Raises the errors of `ShardCache.shard`.
+        """
+        shard, within = self._find(sample)
+        return shard.where(within)
+
+    def _find(self, sample: int) -> tuple[Shard, int]:
+        [number] = self._corpus.shards_of(np.array([sample]))
+        return self._cache.shard(int(number)), sample - int(self._corpus.shard_starts[number])
+
+    def prefetch(self, samples: Ints) -> None:
+        """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
+        self._cache.prefetch(dict.fromkeys(self._corpus.shards_of(samples).tolist()))
+
+    def _transformed(self, shard: Shard, sample: int) -> str | None:
+        assert self._transform is not None
+        with stage(READ_SHARDS):
+            values = shard.read(sample)
+        try:
+            text = self._transform(values)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # otherwise, sys.exit() would look like a dead worker
+            raise self._explain_failure(error, shard.where(sample)) from error
+        if text is not None and (fault := _find_fault(text)):
+            what = f"the transform {show_function(self._transform)} returned {fault}"
+            summary = f"{what} for {shard.where(sample)}"
+            raise BadDocumentError(
+                f"{summary}. Return valid text, or None to filter this sample out. {SKIP_ADVICE}",
+                summary=summary,
+            )
+        return text
+
+    def _explain_failure(self, error: BaseException, where: str) -> DatasetError:
+        assert self._transform is not None
+        [*_, what] = traceback.format_exception_only(error)
+        summary = f"the transform {show_function(self._transform)} failed on {where}: {what}"
+        message = f"{summary}{traceback.format_exc()}"
+        cause = find_foreign_cause(error)
+        if cause is None:
+            advice = "Fix the transform, or return None to filter this sample out"
+            return BadDocumentError(f"{message}{advice}. {SKIP_ADVICE}", summary=summary.rstrip())
+        advice = "Fix the transform, or the cause of the error on this machine"
+        if self._skips:
+            advice += (
+                ". on_error='skip' does not apply, because something other than the document may "
+                f"have caused the {type(cause).__name__}. To leave the document out, return None "
+                "from the transform"
+            )
+        return DatasetError(f"{message}{advice}")
+
+
+def _find_fault(text: Any) -> str | None:
+    """Describe what is wrong with the result of a transform; None if it is valid text."""
+    if not isinstance(text, str):
+        return type(text).__name__
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        surrogate = f"U+{ord(text[error.start]):X}"
+        return f"text with a lone surrogate, {surrogate}, at character {error.start:,},"
+    return None

@@ -1,0 +1,316 @@
+"""Find, fetch, read and tokenize the documents of lanes, many at a time.
+
+    lane, ordinal ─► epoch, position ─► sample ─► text ─► IDs ─┐
+                                            └───────────► IDs ─┤
+                               a row of the document table ◄───┘
+
+Once tokenized, a document is a row of integers and a range of token IDs, not a Python object. Lanes
+are flat lanes, `component * num_lanes + lane`. A worker has one `LaneDocuments`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+import numpy as np
+
+from cloudload.config.choices import SKIP
+from cloudload.data.cache.shard_cache import ShardCache
+from cloudload.data.mds.shard import BadDocumentError
+from cloudload.errors import DatasetError, StreamChangedError, TokenizerError
+from cloudload.loading.workers.bad_documents import SkipLog
+from cloudload.loading.workers.document_reader import (
+    DocumentReader,
+    IdsOfDocuments,
+    TextOrError,
+    merge_ids,
+)
+from cloudload.loading.workers.found_documents import FoundDocuments
+from cloudload.loading.workers.plan import Plan
+from cloudload.order.epoch_orders import EpochOrders
+from cloudload.rows.packing.tables import (
+    BASE,
+    COUNT,
+    EPOCH,
+    FLAT_LANE,
+    NUM_DOCUMENT_COLUMNS,
+    ORDINAL,
+    SAMPLE,
+    SIZE,
+    STREAM,
+    Documents,
+)
+from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer, decode_ids
+from cloudload.run.lengths.files import CorpusLengths
+from cloudload.run.lengths.group_file import FAILED as FAILED_LENGTH
+from cloudload.run.lengths.group_file import FILTERED as FILTERED_LENGTH
+from cloudload.run.recipe import Recipe
+from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED, TOKENIZE
+from cloudload.system.activity import doing
+from cloudload.system.arrays import NEVER, Flags, Ints, Tokens
+from cloudload.system.stage_times import stage
+
+CHANGED_ADVICE = (
+    "The transform, the tokenizer or the data changed in a way that the state's fingerprints do "
+    "not show, or the transform is not deterministic. Restore the original transform, tokenizer "
+    "and data, or load an earlier state. To continue with a changed transform, pass "
+    "transform_id='NAME' and on_change={'transform': 'accept'}"
+)
+
+
+class LaneDocuments:
+    """Finds and reads the documents of lanes."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        orders: Sequence[EpochOrders],
+        reader: DocumentReader,
+        tokenizer: DocumentTokenizer | None,
+        *,
+        lengths: CorpusLengths | None = None,
+    ) -> None:
+        self._corpus, self._components = recipe.corpus, recipe.components
+        self._min_tokens, self._num_lanes = recipe.config.min_tokens, recipe.num_lanes
+        self._orders, self._reader, self._tokenizer = orders, reader, tokenizer
+        self._lengths = lengths
+        self._text, self._labels = recipe.tokenizer.json, recipe.labels
+        self._skips, self._skip_log = recipe.config.on_error == SKIP, SkipLog()
+        self._is_tokenized = np.array([bool(each) for each in recipe.config.token_columns])
+        frames = recipe.tokenizer.frames
+        self._num_bos = np.array([bos is not None for bos, _ in frames], np.int64)
+        num_eos = np.array([eos is not None for _, eos in frames], np.int64)
+        self._num_framing = self._num_bos + num_eos
+
+    def find(self, flat_lanes: Ints, ordinals: Ints) -> FoundDocuments:
+        """Find the epoch and sample of each document, and omit the holes at the ends of epochs.
+
+        `flat_lanes` and `ordinals` are int64 [documents]. Raises `CacheError` if the order of an
+        epoch is not on disk and cannot be written.
+        """
+        if len(self._components) == 1:
+            epochs, samples = self._find(0, flat_lanes, ordinals)
+        else:
+            epochs, samples = np.empty_like(flat_lanes), np.empty_like(flat_lanes)
+            components = flat_lanes // self._num_lanes
+            for component in np.unique(components).tolist():
+                own = np.flatnonzero(components == component)
+                epochs[own], samples[own] = self._find(
+                    component, flat_lanes[own] % self._num_lanes, ordinals[own]
+                )
+        found = FoundDocuments(flat_lanes, ordinals, epochs, samples)
+        return found if samples.min(initial=0) >= 0 else found[np.flatnonzero(samples >= 0)]
+
+    def _find(self, number: int, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
+        """The epoch and sample of each document of one component. The sample of a hole is -1."""
+        component, order = self._components[number], self._orders[number]
+        epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
+        samples = np.full_like(positions, -1)
+        is_there = positions < component.lanes.num_positions
+        first, last = int(epochs.min(initial=NEVER)), int(epochs.max(initial=-1))
+        if first == last and is_there.all():
+            return epochs, order(first)[positions] + np.int64(component.first_sample)
+        for epoch in np.unique(epochs[is_there]).tolist():
+            chosen = np.flatnonzero((epochs == epoch) & is_there)
+            samples[chosen] = order(epoch)[positions[chosen]] + np.int64(component.first_sample)
+        return epochs, samples
+
+    def read(self, found: FoundDocuments, begun_sizes: Ints | None = None) -> Documents:
+        """Read and tokenize documents, in their order. Columns `BUFFER` and `START` are 0.
+
+        A document that was accepted before is exempt from filtering: a cursor is inside it, a
+        residue or a row of the tail contains it, or it is being traced. For such documents,
+        `begun_sizes` (int64 [documents]) is the size that they had, or 0 if that is not known. For
+        all others, it is negative.
+
+        Raises `TokenizerError` if a text cannot be encoded, `StreamChangedError` if a document that
+        was accepted now has a different size or is bad, and the errors of `DocumentReader`.
+        """
+        has_begun = None if begun_sizes is None else begun_sizes >= 0
+        table = self.describe(found)
+        streams = table[:, STREAM]
+        left_out = np.zeros(len(found), np.int64)
+        is_tokenized, parts = self._is_tokenized[streams], []
+        if len(tokenized := np.flatnonzero(is_tokenized)):
+            for places, ids, sizes in self._reader.read_tokens(found.samples[tokenized]):
+                parts.append(IdsOfDocuments(tokenized[places], ids, sizes))
+        if len(tokenized) < len(found):
+            places = np.flatnonzero(~is_tokenized)
+            texts = self._reader.read_texts(found.samples[places])
+            left_out[places] = self._find_left_out(texts, streams[places], places, has_begun)
+            parts.append(self._tokenize(places, found.samples[places], texts))
+        ids, offsets = merge_ids(parts)
+        if self._lengths is not None:
+            lengths = _find_lengths(offsets, left_out)
+            self._check_lengths(self._lengths, found.samples, lengths)
+        sizes = np.diff(offsets) + self._num_framing[streams]
+        if begun_sizes is not None:
+            self._check_sizes(found, sizes, begun_sizes)
+        left_out[(sizes < self._min_tokens) & (left_out == 0)] = FILTERED
+        if has_begun is not None:
+            left_out[has_begun] = 0
+        is_left_out = left_out > 0
+        table[:, BASE] = offsets[:-1] - self._num_bos[streams]
+        table[:, SIZE] = np.where(is_left_out, 0, sizes)
+        table[:, COUNT] = np.where(is_left_out, left_out, np.where(sizes > 0, DOCUMENTS, EMPTY))
+        return Documents(table, ids)
+
+    def describe(self, found: FoundDocuments) -> Ints:
+        """Return the document table of documents without reading them: int64 [documents, 10].
+
+        All columns after `SAMPLE` are 0.
+        """
+        table = np.zeros((len(found), NUM_DOCUMENT_COLUMNS), np.int64)
+        table[:, FLAT_LANE], table[:, ORDINAL] = found.flat_lanes, found.ordinals
+        streams = self._corpus.streams_of(found.samples)
+        table[:, STREAM], table[:, EPOCH] = streams, found.epochs
+        table[:, SAMPLE] = found.samples - self._corpus.stream_starts[streams]
+        return table
+
+    def compare(self, samples: Ints, reader: DocumentReader) -> None:
+        """Read `samples` of the corpus (int64 [samples]), and compare each with its counted length.
+
+        Raises the errors of `read`, and `DatasetError` for a sample with a different length.
+        """
+        other, nowhere = copy(self), np.zeros_like(samples)
+        other._reader, other._skip_log = reader, SkipLog()
+        other.read(FoundDocuments(nowhere, nowhere, nowhere, samples))
+
+    def _check_sizes(self, found: FoundDocuments, sizes: Ints, begun_sizes: Ints) -> None:
+        """Raise `StreamChangedError` if a document's size differs from the one in `begun_sizes`."""
+        changed = np.flatnonzero((begun_sizes > 0) & (sizes != begun_sizes))
+        if len(changed):
+            place = int(changed[0])
+            raise StreamChangedError(
+                f"{self._reader.where(int(found.samples[place]))} has {sizes[place]:,} tokens, but "
+                f"had {begun_sizes[place]:,} when the run first read a part of it, in lane "
+                f"{found.flat_lanes[place] % self._num_lanes}. {CHANGED_ADVICE}"
+            )
+
+    def _find_left_out(
+        self, texts: Sequence[TextOrError], streams: Ints, places: Ints, has_begun: Flags | None
+    ) -> Ints:
+        """Find the texts that are left out. Returns `FILTERED`, `FAILED`, or 0 for each.
+
+        The result is int64 [texts]. Logs bad documents. Raises `StreamChangedError` for a bad
+        document that the run has begun to read.
+        """
+        left_out = np.zeros(len(texts), np.int64)
+        if self._skips:
+            labels = [self._labels[stream] for stream in streams.tolist()]
+            self._skip_log.count_read(labels)
+            for number, text in enumerate(texts):
+                if isinstance(text, BadDocumentError):
+                    if has_begun is not None and has_begun[places[number]]:
+                        raise StreamChangedError(
+                            f"{text.summary}. The run has already read a part of this document. "
+                            f"{CHANGED_ADVICE}"
+                        )
+                    left_out[number] = FAILED
+                    self._skip_log.record(labels[number], text)
+
+        if None in texts:
+            left_out[[text is None for text in texts]] = FILTERED
+        return left_out
+
+    def _check_lengths(self, lengths: CorpusLengths, samples: Ints, now: Ints) -> None:
+        """Raise `DatasetError` if a document does not have the length that was counted."""
+        counted = lengths.of(samples)
+        if (counted == now).all():
+            return
+        place = int(np.argmax(counted != now))
+        was, has = (_describe_length(int(each[place])) for each in (counted, now))
+        raise DatasetError(
+            f"{self._reader.where(int(samples[place]))} {was} in the token lengths, but now {has}. "
+            "The text, the transform, or the tokenizer changed. If the change is intended, run "
+            "cloudload count --again, or set lengths='off'"
+        )
+
+    def _tokenize(
+        self, places: Ints, samples: Ints, texts: Sequence[TextOrError]
+    ) -> IdsOfDocuments:
+        kept = [text if isinstance(text, str) else "" for text in texts]
+        ids, offsets = self._encode(kept, samples)
+        return IdsOfDocuments(places, ids, np.diff(offsets))
+
+    def _encode(self, texts: list[str], samples: Ints) -> tuple[Tokens, Ints]:
+        assert self._tokenizer is not None
+        try:
+            with doing(f"tokenizing {len(texts):,} documents"), stage(TOKENIZE):
+                return self._tokenizer.encode_flat(texts)
+        except TokenizerError as error:
+            for text, sample in zip(texts, samples.tolist(), strict=True):
+                if failure := self._tokenizer.explain_failure(text):
+                    raise TokenizerError(f"{self._reader.where(sample)}: {failure}") from error
+            raise
+
+    def has_order(self, component: int, epoch: int) -> bool:
+        """Whether the order of an epoch is in memory, is on disk, or is cheap to build."""
+        return self._orders[component].is_ready(epoch)
+
+    def build_order(self, component: int, epoch: int) -> None:
+        """Start building the order of an epoch in a background process, and return immediately.
+
+        Does nothing if the order exists or is cheap to build.
+        """
+        self._orders[component].build_in_background(epoch)
+
+    def decode(self, tokens: Tokens) -> str:
+        """Decode token IDs (int32 [tokens]) to text, control tokens included.
+
+        Without a tokenizer, the text is the IDs, separated by spaces.
+        """
+        return decode_ids(self._text, tokens)
+
+    def take_doubts(self) -> dict[int, str]:
+        """Return and clear the warnings that a stream's documents do not look like text, by stream
+        index."""
+        return self._reader.take_doubts()
+
+    def prefetch(self, samples: Ints) -> None:
+        """Start fetching the shards of `samples` (int64 [samples]), in the samples' order."""
+        self._reader.prefetch(samples)
+
+
+def _find_lengths(offsets: Ints, left_out: Ints) -> Ints:
+    """The lengths of documents, as `cloudload count` stores them: int64 [documents].
+
+    `left_out` is int64 [documents], and does not include what `min_tokens` filters out.
+    """
+    lengths: Ints = np.diff(offsets)
+    lengths[left_out == FILTERED], lengths[left_out == FAILED] = FILTERED_LENGTH, FAILED_LENGTH
+    return lengths
+
+
+def _describe_length(length: int) -> str:
+    named = {FILTERED_LENGTH: "is filtered out", FAILED_LENGTH: "is left out as a bad document"}
+    return named.get(length) or f"has {length:,} tokens"
+
+
+def open_documents(plan: Plan, cache: ShardCache, *, compares: bool = True) -> LaneDocuments:
+    """Open the documents of a plan's lanes. Uses the plan's orders and tokenizer.
+
+    `compares` is passed to `DocumentTokenizer`.
+    """
+    recipe = plan.recipe
+    orders = [component.orders(plan.cache_root) for component in recipe.components]
+    tokenizer = None
+    if recipe.has_text:
+        tokenizer = DocumentTokenizer(recipe.tokenizer, plan.backend.name, compares=compares)
+    reader = DocumentReader(recipe, cache)
+    return LaneDocuments(recipe, orders, reader, tokenizer, lengths=plan.lengths)
+
+
+def open_cache(plan: Plan, retries: Ints | None = None) -> ShardCache:
+    """Open the cache for the shards of a plan's corpus. The cache counts retries in `retries`."""
+    delivery = plan.delivery
+    return ShardCache(
+        plan.recipe.corpus,
+        plan.cache_root,
+        delivery.retry,
+        limit_bytes=delivery.cache_limit_bytes(),
+        threads=delivery.download_threads,
+        verify=delivery.verify,
+        retries=retries,
+    )

@@ -1,0 +1,253 @@
+"""Read the next documents of a worker's lanes until the lanes can fill the wanted rows.
+
+lanes short of tokens ─► number of documents, from their mean size ─► find ─► prefetch
+                                                     packer ◄─ tokenize ◄─ read ◄─┘
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cloudload.errors import DatasetError
+from cloudload.loading.workers.documents import LaneDocuments
+from cloudload.loading.workers.found_documents import FoundDocuments
+from cloudload.loading.workers.plan import Plan
+from cloudload.loading.workers.prefetch import Prefetcher
+from cloudload.rows.packing.best_fit_lanes import BestFitLanes
+from cloudload.rows.packing.concat_lanes import ConcatLanes
+from cloudload.rows.packing.lane_packer import CutRows, LaneRows, PackerLanes
+from cloudload.rows.packing.packers import Packing
+from cloudload.rows.packing.tables import (
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    CURSOR_SIZE,
+    FLAT_LANE,
+    NUM_CURSOR_COLUMNS,
+    ORDINAL,
+    PIECE_DOCUMENT,
+    PIECE_ROW,
+    SIZE,
+    Documents,
+)
+from cloudload.system.arrays import NEVER, Flags, Ints, count_within
+
+logger = logging.getLogger("cloudload.workers")
+_GUESSED_BYTES_PER_TOKEN = 4
+_DOUBTED_DOCUMENTS = 1_000
+_GUESS_WEIGHT_DOCUMENTS = 64
+_MOST_DOCUMENTS_OF_LANE = 64
+# a call first reads up to 8 times the missing tokens, to amortize its fixed cost, or fewer if the
+# documents that wait in the packers would then use more than about `_WAITING_BYTES`
+MOST_EAGERNESS, _WAITING_BYTES = 8.0, 1 << 28
+_MOST_EAGERNESS_OF_FILL = 2.0**40
+# for pre-tokenized data, this many documents amortize a call's overhead; more only add copying
+_ENOUGH_DOCUMENTS = 2_048
+
+
+def open_lane_rows(
+    packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
+) -> LaneRows:
+    """Open the packers of all flat lanes at their cursors and residues.
+
+    `cursors` is int64 [flat_lanes, 2]. `residues` has one entry per flat lane, or is None.
+    """
+    if packing.name == "concat":
+        return ConcatLanes(packing.seq_len, num_lanes, cursors)
+    if packing.name == "best_fit":
+        return BestFitLanes(packing, num_lanes, cursors, residues)
+    return PackerLanes(packing, num_lanes, cursors, residues)
+
+
+class LaneReader:
+    """Reads the documents of one worker's lanes, and cuts rows from them.
+
+    All lanes are given as flat lanes.
+    """
+
+    def __init__(self, plan: Plan, worker: int, documents: LaneDocuments) -> None:
+        self._components, self._num_lanes = plan.recipe.components, plan.num_lanes
+        self._documents, self._labels = documents, plan.recipe.labels
+        position = plan.position
+        self._start: Ints = position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
+        """The starting cursor of each lane: int64 [flat_lanes, 3]."""
+        cursors = self._start[:, :CURSOR_SIZE]
+        residues = None if position.residues is None else position.residues.ravel().tolist()
+        self._residues = residues
+        packing = plan.recipe.packing
+        self._packer = open_lane_rows(packing, plan.num_lanes, cursors, residues)
+        # with one_per_row, a document fills at least one row; with overflow="cut", exactly one
+        self._least_filled = packing.seq_len if packing.name == "one_per_row" else 1
+        self._most_filled = packing.seq_len if packing.cuts else math.inf
+        self.next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
+        """The ordinal of each lane's next document: int64 [flat_lanes]."""
+        self.ends = find_ends(plan)
+        """int64 [flat_lanes]; see `find_ends`."""
+        self._barren = np.zeros(len(cursors), np.int64)
+        """Number of documents that each lane has read since its last document with tokens."""
+        self._barren_of_component = [0] * len(self._components)
+        """Number of documents of each component that this worker has read since its last document
+        with tokens."""
+        self._mean_tokens = np.array(
+            [
+                max(1.0, each.raw_bytes / max(1, each.num_samples) / _GUESSED_BYTES_PER_TOKEN)
+                for each in self._components
+            ]
+        )
+        num_own = len(plan.own_lanes(worker)) * len(self._components)
+        waiting_bytes = max(1.0, 4 * self._mean_tokens.max() * num_own)
+        self._most_eagerness = float(np.clip(_WAITING_BYTES / waiting_bytes, 1, MOST_EAGERNESS))
+        self._enough_documents = math.inf if plan.recipe.has_text else _ENOUGH_DOCUMENTS
+        self._prefetch = Prefetcher(plan, worker, documents, self.next_ordinals, self.ends)
+
+    def cut(self, lanes: Ints, wanted: Ints, *, num_batches: int, is_awaited: bool) -> CutRows:
+        """Cut the next `wanted` rows of each lane, or fewer if the lane ends.
+
+        `lanes` and `wanted` are int64 [lanes]. Reads further ahead if the block has more batches
+        (`num_batches`). While the training loop waits for its first batch (`is_awaited`), fetches
+        only the shards of the documents that are read. Raises `ValueError` if a cursor or residue
+        does not match the documents, `DatasetError` if an endless lane has no tokens, and the
+        errors of `LaneDocuments.find` and `read`.
+        """
+        self._fill(lanes, wanted, min(float(num_batches), self._most_eagerness), is_awaited)
+        self._prefetch.build_orders(lanes)
+        return self._with_sizes(self._packer.cut(lanes, wanted), lanes)
+
+    def _with_sizes(self, cut: CutRows, lanes: Ints) -> CutRows:
+        """Add the column `CURSOR_SIZE` to the cursors of rows that were cut from lanes.
+
+        A cursor is inside the document of its row's last piece, or is still the starting cursor.
+        """
+        last = np.searchsorted(cut.pieces[:, PIECE_ROW], np.arange(len(cut.cursors)), side="right")
+        documents = cut.table[cut.pieces[last - 1, PIECE_DOCUMENT]]
+        start = self._start[np.repeat(lanes, cut.num_rows)]
+        is_own = documents[:, ORDINAL] == cut.cursors[:, CURSOR_ORDINAL]
+        is_start = (start[:, :CURSOR_SIZE] == cut.cursors).all(axis=1)
+        sizes = np.where(is_own, documents[:, SIZE], np.where(is_start, start[:, CURSOR_SIZE], 0))
+        sizes[cut.cursors[:, CURSOR_OFFSET] == 0] = 0
+        return replace(cut, cursors=np.column_stack([cut.cursors, sizes]))
+
+    def begun_sizes(self, found: FoundDocuments) -> Ints:
+        """The size of each document that its lane had partly read at the start: int64 [documents].
+
+        The size is -1 for other documents, and 0 if it is unknown.
+        """
+        return found.begun_sizes(self._start, self._residues)
+
+    def _fill(self, lanes: Ints, wanted: Ints, eagerness: float, is_awaited: bool) -> None:
+        """Read documents of each lane until it can fill the wanted rows or reaches its end."""
+        again = self._packer.unread(lanes)
+        if len(again[0]):
+            self._add(self._documents.find(*again), is_awaited, again=True)
+        means = np.clip(
+            self._mean_tokens[lanes // self._num_lanes], self._least_filled, self._most_filled
+        )
+        while True:
+            missing = self._packer.missing(lanes, wanted)
+            room = self.ends[lanes] - self.next_ordinals[lanes]
+            short = np.flatnonzero((missing > 0) & (room > 0))
+            if not len(short):
+                return
+            lanes, wanted, means = lanes[short], wanted[short], means[short]
+            needed = missing[short] / means
+            eager = max(1.0, min(eagerness, self._enough_documents / needed.sum()))
+            numbers = np.clip(np.ceil(eager * needed), 1, _MOST_DOCUMENTS_OF_LANE)
+            numbers = np.minimum(numbers.astype(np.int64), room[short])
+            repeated = np.repeat(lanes, numbers)
+            ordinals = self.next_ordinals[repeated] + count_within(numbers)
+            self.next_ordinals[lanes] += numbers
+            self._add(self._documents.find(repeated, ordinals), is_awaited)
+            eagerness = min(2 * eagerness, _MOST_EAGERNESS_OF_FILL)
+
+    def _add(self, found: FoundDocuments, is_awaited: bool, *, again: bool = False) -> None:
+        """Read and pack documents. `again` means that a saved residue contains the documents."""
+        if not len(found):
+            return
+        self._prefetch.fetch(found, is_awaited=is_awaited)
+        begun_sizes = self.begun_sizes(found)
+        has_begun: Flags = begun_sizes >= 0
+        documents = self._documents.read(found, begun_sizes if has_begun.any() else None)
+        self._packer.add(documents, has_begun)
+        if not again:
+            self._learn_sizes(documents)
+
+    def _learn_sizes(self, documents: Documents) -> None:
+        sizes, lanes = documents.table[:, SIZE].copy(), documents.table[:, FLAT_LANE].copy()
+        components = lanes // self._num_lanes
+        for component in np.unique(components).tolist():
+            own = sizes[components == component]
+            weight = len(own) / (len(own) + _GUESS_WEIGHT_DOCUMENTS)
+            mean = self._mean_tokens[component]
+            self._mean_tokens[component] += weight * (max(1.0, own.mean()) - mean)
+            self._doubt_component(component, own)
+        if sizes.all():
+            self._barren[lanes] = 0
+        else:
+            self._count_barren(lanes, sizes)
+
+    def _doubt_component(self, component: int, sizes: Ints) -> None:
+        """Warn after 1,000, 2,000, 4,000, … consecutive documents without tokens."""
+        is_any_full = bool(sizes.any())
+        before = 0 if is_any_full else self._barren_of_component[component]
+        barren = int(np.argmax(sizes[::-1] > 0)) if is_any_full else before + len(sizes)
+        self._barren_of_component[component] = barren
+        thousands, thousands_before = barren // _DOUBTED_DOCUMENTS, before // _DOUBTED_DOCUMENTS
+        if thousands.bit_length() > thousands_before.bit_length():
+            logger.warning(
+                "the last %s documents that this process read from %s (%s in an epoch) have no "
+                "tokens, because they are empty, filtered out by the transform or min_tokens, or "
+                "left out by on_error='skip'. If this is not intended, check these options and the "
+                "data",
+                f"{barren:,}",
+                self._label(component),
+                f"{self._components[component].lanes.num_positions:,}",
+            )
+
+    def _label(self, component: int) -> str:
+        return ", ".join(self._labels[stream] for stream in self._components[component].streams)
+
+    def _count_barren(self, flat_lanes: Ints, sizes: Ints) -> None:
+        lanes, firsts = np.unique(flat_lanes, return_index=True)
+        numbers = np.diff(np.append(firsts, len(flat_lanes)))
+        last_full = np.maximum.reduceat(np.where(sizes > 0, np.arange(len(sizes)), -1), firsts)
+        trailing = firsts + numbers - 1 - last_full
+        self._barren[lanes] = np.where(last_full >= firsts, trailing, self._barren[lanes] + numbers)
+        for lane in lanes[last_full < firsts].tolist():
+            self._check_barren(lane)
+
+    def _check_barren(self, flat_lane: int) -> None:
+        """Raise `DatasetError` if too many consecutive documents of an endless lane have no tokens.
+
+        The limit is `Component.most_barren`, or an epoch's documents if this process has found no
+        tokens at all in as many documents of the component.
+        """
+        number, lane = divmod(flat_lane, self._num_lanes)
+        component = self._components[number]
+        is_endless, most = component.lanes.epochs is None, component.most_barren
+        if self._barren_of_component[number] > most:
+            most = component.lanes.num_positions
+        if is_endless and self._barren[flat_lane] > most:
+            raise DatasetError(
+                f"lane {lane} of {self._label(number)} has no tokens. Its last "
+                f"{self._barren[flat_lane]:,} documents, which are more than an epoch has, are all "
+                "empty, filtered out, or left out by on_error='skip'. Set an eos, use a different "
+                "transform or min_tokens, or start a new run with more documents or a smaller "
+                "num_lanes"
+            )
+
+
+def find_ends(plan: Plan) -> Ints:
+    """The ordinal at which each lane has finished all epochs: int64 [flat_lanes].
+
+    `NEVER` for an endless lane.
+    """
+    ends = [
+        NEVER if (end := component.lanes.end(lane)) is None else end
+        for component in plan.recipe.components
+        for lane in range(plan.num_lanes)
+    ]
+    return np.array(ends, np.int64)

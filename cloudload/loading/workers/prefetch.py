@@ -1,0 +1,136 @@
+"""Prefetch the shards of the documents that lanes read next, and build the next epoch's order and
+table of lengths.
+
+    lane    read ──────►| next_ordinal ····· looked ahead ─ ─ ─ ►
+                          by default, about two shards for each canonical node
+
+Prefetching affects only when shards arrive, never which documents are read.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cloudload.loading.workers.documents import LaneDocuments
+from cloudload.loading.workers.found_documents import FoundDocuments
+from cloudload.loading.workers.plan import Plan
+from cloudload.run.lengths.run_lengths import RunLengths
+from cloudload.system.arrays import Ints, count_within
+
+
+def count_documents_ahead(plan: Plan, component: int, num_own: int) -> int:
+    """The number of documents to look ahead in each lane, for a worker with `num_own` lanes."""
+    of = plan.recipe.components[component]
+    if plan.delivery.predownload is not None:
+        own = num_own * len(plan.recipe.components)
+        return max(1, plan.delivery.predownload // max(1, own))
+    per_shard = of.num_samples / max(1, len(of.shard_sizes))
+    return max(1, round(2 * per_shard / (plan.num_lanes // of.order.num_canonical_nodes)))
+
+
+class Prefetcher:
+    """Fetches shards ahead of time for the lanes of one worker.
+
+    `next_ordinals` and `ends` are int64 [flat_lanes]: the ordinal of each lane's next document,
+    which the caller advances in place, and the ordinal at which the lane ends.
+    """
+
+    def __init__(
+        self, plan: Plan, worker: int, documents: LaneDocuments, next_ordinals: Ints, ends: Ints
+    ) -> None:
+        self._plan, self._worker, self._documents = plan, worker, documents
+        self._components = plan.recipe.components
+        self._next_ordinals, self._ends = next_ordinals, ends
+        self._looked_ahead = next_ordinals.copy()
+        """The ordinal up to which each lane's shards were requested: int64 [flat_lanes]."""
+        self._ahead = np.array(
+            [
+                count_documents_ahead(plan, component, len(plan.own_lanes(worker)))
+                for component in range(len(self._components))
+            ]
+        )
+        """Number of documents to look ahead in a lane of each component: int64 [components]."""
+        self._ordered_epochs = [0] * len(self._components)
+        """The last epoch of each component whose order was requested."""
+
+    def fetch(self, needed: FoundDocuments, *, is_awaited: bool) -> None:
+        """Start fetching the shards of `needed`, then those of the lanes' next documents.
+
+        To limit overhead, does nothing until a lane has used half of its look-ahead. The shards of
+        `needed` were usually requested earlier. While the training loop waits for its first batch
+        (`is_awaited`), fetches only the shards of `needed`.
+        """
+        if is_awaited:
+            self._documents.prefetch(needed.samples)
+            return
+        flat_lanes = needed.flat_lanes
+        is_short = (
+            self._looked_ahead[flat_lanes] - self._next_ordinals[flat_lanes]
+            < self._ahead[flat_lanes // self._plan.num_lanes] // 2
+        )
+        if not is_short.any():
+            return
+        lanes = np.unique(flat_lanes[is_short])
+        froms = np.maximum(self._looked_ahead[lanes], self._next_ordinals[lanes])
+        stops = np.minimum(
+            self._next_ordinals[lanes] + self._ahead[lanes // self._plan.num_lanes],
+            self._ends[lanes],
+        )
+        numbers = np.maximum(0, np.minimum(stops, self._epoch_ends(lanes)) - froms)
+        self._looked_ahead[lanes] = froms + numbers
+        flat_lanes = np.repeat(lanes, numbers)
+        ordinals = np.repeat(froms, numbers) + count_within(numbers)
+        nearest = np.argsort(ordinals - self._next_ordinals[flat_lanes], kind="stable")
+        later = self._documents.find(flat_lanes[nearest], ordinals[nearest])
+        self._documents.prefetch(np.concatenate([needed.samples, later.samples]))
+
+    def _epoch_ends(self, flat_lanes: Ints) -> Ints:
+        """The ordinal before which each lane may look ahead: int64 [lanes].
+
+        This is the end of the lane's epoch. For a lane in the latest epoch, it is the end of the
+        next epoch if that epoch's order is available, because looking ahead must not wait until an
+        order is built.
+        """
+        ends = np.empty_like(flat_lanes)
+        components = flat_lanes // self._plan.num_lanes
+        for component in np.unique(components).tolist():
+            own, lanes = components == component, self._components[component].lanes
+            numbers = flat_lanes[own] % lanes.num_lanes
+            epochs, _ = lanes.epoch_positions(
+                numbers, np.maximum(0, self._next_ordinals[flat_lanes[own]] - 1)
+            )
+            last = int(epochs.max())
+            if self._documents.has_order(component, last + 1):
+                epochs = np.where(epochs == last, last + 1, epochs)
+            ends[own] = -(
+                -((epochs + 1) * lanes.stride - lanes.first_positions[numbers]) // lanes.num_lanes
+            )
+        return ends
+
+    def build_orders(self, flat_lanes: Ints) -> None:
+        """Start building the next epoch's order once a lane is halfway through its epoch.
+
+        If there are token lengths and several ranks, also starts building the epoch's table, from
+        which a rank computes the cursors of other ranks' lanes.
+        """
+        for component in np.unique(flat_lanes // self._plan.num_lanes).tolist():
+            lanes = self._components[component].lanes
+            furthest = (
+                int(
+                    self._next_ordinals[
+                        flat_lanes[flat_lanes // self._plan.num_lanes == component]
+                    ].max()
+                )
+                * lanes.num_lanes
+            )
+            epoch = (furthest + lanes.stride // 2) // lanes.stride
+            if epoch > self._ordered_epochs[component] and (
+                lanes.epochs is None or epoch < lanes.epochs
+            ):
+                self._ordered_epochs[component] = epoch
+                self._documents.build_order(component, epoch)
+                if self._plan.lengths is not None and self._plan.world_size > 1:
+                    lengths = RunLengths(
+                        self._plan.recipe, self._plan.cache_root, self._plan.lengths
+                    )
+                    lengths.build_table(component, epoch)

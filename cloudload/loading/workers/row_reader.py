@@ -1,0 +1,149 @@
+"""Read the documents of any rows, given the rows' pieces of documents.
+
+    pieces of rows ─► documents not held ─► read and tokenized ─► Pieces, for `fill_rows`
+                              ▲                     │
+                held: documents of each lane  ◄─────┘
+                with tokens that are in later rows
+
+Reading a lane's rows in order therefore tokenizes each document only once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloudload.loading.workers.block import Pieces
+from cloudload.loading.workers.documents import LaneDocuments
+from cloudload.loading.workers.found_documents import FoundDocuments
+from cloudload.rows.packing.lane_packer import copy_tokens
+from cloudload.rows.packing.tables import (
+    BASE,
+    BUFFER,
+    NUM_CURSOR_COLUMNS,
+    NUM_DOCUMENT_COLUMNS,
+    ORDINAL,
+    PIECE_DOCUMENT,
+    PIECE_STOP,
+    SIZE,
+)
+from cloudload.run.lengths import row_pieces
+from cloudload.run.position import Position
+from cloudload.system.arrays import Flags, Ints
+
+_MOST_HELD_BYTES = 1 << 28
+# a best_fit lane may keep this many documents whose last tokens are not in a row yet
+_MOST_OF_LANE = 16
+_ORDINAL_BITS = 40
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A document with tokens that no row has taken yet."""
+
+    document: Ints
+    """The document's row of the document table: int64 [10]."""
+    tokens: memoryview
+
+
+class RowReader:
+    """Reads the documents of rows, starting at `position`.
+
+    `prefetch` is called with the documents to read next; by default, it fetches their shards.
+    `own_lanes` (bool [flat_lanes]) are the lanes whose later rows this reader also reads; by
+    default, all lanes. `cuts` is `Packing.cuts`: if true, the rest of a document is in no later
+    row.
+    """
+
+    def __init__(
+        self,
+        documents: LaneDocuments,
+        position: Position,
+        *,
+        prefetch: Callable[[FoundDocuments], None] | None = None,
+        own_lanes: Flags | None = None,
+        cuts: bool = False,
+    ) -> None:
+        self._documents, self._own_lanes, self._cuts = documents, own_lanes, cuts
+        self._prefetch = prefetch or (lambda found: documents.prefetch(found.samples))
+        self._starts: Ints = position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
+        residues = position.residues
+        self._residues = None if residues is None else residues.ravel().tolist()
+        self._most_of_lane = 1 if residues is None else _MOST_OF_LANE
+        self._held: dict[int, dict[int, _Held]] = {}
+        """For each flat lane, the documents that continue after the last row read, by ordinal."""
+        self._held_bytes = 0
+
+    def read(self, pieces: Ints) -> Pieces:
+        """Read the documents of pieces, which `RowFinder.find` returns.
+
+        Raises `DatasetError` if a document does not have the length that was counted, and the
+        other errors of `LaneDocuments.read`.
+        """
+        keys, first, places = np.unique(
+            pieces[:, row_pieces.LANE] << _ORDINAL_BITS | pieces[:, row_pieces.ORDINAL],
+            return_index=True,
+            return_inverse=True,
+        )
+        lanes, ordinals = pieces[first][:, [row_pieces.LANE, row_pieces.ORDINAL]].T
+        table = np.zeros((len(keys), NUM_DOCUMENT_COLUMNS), np.int64)
+        buffers: list[memoryview] = []
+        missing = np.ones(len(keys), np.bool_)
+        for number, (lane, ordinal) in enumerate(
+            zip(lanes.tolist(), ordinals.tolist(), strict=True)
+        ):
+            held = self._held.get(lane, {}).get(ordinal)
+            if held is not None:
+                table[number], missing[number] = held.document, False
+                table[number, BUFFER] = len(buffers)
+                buffers.append(held.tokens)
+        if missing.any():
+            found = self._documents.find(lanes[missing], ordinals[missing])
+            self._prefetch(found)
+            read = self._documents.read(found, found.begun_sizes(self._starts, self._residues))
+            table[missing] = read.table
+            table[missing, BUFFER] = len(buffers)
+            buffers.append(read.ids.data)
+        of_rows = np.column_stack(
+            [pieces[:, row_pieces.ROW], places, pieces[:, row_pieces.START :]]
+        )
+        if not self._cuts:
+            self._hold(of_rows, lanes, table, buffers)
+        return Pieces(table, buffers, of_rows)
+
+    def _hold(self, pieces: Ints, lanes: Ints, table: Ints, buffers: list[memoryview]) -> None:
+        """Keep each lane's last documents if later rows need them, and release the others."""
+        furthest = np.zeros(len(table), np.int64)
+        np.maximum.at(furthest, pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP])
+        is_left = (furthest < table[:, SIZE]).tolist()
+        # ordinals ascend within a lane, so later documents replace earlier ones
+        for number, lane in enumerate(lanes.tolist()):
+            held = self._held.setdefault(lane, {})
+            self._release(held, int(table[number, ORDINAL]))
+            if is_left[number] and (self._own_lanes is None or self._own_lanes[lane]):
+                document = table[number].copy()
+                low = max(0, int(document[BASE]))
+                tokens = copy_tokens(
+                    buffers[document[BUFFER]], low, int(document[BASE] + document[SIZE])
+                )
+                document[BASE] -= low
+                held[int(document[ORDINAL])] = _Held(document, tokens)
+                self._held_bytes += tokens.nbytes
+            while len(held) > self._most_of_lane:
+                self._release(held, next(iter(held)))
+        while self._held_bytes > _MOST_HELD_BYTES:
+            of_lane = self._held.pop(next(iter(self._held)))
+            self._held_bytes -= sum(each.tokens.nbytes for each in of_lane.values())
+
+    def _release(self, held: dict[int, _Held], ordinal: int) -> None:
+        document = held.pop(ordinal, None)
+        if document is not None:
+            self._held_bytes -= document.tokens.nbytes
+
+    def prefetch(self, pieces: Ints) -> None:
+        """Start fetching the shards of rows that will be read later, given the rows' pieces."""
+        self._documents.prefetch(
+            self._documents.find(pieces[:, row_pieces.LANE], pieces[:, row_pieces.ORDINAL]).samples
+        )

@@ -1,0 +1,168 @@
+"""Measure the documents that remain at the end of a finite run, and cut a worker's tail rows.
+
+    Measuring    lanes ─► remaining documents of each ─► their sizes, to exchange
+    Sharing      documents of own lanes, needed in other workers' rows ─► their tokens
+    InTail       tail ─► pieces of this worker's rows ─► documents of any lane
+
+A row of the tail may contain documents of any lane. If this worker has not measured a document, and
+no other worker has sent it, this worker reads it when a row needs it. In a mixture with streams
+that end, each stream has its own tail. The rows are divided among workers in the same way as rows
+of lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from cloudload.loading.workers.block import BlockBuilder, Pieces
+from cloudload.loading.workers.documents import LaneDocuments
+from cloudload.loading.workers.found_documents import FoundDocuments
+from cloudload.loading.workers.kept_documents import Kept, KeptDocuments, Key
+from cloudload.rows.packing.lane_packer import own_documents
+from cloudload.rows.packing.tables import (
+    BUFFER,
+    COUNT,
+    PIECE_DOCUMENT,
+    PIECE_STOP,
+    REMNANT_LANE,
+    REMNANT_ORDINAL,
+    REMNANT_SIZE,
+    REMNANT_STOP,
+    SIZE,
+    SIZE_ABSENT,
+    SIZE_FAILED,
+    SIZE_FILTERED,
+    TAIL_REMNANT,
+)
+from cloudload.rows.packing.tail import Tail
+from cloudload.run.recipe import Recipe
+from cloudload.stats import FAILED, FILTERED
+from cloudload.system.arrays import Ints, count_within
+
+_DOCUMENTS_AT_ONCE = 256
+
+
+class RowOfTail(NamedTuple):
+    """A row of a block that is cut from a tail."""
+
+    block_row: int
+    """The index of the row in the block."""
+    tail: Tail
+    row: int
+    """The index of the row in the `Tail`."""
+
+
+class TailReader:
+    """Reads the tail for one worker. Keeps `kept` and the latest block's documents in memory."""
+
+    def __init__(self, recipe: Recipe, documents: LaneDocuments) -> None:
+        self._recipe, self._documents = recipe, documents
+        self.kept = KeptDocuments()
+        self._held: dict[Key, Kept] = {}
+
+    def measure(
+        self, own: Ints, heads: Ints, ends: Ints, begun_sizes: Callable[[FoundDocuments], Ints]
+    ) -> Ints:
+        """Measure the remaining documents of lanes, and return their sizes in tokens, by lane.
+
+        `own`, `heads`, and `ends` are int64 [lanes]. The remaining ordinals of lane `own[i]` are
+        `heads[i]` to `ends[i] - 1`. `begun_sizes` is `LaneReader.begun_sizes`. The result is int64
+        [documents]. A size is `SIZE_ABSENT` for a hole at the end of an epoch, and `SIZE_FILTERED`
+        or `SIZE_FAILED` for a document that is left out. Keeps the first documents in memory for
+        the rows of the tail.
+
+        For example, for own 0 1, heads 3 5, and ends 5 6, the result has the sizes of documents 3
+        and 4 of lane 0, and of document 5 of lane 1.
+        """
+        numbers, documents = ends - heads, self._documents
+        lanes = np.repeat(own, numbers)
+        firsts = np.cumsum(numbers) - numbers
+        ordinals = np.repeat(heads, numbers) + count_within(numbers)
+        sizes = np.full(len(lanes), SIZE_ABSENT, np.int64)
+        canonical = np.lexsort((lanes, ordinals))
+        found = documents.find(lanes[canonical], ordinals[canonical])
+        for first in range(0, len(found), _DOCUMENTS_AT_ONCE):
+            chunk = found[slice(first, first + _DOCUMENTS_AT_ONCE)]
+            documents.prefetch(found.samples[first : first + 2 * _DOCUMENTS_AT_ONCE])
+            index = np.searchsorted(own, chunk.flat_lanes)
+            read = documents.read(chunk, begun_sizes(chunk))
+            self.kept.keep(read)
+            chunk_sizes = read.table[:, SIZE].copy()
+            chunk_sizes[read.table[:, COUNT] == FILTERED] = SIZE_FILTERED
+            chunk_sizes[read.table[:, COUNT] == FAILED] = SIZE_FAILED
+            sizes[firsts[index] + chunk.ordinals - heads[index]] = chunk_sizes
+        return sizes
+
+    def cut(self, block: BlockBuilder, rows: Iterable[RowOfTail]) -> Pieces:
+        """Cut rows of the block from tails, in order, and count the documents that end there.
+
+        Raises the errors of `LaneDocuments.find` and `read`.
+        """
+        remnants: list[Ints] = []
+        pieces: list[Ints] = []
+        for block_row, tail, row in rows:
+            of_row = tail.row_pieces(row)
+            remnants.append(tail.remnants[of_row[:, TAIL_REMNANT]])
+            pieces.append(np.column_stack([np.full(len(of_row), block_row), of_row]))
+            block.count_documents(block_row, self._streams_and_sizes(tail.row_remnants(row)))
+        if not any(map(len, remnants)):
+            return Pieces.empty()
+        return self._join(np.concatenate(remnants), np.concatenate(pieces))
+
+    def read_whole(self, documents: Ints) -> Pieces:
+        """Read whole documents, as the pieces of a single row.
+
+        `documents` is int64 [documents, 3]: the lane, ordinal, and size of each. Raises the errors
+        of `LaneDocuments.find` and `read`.
+        """
+        if not len(documents):
+            return Pieces.empty()
+        sizes = {(lane, ordinal): size for lane, ordinal, size in documents.tolist()}
+        self._read(sizes)
+        table = np.stack([self._held[key][0] for key in sizes])
+        table[:, BUFFER] = np.arange(len(table))
+        pieces = np.zeros((len(table), 4), np.int64)
+        pieces[:, PIECE_DOCUMENT], pieces[:, PIECE_STOP] = table[:, BUFFER], table[:, SIZE]
+        return Pieces(table, [self._held[key][1] for key in sizes], pieces)
+
+    def _join(self, remnants: Ints, pieces: Ints) -> Pieces:
+        keys = list(
+            zip(
+                remnants[:, REMNANT_LANE].tolist(),
+                remnants[:, REMNANT_ORDINAL].tolist(),
+                strict=True,
+            )
+        )
+        self._read(dict(zip(keys, remnants[:, REMNANT_STOP].tolist(), strict=True)))
+        numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        table = np.stack([self._held[key][0] for key in numbers])
+        table[:, BUFFER] = np.arange(len(table))
+        pieces[:, PIECE_DOCUMENT] = [numbers[key] for key in keys]
+        return Pieces(table, [self._held[key][1] for key in numbers], pieces)
+
+    def _read(self, sizes: Mapping[Key, int]) -> None:
+        """Read the documents in `sizes` that are not in memory, and release all other documents.
+
+        A key of `sizes` is (lane, ordinal). A value is the document's size when it was measured.
+        """
+        at_hand = ((key, self._held.get(key) or self.kept.get(key)) for key in sizes)
+        held = {key: found for key, found in at_hand if found is not None}
+        missing = [key for key in sizes if key not in held]
+        if missing:
+            lanes, ordinals = np.array(missing, np.int64).T
+            found = self._documents.find(lanes, ordinals)
+            self._documents.prefetch(found.samples)
+            expected = np.array([sizes[key] for key in missing], np.int64)
+            read = own_documents(self._documents.read(found, expected))
+            held |= dict(zip(missing, read, strict=True))
+        self._held = held
+
+    def _streams_and_sizes(self, remnants: Ints) -> Ints:
+        """The (stream, size) of each document not yet counted: int64 [documents, 2]."""
+        remnants = remnants[remnants[:, REMNANT_SIZE] != SIZE_ABSENT]
+        found = self._documents.find(remnants[:, REMNANT_LANE], remnants[:, REMNANT_ORDINAL])
+        streams = self._recipe.corpus.streams_of(found.samples)
+        return np.column_stack([streams, remnants[:, REMNANT_SIZE]])

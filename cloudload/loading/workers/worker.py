@@ -1,0 +1,246 @@
+"""Make the rows of one worker, one block of batches at a time.
+
+    documents ─► tokenizer ─► packers of lanes ─► pieces of this worker's rows ─► Block
+
+A worker owns a share of the rank's lanes. Its blocks cover every batch, even batches in which it
+has no row. It reads, tokenizes and packs the documents of several batches together, and yields
+their rows as one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+import numpy as np
+
+from cloudload.errors import StreamChangedError
+from cloudload.loading.workers.block import Block, BlockBuilder, Pieces
+from cloudload.loading.workers.dealt_rows import DealtRows
+from cloudload.loading.workers.documents import open_cache, open_documents
+from cloudload.loading.workers.lane_reader import LaneReader
+from cloudload.loading.workers.length_check import check_some_lengths
+from cloudload.loading.workers.plan import Measuring, Mixed, NextPhase, Plan, Sharing
+from cloudload.loading.workers.tail_reader import RowOfTail, TailReader
+from cloudload.rows.packing.rows import Framing, fill_rows, list_spans, row_lengths
+from cloudload.rows.packing.tables import PIECE_ROW
+from cloudload.run.lengths.mixture_ending import MixtureTails
+from cloudload.run.lengths.run_lengths import RunLengths
+from cloudload.system.arrays import NEVER, Ints, Tokens, count_within
+
+NewTokens = Callable[[int, int], Tokens]
+"""Allocates an uninitialized array for tokens: int32 [rows, seq_len]."""
+
+
+class Worker:
+    """One worker of a rank. Its cache, orders, and tokenizer stay open from phase to phase.
+
+    `retries` (int64 [1]) counts the retries of requests to the store.
+    """
+
+    def __init__(
+        self, plan: Plan, number: int, retries: Ints, new_tokens: NewTokens | None = None
+    ) -> None:
+        self.number, self.new_tokens = number, new_tokens or _new_tokens
+        self._cache = open_cache(plan, retries)
+        try:
+            self.documents = open_documents(plan, self._cache, compares=plan.compares(number))
+        except BaseException:
+            self._cache.close()
+            raise
+        self.traffic, self.tail = self._cache.traffic, TailReader(plan.recipe, self.documents)
+
+    def read_blocks(self, plan: Plan) -> Iterator[Block]:
+        """Yield this worker's blocks. The k-th blocks of all workers cover the same batches.
+
+        `plan` is the worker's own plan, or a later phase of it. The first blocks are those of
+        replayed rows, which have cursors but no tokens. The next block has one batch, so that
+        training starts early. Each later block has twice as many batches as the previous one, up to
+        `Plan.batches_at_once`. The blocks end only at a pause and in two phases: `Measuring` has
+        one block, with the sizes of documents, and `Sharing` has blocks of one row each, with the
+        tokens of documents.
+
+        Raises `StreamChangedError` if the plan's position does not match the documents,
+        `DatasetError` if an endless lane has no tokens, and the errors of `LaneDocuments.find` and
+        `read`.
+        """
+        return _Rows(self, plan).blocks()
+
+    def receive(self, change: NextPhase) -> None:
+        """Keep the tail documents that other workers read for this one."""
+        for shared in change.documents:
+            self.tail.kept.receive(shared, self.documents)
+
+    def close(self) -> None:
+        """Close the cache."""
+        self._cache.close()
+
+
+def _open_mixture(plan: Plan) -> MixtureTails | None:
+    """The tails of a mixture with streams that end; None in other runs."""
+    if not isinstance(plan.phase, Mixed):
+        return None
+    assert plan.lengths is not None
+    lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
+    return lengths.use_ending(plan.phase.ending)
+
+
+def _new_tokens(num_rows: int, seq_len: int) -> Tokens:
+    return np.empty((num_rows, seq_len), np.int32)
+
+
+class _Rows:
+    """Makes the blocks of one worker in one phase."""
+
+    def __init__(self, worker: Worker, plan: Plan) -> None:
+        self._plan, self._worker, self._documents = plan, worker.number, worker.documents
+        self._tail, self._traffic, self._new_tokens = worker.tail, worker.traffic, worker.new_tokens
+        self._packing = plan.recipe.packing
+        self._framing = Framing.of(plan.recipe.tokenizer.frames)
+        self._dealt = None if plan.is_even else DealtRows(plan, worker.number, worker.documents)
+        self._mixture = _open_mixture(plan)
+        self._first_dry, self._is_awaited = NEVER, True
+
+    @cached_property
+    def _lanes(self) -> LaneReader:
+        return LaneReader(self._plan, self._worker, self._documents)
+
+    def blocks(self) -> Iterator[Block]:
+        plan = self._plan
+        if plan.has_jumped and self._worker == 0:
+            check_some_lengths(plan, self._documents)
+        if isinstance(plan.phase, Measuring):
+            yield self._measure()
+            return
+        if isinstance(plan.phase, Sharing):
+            own = plan.phase.documents[self._worker]
+            yield from map(self._share, np.array_split(own, plan.phase.num_blocks))
+            return
+        for start, stop in plan.replays():
+            yield self._make_block(start, [stop], keeps_tokens=False)
+        step, pause = plan.global_batch, plan.pause
+        first, count = plan.position.rows, 1
+        while first < pause:
+            stop = first + min(count, (pause - first) // step) * step
+            yield self._make_block(first, list(range(first + step, stop + 1, step)))
+            self._is_awaited = False
+            first, count = stop, min(2 * count, plan.batches_at_once)
+
+    def _measure(self) -> Block:
+        own = np.array(self._plan.own_lanes(self._worker), np.int64)
+        lanes = self._lanes
+        heads, ends = lanes.next_ordinals[own], lanes.ends[own]
+        block = BlockBuilder(own[:0], np.zeros(1, np.int64), self._packing, 0)
+        block.lengths = self._tail.measure(own, heads, ends, lanes.begun_sizes)
+        return self._build(block, self._new_tokens(0, 0))
+
+    def _share(self, documents: Ints) -> Block:
+        """Make a block of the tokens of `documents`, int64 [documents, 3], as in `Sharing`."""
+        pieces, num_tokens = self._tail.read_whole(documents), int(documents[:, -1].sum())
+        tokens = self._new_tokens(1, num_tokens)
+        fill_rows(tokens, *pieces, self._framing)
+        rows = np.empty(0, np.int64)
+        return self._build(BlockBuilder(rows, np.zeros(1, np.int64), self._packing, 0), tokens)
+
+    def _make_block(self, start: int, stops: list[int], *, keeps_tokens: bool = True) -> Block:
+        """Make this worker's part of consecutive batches.
+
+        The first batch begins at row `start`, and batch `i` ends before row `stops[i]`.
+        """
+        plan = self._plan
+        rows = plan.worker_rows(self._worker, start, stops[-1])
+        bounds = np.searchsorted(rows, [start, *stops])
+        tokens = self._new_tokens(len(rows) if keeps_tokens else 0, self._packing.seq_len)
+        block = BlockBuilder(rows, bounds, self._packing, len(plan.recipe.labels))
+        if self._first_dry == NEVER:
+            pieces = self._cut(block, num_batches=len(stops))
+            if keeps_tokens:
+                lengths = fill_rows(tokens, *pieces, self._framing)
+                block.spans = list_spans(pieces.table, pieces.pieces)
+            else:
+                lengths = row_lengths(pieces.pieces, len(rows))
+            block.count_tokens(pieces, lengths, self._padding_streams(rows), self._first_dry)
+        return self._build(block, tokens)
+
+    def _build(self, block: BlockBuilder, tokens: Tokens) -> Block:
+        return block.build(tokens, self._first_dry, self._traffic, self._documents.take_doubts())
+
+    def _padding_streams(self, rows: Ints) -> Ints:
+        """The stream whose statistics count each row's padding: int64 [rows].
+
+        This is the first stream of the row's component.
+        """
+        recipe = self._plan.recipe
+        firsts = np.array([component.streams.start for component in recipe.components])
+        streams: Ints = firsts[recipe.components_of(rows)]
+        return streams
+
+    def _cut(self, block: BlockBuilder, *, num_batches: int) -> Pieces:
+        """Cut the block's rows: from the lanes before row `phase.start`, then from the tail."""
+        if self._mixture is not None:
+            return self._cut_mixture(block, self._mixture, num_batches)
+        num_of_lanes = int(np.searchsorted(block.rows, self._plan.phase.start))
+        pieces = self._cut_lanes(block, np.arange(num_of_lanes), num_batches)
+        if num_of_lanes < len(block.rows):
+            tail = self._plan.tail
+            assert tail is not None
+            left = enumerate(block.rows[num_of_lanes:].tolist(), num_of_lanes)
+            pieces += self._tail.cut(block, (RowOfTail(place, tail, row) for place, row in left))
+        return pieces
+
+    def _cut_mixture(self, block: BlockBuilder, tails: MixtureTails, num_batches: int) -> Pieces:
+        """Cut each of the block's rows before the end of the run from a lane, or from the tail of
+        the row's stream."""
+        num_rows = int(np.searchsorted(block.rows, tails.ending.end))
+        rows = block.rows[:num_rows]
+        components = self._plan.recipe.components_of(rows)
+        is_in_tail = tails.is_in_tail(components, rows)
+        pieces = self._cut_lanes(block, np.flatnonzero(~is_in_tail), num_batches)
+        if not is_in_tail.any():
+            return pieces
+        places = np.flatnonzero(is_in_tail)
+        numbers = tails.number_rows(components[places], rows[places])
+        pieces += self._tail.cut(
+            block,
+            [
+                RowOfTail(place, tails.tail(component), number)
+                for place, component, number in zip(
+                    places.tolist(), components[places].tolist(), numbers.tolist(), strict=True
+                )
+            ],
+        )
+        in_order = np.argsort(pieces.pieces[:, PIECE_ROW], kind="stable")
+        return pieces._replace(pieces=pieces.pieces[in_order])
+
+    def _cut_lanes(self, block: BlockBuilder, places: Ints, num_batches: int) -> Pieces:
+        """Cut rows from their lanes. `places` (int64 [rows]) are the rows' indices in the block."""
+        if self._dealt is None:
+            return self._cut_own_lanes(block, places, num_batches)
+        pieces = self._dealt.read(block.rows[places], is_awaited=self._is_awaited)
+        pieces.pieces[:, PIECE_ROW] = places[pieces.pieces[:, PIECE_ROW]]
+        return pieces
+
+    def _cut_own_lanes(self, block: BlockBuilder, places: Ints, num_batches: int) -> Pieces:
+        """Cut rows of the block from their lanes, which this worker owns.
+
+        Example: rows 0 to 5 belong to lanes 0 1 2 0 1 2, and lane 1 has only one row left. The rows
+        cut, lane by lane, are block rows 0 3 1 2 5, and row 4 is the first dry row.
+        """
+        recipe, rows = self._plan.recipe, block.rows[places]
+        flat_lanes = recipe.components_of(rows) * recipe.num_lanes + rows % recipe.num_lanes
+        lanes, wanted = np.unique(flat_lanes, return_counts=True)
+        try:
+            cut = self._lanes.cut(
+                lanes, wanted, num_batches=num_batches, is_awaited=self._is_awaited
+            )
+        except ValueError as error:
+            raise StreamChangedError(
+                f"{error}. The state is damaged, or was saved with a different corpus, tokenizer "
+                "or transform, or the transform is not deterministic. Load an earlier state, "
+                "restore the data and the config, or fix the transform"
+            ) from None
+        block_rows = places[np.argsort(flat_lanes, kind="stable")]
+        is_cut = count_within(wanted) < np.repeat(cut.num_rows, wanted)
+        dry = block.rows[block_rows[~is_cut]]
+        self._first_dry = min(self._first_dry, int(dry.min(initial=NEVER)))
+        return Pieces(cut.table, cut.buffers, block.take(cut, block_rows[is_cut]))

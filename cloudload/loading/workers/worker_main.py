@@ -1,0 +1,159 @@
+"""Run a worker process: make the blocks of one phase after another.
+
+    trainer    plan          free  free  halt                next phase        free …
+    worker        block  block  block  block     halted                   block  block …
+
+When a worker halts, it discards the rows it has made, but keeps its shards, orders, and tokenizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Final
+
+from cloudload.data.cache.counters import WorkerCounts
+from cloudload.errors import CloudloadError
+from cloudload.loading.workers.plan import Plan
+from cloudload.loading.workers.transport import Slots, slot_bytes
+from cloudload.loading.workers.work_pickles import receive_work
+from cloudload.loading.workers.worker import Worker
+from cloudload.stats import IDLE, PACK
+from cloudload.system.activity import published
+from cloudload.system.garbage import freeze_objects
+from cloudload.system.open_files import raise_open_file_limit
+from cloudload.system.parent_watch import exit_with_parent
+from cloudload.system.shared_memory import SharedMemoryRing
+from cloudload.system.stage_times import stage, stopwatch
+
+FREE: Final = b"free"
+"""The trainer's message that a slot is free again."""
+HALT: Final = b"halt"
+"""The trainer's message that the current phase ends."""
+HALTED: Final = "halted"
+"""The worker's answer to `HALT`, after which it receives a `NextPhase`."""
+_ACTIVITY_BYTES = 1 << 11
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The traceback of an unexpected error in a worker."""
+
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory that a rank's workers and the training process share."""
+
+    blocks: SharedMemoryRing
+    """`slots_each` slots per worker, for its blocks."""
+    slots_each: int
+    activities: SharedMemoryRing
+    """One slot per worker, for a description of its current activity."""
+    counts: WorkerCounts
+
+    @staticmethod
+    def of(plan: Plan, counts: WorkerCounts) -> Memory:
+        # the extra slot is for the block that the training process uses
+        slots_each = 1 + plan.blocks_ahead
+        blocks = SharedMemoryRing(plan.num_workers * slots_each, slot_bytes(plan))
+        activities = SharedMemoryRing(plan.num_workers, _ACTIVITY_BYTES)
+        return Memory(blocks, slots_each, activities, counts)
+
+    def slots(self, worker: int, await_free: Callable[[], object]) -> Slots:
+        """Return the slots for one worker's blocks."""
+        return Slots(self.blocks, worker * self.slots_each, self.slots_each, await_free)
+
+
+def work(number: int, memory: Memory, connection: Connection, plan: Plan | None) -> None:
+    """Make and send a worker's blocks. This is the main function of a worker process.
+
+    If `plan` is None, the process receives it over `connection`.
+    """
+    import torch
+
+    exit_with_parent()
+    freeze_objects()
+    # one thread per worker: work is parallel across workers
+    torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    raise_open_file_limit()  # lanes keep many shards mapped at once
+    try:
+        connection.send("started")
+        plan = receive_work(connection) if plan is None else plan
+        with (
+            published(partial(memory.activities.write_text, number), "making its next rows"),
+            stopwatch(memory.counts.times(number), PACK),
+        ):
+            _make_phases(number, memory, connection, plan)
+    except (EOFError, ConnectionError):
+        pass  # the training process has exited
+    except CloudloadError as error:
+        # pickling drops the traceback, because frames cannot be sent to another process
+        connection.send(error)
+    except Exception:
+        connection.send(Failed(traceback.format_exc()))
+
+
+def _make_phases(number: int, memory: Memory, connection: Connection, plan: Plan) -> None:
+    """Make the blocks of a plan and of all its later phases, until the connection closes."""
+    inbox, counts = _Inbox(connection), memory.counts
+    slots = memory.slots(number, inbox.await_free)
+    worker = Worker(plan, number, counts.of(number), slots.new_tokens)
+    with contextlib.closing(worker):
+        while True:
+            with contextlib.suppress(_HaltedError):
+                for block in worker.read_blocks(plan):
+                    packed = slots.pack(block)
+                    counts.blocks(number)[0] += 1
+                    counts.tokens(number)[0] += block.num_tokens
+                    connection.send(packed)
+                    inbox.look()
+                inbox.await_halt()
+            inbox.num_free, counts.blocks(number)[0] = 0, 0
+            slots.reset()
+            connection.send(HALTED)
+            change = receive_work(connection)
+            plan = plan.enter(change)
+            worker.receive(change)
+
+
+class _HaltedError(Exception):
+    """Raised in a worker when the trainer has asked it to halt."""
+
+
+class _Inbox:
+    """Reads the trainer's messages to a worker about its blocks."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection, self.num_free = connection, 0
+        """Number of free slots that `await_free` has not claimed."""
+
+    def look(self) -> None:
+        """Read the messages that have arrived. Raises `_HaltedError` if one is `HALT`."""
+        while self._connection.poll():
+            self._read()
+
+    def await_free(self) -> None:
+        """Wait until a slot is free, and claim it. Raises `_HaltedError` on `HALT`."""
+        with stage(IDLE):
+            while not self.num_free:
+                self._read()
+        self.num_free -= 1
+
+    def await_halt(self) -> None:
+        """Wait for `HALT`, and raise `_HaltedError`."""
+        with stage(IDLE):
+            while True:
+                self._read()
+
+    def _read(self) -> None:
+        if self._connection.recv_bytes() == HALT:
+            raise _HaltedError
+        self.num_free += 1

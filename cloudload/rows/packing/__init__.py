@@ -1,0 +1,19 @@
+"""Pack documents into rows. Arrays in, arrays out: no text, no files, no ranks.
+
+    document table, IDs ─► a lane packer ─► pieces, cursors, residues ─► fill_rows ─► tokens, spans
+                               │
+              packing          reference (`packers`, `PackerLanes`)     vectorized twin
+              concat           one lane, document by document           `ConcatLanes`
+              best_fit         "                                        `BestFitLanes`
+              one_per_row      "                                        (the reference is used)
+
+    tables          columns of all tables         best_fit_lane  its sequential part
+    packers         reference packers, one lane   residue        spans not yet emitted, as bytes
+    lane_packer     packers of a worker's lanes   rows           pieces to tokens and spans
+    concat_lanes    vectorized `concat`           tail           the end of a finite run
+    best_fit_lanes  vectorized `best_fit`
+
+The reference packers are the specification. Tests compare the rows, cursors, residues and counts of
+the vectorized twins with theirs. From outside, `packing` imports only `cloudload.system.arrays` and
+`cloudload.stats`.
+"""

@@ -1,0 +1,248 @@
+"""Pack many `best_fit` lanes at once: the vectorized twin of `BestFitPacker`.
+
+    documents ─► pieces, in arrays ─► open rows of each lane ─► complete rows, taken in arrays
+
+    aaaa bbbbbbb cc   seq_len 5  ─►  aaaa | bbbbb | bb | cc  ─►  bbbbb, then aaaa., then bbcc.
+
+A **piece** is up to `seq_len` tokens of a document that are in one row. It is represented by an
+integer, the index of its document and tokens in a table. Everything that does not depend on earlier
+rows is computed for many pieces at once. Only the placement is sequential, because the place of
+each piece depends on the pieces before it.
+
+The reference, `PackerLanes` with a `BestFitPacker` for each lane, is the specification. Tests
+compare every row, cursor, residue and count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cloudload.rows.packing.best_fit_lane import (
+    BestFitLane,
+    Row,
+    decode_pieces,
+    encode_pieces,
+    find_stops,
+    list_packed,
+    restore_lane,
+    split_documents,
+)
+from cloudload.rows.packing.lane_packer import CutRows
+from cloudload.rows.packing.packers import Packing, check_start
+from cloudload.rows.packing.residue import residue_spans
+from cloudload.rows.packing.tables import (
+    BASE,
+    COUNT,
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    FLAT_LANE,
+    NUM_DOCUMENT_COLUMNS,
+    ORDINAL,
+    SIZE,
+    START,
+    STREAM,
+    Documents,
+)
+from cloudload.system.arrays import Flags, Ints
+
+_TOKEN_BYTES = 4
+
+
+class BestFitLanes:
+    """Lanes whose documents go into the open row that fits them best; see `LaneRows`.
+
+    `cursors` is int64 [flat_lanes, 2].
+    """
+
+    def __init__(
+        self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
+    ) -> None:
+        self._packing, self._num_lanes = packing, num_lanes
+        self._cursors, self._residues = cursors, residues
+        self._offsets = cursors[:, CURSOR_OFFSET].copy()
+        """Number of tokens of each lane's first document that are before the starting cursor; 0
+        once the document is added."""
+        self._lanes: list[BestFitLane | None] = [None] * len(cursors)
+        self._unread: dict[int, dict[int, list[int]]] = {}
+        """Pieces in residues, by flat lane and ordinal, whose documents must be read again."""
+        self._table = np.empty((0, NUM_DOCUMENT_COLUMNS), np.int64)
+        """Each piece's row of the document table. `START` is the start of the piece."""
+        self._tokens = np.empty(0, np.object_)
+        """The IDs of each piece: int32, as bytes."""
+        self._unused = np.empty(0, np.int64)
+        """Indices of table rows that hold no piece."""
+
+    def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
+        for flat_lane in flat_lanes.tolist():
+            self._lane(flat_lane)
+        keys = [
+            (flat_lane, ordinal)
+            for flat_lane in flat_lanes.tolist()
+            for ordinal in self._unread.get(flat_lane, ())
+        ]
+        pairs = np.array(keys, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
+        ready = np.array(
+            [len(self._lane(flat_lane).rows) for flat_lane in flat_lanes.tolist()], np.int64
+        )
+        return np.maximum(0, wanted - ready) * self._packing.seq_len
+
+    def add(self, documents: Documents, has_begun: Flags) -> None:
+        table = documents.table.copy()
+        buffer = documents.ids.data
+        if self._unread:
+            table = self._take_again(table, buffer)
+        self._start(table)
+        self._pack(split_documents(table, self._packing.seq_len), buffer)
+
+    def _pack(self, table: Ints, buffer: memoryview) -> None:
+        """Pack the pieces in `table`, which `split_documents` returned."""
+        pieces = self._new_pieces(len(table))
+        self._hold(pieces, table, buffer)
+        lanes, packed = self._lanes, list_packed(table, self._packing.seq_len)
+        for piece, span, flat_lane, size, ordinal, offset in zip(
+            encode_pieces(pieces), *packed, strict=True
+        ):
+            (lanes[flat_lane] or self._open(flat_lane)).pack(piece, size, span, ordinal, offset)
+
+    def _new_pieces(self, number: int) -> Ints:
+        if len(self._unused) < number:
+            held, more = len(self._table), max(number, len(self._table))
+            self._table = np.concatenate(
+                [self._table, np.empty((more, NUM_DOCUMENT_COLUMNS), np.int64)]
+            )
+            self._tokens = np.concatenate([self._tokens, np.full(more, b"", np.object_)])
+            self._unused = np.concatenate([self._unused, np.arange(held, held + more)])
+        first = len(self._unused) - number
+        pieces, self._unused = self._unused[first:], self._unused[:first]
+        return pieces
+
+    def _hold(self, pieces: Ints, table: Ints, buffer: memoryview) -> None:
+        """Store pieces and copies of their IDs, because views would keep all of `buffer` alive."""
+        froms = np.maximum(0, table[:, BASE] + table[:, START])
+        stops = np.maximum(froms, table[:, BASE] + find_stops(table, self._packing.seq_len))
+        self._table[pieces] = table
+        self._table[pieces, BASE] -= froms
+        # the GC does not track bytes, but would track views
+        parts = [
+            buffer[start:stop].tobytes()
+            for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)
+        ]
+        self._tokens[pieces] = np.array(parts, np.object_)
+
+    def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
+        rows: list[Row] = []
+        num_rows: list[int] = []
+        for flat_lane, most in zip(flat_lanes.tolist(), wanted.tolist(), strict=True):
+            ready = self._lane(flat_lane).rows
+            num_rows.append(min(most, len(ready)))
+            rows += [ready.popleft() for _ in range(num_rows[-1])]
+        ordinals, offsets, residues, of_rows, passed = (
+            zip(*rows, strict=True) if rows else ((),) * 5
+        )
+        piece_rows, taken = decode_pieces(of_rows)
+        table = self._table[taken]
+        parts = self._release(taken)
+        sizes = np.array(list(map(len, parts)), np.int64) // _TOKEN_BYTES
+        table[:, BASE] += np.cumsum(sizes) - sizes
+        counted_rows, counted = decode_pieces(passed)
+        documents = self._table[counted]
+        # a piece without tokens is in no row
+        self._release(counted[documents[:, SIZE] == documents[:, START]])
+        stops = find_stops(table, self._packing.seq_len)
+        return CutRows(
+            num_rows=np.array(num_rows, np.int64),
+            table=table,
+            buffers=[memoryview(b"".join(parts)).cast("i")],
+            pieces=np.stack([piece_rows, np.arange(len(table)), table[:, START], stops], axis=1),
+            cursors=np.array([ordinals, offsets], np.int64).T,
+            residues=residues,
+            counted=np.column_stack([counted_rows, documents[:, [STREAM, COUNT, SIZE]]]),
+        )
+
+    def _release(self, pieces: Ints) -> list[bytes]:
+        """Free pieces, and return their IDs as bytes.
+
+        Their rows of the table stay unchanged until they are reused.
+        """
+        tokens: list[bytes] = self._tokens[pieces].tolist()
+        self._tokens[pieces] = b""
+        self._unused = np.concatenate([self._unused, pieces])
+        return tokens
+
+    # ------------------------------------------------------------ lanes of a state
+
+    def _lane(self, flat_lane: int) -> BestFitLane:
+        return self._lanes[flat_lane] or self._open(flat_lane)
+
+    def _open(self, flat_lane: int) -> BestFitLane:
+        residue = b"" if self._residues is None else self._residues[flat_lane]
+        try:
+            lane = self._lanes[flat_lane] = self._restore(flat_lane, residue)
+        except ValueError as error:
+            raise ValueError(f"residues: lane {flat_lane % self._num_lanes} has {error}") from None
+        return lane
+
+    def _restore(self, flat_lane: int, residue: bytes) -> BestFitLane:
+        """Restore a lane's rows from its residue. Raises `ValueError` for an invalid residue."""
+        ordinal, offset = self._cursors[flat_lane].tolist()
+        sizes = {document: size for document, _, size in residue_spans(residue, ordinal)}
+        unread: dict[int, list[int]] = {document: [] for document in sizes}
+
+        def hold(document: int, start: int, _: int) -> bytes:
+            piece = self._new_pieces(1)
+            self._table[piece, SIZE], self._table[piece, START] = sizes[document], start
+            unread[document] += piece.tolist()
+            [encoded] = encode_pieces(piece)
+            return encoded
+
+        lane = restore_lane(self._packing, (ordinal, offset), residue, hold)
+        if residue:
+            self._unread[flat_lane] = unread
+        return lane
+
+    def _take_again(self, table: Ints, buffer: memoryview) -> Ints:
+        """Store the IDs of documents in residues, and return the table of the other documents.
+
+        Raises `ValueError` if the size of a document in a residue has changed.
+        """
+        others: list[int] = []
+        for place, (flat_lane, ordinal, size) in enumerate(
+            table[:, [FLAT_LANE, ORDINAL, SIZE]].tolist()
+        ):
+            pieces = self._unread.get(flat_lane, {}).pop(ordinal, None)
+            if pieces is None:
+                others.append(place)
+                continue
+            if not self._unread[flat_lane]:
+                del self._unread[flat_lane]
+            packed_size = int(self._table[pieces[0], SIZE])
+            if size != packed_size:
+                raise ValueError(
+                    f"lane {flat_lane % self._num_lanes}: document {ordinal} had {packed_size} "
+                    f"tokens, but now has {size}"
+                )
+            again = np.repeat(table[place : place + 1], len(pieces), axis=0)
+            again[:, START] = self._table[pieces, START]
+            self._hold(np.array(pieces, np.int64), again, buffer)
+        return table[others]
+
+    def _start(self, table: Ints) -> None:
+        """Set `START` of each lane's first document to the offset of the lane's starting cursor.
+
+        Raises `ValueError` if the document does not match the cursor.
+        """
+        for place in np.flatnonzero(self._offsets[table[:, FLAT_LANE]]).tolist():
+            flat_lane, ordinal, size = table[place, [FLAT_LANE, ORDINAL, SIZE]].tolist()
+            offset = int(self._offsets[flat_lane])
+            if not offset:
+                continue
+            try:
+                check_start(int(self._cursors[flat_lane, CURSOR_ORDINAL]), offset, ordinal, size)
+            except ValueError as error:
+                raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
+            table[place, START], self._offsets[flat_lane] = offset, 0

@@ -1,0 +1,222 @@
+"""Pack the lanes of a worker: documents in, pieces of rows out.
+
+    lane 0   ···| a a a b b c c c c c     two rows wanted of seq_len 5   ─►  a a a b b | c c c c c
+    lane 1        d d d d d d d e         one row wanted                 ─►  d d d d d    d d e wait
+
+`PackerLanes` runs a reference packer (`packers`) for each lane, and supports every packing.
+`ConcatLanes` and `BestFitLanes` are vectorized twins for `concat` and `best_fit`. Property tests
+compare them with the reference.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from cloudload.rows.packing.packers import Packer, Packing
+from cloudload.rows.packing.residue import residue_spans
+from cloudload.rows.packing.tables import BASE, BUFFER, NUM_DOCUMENT_COLUMNS, SIZE, Documents
+from cloudload.system.arrays import Flags, Ints
+
+
+@dataclass(frozen=True)
+class CutRows:
+    """Rows cut from lanes, as pieces of documents: lane by lane, in order within each lane."""
+
+    num_rows: Ints
+    """int64 [lanes]: the number of rows from each lane; fewer than wanted if the lane has no
+    more."""
+    table: Ints
+    """int64 [documents, 10]: the document table of the pieces."""
+    buffers: Sequence[memoryview]
+    """The int32 buffers that `table` refers to."""
+    pieces: Ints
+    """int64 [pieces, 4], with columns `tables.PIECE_ROW` and so on."""
+    cursors: Ints
+    """int64 [rows, 2]: the lane's cursor after each row."""
+    residues: Sequence[bytes] | None
+    """[rows]: the lane's residue after each row; None if the packing has no residue."""
+    counted: Ints
+    """int64 [documents, 4], with columns `tables.COUNTED_ROW` and so on."""
+
+
+class LaneRows(Protocol):
+    """The packers of a worker's lanes, indexed by flat lane (`component * num_lanes + lane`).
+
+    `flat_lanes` is int64 [lanes], ascending and distinct. `wanted` is the number of rows wanted
+    from each lane, int64 [lanes].
+    """
+
+    def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
+        """The documents in the lanes' residues that must be read again.
+
+        Returns (flat_lanes, ordinals), int64 [documents] each. Add these documents before cutting
+        rows. Raises `ValueError` for an invalid residue.
+        """
+        ...
+
+    def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
+        """Estimate how many more tokens each lane needs for the wanted rows: int64 [lanes].
+
+        The estimate is 0 if and only if the lane already has the rows.
+        """
+        ...
+
+    def add(self, documents: Documents, has_begun: Flags) -> None:
+        """Add the next documents of lanes, or documents that `unread` lists.
+
+        `has_begun` is bool [documents]: True if the document is in the lane's residue, or if the
+        lane's starting cursor is inside the document. Raises a `ValueError` that names the lane if
+        a document does not match the cursor or the residue.
+        """
+        ...
+
+    def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
+        """Take the next rows of lanes, at most `wanted` from each, out of the documents added."""
+        ...
+
+
+def copy_tokens(buffer: memoryview, start: int, stop: int) -> memoryview:
+    """Copy tokens [start, stop) of an int32 buffer. A view would keep the whole buffer alive."""
+    return memoryview(buffer[start:stop].tobytes()).cast("i")
+
+
+# ---------------------------------------------------------------- any packing
+
+
+class _PackerLane:
+    """A lane's packer, and the documents of the lane that later rows need."""
+
+    def __init__(self, packer: Packer, residue: dict[int, int]) -> None:
+        self.packer = packer
+        self.unread = residue
+        """The sizes of the residue's documents that must be read again, by ordinal."""
+        self.documents: dict[int, tuple[Ints, memoryview]] = {}
+        self.uncounted: deque[tuple[int, int, int, int]] = deque()
+
+
+class PackerLanes:
+    """Lanes that each have a reference packer; see `LaneRows`.
+
+    A run uses this class only for `one_per_row`. For the other packings, it specifies the results
+    of the vectorized twins, `ConcatLanes` and `BestFitLanes`. `cursors` is int64 [flat_lanes, 2].
+    """
+
+    def __init__(
+        self, packing: Packing, num_lanes: int, cursors: Ints, residues: Sequence[bytes] | None
+    ) -> None:
+        self._packing, self._num_lanes = packing, num_lanes
+        self._cursors, self._residues = cursors, residues
+        self._lanes: list[_PackerLane | None] = [None] * len(cursors)
+
+    def _lane(self, flat_lane: int) -> _PackerLane:
+        lane = self._lanes[flat_lane]
+        if lane is None:
+            ordinal, offset = self._cursors[flat_lane].tolist()
+            residue = b"" if self._residues is None else self._residues[flat_lane]
+            try:
+                packer = self._packing.packer((ordinal, offset), residue)
+                unread = {document: size for document, _, size in residue_spans(residue, ordinal)}
+            except ValueError as error:
+                raise ValueError(
+                    f"residues: lane {flat_lane % self._num_lanes} has {error}"
+                ) from None
+            lane = self._lanes[flat_lane] = _PackerLane(packer, unread)
+        return lane
+
+    def unread(self, flat_lanes: Ints) -> tuple[Ints, Ints]:
+        keys = [
+            (flat_lane, ordinal)
+            for flat_lane in flat_lanes.tolist()
+            for ordinal in self._lane(flat_lane).unread
+        ]
+        pairs = np.array(keys, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def missing(self, flat_lanes: Ints, wanted: Ints) -> Ints:
+        short = np.zeros(len(flat_lanes), np.int64)
+        for place, (flat_lane, rows) in enumerate(
+            zip(flat_lanes.tolist(), wanted.tolist(), strict=True)
+        ):
+            packer = self._lane(flat_lane).packer
+            if len(packer.rows) < rows:
+                tokens = (rows - len(packer.rows)) * self._packing.seq_len
+                short[place] = max(1, tokens - packer.num_pending)
+        return short
+
+    def add(self, documents: Documents, has_begun: Flags) -> None:
+        table = documents.table
+        for (flat_lane, ordinal, stream, _, _, size, count, *_), document in zip(
+            table.tolist(), own_documents(documents), strict=True
+        ):
+            lane = self._lane(flat_lane)
+            packed_size = lane.unread.pop(ordinal, None)
+            try:
+                if packed_size is None:
+                    lane.packer.add(ordinal, size)
+                    lane.uncounted.append((ordinal, stream, count, size))
+                elif size != packed_size:
+                    raise ValueError(
+                        f"document {ordinal} had {packed_size} tokens, but now has {size}"
+                    )
+            except ValueError as error:
+                raise ValueError(f"lane {flat_lane % self._num_lanes}: {error}") from None
+            if size:
+                lane.documents[ordinal] = document
+
+    def cut(self, flat_lanes: Ints, wanted: Ints) -> CutRows:
+        num_rows = np.zeros(len(flat_lanes), np.int64)
+        tables: list[Ints] = []
+        buffers: list[memoryview] = []
+        pieces: list[int] = []
+        cursors: list[int] = []
+        residues: list[bytes] = []
+        counted: list[int] = []
+        for place, (flat_lane, rows) in enumerate(
+            zip(flat_lanes.tolist(), wanted.tolist(), strict=True)
+        ):
+            lane = self._lane(flat_lane)
+            num_rows[place] = min(rows, len(lane.packer.rows))
+            for _ in range(num_rows[place]):
+                row, packed = len(residues), lane.packer.rows.popleft()
+                for ordinal, start, stop, is_last in packed.pieces:
+                    take = lane.documents.pop if is_last else lane.documents.__getitem__
+                    document, tokens = take(ordinal)
+                    pieces += row, len(tables), start, stop
+                    tables.append(document)
+                    buffers.append(tokens)
+                cursors += packed.cursor
+                residues.append(packed.residue)
+                while lane.uncounted and lane.uncounted[0][0] < packed.cursor[0]:
+                    counted += (row, *lane.uncounted.popleft()[1:])
+        table = np.array(tables, np.int64).reshape(-1, NUM_DOCUMENT_COLUMNS)
+        table[:, BUFFER] = np.arange(len(table))
+        return CutRows(
+            num_rows=num_rows,
+            table=table,
+            buffers=buffers,
+            pieces=np.array(pieces, np.int64).reshape(-1, 4),
+            cursors=np.array(cursors, np.int64).reshape(-1, 2),
+            residues=residues if self._packing.has_residue else None,
+            counted=np.array(counted, np.int64).reshape(-1, 4),
+        )
+
+
+def own_documents(documents: Documents) -> list[tuple[Ints, memoryview]]:
+    """Copy each document's row of the table, int64 [10], and its IDs, int32.
+
+    `BASE` in each row is changed to refer to the copied IDs.
+    """
+    table, buffer = documents.table.copy(), documents.ids.data
+    froms = np.maximum(0, table[:, BASE])
+    stops = np.maximum(froms, table[:, BASE] + table[:, SIZE])
+    table[:, BASE] -= froms
+    parts = [
+        copy_tokens(buffer, start, stop)
+        for start, stop in zip(froms.tolist(), stops.tolist(), strict=True)
+    ]
+    return list(zip(table, parts, strict=True))

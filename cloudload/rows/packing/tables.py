@@ -1,0 +1,69 @@
+"""The columns of the tables that turn documents into rows. Every table is an int64 array.
+
+documents ─► pieces of rows ─► spans of rows      remnants in lanes ─► pieces of the tail's rows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloudload.system.arrays import Ints, Tokens
+
+NUM_DOCUMENT_COLUMNS = 10
+FLAT_LANE, ORDINAL, STREAM, EPOCH, SAMPLE, SIZE, COUNT, BASE, BUFFER, START = range(
+    NUM_DOCUMENT_COLUMNS
+)
+"""Columns of a document table, int64 [documents, 10].
+
+`FLAT_LANE` is `component * num_lanes + lane`. `SAMPLE` is the sample's index within its stream.
+`SIZE` is the number of tokens to pack, including bos and eos; 0 if the document is left out.
+`COUNT` is the statistic that the document counts toward, an index into `stats.COUNTS`. Token `i` is
+at `BASE + i` in buffer `BUFFER`, except for bos and eos, which the buffer does not contain. If the
+stream has a bos, it is token 0. The first `START` tokens are already in rows.
+"""
+
+CURSOR_ORDINAL, CURSOR_OFFSET, CURSOR_SIZE = range(3)
+"""Columns of cursors, int64 [.., 3]: the ordinal of a lane's next document, the number of that
+document's tokens that are already in rows, and its number of tokens. The size is 0 if the offset is
+0, or if an older version saved the cursor. Packers read and return only the first two columns."""
+NUM_CURSOR_COLUMNS = 3
+
+PIECE_ROW, PIECE_DOCUMENT, PIECE_START, PIECE_STOP = range(4)
+"""Columns of pieces, int64 [pieces, 4], sorted by row: tokens [start, stop) of a document, bos and
+eos included. `PIECE_DOCUMENT` is the document's index in the document table."""
+
+COUNTED_ROW, COUNTED_STREAM, COUNTED_AS, COUNTED_SIZE = range(4)
+"""Columns of counted documents, int64 [documents, 4]: each document that a lane's cursor passed,
+with the row whose statistics count it. `COUNTED_AS` is the document's `COUNT`, and `COUNTED_SIZE`
+its `SIZE`."""
+
+SPAN_COLUMNS = ("row", "stream", "epoch", "sample", "start", "stop")
+SPAN_ROW, SPAN_STREAM, SPAN_EPOCH, SPAN_SAMPLE, SPAN_START, SPAN_STOP = range(len(SPAN_COLUMNS))
+"""Columns of spans, int64 [spans, 6]: tokens [start, stop) of a sample of a stream."""
+
+SIZE_FAILED, SIZE_ABSENT, SIZE_FILTERED = -3, -2, -1
+"""Special values in a column of sizes. `SIZE_FAILED`: on_error="skip" left out the document.
+`SIZE_ABSENT`: there is no document or, in a remnant, the document was counted before.
+`SIZE_FILTERED`: the document was filtered out."""
+
+NUM_REMNANT_COLUMNS = 5
+REMNANT_LANE, REMNANT_ORDINAL, REMNANT_START, REMNANT_STOP, REMNANT_SIZE = range(
+    NUM_REMNANT_COLUMNS
+)
+"""Columns of remnants, int64 [remnants, 5]: tokens [start, stop) of a document that remain in a
+lane when the tail, or a stage of the tail, begins. `REMNANT_SIZE` is the document's size,
+`SIZE_FILTERED`, or `SIZE_FAILED`. It is `SIZE_ABSENT` if the document was counted before."""
+
+TAIL_REMNANT, TAIL_START, TAIL_STOP = range(3)
+"""Columns of the pieces of the tail's rows, int64 [pieces, 3]: the index of a remnant, and tokens
+[start, stop) of its document."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A table of documents, and the token IDs of their texts."""
+
+    table: Ints
+    """int64 [documents, 10], with columns `FLAT_LANE` and so on."""
+    ids: Tokens
+    """int32 [tokens]: the IDs of all texts, concatenated, without bos and eos."""

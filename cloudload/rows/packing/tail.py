@@ -1,0 +1,249 @@
+"""The tail of a finite run: the tokens left in all lanes when the first one runs dry.
+
+    lane 0    ████████████ ▒▒▒▒       the tail begins at the first row that its lane cannot fill
+    lane 1    ████████████
+    lane 2    ████████████ ▒▒▒▒▒▒▒    ▒ is packed, in canonical order, by one reference packer
+    tail      ▒▒▒▒▒▒▒▒▒▒▒             as one lane: with concat, only the last row is padded
+
+Lanes end at different rows because their documents differ in size. A **remnant** is the part of a
+document that remains in a lane: a range of its tokens, which may be empty. Each rank tokenizes the
+documents left in its lanes to learn their sizes. The ranks exchange the sizes, and each rank then
+reads its rows of the tail. Given the packing, the rows depend on the lanes' cursors and residues
+and on the sizes, not on the world size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cloudload.rows.packing.packers import Packer, Packing
+from cloudload.rows.packing.residue import residue_spans
+from cloudload.rows.packing.tables import (
+    NUM_REMNANT_COLUMNS,
+    REMNANT_LANE,
+    REMNANT_ORDINAL,
+    REMNANT_SIZE,
+    REMNANT_START,
+    REMNANT_STOP,
+    SIZE_ABSENT,
+    SIZE_FAILED,
+    SIZE_FILTERED,
+    TAIL_REMNANT,
+    TAIL_START,
+    TAIL_STOP,
+)
+from cloudload.stats import DOCUMENTS, EMPTY, FAILED, FILTERED
+from cloudload.system.arrays import Ints
+
+Stages = tuple[tuple[int, int], ...]
+"""(seq_len, number of rows delivered) of each stage of a tail.
+
+A stage is a range of the tail's rows that were packed with one `seq_len`. A run that resumes in its
+tail with a different `seq_len` begins a new stage."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The rows of a tail's current stage.
+
+    Row `first_row + i` of the run has the pieces `pieces[piece_starts[i] : piece_starts[i + 1]]`.
+    """
+
+    first_row: int
+    remnants: Ints
+    """int64 [remnants, 5], with columns `tables.REMNANT_LANE` and so on, in canonical order."""
+    pieces: Ints
+    """int64 [pieces, 3], with columns `tables.TAIL_REMNANT` and so on."""
+    piece_starts: Ints
+    """int64 [rows + 1]."""
+    passed: Ints
+    """int64 [rows + 1]: row `first_row + i` counts the documents of the remnants
+    `passed[i] ≤ remnant < passed[i + 1]`, unless they were counted before."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows in this stage."""
+        return len(self.piece_starts) - 1
+
+    @property
+    def end(self) -> int:
+        """The number of rows in the whole run, which ends with the tail."""
+        return self.first_row + self.num_rows
+
+    def row_pieces(self, row: int) -> Ints:
+        """The pieces of a row of the run: int64 [pieces, 3]; empty after the end."""
+        index = min(row - self.first_row, self.num_rows)
+        stop = min(index + 1, self.num_rows)
+        return self.pieces[self.piece_starts[index] : self.piece_starts[stop]]
+
+    def row_remnants(self, row: int) -> Ints:
+        """The remnants whose documents are counted with row `row` of the run.
+
+        int64 [remnants, 5]; empty after the end. Includes remnants with size `SIZE_ABSENT`, whose
+        documents were counted before. The caller must skip them.
+        """
+        index = min(row - self.first_row, self.num_rows)
+        return self.remnants[self.passed[index] : self.passed[min(index + 1, self.num_rows)]]
+
+    def num_tokens(self, row: int) -> int:
+        """The number of tokens in the run's row `row` and all later rows."""
+        pieces = self.pieces[self.piece_starts[min(max(0, row - self.first_row), self.num_rows)] :]
+        return int((pieces[:, TAIL_STOP] - pieces[:, TAIL_START]).sum())
+
+
+def take_rows(tail: Tail, rows: Ints) -> Tail:
+    """Return a tail with only the rows `rows` of the run (int64 [rows]), which keep their indices.
+
+    All other rows of the result are empty, and the remnants that they count are unspecified.
+    """
+    is_taken = np.zeros(tail.num_rows, np.bool_)
+    places = rows - tail.first_row
+    is_taken[places[(places >= 0) & (places < tail.num_rows)]] = True
+    sizes = np.diff(tail.piece_starts)
+    pieces = tail.pieces[np.repeat(is_taken, sizes)]
+    is_needed = np.zeros(len(tail.remnants), np.bool_)
+    is_needed[pieces[:, TAIL_REMNANT]] = True
+    counted = np.repeat(is_taken, np.diff(tail.passed))
+    is_needed[: len(counted)] |= counted
+    before = np.concatenate([[0], np.cumsum(is_needed)])
+    pieces[:, TAIL_REMNANT] = before[pieces[:, TAIL_REMNANT]]
+    return Tail(
+        first_row=tail.first_row,
+        remnants=tail.remnants[is_needed],
+        pieces=pieces,
+        piece_starts=np.concatenate([[0], np.cumsum(np.where(is_taken, sizes, 0))]),
+        passed=before[tail.passed],
+    )
+
+
+def pack_tail(
+    packing: Packing,
+    *,
+    start_row: int,
+    stages: Stages,
+    cursors: Ints,
+    residues: Sequence[bytes],
+    sizes: Sequence[Ints],
+) -> Tail:
+    """Pack the tail that begins at row `start_row` of the run.
+
+    At that row, the lanes are at `cursors` (int64 [lanes, 2]) with `residues` ([lanes]). For each
+    lane, `sizes` has the sizes of its documents, int64 [documents], beginning with the document
+    that the cursor is in. A size may be `SIZE_ABSENT`, `SIZE_FILTERED` or `SIZE_FAILED`. `stages`
+    lists the stages before the run was resumed. Returns only the current stage, whose rows have the
+    `seq_len` of `packing`. Raises `ValueError` for an invalid residue, and for a cursor past the
+    end of its document.
+    """
+    # no rows follow for which documents must not wait, so the rows need only be full
+    packing = replace(packing, fair_from=None)
+    remnants = _list_remnants(cursors, residues, sizes)
+    over = stages[:-1] if stages and stages[-1][0] == packing.seq_len else stages
+    for seq_len, rows in over:
+        if _has_tokens(remnants):
+            remnants = _skip_rows(replace(packing, seq_len=seq_len).packer(), remnants, rows)
+            # remnants without tokens were counted with the last row
+            remnants = remnants if _has_tokens(remnants) else remnants[:0]
+        start_row += rows
+    return _pack(packing.packer(), remnants, start_row)
+
+
+def next_stages(stages: Stages, seq_len: int, start_row: int, rows: int) -> Stages:
+    """The stages of a tail after the run has delivered `rows` rows.
+
+    The tail begins at row `start_row`. Rows after the earlier `stages` have `seq_len` tokens.
+    """
+    past = stages[:-1] if stages and stages[-1][0] == seq_len else stages
+    return (*past, (seq_len, rows - start_row - sum(count for _, count in past)))
+
+
+def counts_of_sizes(sizes: Ints) -> Ints:
+    """The statistic that each document counts toward, given `REMNANT_SIZE`: int64 [documents].
+
+    The values are indices into `stats.COUNTS`.
+    """
+    counts = np.where(sizes > 0, DOCUMENTS, EMPTY)
+    counts[sizes == SIZE_FILTERED] = FILTERED
+    counts[sizes == SIZE_FAILED] = FAILED
+    return counts
+
+
+def _list_remnants(cursors: Ints, residues: Sequence[bytes], sizes: Sequence[Ints]) -> Ints:
+    remnants: list[Ints] = []
+    for lane, (ordinal, offset) in enumerate(cursors.tolist()):
+        spans = [(lane, *span, SIZE_ABSENT) for span in residue_spans(residues[lane], ordinal)]
+        remnants.append(np.array(spans, np.int64).reshape(-1, NUM_REMNANT_COLUMNS))
+        lane_sizes = sizes[lane]
+        rest = np.zeros((len(lane_sizes), NUM_REMNANT_COLUMNS), np.int64)
+        rest[:, REMNANT_LANE] = lane
+        rest[:, REMNANT_ORDINAL] = np.arange(ordinal, ordinal + len(lane_sizes))
+        rest[:1, REMNANT_START] = offset
+        rest[:, REMNANT_STOP] = np.maximum(lane_sizes, 0)
+        rest[:, REMNANT_SIZE] = lane_sizes
+        if len(rest) and rest[0, REMNANT_STOP] < offset:
+            raise ValueError(
+                f"lane {lane} is at token {offset} of document {ordinal}, which has "
+                f"{rest[0, REMNANT_STOP]} tokens"
+            )
+        remnants.append(rest[lane_sizes != SIZE_ABSENT])
+    joined: Ints = np.concatenate(remnants)
+    # canonical order: by ordinal, then by lane
+    in_order: Ints = joined[
+        np.lexsort((joined[:, REMNANT_START], joined[:, REMNANT_LANE], joined[:, REMNANT_ORDINAL]))
+    ]
+    return in_order
+
+
+def _has_tokens(remnants: Ints) -> bool:
+    return bool((remnants[:, REMNANT_STOP] > remnants[:, REMNANT_START]).any())
+
+
+def _add(packer: Packer, remnant: int, remnants: Ints) -> None:
+    packer.add(remnant, int(remnants[remnant, REMNANT_STOP] - remnants[remnant, REMNANT_START]))
+
+
+def _skip_rows(packer: Packer, remnants: Ints, rows: int) -> Ints:
+    """Pack `rows` rows, discard them, and return the remnants that are left.
+
+
+    The result begins with the remnants in the packer's residue.
+
+    Example: concat packs remnants of 4, 7 and 2 tokens, and skips 1 row of 5 tokens. The row takes
+    remnant 0 and one token of remnant 1. Tokens [1, 7) of remnant 1 and all of remnant 2 are left.
+    """
+    if not rows:
+        return remnants
+    remnant = 0
+    while len(packer.rows) < rows and remnant < len(remnants):
+        _add(packer, remnant, remnants)
+        remnant += 1
+    if len(packer.rows) < rows:
+        packer.finish()
+    if len(packer.rows) < rows:
+        return remnants[:0]
+    (ordinal, offset), residue = packer.rows[rows - 1][1:]
+    spans = residue_spans(residue, ordinal)
+    again = remnants[[document for document, _, _ in spans]].reshape(-1, NUM_REMNANT_COLUMNS)
+    starts = np.array([start for _, start, _ in spans], np.int64)
+    again[:, REMNANT_START] += starts
+    again[:, REMNANT_SIZE] = SIZE_ABSENT
+    rest = remnants[ordinal:].copy()
+    rest[:1, REMNANT_START] += offset
+    return np.concatenate([again, rest])
+
+
+def _pack(packer: Packer, remnants: Ints, start_row: int) -> Tail:
+    for remnant in range(len(remnants)):
+        _add(packer, remnant, remnants)
+    packer.finish()
+    pieces = [
+        (remnant, start, stop) for row in packer.rows for remnant, start, stop, _ in row.pieces
+    ]
+    flat = np.array(pieces, np.int64).reshape(-1, 3)
+    flat[:, TAIL_START:] += remnants[flat[:, TAIL_REMNANT], REMNANT_START][:, None]
+    starts = np.cumsum([0, *(len(row.pieces) for row in packer.rows)], dtype=np.int64)
+    passed = np.array([0, *(row.cursor[0] for row in packer.rows)], np.int64)
+    passed[-1] = len(remnants) if len(passed) > 1 else 0
+    return Tail(start_row, remnants, flat, starts, passed)

@@ -1,0 +1,305 @@
+"""Turn a tokenizer into plain data that workers can load.
+
+    "gpt2"                                                        {"model": …}, no truncation
+    "folder/" or "tokenizer.json"         ─► TokenizerSpec   json ┤
+    PreTrainedTokenizerFast, Tokenizer                            frames (bos, eos) by stream
+
+A document becomes `[bos] + ids of the text + [eos]`, where bos and eos are optional. The names of
+special tokens, such as `<|endoftext|>`, are encoded as text inside a document, unless the document
+is a `Text` with `special_tokens=True`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from cloudload.config.choices import AUTO
+from cloudload.data.cache.kept_tokenizers import (
+    keep,
+    kept_path,
+    learning,
+    read_kept,
+    with_version,
+)
+from cloudload.data.storage.urls import expand_home
+from cloudload.errors import TokenizerError
+from cloudload.rows.tokenization.framing import (
+    CONFIG_NAME,
+    MOST_IDS,
+    NamedTokens,
+    TokenName,
+    choose_bos,
+    choose_eos,
+    list_named_tokens,
+    read_named_tokens,
+)
+from cloudload.rows.tokenization.hub import load_by_name
+from cloudload.rows.tokenization.loading import keep_hf, parse_hf, shorten_merges
+from cloudload.rows.tokenization.probes import FIXED_TEXTS
+from cloudload.system.arrays import Frame
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+# cache-key version: increment it when `TokenizerSpec`, or how its values are computed, changes
+_SPECS = 2
+
+WITHOUT_TOKENIZER = "none"
+"""The fingerprint of a `TokenizerSpec` that has no tokenizer."""
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """A tokenizer and each stream's bos and eos, as plain data that is sent to workers."""
+
+    json: str
+    """The text of the tokenizer.json, with truncation, padding and dropout turned off. Empty if all
+    data is pre-tokenized and there is no tokenizer."""
+    frames: tuple[Frame, ...]
+    """The (bos, eos) IDs of each stream's documents; None for no token."""
+    vocab_size: int
+    """The largest token ID plus 1, or 2^31 if there is no tokenizer."""
+    token_ids: str
+    """A hash, in 16 hex digits, of the IDs of `probes.FIXED_TEXTS`. It detects a version of
+    `tokenizers` that produces different IDs. Empty if there is no tokenizer."""
+    fingerprint: str
+    """A hash, in 32 hex digits, of the tokenizer.json without its post-processor and decoder.
+
+    Tokenizers with equal fingerprints produce the same IDs. The hash does not cover `frames`. It is
+    "none" if there is no tokenizer."""
+    framing: str = field(default="", compare=False)
+    """For the log: the bos and eos tokens, and the setting or file that each one comes from."""
+    framing_warning: str | None = field(default=None, compare=False)
+    """A warning if an eos looks like the end of a chat turn, else None."""
+
+    def __repr__(self) -> str:
+        return (
+            f"TokenizerSpec({self.fingerprint[:12]}, frames={self.frames}, "
+            f"vocab_size={self.vocab_size})"
+        )
+
+
+def load_tokenizer(
+    source: Any,
+    frames: Sequence[tuple[TokenName, TokenName]] = ((AUTO, AUTO),),
+    cache_root: Path | None = None,
+) -> TokenizerSpec:
+    """Load a tokenizer as plain data.
+
+    `source` is a name on the Hugging Face Hub, a folder, a tokenizer.json, a
+    `PreTrainedTokenizerFast`, or a `tokenizers.Tokenizer`. `frames` has a (bos, eos) pair for each
+    stream. The bos and the eos are each a token, its ID, None, or "auto".
+
+    If `add_bos_token` is true, a bos of "auto" means the bos that the tokenizer names. If it is
+    false, "auto" means None. If it is not set, "auto" means the special token with which the
+    tokenizer's template begins, or None if the template begins with none or if the tokenizer names
+    a different bos. An eos of "auto" means the eos that the tokenizer names, or else the special
+    token with which its template ends.
+
+    The result is saved in the folder `cache_root`, if there is one, because a large tokenizer takes
+    seconds to load. Raises `TokenizerError` if `source` is not a tokenizer, cannot be loaded, or
+    has no fast version, if "auto" finds no eos, or if the tokenizer lacks a given bos or eos.
+    """
+    text, named, file = _find(source)
+    where = f"{source}" if isinstance(source, str | os.PathLike) else "the tokenizer"
+    if cache_root is None:
+        return _describe(text, named, frames, file, where)
+    names = [f"spec-{_SPECS}", with_version("tokenizers")]
+    path = kept_path(cache_root, [text, repr(named), repr(list(frames)), where], names)
+    if (kept := read_kept(path)) is not None:
+        return _decode(kept)
+    with learning(path):
+        if (kept := read_kept(path)) is not None:
+            return _decode(kept)
+        spec = _describe(text, named, frames, file, where)
+        keep(path, _encode(spec))
+        return spec
+
+
+def _describe(
+    text: str,
+    named: NamedTokens,
+    frames: Sequence[tuple[TokenName, TokenName]],
+    file: Path | None,
+    where: str,
+) -> TokenizerSpec:
+    """Parse the tokenizer.json `text`, and choose the tokens that frame documents.
+
+    `file` is the path of the tokenizer.json, if known. `where` names the tokenizer in errors.
+    """
+    backend = _parse(text, file)
+    backend.no_truncation()
+    backend.no_padding()
+    if getattr(backend.model, "dropout", None):
+        backend.model.dropout = None  # with dropout, IDs would be random
+    tokens = [
+        (choose_bos(backend, bos, named), choose_eos(backend, eos, named, where))
+        for bos, eos in frames
+    ]
+    warnings = [eos.warning for _, eos in tokens if eos.warning]
+    content = json.loads(plain := backend.to_str())
+    text = shorten_merges(plain, content)
+    keep_hf(text, backend)  # forked workers may need it, and parsing a large one takes a second
+    return TokenizerSpec(
+        json=text,
+        frames=tuple((bos.id, eos.id) for bos, eos in tokens),
+        vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+        token_ids=_hash_ids(backend),
+        fingerprint=_fingerprint(content),
+        framing=" · ".join(dict.fromkeys(f"{bos.text}, {eos.text}" for bos, eos in tokens)),
+        framing_warning=warnings[0] if warnings else None,
+    )
+
+
+def _fingerprint(content: dict[str, Any]) -> str:
+    # drop templates: they do not affect documents, and transformers 5 adds one without effect
+    content = content | {"post_processor": None, "decoder": None}
+    # sort only for the hash, because encoding with a sorted vocabulary is 20% slower
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+
+def _encode(spec: TokenizerSpec) -> str:
+    """Encode a spec as a line of JSON, followed by its tokenizer.json."""
+    return f"{json.dumps(asdict(spec) | {'json': ''})}\n{spec.json}"
+
+
+def _decode(kept: str) -> TokenizerSpec:
+    """Decode a spec that `_encode` encoded."""
+    line, _, text = kept.partition("\n")
+    fields = json.loads(line)
+    frames = tuple((bos, eos) for bos, eos in fields["frames"])
+    return TokenizerSpec(**fields | {"json": text, "frames": frames})
+
+
+def _hash_ids(backend: Tokenizer) -> str:
+    backend.encode_special_tokens = True
+    digest = hashlib.sha256()
+    for text in FIXED_TEXTS:
+        try:
+            ids = backend.encode(text, add_special_tokens=False).ids
+        except Exception:  # a word-level tokenizer without an unknown token cannot encode all texts
+            ids = [-1]
+        digest.update(np.array([len(ids), *ids], "<i8").tobytes())
+    return digest.hexdigest()[:16]
+
+
+def frame_without_tokenizer(frames: Sequence[tuple[TokenName, TokenName]]) -> TokenizerSpec:
+    """Create the `TokenizerSpec` of a run that has only pre-tokenized data and no tokenizer.
+
+    `frames` are as for `load_tokenizer`. Raises `TokenizerError` unless each bos and eos is None or
+    an ID below 2^31.
+    """
+    for token in itertools.chain.from_iterable(frames):
+        if isinstance(token, str) or not 0 <= (token or 0) < MOST_IDS:
+            raise TokenizerError(
+                f"bos or eos is {token!r}, but without a tokenizer it must be None or a token ID "
+                f"from 0 to {MOST_IDS - 1:,}. Pass None or the token's ID, or pass the tokenizer"
+            )
+    ids = tuple((bos, eos) for bos, eos in frames)
+    texts = [f"{_describe_id(bos, 'bos')}, {_describe_id(eos, 'eos')}" for bos, eos in frames]
+    return TokenizerSpec(
+        json="",
+        frames=cast("tuple[Frame, ...]", ids),
+        vocab_size=MOST_IDS,
+        token_ids="",
+        fingerprint=WITHOUT_TOKENIZER,
+        framing=" · ".join(dict.fromkeys(texts)),
+    )
+
+
+def _describe_id(token: TokenName, kind: str) -> str:
+    return f"no {kind}" if token is None else f"{kind} {token}"
+
+
+def _find(source: Any) -> tuple[str, NamedTokens, Path | None]:
+    """Find a tokenizer for `load_tokenizer`.
+
+    Returns the text of its tokenizer.json, the bos and eos that it names, and the path of the
+    tokenizer.json, or None if the text does not come from a file.
+    """
+    from tokenizers import Tokenizer
+
+    if isinstance(source, Tokenizer):
+        return source.to_str(), NamedTokens(), None
+    if not isinstance(source, str | os.PathLike):
+        return *_from_transformers(source), None
+    path = expand_home(source)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists() and not (path / CONFIG_NAME).exists():
+        raise TokenizerError(
+            f"{path} has no tokenizer.json. Pass the folder of a fast tokenizer, or its "
+            "tokenizer.json"
+        )
+    if path.is_absolute() and not path.exists():
+        raise TokenizerError(
+            f"the tokenizer {path} does not exist. Pass a name on the Hugging Face Hub, a folder, "
+            "or a tokenizer.json"
+        )
+    if file.is_file() and file.suffix in (".model", ".tiktoken"):
+        raise TokenizerError(
+            f"{file} is a model of SentencePiece or tiktoken, not a tokenizer.json. Pass its "
+            "folder, with its tokenizer_config.json, so that transformers converts it (pip install "
+            "sentencepiece protobuf tiktoken)"
+        )
+    named = read_named_tokens(file.parent) if path.exists() else NamedTokens()
+    if file.is_file():
+        return _read(file), named, file
+    tokenizer, folder = load_by_name(str(path if path.exists() else source))
+    if folder is None:
+        return *_from_transformers(tokenizer), None
+    # use the published file: transformers 5 converts some tokenizers, which changes their IDs
+    file = folder / "tokenizer.json"
+    return _read(file), read_named_tokens(folder), file
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_bytes().decode()
+    except OSError as error:
+        raise TokenizerError(
+            f"{file} cannot be read: {error}. Check the path and its permissions"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise _explain_file(file, error) from error
+
+
+def _parse(text: str, file: Path | None) -> Tokenizer:
+    try:
+        return parse_hf(text)
+    except Exception as error:
+        if file is None:
+            raise
+        raise _explain_file(file, error) from error
+
+
+def _explain_file(file: Path, error: Exception) -> TokenizerError:
+    return TokenizerError(
+        f"{file} is not a valid tokenizer.json: {error}. Pass the tokenizer.json of a fast "
+        "tokenizer"
+    )
+
+
+def _from_transformers(tokenizer: Any) -> tuple[str, NamedTokens]:
+    if not hasattr(tokenizer, "is_fast"):
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} is not a tokenizer. Pass a name on the Hugging Face Hub, "
+            "a folder, a tokenizer.json, a PreTrainedTokenizerFast, or a tokenizers.Tokenizer"
+        )
+    if not tokenizer.is_fast:
+        raise TokenizerError(
+            f"{type(tokenizer).__name__} is a slow tokenizer. Use its fast version if it has one "
+            "(AutoTokenizer with use_fast=True), or convert it with "
+            "transformers.convert_slow_tokenizer and pass the resulting tokenizers.Tokenizer"
+        )
+    return tokenizer.backend_tokenizer.to_str(), list_named_tokens(tokenizer)

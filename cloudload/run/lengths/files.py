@@ -1,0 +1,256 @@
+"""Read and verify the lengths of a corpus, and share them among the processes of a node.
+
+    index, groups at the place ─► verified ─► one file in the cache folder ─► mapped
+                                              uint16 [samples], list of long samples
+
+The file in the cache is written once per node, under a lock, and has 2 bytes per sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloudload.data.cache.folder import LENGTHS_FOLDER
+from cloudload.data.mds.dataset import Dataset
+from cloudload.data.mds.own_objects import LENGTHS_PLACE
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.objects import read_object
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import CacheError, DatasetError, StoreError
+from cloudload.run.lengths.group_file import LISTED, GroupLengths, decode_group, widen
+from cloudload.run.lengths.index import Group, LengthsIndex, LengthsKey, cut_groups, index_name
+from cloudload.system.arrays import Ids, Ints
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import lock_path, make_folder, partial_file
+from cloudload.system.verified_files import has_unmodified, mark_verified
+
+_READ_AT_ONCE = 8
+_MOST_INDEX_BYTES = 1 << 28
+
+
+def place_of(dataset: Dataset, place: str | None) -> str:
+    """The location of a dataset's lengths: `place`, or the folder `lengths` of the dataset."""
+    return place or join_url(dataset.url, LENGTHS_PLACE)
+
+
+def find_index(place: str, key: LengthsKey, data: str, retry: Retry) -> LengthsIndex | None:
+    """Read the index of the lengths that belong to `key` and to the data with fingerprint `data`.
+
+    Returns None if there is no such index. Raises `StoreError` if the store cannot be read, and
+    `DatasetError` if the index is damaged or belongs to other lengths.
+    """
+    url = join_url(place, f"{key.digest}/{index_name(data)}")
+    try:
+        content = read_object(url, retry, _MOST_INDEX_BYTES)
+    except StoreError as error:
+        if error.is_missing:
+            return None
+        raise
+    try:
+        index = LengthsIndex.decode(content)
+        if index.key != asdict(key) or index.data != data:
+            raise ValueError("the file belongs to different data or a different tokenizer")
+    except ValueError as error:
+        raise _damaged(url, error) from error
+    return index
+
+
+def _damaged(url: str, error: Exception) -> DatasetError:
+    return DatasetError(
+        f"cannot use the token lengths in {redact(url)}: {error}. Remove the file and run "
+        "cloudload count again, or set lengths='off'"
+    )
+
+
+@dataclass(frozen=True)
+class CountedDataset:
+    """A dataset, and the location of its samples' lengths."""
+
+    dataset: Dataset
+    key: LengthsKey
+    place: str
+    index: LengthsIndex
+
+
+class DatasetLengths:
+    """The length of each sample of a dataset."""
+
+    def __init__(self, short: Ids, places: Ints, values: Ints, path: Path | None = None) -> None:
+        self._short, self._places, self._values, self._path = short, places, values, path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._path is not None:
+            return _map_file, (self._path,)  # a worker maps the file instead of receiving its data
+        return DatasetLengths, (self._short, self._places, self._values)
+
+    def of(self, samples: Ints) -> Ints:
+        """The length of each sample of the dataset, or `FILTERED` or `FAILED`: int64 [samples]."""
+        lengths = self._short[samples].astype(np.int64)
+        is_listed = lengths == LISTED
+        if is_listed.any():
+            lengths[is_listed] = self._values[np.searchsorted(self._places, samples[is_listed])]
+        return lengths
+
+
+@dataclass(frozen=True)
+class CorpusLengths:
+    """The length of each sample of a corpus. Can be pickled."""
+
+    datasets: tuple[DatasetLengths, ...]
+    stream_starts: Ints
+    """First sample of each dataset, and the total number of samples: int64 [datasets + 1]."""
+    digest: str
+    """16 hex digits that identify the lengths."""
+    places: tuple[str, ...]
+    """The locations of the lengths, without secrets."""
+
+    def streams_of(self, samples: Ints) -> Ints:
+        """The dataset index of each sample: int64, with the shape of `samples`."""
+        return np.searchsorted(self.stream_starts, samples, side="right") - 1
+
+    def of(self, samples: Ints) -> Ints:
+        """The length of each sample of the corpus, or `FILTERED` or `FAILED`.
+
+        Returns int64 with the shape of `samples`.
+        """
+        if len(self.datasets) == 1:
+            return self.datasets[0].of(samples)
+        streams = self.streams_of(samples)
+        lengths = np.empty_like(samples)
+        for stream in np.unique(streams).tolist():
+            own = streams == stream
+            lengths[own] = self.datasets[stream].of(samples[own] - self.stream_starts[stream])
+        return lengths
+
+
+def open_dataset_lengths(counted: CountedDataset, root: Path, retry: Retry) -> DatasetLengths:
+    """Map the lengths of a dataset from a file in the cache folder `root`.
+
+    If the file is missing, first reads the lengths from the store and writes the file.
+
+    Raises `DatasetError` for a damaged or missing group, `StoreError` if a group cannot be read,
+    and `CacheError` if the cache folder cannot be used.
+    """
+    # the hash of the index changes with the lengths, even if the data has the same name
+    version = hashlib.sha256(counted.index.encode()).hexdigest()[:16]
+    name = f"{counted.key.digest}-{counted.index.data[:16]}-{version}.lengths"
+    path = root / LENGTHS_FOLDER / name
+    try:
+        make_folder(path.parent)
+        if not _is_whole(path):
+            with locked(lock_path(path), is_reentrant=True):
+                if not _is_whole(path):
+                    _join_groups(path, counted, retry)
+        return _map_file(path)
+    except OSError as error:
+        raise CacheError(
+            f"cannot write token lengths to {path}: {error}. Free disk space, or set `local` to a "
+            "different folder"
+        ) from error
+
+
+def verify_lengths(counted: CountedDataset, retry: Retry) -> None:
+    """Read and verify all lengths of a dataset, without a cache.
+
+    Raises `DatasetError` for a damaged or missing group, and `StoreError` if a group cannot be
+    read.
+    """
+    _compare_groups(counted)
+    for _ in _read_groups(counted, retry):
+        pass
+
+
+def _is_whole(path: Path) -> bool:
+    return has_unmodified(path)
+
+
+def _join_groups(path: Path, counted: CountedDataset, retry: Retry) -> None:
+    _compare_groups(counted)
+    samples, long = counted.index.total("samples"), 0
+    places: list[Ints] = []
+    values: list[Ints] = []
+    with partial_file(path) as part:
+        with part.open("wb") as file:
+            file.write(np.array([samples, 0], "<i8").tobytes())
+            start = 0
+            for group in _read_groups(counted, retry):
+                file.write(group.short.tobytes())
+                places.append(group.places.astype(np.int64) + start)
+                values.append(widen(group.values))
+                start, long = start + len(group.short), long + len(group.places)
+            file.write(b"\0" * (-2 * samples % 8))
+            for part_of in (*places, *values):
+                file.write(part_of.astype("<i8").tobytes())
+            file.seek(0)
+            file.write(np.array([samples, long], "<i8").tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        mark_verified(part)
+        part.replace(path)
+
+
+def _map_file(path: Path) -> DatasetLengths:
+    samples, long = np.fromfile(path, "<i8", 2).tolist()
+    short = np.memmap(path, "<u2", "r", 16, (samples,)).view(np.ndarray)
+    start = 16 + -(-2 * samples // 8) * 8
+    listed = np.fromfile(path, "<i8", 2 * long, offset=start)
+    return DatasetLengths(short, listed[:long], listed[long:], path)
+
+
+def _read_groups(counted: CountedDataset, retry: Retry) -> Iterator[GroupLengths]:
+    """Read and verify the groups, up to 8 at a time, and yield them in order."""
+    expected = list(cut_groups(counted.dataset.table, counted.key))
+    groups = counted.index.groups
+    folder = join_url(counted.place, counted.key.digest)
+
+    def read(place: int) -> GroupLengths:
+        group = groups[place]
+        return _read_group(join_url(folder, group.name), group, expected[place].samples, retry)
+
+    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
+        for first in range(0, len(groups), _READ_AT_ONCE):
+            stop = min(first + _READ_AT_ONCE, len(groups))
+            yield from threads.map(read, range(first, stop))
+
+
+def _compare_groups(counted: CountedDataset) -> None:
+    """Raise `DatasetError` unless the index lists the groups of the dataset."""
+    expected = {group.name: group for group in cut_groups(counted.dataset.table, counted.key)}
+    listed = [group.name for group in counted.index.groups]
+    if listed != list(expected):
+        missing = [name for name in expected if name not in set(listed)]
+        what = (
+            f"the file does not list {missing[0]}"
+            if missing
+            else "the groups in the file do not match the data"
+        )
+        raise _damaged(counted.place, ValueError(what))
+    for group in counted.index.groups:
+        samples = expected[group.name].samples
+        if group.samples != samples:
+            what = f"{group.name} has {group.samples:,} samples, but its shards have {samples:,}"
+            raise _damaged(counted.place, ValueError(what))
+
+
+def _read_group(url: str, group: Group, samples: int, retry: Retry) -> GroupLengths:
+    data = read_object(url, retry, group.bytes)
+    try:
+        if len(data) != group.bytes or hashlib.sha256(data).hexdigest() != group.hash:
+            raise ValueError("the size or hash of the file differs from the one in the index")
+        found = decode_group(data)
+        if len(found.short) != samples:
+            raise ValueError(
+                f"the file has {len(found.short):,} samples, but its shards have {samples:,}"
+            )
+    except ValueError as error:
+        raise _damaged(url, error) from error
+    return found

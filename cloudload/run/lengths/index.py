@@ -1,0 +1,160 @@
+"""Group the shards of a dataset to count their lengths, and list the groups in an index.
+
+    <place>/<key>/00000-<digest>.lengths     shards 0 to 15      named by shards and key
+    <place>/<key>/00001-<digest>.lengths     shards 16 to 31
+    <place>/<key>/index-<data>.json          all groups of one version of the data; written last
+
+The place is the folder `lengths` of the dataset, or any other location. If a dataset grows, all of
+its groups except the last one stay the same. Stores write whole objects, so a file that exists is
+complete, and an interrupted count continues after the existing files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from cloudload.data.mds.index import ShardInfo
+from cloudload.data.mds.shard_table import ShardTable
+
+_GROUP_SAMPLES, _GROUP_BYTES = 1 << 20, 1 << 30
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class LengthsKey:
+    """The inputs, besides the data, that determine lengths. Each field is a plain string."""
+
+    tokenizer: str
+    """The fingerprint of the tokenizer."""
+    token_ids: str
+    """A hash of the IDs to which the tokenizer encodes fixed texts."""
+    documents: str
+    """The column that contains the documents, and the settings that turn it into text."""
+
+    @cached_property
+    def digest(self) -> str:
+        """16 hex digits that name the folder with the lengths of this key."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class ShardRange:
+    """The consecutive shards that form a group, and the name of the group's file."""
+
+    number: int
+    """Index of the group."""
+    first: int
+    """Index in the dataset of the group's first shard."""
+    stop: int
+    """Index in the dataset after the group's last shard."""
+    samples: int
+    """Number of samples in the group's shards."""
+    digest: str
+    """16 hex digits that identify the group's shards and the key."""
+
+    @property
+    def name(self) -> str:
+        """The name of the group's file."""
+        return f"{self.number:05}-{self.digest}.lengths"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group whose lengths are counted, as it is listed in the index."""
+
+    name: str
+    """The name of the group's file."""
+    hash: str
+    """SHA-256 of the file, in hex digits."""
+    bytes: int
+    """Size of the file, in bytes."""
+    samples: int
+    """Number of samples in the group's shards."""
+    tokens: int
+    """Sum of the samples' lengths, in tokens, without bos and eos."""
+    empty: int
+    """Number of samples without tokens."""
+    filtered: int
+    """Number of samples that the transform filtered out."""
+    failed: int
+    """Number of bad documents that were left out."""
+    text_bytes: int
+    """Size in bytes of the UTF-8 text that was tokenized, or of the IDs of pre-tokenized data."""
+
+
+@dataclass(frozen=True)
+class LengthsIndex:
+    """The list of all groups of a dataset, in the order of its shards."""
+
+    key: Mapping[str, str]
+    """The fields of the `LengthsKey`."""
+    data: str
+    """The fingerprint of the data; see `Corpus.fingerprint`."""
+    groups: tuple[Group, ...]
+
+    def total(self, name: str) -> int:
+        """Sum a field, such as `tokens`, over all groups."""
+        return sum(getattr(group, name) for group in self.groups)
+
+    def encode(self) -> bytes:
+        """The bytes of the index's file."""
+        values = {"version": _VERSION, **asdict(self)}
+        return json.dumps(values, sort_keys=True, indent=1).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> LengthsIndex:
+        """Decode the file of an index. Raises a `ValueError` that says what is wrong if the file is
+        damaged."""
+        try:
+            values = json.loads(data)
+            if values["version"] != _VERSION:
+                raise ValueError(
+                    f"the file has format version {values['version']!r}, but this version of "
+                    f"cloudload reads only {_VERSION}"
+                )
+            groups = tuple(map(_read_group, values["groups"]))
+            return LengthsIndex(dict(values["key"]), str(values["data"]), groups)
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"the file is not an index of token lengths ({error!r})") from None
+
+
+def _read_group(values: Mapping[str, Any]) -> Group:
+    group = Group(**values)
+    numbers = {name: value for name, value in asdict(group).items() if name not in ("name", "hash")}
+    for name, value in numbers.items():
+        if type(value) is not int or not 0 <= value < 1 << 60:
+            raise ValueError(f"a group has an invalid value for {name!r}, {value!r}")
+    if "/" in group.name or not group.name.endswith(".lengths"):
+        raise ValueError(f"a group has the invalid name {group.name!r}")
+    return group
+
+
+def index_name(data: str) -> str:
+    """The file name of the index for the data with the fingerprint `data`."""
+    return f"index-{data[:16]}.json"
+
+
+def cut_groups(shards: ShardTable, key: LengthsKey) -> Iterator[ShardRange]:
+    """Group consecutive shards. A group ends after 1,048,576 samples or 1 GiB of raw bytes."""
+    first = samples = raw_bytes = number = 0
+    sizes = zip(shards.samples.tolist(), shards.raw_bytes.tolist(), strict=True)
+    for place, (own_samples, own_bytes) in enumerate(sizes, 1):
+        samples, raw_bytes = samples + own_samples, raw_bytes + own_bytes
+        if samples >= _GROUP_SAMPLES or raw_bytes >= _GROUP_BYTES or place == len(shards):
+            digest = _identify(shards[first:place], key)
+            yield ShardRange(number, first, place, samples, digest)
+            first, samples, raw_bytes, number = place, 0, 0, number + 1
+
+
+def _identify(shards: Iterable[ShardInfo], key: LengthsKey) -> str:
+    digest = hashlib.sha256(key.digest.encode())
+    for shard in shards:
+        columns = [(column.name, column.encoding) for column in shard.columns]
+        hashes = sorted(shard.raw.hashes.items())
+        digest.update(f"{shard.samples} {shard.raw.bytes} {hashes} {columns}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,239 @@
+"""Find the rows at which a mixture's streams end, from token lengths.
+
+    concat, one_per_row    remaining units in the lanes ─► remaining rows ─► ends of the streams
+    best_fit               lanes played to their ends ─► the first tail of a stream, packed
+                           ─► remaining rows of that stream ─► its end ─► the next tail, …
+
+A stream's number of rows depends only on its tokens, except with `best_fit`. With `best_fit`, it
+also depends on the tokens that remain in the lanes at the row where the tail begins. That row
+depends on the ends of other streams before it, so tails are packed in the order in which they
+begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cloudload.config.choices import FIRST
+from cloudload.errors import DatasetError
+from cloudload.order.mixture import Mixture
+from cloudload.order.mixture_counts import Walk, count_rows
+from cloudload.order.stream_ends import StreamEnds, end_streams
+from cloudload.run.lengths.advance import Walker
+from cloudload.run.lengths.best_fit_walker import BestFitWalker
+from cloudload.run.lengths.mixture_ending import (
+    MixtureEnding,
+    MixtureTails,
+    arrays_of_stream,
+    pack_stream_tail,
+)
+from cloudload.run.position import LaneArrays, Position
+from cloudload.run.recipe import Recipe
+from cloudload.system.arrays import NEVER, Ints
+
+
+def find_mixture_ending(
+    recipe: Recipe, walkers: Sequence[Walker], position: Position
+) -> MixtureEnding:
+    """Find the ends of a mixture's streams, starting from a position.
+
+    Raises `CacheError` if an order or a table cannot be built, `StreamChangedError` if a cursor or
+    a residue does not match the lengths, and `DatasetError` if the run has no rows.
+    """
+    assert position.rows == position.table_rows
+    unknown = MixtureEnding(
+        mixture=recipe.mixture,
+        start=position.rows,
+        end=NEVER,
+        stream_ends=(),
+        lane_ends=(position.rows,) * len(walkers),
+        cursors=position.cursors,
+        residues=position.residues,
+        tails=position.lanes.arrays.tails,
+    )
+    search = _PlayedSearch if recipe.packing.has_residue else _Search
+    return search(recipe, walkers, unknown).find()
+
+
+class _Search:
+    """Finds the ends of streams whose number of rows depends only on their tokens."""
+
+    def __init__(self, recipe: Recipe, walkers: Sequence[Walker], unknown: MixtureEnding) -> None:
+        self._recipe, self._walkers, self._unknown = recipe, walkers, unknown
+        self._tails = MixtureTails(recipe, walkers, unknown)
+        self._lane_rows: list[Ints | None] = []
+        """For each stream, the number of rows that each lane can fill, int64 [lanes]; None if the
+        stream is endless."""
+        self._left: list[int | None] = []
+        """The number of rows that remain in each stream; None if it is unknown or infinite."""
+        for stream, component in enumerate(recipe.components):
+            lane_rows, left = None, None
+            if unknown.stages_of(stream):
+                lane_rows, left = np.zeros(recipe.num_lanes, np.int64), self._count_in_tail(stream)
+            elif component.lanes.epochs is not None:
+                lane_rows, left = self._count(stream)
+            self._lane_rows.append(lane_rows)
+            self._left.append(left)
+
+    def find(self) -> MixtureEnding:
+        """Find the ends. Raises the errors of `find_mixture_ending`."""
+        return self._build(self._end_streams(), ())
+
+    def _count_in_tail(self, stream: int) -> int:
+        tails = self._tails
+        return tails.tail(stream).end - tails.number(stream, self._unknown.start)
+
+    def _count(self, stream: int) -> tuple[Ints, int | None]:
+        """Count the rows that each lane of a stream can fill, and the stream's remaining rows."""
+        row_units = self._recipe.packing.row_units
+        units = self._walkers[stream].count_units(self._unknown.cursors[stream])
+        return units // row_units, -(-int(units.sum()) // row_units)
+
+    def _end_streams(self) -> StreamEnds:
+        recipe = self._recipe
+        return end_streams(
+            recipe.mixture,
+            recipe.num_lanes,
+            self._unknown.start,
+            self._left,
+            stops_first=recipe.config.stopping == FIRST,
+        )
+
+    def _walk(self, mixture: Mixture, stream: int) -> Walk:
+        return Walk(mixture, self._recipe.num_lanes, stream)
+
+    def _find_lane_end(self, ends: StreamEnds, stream: int) -> int:
+        """Find the first row of a stream's tail."""
+        last, lane_rows = min(ends.ends[stream], ends.end), self._lane_rows[stream]
+        if lane_rows is None:
+            return NEVER
+        walk = self._walk(ends.mixture, stream)
+        return find_first_dry(walk, self._unknown.start, last, lane_rows)
+
+    def _build(self, ends: StreamEnds, ended: tuple[LaneArrays | None, ...]) -> MixtureEnding:
+        if not ends.end:
+            raise _no_rows(self._recipe, ends)
+        lane_ends = [self._find_lane_end(ends, stream) for stream in range(len(ends.ends))]
+        return replace(
+            self._unknown,
+            mixture=ends.mixture,
+            end=ends.end,
+            stream_ends=ends.ends,
+            lane_ends=tuple(lane_ends),
+            ended=ended,
+        )
+
+
+class _PlayedSearch(_Search):
+    """Finds the ends of streams that `best_fit` packs.
+
+    A stream is treated as endless until its number of rows is known.
+    """
+
+    def __init__(self, recipe: Recipe, walkers: Sequence[Walker], unknown: MixtureEnding) -> None:
+        self._is_full: dict[int, bool] = {}
+        """Whether a stream's lanes fill whole rows, so that no tokens remain for a tail."""
+        super().__init__(recipe, walkers, unknown)
+        self._ended: list[LaneArrays | None] = [None] * len(walkers)
+        self._begins: dict[int, int] = {}
+        """The row at which each stream's tail begins, if it is known."""
+
+    def find(self) -> MixtureEnding:
+        ends = self._end_streams()
+        while (first := self._find_first_tail(ends)) is not None:
+            self._pack(first, ends.mixture)
+            ends = self._end_streams()
+            # the new end changes the mixture only after it, so earlier rows in `_begins` stay valid
+            self._begins = {
+                stream: row
+                for stream, row in self._begins.items()
+                if self._left[stream] is not None or row < ends.ends[first]
+            }
+        return self._build(ends, tuple(self._ended))
+
+    def _count(self, stream: int) -> tuple[Ints, int | None]:
+        walker, unknown = self._walkers[stream], self._unknown
+        assert isinstance(walker, BestFitWalker)
+        assert unknown.residues is not None
+        lane_rows = walker.count_rows(unknown.cursors[stream], unknown.residues[stream])
+        _, num_left = self._pack_rest(stream, lane_rows)
+        self._is_full[stream] = not num_left
+        return lane_rows, None if lane_rows.any() or num_left else 0
+
+    def _find_first_tail(self, ends: StreamEnds) -> int | None:
+        """Find the stream with the next tail to pack; None if none begins before the run ends."""
+        waiting = [
+            stream
+            for stream, (left, rows) in enumerate(zip(self._left, self._lane_rows, strict=True))
+            if left is None and rows is not None
+        ]
+        for stream in waiting:
+            if stream not in self._begins:
+                self._begins[stream] = self._find_begin(ends, stream)
+        first = min(waiting, key=lambda stream: self._begins[stream], default=None)
+        return None if first is None or self._begins[first] >= ends.end else first
+
+    def _find_begin(self, ends: StreamEnds, stream: int) -> int:
+        """Find the row at which a stream's tail begins; `NEVER` if its lanes can fill all rows.
+
+        If no tokens remain for a tail, the result is at most the row after the lanes' last row.
+        """
+        lane_rows, start = self._lane_rows[stream], self._unknown.start
+        assert lane_rows is not None
+        walk, last = self._walk(ends.mixture, stream), NEVER
+        if self._is_full[stream]:
+            last = min(NEVER, walk.find(start, int(lane_rows.sum()) - 1) + 1)
+        return find_first_dry(walk, start, last, lane_rows)
+
+    def _pack(self, stream: int, mixture: Mixture) -> None:
+        """Pack a stream's tail, and set the number of rows that remain in the stream."""
+        start, begin = self._unknown.start, self._begins[stream]
+        rows = count_rows(mixture, self._recipe.num_lanes, start, begin)[stream]
+        self._ended[stream], num_left = self._pack_rest(stream, rows)
+        self._left[stream] = int(rows.sum()) + num_left
+
+    def _pack_rest(self, stream: int, rows: Ints) -> tuple[LaneArrays, int]:
+        """Return a stream's lanes after `rows` (int64 [lanes]), and its number of tail rows."""
+        walker, unknown = self._walkers[stream], self._unknown
+        assert isinstance(walker, BestFitWalker)
+        assert unknown.residues is not None
+        cursors, residues, is_dry = walker.move(
+            unknown.cursors[stream], rows, unknown.residues[stream]
+        )
+        assert not is_dry.any()
+        ended = arrays_of_stream(cursors, residues)
+        return ended, pack_stream_tail(self._recipe, walker, ended, ()).num_rows
+
+    def _find_lane_end(self, ends: StreamEnds, stream: int) -> int:
+        if stream in self._begins:
+            return min(self._begins[stream], ends.end)
+        return super()._find_lane_end(ends, stream)
+
+
+def find_first_dry(walk: Walk, start: int, last: int, lane_rows: Ints) -> int:
+    """Find the first row of a stream, from `start` on, that its lane cannot fill; at most `last`.
+
+    `lane_rows` (int64 [lanes]) is the number of rows that each lane can fill.
+    """
+    for lane in np.argsort(lane_rows, kind="stable").tolist():
+        of_lane, number = replace(walk, lane=lane), int(lane_rows[lane])
+        if of_lane.count(start, last) > number:
+            last = min(last, of_lane.find(start, number))
+    return last
+
+
+def _no_rows(recipe: Recipe, ends: StreamEnds) -> DatasetError:
+    names = [
+        recipe.labels[component.streams.start]
+        for component, end in zip(recipe.components, ends.ends, strict=True)
+        if not end
+    ]
+    return DatasetError(
+        f"no document of {', '.join(names)} has any tokens, because all documents are empty, "
+        f"filtered out, or left out by on_error='skip'. With stopping={recipe.config.stopping!r}, "
+        "the mixture then has no rows. Set an eos, or use a different transform, min_tokens, or "
+        "data"
+    )

@@ -1,0 +1,150 @@
+"""Find the lengths that a run may use.
+
+lengths="auto"      the lengths beside the datasets, if all streams have lengths
+lengths="require"   the same, or else an error with the command that counts lengths
+lengths="off"       no lengths
+lengths=URL         the lengths at another location, for data in a read-only bucket
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cloudload.config.choices import AUTO, OFF, REQUIRE
+from cloudload.data.mds.dataset import Corpus
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.redaction import redact
+from cloudload.errors import DatasetError, StoreError
+from cloudload.run.lengths.files import (
+    CorpusLengths,
+    CountedDataset,
+    find_index,
+    open_dataset_lengths,
+    place_of,
+)
+from cloudload.run.lengths.key import make_key
+from cloudload.run.recipe import Recipe
+
+logger = logging.getLogger("cloudload.lengths")
+_AT_ONCE = 16
+
+
+def open_lengths(
+    found: Sequence[CountedDataset], corpus: Corpus, root: Path, retry: Retry
+) -> CorpusLengths:
+    """Map the lengths of a corpus from files in the cache folder `root`.
+
+    Downloads lengths that are not in the cache. Raises `StoreError`, `DatasetError` and
+    `CacheError` as `open_dataset_lengths` does.
+    """
+    datasets = tuple(open_dataset_lengths(counted, root, retry) for counted in found)
+    digest = hashlib.sha256(b"".join(counted.index.encode() for counted in found))
+    places = tuple(dict.fromkeys(redact(counted.place) for counted in found))
+    return CorpusLengths(datasets, corpus.stream_starts, digest.hexdigest()[:16], places)
+
+
+def find_lengths(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset] | None:
+    """Find the lengths of all streams. Makes one request per stream.
+
+    Returns None if lengths are off, or if they are optional and a stream has none. Raises
+    `DatasetError` if lengths are damaged, or if required lengths are missing. Lengths are required
+    if the user requests them, or if streams of a mixture end. Raises `StoreError` if a requested
+    store cannot be read, and `ValueError` if lengths are required but off.
+    """
+    if recipe.has_stream_ends:
+        asked = _ask_for_needed(asked)
+    if asked == OFF or (found := _search(recipe, asked, retry)) is None:
+        return None
+    datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
+    missing = [stream for stream, counted in enumerate(found) if counted is None]
+    if missing and asked != AUTO:
+        raise _missing(recipe, missing, places)
+    if 0 < len(missing) < len(found):
+        logger.info(
+            "%d of %d streams (such as %s) have no token lengths, so the run uses none",
+            len(missing),
+            len(found),
+            redact(datasets[missing[0]].url),
+        )
+    if missing:
+        return None
+    logger.info(
+        "found token lengths for %s in %s",
+        "all streams" if len(found) > 1 else "the dataset",
+        ", ".join(dict.fromkeys(map(redact, places))),
+    )
+    return [counted for counted in found if counted is not None]
+
+
+def find_lengths_of_beginning(
+    recipe: Recipe, asked: str, retry: Retry, whole: Sequence[CountedDataset] | None
+) -> list[CountedDataset] | None:
+    """Find the lengths of a recipe that reads only the first shards of its streams.
+
+    For a stream without such lengths, uses the stream's lengths in `whole`, which cover all shards
+    and so begin with the same samples. Returns None if a stream has no lengths of either kind.
+    """
+    found = None if asked == OFF else _search(recipe, asked, retry)
+    if found is None:
+        return None if whole is None else list(whole)
+    counted = [own or (whole[stream] if whole else None) for stream, own in enumerate(found)]
+    return [each for each in counted if each is not None] if all(counted) else None
+
+
+def _ask_for_needed(asked: str) -> str:
+    if asked == OFF:
+        raise ValueError(
+            "lengths is 'off', but a mixture with epochs or max_epochs needs token lengths to know "
+            "where its streams end. Set lengths='auto', and run cloudload count for each stream"
+        )
+    return REQUIRE if asked == AUTO else asked
+
+
+def _list_places(recipe: Recipe, asked: str) -> list[str]:
+    place = None if asked in (AUTO, REQUIRE) else asked
+    return [place_of(dataset, place) for dataset in recipe.corpus.datasets]
+
+
+def _search(recipe: Recipe, asked: str, retry: Retry) -> list[CountedDataset | None] | None:
+    """Look for the lengths of each stream.
+
+    If a store cannot be read, returns None if `asked` is "auto", and otherwise raises the
+    `StoreError`.
+    """
+    datasets, places = recipe.corpus.datasets, _list_places(recipe, asked)
+    keys = [make_key(recipe, stream) for stream in range(len(datasets))]
+    data = [recipe.corpus.fingerprint(range(stream, stream + 1)) for stream in range(len(datasets))]
+    try:
+        with ThreadPoolExecutor(_AT_ONCE) as threads:
+            found = list(threads.map(find_index, places, keys, data, [retry] * len(datasets)))
+    except StoreError as error:
+        if asked != AUTO:
+            raise
+        logger.info("the search for token lengths failed, so the run uses none: %s", error)
+        return None
+    return [
+        CountedDataset(dataset, key, place, index) if index is not None else None
+        for dataset, key, place, index in zip(datasets, keys, places, found, strict=True)
+    ]
+
+
+def _missing(recipe: Recipe, missing: list[int], places: list[str]) -> DatasetError:
+    dataset = recipe.corpus.datasets[missing[0]]
+    who = "the dataset has"
+    if len(places) > 1:
+        verb = "has" if len(missing) == 1 else "have"
+        who = f"{len(missing):,} of {len(places):,} streams {verb}"
+    why, instead = "lengths are required", "with lengths='auto'"
+    if recipe.has_stream_ends:
+        why = "a mixture with epochs or max_epochs needs token lengths"
+        instead = "without epochs and max_epochs, and with take(n)"
+    return DatasetError(
+        f"{why}, but {who} none for this tokenizer, text column, and transform in "
+        f"{redact(places[missing[0]])}. Run: cloudload count {redact(dataset.url)} --tokenizer "
+        "NAME. It counts only shards without lengths, such as appended ones. A CloudLoader can "
+        f"also read the data {instead}, but Rows needs the lengths"
+    )

@@ -1,0 +1,182 @@
+"""Find the documents in any row of a run from token lengths, without reading documents.
+
+    row 17, 5 lanes ─► lane 2, its row 3 ─► cursor (c, 2) ─► pieces (c, 2, 9) (d, 0, 1)
+
+The lane's earlier rows are not visited, because sums determine the cursor before a row, and the
+sizes of the next documents determine the row's pieces. Consecutive rows of a lane are found
+together, and the cursor after them is kept for the rows that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cloudload.errors import DatasetError
+from cloudload.rows.packing.packers import Packing
+from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
+from cloudload.run.lengths.advance import Walker
+from cloudload.run.lengths.sizes import LaneSizes, units_of
+from cloudload.system.arrays import Flags, Ints, count_within
+
+PIECE_COLUMNS = ("row", "lane", "ordinal", "start", "stop")
+ROW, LANE, ORDINAL, START, STOP = range(len(PIECE_COLUMNS))
+_FIRST_DOCUMENTS = 8
+_NUMBER_BITS, _RUN = 40, 5
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of consecutive rows of lanes: int64 [runs] each."""
+
+    lanes: Ints
+    firsts: Ints
+    """The index of each run's first row within its lane."""
+    counts: Ints
+    """The number of rows of each run."""
+
+
+class RowPieces:
+    """Finds the pieces of the rows of one component's lanes.
+
+    `starts` are the cursors from which rows are counted: int64 [lanes, 3].
+    """
+
+    def __init__(self, walker: Walker, sizes: LaneSizes, packing: Packing, starts: Ints) -> None:
+        self._walker, self._sizes, self._packing, self._starts = walker, sizes, packing, starts
+        self._row_units = packing.row_units
+        """Number of units per row; `tables` defines the unit."""
+        self._next = np.zeros(len(starts), np.int64), starts
+        """A row of each lane, int64 [lanes], and the cursor before it, int64 [lanes, 3]. Always
+        replaced as a pair."""
+
+    def find(self, lanes: Ints, numbers: Ints) -> Ints:
+        """Find the pieces of rows. Row `i` is row `numbers[i]`, from 0, of lane `lanes[i]`.
+
+        Both arguments are int64 [rows]. Rows may be in any order and may be repeated. Returns int64
+        [pieces, 5] with columns `PIECE_COLUMNS`, by ascending row `i`. Raises `DatasetError` for a
+        lane without tokens, and the errors of `Walker.locate`.
+        """
+        return find_by_runs(
+            lanes, numbers, lambda runs, firsts: self._list_pieces(runs, firsts, self._start(runs))
+        )
+
+    def _start(self, runs: Runs) -> Ints:
+        """The cursor at the start of each run: int64 [runs, 3]."""
+        next_numbers, next_cursors = self._next
+        cursors = next_cursors[runs.lanes]
+        far = np.flatnonzero(next_numbers[runs.lanes] != runs.firsts)
+        if len(far):
+            lanes = runs.lanes[far]
+            units = runs.firsts[far] * self._row_units
+            located = self._walker.locate(self._starts, lanes, units)
+            check_has_rows(lanes, located.is_dry)
+            cursors[far] = located.cursors
+        return cursors
+
+    def _list_pieces(self, runs: Runs, first_rows: Ints, cursors: Ints) -> Ints:
+        """List the pieces of runs that begin at `cursors`, and keep the cursors after them.
+
+        Returns int64 [pieces, 5], by ascending row. Run `i` begins at row `first_rows[i]`.
+        """
+        parts = [np.empty((0, len(PIECE_COLUMNS)), np.int64)]
+        left, documents = np.arange(len(runs.lanes)), _FIRST_DOCUMENTS
+        while len(left):
+            is_full, pieces = self._cut(
+                runs.lanes[left], runs.counts[left], cursors[left], documents
+            )
+            pieces[:, ROW] += first_rows[left][pieces[:, _RUN]]
+            parts.append(pieces[:, :_RUN])
+            left, documents = left[~is_full], 2 * documents
+        joined = np.concatenate(parts)
+        in_order: Ints = joined[np.argsort(joined[:, ROW], kind="stable")]
+        self._keep_ends(runs, first_rows, in_order)
+        return in_order
+
+    def _cut(self, lanes: Ints, counts: Ints, cursors: Ints, documents: int) -> tuple[Flags, Ints]:
+        """Cut the rows of each run that its lane's next `documents` documents can fill completely.
+
+        Returns which runs these are, bool [runs], and their pieces, int64 [pieces, 6]: the columns
+        `PIECE_COLUMNS`, with rows from 0 in each run, and the index of the run.
+        """
+        seq_len, ordinals = self._packing.seq_len, cursors[:, :1] + np.arange(documents)
+        found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
+        # a partly read document was accepted before, even if `min_tokens` now excludes it
+        is_begun = cursors[:, CURSOR_OFFSET] > 0
+        sizes = found.sizes.copy()
+        sizes[is_begun, 0] = found.whole[is_begun, 0]
+        offsets = np.zeros_like(sizes)
+        offsets[:, 0] = cursors[:, CURSOR_OFFSET]
+        left = sizes - offsets
+        units = units_of(self._packing, left)
+        ends = np.cumsum(units, axis=1)
+        is_full: Flags = ends[:, -1] >= counts * self._row_units
+        begins = (ends - units) * (seq_len // self._row_units)
+        taken = np.minimum(left, seq_len) if self._packing.cuts else left
+        stops = np.minimum(begins + taken, counts[:, None] * seq_len)
+        runs, places = np.nonzero((stops > begins) & is_full[:, None])
+        begins, stops, offsets = (each[runs, places] for each in (begins, stops, offsets))
+        first_rows = begins // seq_len
+        numbers = (stops - 1) // seq_len - first_rows + 1
+        of = np.repeat(np.arange(len(runs)), numbers)
+        rows = first_rows[of] + count_within(numbers)
+        shifts = (offsets - begins)[of]
+        columns = [
+            *(rows, lanes[runs[of]], ordinals[runs, places][of]),
+            shifts + np.maximum(begins[of], rows * seq_len),
+            shifts + np.minimum(stops[of], (rows + 1) * seq_len),
+            runs[of],
+        ]
+        return is_full, np.column_stack(columns)
+
+    def _keep_ends(self, runs: Runs, first_rows: Ints, pieces: Ints) -> None:
+        """Keep the cursor after each run, from which the lane's next rows are found."""
+        last = pieces[np.searchsorted(pieces[:, ROW], first_rows + runs.counts) - 1]
+        found = self._sizes.measure(runs.lanes, last[:, ORDINAL])
+        is_past = (last[:, STOP] == found.whole) | self._packing.cuts
+        cursors = np.zeros((len(runs.lanes), self._starts.shape[1]), np.int64)
+        cursors[:, CURSOR_ORDINAL] = last[:, ORDINAL] + is_past
+        cursors[:, CURSOR_OFFSET] = np.where(is_past, 0, last[:, STOP])
+        next_numbers, next_cursors = (each.copy() for each in self._next)
+        next_numbers[runs.lanes] = runs.firsts + runs.counts
+        next_cursors[runs.lanes] = cursors
+        self._next = next_numbers, next_cursors
+
+
+def find_by_runs(lanes: Ints, numbers: Ints, list_pieces: Callable[[Runs, Ints], Ints]) -> Ints:
+    """Find the pieces of rows like `RowPieces.find`, by runs of consecutive rows.
+
+    `list_pieces(runs, first_rows)` lists the pieces of runs, where run `i` begins at row
+    `first_rows[i]`: int64 [pieces, 5], by ascending row.
+    """
+    keys, places = np.unique(lanes << _NUMBER_BITS | numbers, return_inverse=True)
+    firsts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 2) != 1)
+    runs = Runs(
+        keys[firsts] >> _NUMBER_BITS,
+        keys[firsts] & (1 << _NUMBER_BITS) - 1,
+        np.diff(firsts, append=len(keys)),
+    )
+    return _repeat_rows(list_pieces(runs, firsts), places)
+
+
+def check_has_rows(lanes: Ints, is_dry: Flags) -> None:
+    """Raise `DatasetError` if a lane of an endless run is dry. Both arguments are [lanes]."""
+    if is_dry.any():
+        raise DatasetError(
+            f"lane {lanes[np.argmax(is_dry)]} has no tokens in a whole epoch of its documents. Use "
+            "a smaller num_lanes, or more documents"
+        )
+
+
+def _repeat_rows(pieces: Ints, places: Ints) -> Ints:
+    """Relabel the pieces of row `places[i]` as pieces of row `i`: int64 [pieces, 5].
+
+    `pieces` is ordered by row. Example: pieces of rows 0 0 1 and places 1 0 give rows 0 1 1.
+    """
+    bounds = np.searchsorted(pieces[:, ROW], np.arange(int(places.max(initial=-1)) + 2))
+    firsts, numbers = bounds[places], np.diff(bounds)[places]
+    repeated: Ints = pieces[np.repeat(firsts, numbers) + count_within(numbers)]
+    repeated[:, ROW] = np.repeat(np.arange(len(places)), numbers)
+    return repeated

@@ -1,0 +1,250 @@
+"""Tables of sums over the documents of lanes, with which any row of a lane can be located.
+
+    lane 3      documents 0 … 255   256 … 511   512 … 767      sizes, from lengths and the order
+    table       0                   t(256)      t(512) …       units and statistics before a block
+
+A **unit** is a row with `one_per_row`, otherwise a token. A table covers the same ordinals in all
+lanes: one epoch, or several small epochs. The processes of a node share the tables as files, so the
+totals of past epochs are available without the orders of these epochs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import pickle
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloudload.errors import CacheError
+from cloudload.rows.packing.packers import Packing
+from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes, list_counts, units_of
+from cloudload.stats import COUNTS
+from cloudload.system.arrays import NEVER, Flags, Ints
+from cloudload.system.background_process import run_detached
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import lock_path, make_folder, partial_file
+from cloudload.system.verified_files import has_unmodified, mark_verified
+
+logger = logging.getLogger("cloudload.lengths")
+_MOST_BLOCK = 256
+UNITS = 0
+"""The column of units. The columns after it are the statistics of the component's streams, one
+stream after another."""
+_ENOUGH_ORDINALS, _MOST_EPOCHS = 1024, 16
+_KEPT_FROM_POSITIONS = 1 << 16  # below this, building a table is as fast as reading its file
+# below this, building a table is faster than starting a process
+_BACKGROUND_FROM_POSITIONS = 1 << 20
+_KEPT_TABLES = 4
+_DOCUMENTS_AT_ONCE = 1 << 20
+
+
+class LaneTables:
+    """The tables of a component's lanes. `digest` identifies the lengths of all samples."""
+
+    def __init__(self, folder: Path, sizes: LaneSizes, packing: Packing, digest: str) -> None:
+        self._arguments = folder, sizes, packing, digest
+        self._sizes, self._packing = sizes, packing
+        self._division = division = sizes.component.lanes
+        self.folder = folder / self._identify(digest)
+        self.num_lanes = division.num_lanes
+        epochs = _MOST_EPOCHS * division.stride // division.num_lanes
+        of_epoch = max(1, division.stride // division.num_lanes)
+        self.num_ordinals = max(of_epoch, min(epochs, -(-_ENOUGH_ORDINALS // of_epoch) * of_epoch))
+        """Number of ordinals that a table covers."""
+        self.block = min(_MOST_BLOCK, self.num_ordinals)
+        """Number of documents of a lane between two consecutive sums."""
+        self._tables: dict[int, Ints] = {}
+        self._totals: dict[int, Ints] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LaneTables, self._arguments
+
+    def _identify(self, digest: str) -> str:
+        component, packing = self._sizes.component, self._packing
+        is_of_rows = packing.name == "one_per_row"
+        rows = [packing.seq_len, packing.overflow] if is_of_rows else []
+        facts = [
+            *(digest, asdict(component.order), asdict(component.lanes)),
+            asdict(component.sampling) if component.sampling else None,
+            hashlib.sha256(np.ascontiguousarray(component.shard_sizes).tobytes()).hexdigest(),
+            *(component.first_sample, self._sizes.num_framing.tolist(), self._sizes.min_tokens),
+            # best_fit and concat share tables, because their sums over tokens are the same
+            *(packing.name if is_of_rows else "concat", rows),
+            *([component.order_ids] if component.order_ids else []),
+        ]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the tables are kept in files."""
+        return self._division.num_positions >= _KEPT_FROM_POSITIONS
+
+    @property
+    def streams(self) -> range:
+        """The streams whose statistics are in the tables."""
+        return self._sizes.component.streams
+
+    @cached_property
+    def ends(self) -> Ints:
+        """The ordinal at which each lane ends: int64 [lanes]; `NEVER` in an endless run."""
+        ends = [self._division.end(lane) for lane in range(self.num_lanes)]
+        return np.array([NEVER if end is None else end for end in ends], np.int64)
+
+    @cached_property
+    def end(self) -> int | None:
+        """The number of tables of a finite run; None if it is endless."""
+        if self._division.epochs is None:
+            return None
+        return -(-int(self.ends.max()) // self.num_ordinals)
+
+    def is_barren(self, number: Ints) -> Flags:
+        """Whether endless lanes with `number` tables in a row without tokens count as having none.
+
+        See `LaneSizes.is_barren`.
+        """
+        return self._sizes.is_barren(number * self.num_ordinals)
+
+    def is_ready(self, number: int) -> bool:
+        """Whether a table is in memory or in its file."""
+        return number in self._tables or _is_whole(self._path(number))
+
+    def totals(self, number: int) -> Ints:
+        """The totals of table `number`: int64 [lanes, columns]. Raises the errors of `[number]`."""
+        totals = self._totals.get(number)
+        if totals is None:
+            totals = self._totals[number] = self[number][-1].copy()
+        return totals
+
+    def __getitem__(self, number: int) -> Ints:
+        """Table `number`: int64 [blocks + 1, lanes, columns]. The last entry has the totals.
+
+        Raises `CacheError` if an order or the table cannot be built or written.
+        """
+        table = self._tables.get(number)
+        if table is None:
+            table = self._open(number) if self.is_kept else self._build(number)
+            # replace the dict instead of changing it, because other threads may read it
+            kept = list(self._tables.items())[1 - _KEPT_TABLES :]
+            self._tables = {**dict(kept), number: table}
+        return table
+
+    def build_in_background(self, epoch: int) -> bool:
+        """Start a process that builds the table with an epoch's start, and return immediately.
+
+        The process also builds the order of the epoch, or waits for it. Returns whether a process
+        was started. Does nothing if the table exists, is being built, is cheap to build, or is
+        after the end of a finite run. If the process fails or cannot start, `[number]` builds the
+        table.
+        """
+        number = epoch * self._division.stride // self.num_lanes // self.num_ordinals
+        is_cheap = self._division.num_positions < _BACKGROUND_FROM_POSITIONS
+        if is_cheap or number >= (self.end or NEVER) or self.is_ready(number):
+            return False
+        try:
+            make_folder(self.folder)
+            return run_detached(
+                "cloudload.run.lengths.tables:build_as_asked",
+                pickle.dumps((self, number)),
+                lock_path(self._path(number)),
+            )
+        except OSError as error:
+            logger.info(
+                "cannot build %s ahead of time: %s. It will be built when it is needed",
+                self._path(number),
+                error,
+            )
+            return False
+
+    def build(self, number: int) -> None:
+        """Write a table to its file, unless the file is complete. The caller must hold the file's
+        lock.
+
+        Raises `OSError` if the file cannot be written, and `CacheError` if an order cannot be
+        built.
+        """
+        path = self._path(number)
+        if not _is_whole(path):
+            _write(path, self._build(number))
+
+    def _open(self, number: int) -> Ints:
+        path = self._path(number)
+        try:
+            make_folder(self.folder)
+            if not _is_whole(path):
+                with locked(lock_path(path), what=f"build {path}", is_reentrant=True):
+                    self.build(number)
+            flat = np.memmap(path, np.int64, "r").view(np.ndarray)
+        except OSError as error:
+            raise CacheError(
+                f"cannot write a table of token lengths to {path}: {error}. Free disk space, or "
+                "set `local` to a different folder"
+            ) from error
+        return flat.reshape(-1, self.num_lanes, self.num_columns)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"table-{number}.int64"
+
+    @property
+    def num_columns(self) -> int:
+        """Number of columns of a table: the units, and the statistics of each stream."""
+        return 1 + len(self.streams) * len(COUNTS)
+
+    def _build(self, number: int) -> Ints:
+        blocks = -(-self.num_ordinals // self.block)
+        table = np.zeros((blocks + 1, self.num_lanes, self.num_columns), np.int64)
+        step = max(1, _DOCUMENTS_AT_ONCE // (self.block * self.num_lanes))
+        for block in range(0, blocks, step):
+            stop = min(blocks, block + step)
+            table[block + 1 : stop + 1] = self._sum_blocks(number, block, stop)
+        return np.cumsum(table, axis=0)
+
+    def _sum_blocks(self, number: int, block: int, stop: int) -> Ints:
+        within = np.arange(block * self.block, min(stop * self.block, self.num_ordinals))
+        lanes, ordinals = np.meshgrid(
+            np.arange(self.num_lanes), number * self.num_ordinals + within
+        )
+        starts = np.arange(0, len(within), self.block)
+        return self.sum_columns(
+            self._sizes.measure(lanes, ordinals),
+            lambda column: np.add.reduceat(column, starts, axis=0),
+        )
+
+    def sum_columns(self, found: DocumentSizes, reduce: Callable[[Ints], Ints]) -> Ints:
+        """Compute the columns of a table from documents: int64 [.., columns].
+
+        `reduce` sums the amounts of one column over the documents, and determines the shape.
+        """
+        sums = [reduce(units_of(self._packing, found.sizes))]
+        counts = list_counts(self._packing, found)
+        for stream in self.streams:
+            is_own = found.streams == stream
+            sums += [reduce(each if len(self.streams) == 1 else each * is_own) for each in counts]
+        return np.stack(sums, axis=-1)
+
+
+def build_as_asked(request: bytes) -> None:
+    """Build the table that `request` names. A background process runs this function."""
+    tables, number = pickle.loads(request)  # trusted: the process that started this one sent it
+    tables.build(number)
+
+
+def _is_whole(path: Path) -> bool:
+    return has_unmodified(path)
+
+
+def _write(path: Path, table: Ints) -> None:
+    with partial_file(path) as part:
+        with part.open("wb") as file:
+            file.write(table.data)
+            file.flush()
+            os.fsync(file.fileno())
+        mark_verified(part)
+        part.replace(path)

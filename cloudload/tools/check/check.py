@@ -1,0 +1,274 @@
+"""Check a dataset: its index, the objects in its folder, and the bytes of its shards."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cloudload.config.checks import as_integer
+from cloudload.config.choices import AUTO
+from cloudload.config.stream import Stream
+from cloudload.data.mds.dataset import Dataset
+from cloudload.data.mds.index import ShardInfo
+from cloudload.data.mds.open_index import read_index
+from cloudload.data.mds.shard import ID_KEY
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import plain_location
+from cloudload.errors import DatasetError, FailureKind, StoreError
+from cloudload.rows.tokenization.framing import TokenName
+from cloudload.system.option_names import suggests_names
+from cloudload.system.progress_bar import open_progress_bar
+from cloudload.tools.check.document_rules import (
+    ALL,
+    DocumentRules,
+    check_frame,
+    choose_rules,
+    parse_limits,
+)
+from cloudload.tools.check.duplicates import DuplicateFinder, add_repeats
+from cloudload.tools.check.findings import CheckReport, Finding, Findings, find
+from cloudload.tools.check.groups import check_shards
+from cloudload.tools.check.index import check_index
+from cloudload.tools.check.lengths import LengthsCheck
+from cloudload.tools.check.objects import check_files, check_others, check_url, list_folder
+from cloudload.tools.check.shards import check_codecs, name_samples
+from cloudload.tools.engines.shares import Share
+
+
+@suggests_names
+def check_dataset(
+    dataset: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    text_key: str = "text",
+    tokens_key: str | None = None,
+    rules: str | Collection[str] = ALL,
+    max_bytes: int | str = "10mb",
+    tokenizer: Any = None,
+    bos: TokenName = AUTO,
+    eos: TokenName = AUTO,
+    expect_bos: str | None = None,
+    expect_eos: str | None = None,
+    fail_on: str | Collection[str] | Mapping[str, float | str] = (),
+    sample: int | None = None,
+    processes: int | None = None,
+    executor: Executor | None = None,
+    worker: str | None = None,
+    retry: Retry | None = None,
+    progress: bool = True,
+) -> CheckReport:
+    """Check a dataset as cloudload and StreamingDataset would read it.
+
+    The report lists the problems that either reader would have. It does not depend on the number of
+    processes or machines. Nothing is written to the dataset or to a cache. Each process reads 4
+    shards at a time, or 8 if it is the only process. A shard is in memory while it is decompressed,
+    and in a temporary file while it is checked.
+
+    Two rules find repeated texts and IDs. They compare 128-bit hashes, which each rule keeps in
+    temporary files of 24 bytes per document. For up to 1.4 billion documents, memory does not grow
+    with the dataset. Each of the two rules keeps up to 256 files open, and finds repeats only among
+    the shards that this call reads.
+
+    Args:
+        dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
+        split: the subfolder to check, such as `train`.
+        text_key: the column that holds the document.
+        tokens_key: the column that holds the document as token IDs, if the run reads token IDs. The
+            check then tests no text, and no rule that begins with `text-` applies.
+        rules: the rules that documents are tested with: names such as `text-repeated`, `all`, or
+            `none`. `all` omits `text-framed` if there is no tokenizer.
+        max_bytes: size in bytes of UTF-8 above which a text breaks the rule `text-long`.
+        tokenizer: the run's tokenizer, as for `CloudLoader`. The rule `text-special` looks for its
+            special tokens. Without a tokenizer, it looks for anything like `<|name|>`.
+        bos: the argument `bos` of the run's loader.
+        eos: the argument `eos` of the run's loader.
+        expect_bos: the bos that the tokenizer should add to documents, or `none` for no bos.
+        expect_eos: the eos that the tokenizer should add to documents, or `none` for no eos.
+        fail_on: rules that make the dataset unsound if any document breaks them, or a mapping of
+            rules to the share of documents that may break each, such as 0.001 or `0.1%`. `all`
+            means every rule in `rules`. A rule that is not in `rules` is refused.
+        sample: number of shards to read, spread evenly over the dataset. By default, all shards
+            are read. With 0, only the index and the names and sizes of the objects are checked.
+        processes: number of worker processes, one per available core by default, and at most one
+            per 512 MiB of raw shards. With 1, all work is done in this process.
+        executor: check the shards on this `concurrent.futures.Executor` instead, such as a
+            `cloudload.engines.ray.RayExecutor`. Its workers must have access to the dataset.
+        worker: check only one share of the shards, as one of several jobs: `I/N`, with I from 0 to
+            N - 1, or `auto` in a job of a Slurm array, a Kubernetes Indexed Job, or AWS Batch.
+            Together, the reports of all workers contain the findings of a whole check. Only worker
+            0 checks the index and the names and sizes of the objects.
+        retry: how long to retry a request to the store.
+        progress: show a progress bar on stderr.
+
+    Raises:
+        ValueError: an argument is invalid.
+        TokenizerError: the tokenizer cannot be loaded.
+        StoreError: the store cannot be reached, or denies access. A missing index or shard is a
+            finding.
+        WorkerError: a worker process failed or died.
+    """
+    sample = None if sample is None else as_integer("sample", sample, 0)
+    expected = {"bos": expect_bos, "eos": expect_eos}
+    chosen, framing = _choose_rules(rules, max_bytes, tokenizer, (bos, eos), expected)
+    limits = parse_limits(fail_on, chosen.names)
+    if limits and sample == 0:
+        raise ValueError(
+            "fail_on requires documents, but sample=0 reads none. Omit fail_on, or increase sample"
+        )
+    processes = len(os.sched_getaffinity(0)) if processes is None else processes
+    processes = as_integer("processes", processes, 1)
+    share = Share.parse(worker) if worker is not None else Share(0, 1)
+    began, retry, findings = time.monotonic(), retry or Retry(), Findings()
+    stream = Stream(os.fspath(dataset), split=split)
+    url = plain_location(stream.url)
+    text = text_key if tokens_key is None else None
+    checked = _check_dataset(stream, (text, tokens_key), retry, findings, reads=sample != 0)
+    shards, readable = checked.shards, checked.readable
+    findings.add(framing)
+    if share.index > 0:
+        findings = Findings()  # only worker 0 reports the findings so far
+    mine = share.take(_spread(readable, sample))
+    total_bytes = sum(info.stored.bytes for info in mine)
+    num_samples = sum(info.samples for info in mine)
+    with (
+        closing(DuplicateFinder(chosen.hashed, num_samples)) as duplicates,
+        open_progress_bar("check", total_bytes, shown=progress and bool(mine)) as bar,
+    ):
+        for found in check_shards(
+            url,
+            text,
+            retry,
+            mine,
+            rules=chosen,
+            duplicates=duplicates,
+            processes=processes,
+            executor=executor,
+            on_bytes=bar.update,
+        ):
+            findings.merge(found)
+        add_repeats(duplicates, findings, partial(_name_samples, url, retry, mine))
+    return CheckReport(
+        dataset=redact(url),
+        findings=findings.sorted(),
+        counts=findings.counts(),
+        shards=len(shards),
+        shards_read=len(mine),
+        samples=sum(shard.samples for shard in shards),
+        raw_bytes=sum(shard.raw.bytes for shard in shards),
+        stored_bytes=sum(shard.stored.bytes for shard in shards),
+        seconds=round(time.monotonic() - began, 3),
+        documents=findings.documents,
+        lengths=checked.lengths,
+        above_limits=tuple(
+            kind
+            for kind, share in limits.items()
+            if findings.count(kind) > share * findings.documents
+        ),
+    )
+
+
+def _choose_rules(
+    names: str | Collection[str],
+    max_bytes: int | str,
+    tokenizer: Any,
+    frame: tuple[TokenName, TokenName],
+    expected: Mapping[str, str | None],
+) -> tuple[DocumentRules, list[Finding]]:
+    """Return the rules for documents, and findings about the bos and eos around documents."""
+    if tokenizer is None:
+        if any(expected.values()):
+            raise ValueError(
+                "expect_bos and expect_eos require a tokenizer. Pass tokenizer=…, or omit them"
+            )
+        return choose_rules(names, max_bytes), []
+    from cloudload.rows.tokenization.tokenizer import load_tokenizer
+
+    spec = load_tokenizer(tokenizer, (frame,))
+    rules = choose_rules(names, max_bytes, spec)
+    return rules, list(check_frame(rules, spec.framing, **expected))
+
+
+def _name_samples(
+    url: str, retry: Retry, shards: Sequence[ShardInfo], shard: int, samples: Sequence[int]
+) -> tuple[str, list[str]]:
+    """Return a shard's file name, and a description of each sample: its index, and any ID."""
+    info = shards[shard]
+    if any(column.name == ID_KEY for column in info.columns):
+        return info.raw.name, name_samples(url, info, retry, samples)
+    return info.raw.name, [f"sample {sample}" for sample in samples]
+
+
+@dataclass(frozen=True)
+class _CheckedFolder:
+    """The shards in the index, those to read, and the number of tokenizers with all lengths."""
+
+    shards: Sequence[ShardInfo] = ()
+    readable: Sequence[ShardInfo] = ()
+    lengths: int = 0
+
+
+def _check_dataset(
+    stream: Stream,
+    keys: tuple[str | None, str | None],
+    retry: Retry,
+    findings: Findings,
+    *,
+    reads: bool,
+) -> _CheckedFolder:
+    """Check the index and the folder's objects.
+
+    `keys` names the text column and the token ID column, one of which is None. Shards whose codec
+    is not installed are not read. With `reads`, token lengths are read.
+    """
+    try:
+        data, _ = read_index(stream.location, retry)
+    except DatasetError as error:
+        what, _, advice = str(error).partition(". ")
+        findings.add([find("index-missing", "", what, advice=advice)])
+        return _CheckedFolder()
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        findings.add([find("index-missing", "", str(error))])
+        return _CheckedFolder()
+    shards, is_complete = check_index(data, *keys, findings)
+    findings.add(check_url(stream.url, shards))
+    url = plain_location(stream.url)
+    sizes = _list_folder(url, retry, findings)
+    compressions = {shard.compression for shard in shards}
+    readable = {each for each in compressions if not check_codecs([each])}
+    intact = [shard for shard in shards if shard.compression in readable]
+    if sizes is None:
+        return _CheckedFolder(shards, intact)
+    findings.add(check_files(url, shards, sizes))
+    lengths = LengthsCheck(Dataset(url, shards, ""), sizes, retry, reads)
+    if is_complete:  # otherwise, the index names more shards than `shards`
+        findings.add(lengths.run())
+        findings.add(check_others(url, shards, sizes))
+    intact = [shard for shard in intact if sizes.get(shard.stored.name) == shard.stored.bytes]
+    return _CheckedFolder(shards, intact, len(lengths.complete))
+
+
+def _list_folder(url: str, retry: Retry, findings: Findings) -> dict[str, int] | None:
+    """Map the folder's objects to their sizes, or add a finding if the store cannot list it."""
+    try:
+        return list_folder(url, retry)
+    except StoreError as error:
+        if error.kind not in (FailureKind.OTHER, FailureKind.DENIED):
+            raise
+        findings.add([find("not-listed", "", str(error))])
+        return None
+
+
+def _spread(shards: Sequence[ShardInfo], number: int | None) -> Sequence[ShardInfo]:
+    """Choose at most `number` shards, spread evenly, or all shards if `number` is None."""
+    if number is None or number >= len(shards):
+        return shards
+    return [shards[place * len(shards) // number] for place in range(number)]

@@ -1,0 +1,259 @@
+"""Check `index.json`: each entry as it is parsed, then all shards together.
+
+Entries become small objects while the JSON is parsed, so that a million entries fit in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cloudload.data.mds.document_columns import holds_tokens, is_token_array
+from cloudload.data.mds.hashes import fastest_hash
+from cloudload.data.mds.index import (
+    COMPRESSIONS,
+    FAULTS,
+    FIXED_FORMATS,
+    MOST_SHARD_BYTES,
+    Column,
+    ShardInfo,
+    check_extent,
+    check_names,
+    check_version,
+    explain_fault,
+    fault_of_name,
+    parse_shard,
+)
+from cloudload.tools.check import streaming_format as streaming
+from cloudload.tools.check.findings import Finding, Findings, find
+from cloudload.tools.check.rules import BOTH, CLOUDLOAD
+from cloudload.tools.check.shards import check_codecs
+
+_FILES = ("raw_data", "zip_data")
+_MOST_NODES_BY_DEFAULT = 64
+_REFUSED = object()
+
+
+def check_index(
+    data: bytes, text_key: str | None, tokens_key: str | None, findings: Findings
+) -> tuple[list[ShardInfo], bool]:
+    """Check the bytes of an index, and add the problems to `findings`.
+
+    If `text_key` is None, the documents are token IDs. Returns the shards that cloudload accepts,
+    in order, and whether it accepts all shards.
+    """
+    num_entries = 0
+
+    def parse(entry: dict[str, Any]) -> Any:
+        nonlocal num_entries
+        if "raw_data" not in entry:
+            return entry
+        num_entries += 1
+        found, info = _check_entry(entry, _name_of(entry, num_entries - 1))
+        findings.add(found)
+        return info or _REFUSED
+
+    try:
+        check_extent(data)
+        index = json.loads(data, object_hook=parse)
+        check_version(index)
+        entries = index["shards"]
+        shards = [entry for entry in entries if isinstance(entry, ShardInfo)]
+        num_refused = sum(entry is _REFUSED for entry in entries)
+        if not isinstance(entries, list) or len(shards) + num_refused < len(entries):
+            raise ValueError("'shards' is not a list of entries with raw_data")
+    except FAULTS as error:
+        findings.add([find("index-invalid", "index.json", explain_fault(error))])
+        return [], False
+    if not num_refused:
+        findings.add(_check_samples(shards))
+    for check in (_check_shard_names, _check_hashes):
+        findings.add(check(shards))
+    findings.add(check_codecs(shard.compression for shard in shards))
+    findings.add(_check_columns(shards, text_key, tokens_key))
+    return shards, not num_refused
+
+
+def _name_of(entry: Mapping[str, Any], number: int) -> str:
+    raw = entry["raw_data"]
+    name = raw.get("basename") if isinstance(raw, dict) else None
+    return name[:200] if isinstance(name, str) and name else f"entry {number}"
+
+
+# ---------------------------------------------------------------- an entry
+
+
+def _check_entry(entry: dict[str, Any], where: str) -> tuple[list[Finding], ShardInfo | None]:
+    if entry.get("format") in streaming.OTHER_FORMATS:
+        what = f"has the format {entry['format']!r}, but cloudload reads MDS"
+        return [find("format", where, what)], None
+    found = [*_check_fields(entry, where), *_check_compression(entry, where)]
+    refusals = [*_check_files(entry, where)]
+    found += refusals
+    if any(finding.kind == "compression-unknown" for finding in found) or refusals:
+        return found, None
+    try:
+        return found, parse_shard(entry)
+    except FAULTS as error:
+        files = [entry[field] for field in _FILES if isinstance(entry.get(field), dict)]
+        sizes = [entry.get("samples"), *(file.get("bytes") for file in files)]
+        is_known = entry.get("format") == "mds" and all(isinstance(size, int) for size in sizes)
+        readers = (CLOUDLOAD,) if is_known else BOTH
+        return [*found, find("entry-invalid", where, explain_fault(error), readers=readers)], None
+
+
+def _check_fields(entry: dict[str, Any], where: str) -> Iterator[Finding]:
+    """Report fields that Streaming's shard reader does not accept, and missing fields."""
+    faults = [_compare_fields(entry, streaming.ENTRY_FIELDS, "")]
+    for name in _FILES:
+        if isinstance(entry.get(name), dict):
+            faults.append(_compare_fields(entry[name], streaming.FILE_FIELDS, f"{name}."))
+    if entry.get("version", 2) != 2:
+        faults.append(f"version is {entry['version']!r:.50}, not 2")
+    if any(faults):
+        yield find("entry-fields", where, "; ".join(filter(None, faults)))
+
+
+def _compare_fields(found: dict[str, Any], expected: frozenset[str], prefix: str) -> str:
+    lacking, extra = sorted(expected - found.keys()), sorted(found.keys() - expected)
+    parts = [f"lacks the field {prefix}{name}" for name in lacking]
+    parts += [f"has the unknown field {prefix}{name[:100]}" for name in extra]
+    return "; ".join(parts)
+
+
+def _check_compression(entry: dict[str, Any], where: str) -> Iterator[Finding]:
+    value, is_compressed = entry.get("compression"), bool(entry.get("zip_data"))
+    family = value.partition(":")[0] if isinstance(value, str) else None
+    if is_compressed and family not in COMPRESSIONS:
+        names = ", ".join(COMPRESSIONS)
+        what = f"has compressed data, but its compression is {value!r:.100}. Known names: {names}"
+        yield find("compression-unknown", where, what)
+    elif is_compressed and value not in streaming.COMPRESSIONS:
+        yield find("compression-level", where, f"compression is {value!r:.100}")
+    elif value and not is_compressed:
+        what = (
+            f"compression is {value!r:.100}, but there is no compressed file. StreamingDataset "
+            "deletes the raw file of such a shard if you pass local= without remote="
+        )
+        yield find("compression-unused", where, what)
+
+
+def _check_files(entry: dict[str, Any], where: str) -> Iterator[Finding]:
+    """Report file names and sizes that cloudload refuses."""
+    for file in (entry[field] for field in _FILES if isinstance(entry.get(field), dict)):
+        name, size = file.get("basename"), file.get("bytes")
+        if isinstance(name, str) and (fault := fault_of_name(name)):
+            normal = posixpath.normpath(name)
+            if normal.startswith("/") or normal.split("/")[0] == "..":
+                what = f"the file name {name[:100]!r} points outside the dataset's folder"
+                yield find("name-escapes", where, f"{what}. Streaming would write to that path")
+            else:
+                yield find("name-refused", where, f"the file name {name[:100]!r} {fault}")
+        if isinstance(size, int) and size > MOST_SHARD_BYTES:
+            what = f"has {size:,} bytes. The offsets in a shard have 32 bits, so 4 GiB is the limit"
+            yield find("too-large", where, what)
+
+
+# ---------------------------------------------------------------- all shards
+
+
+def _check_samples(shards: list[ShardInfo]) -> Iterator[Finding]:
+    samples = sum(shard.samples for shard in shards)
+    if not samples:
+        yield find("empty", "", f"the dataset has {len(shards):,} shards, but no samples")
+    elif samples <= _MOST_NODES_BY_DEFAULT:
+        what = (
+            f"the dataset has {samples} samples. StreamingDataset repeats samples if it has that "
+            "many canonical nodes or more. With py1s and py2s, it has 64 per node by default"
+        )
+        yield find("few-samples", "", what)
+
+
+def _check_shard_names(shards: list[ShardInfo]) -> Iterator[Finding]:
+    names = Counter(file.name for shard in shards for file in (shard.raw, shard.zipped) if file)
+    repeated = [name for name, count in names.items() if count > 1]
+    for name in repeated:
+        yield find("name-repeated", name, f"{names[name]:,} files of the index have this name")
+    if not repeated:
+        try:
+            check_names(list(names))
+        except ValueError as error:
+            yield find("name-clash", "", str(error))
+
+
+def _check_hashes(shards: list[ShardInfo]) -> Iterator[Finding]:
+    counts: Counter[str] = Counter()
+    for shard in shards:
+        counts.update(shard.stored.hashes.keys())
+        if fastest_hash(shard.stored.hashes) is None:
+            what = (
+                "has no hash that can be checked. cloudload checks only sizes and offsets. "
+                "Streaming's validate_hash fails for this shard"
+            )
+            yield find("hash-absent", shard.raw.name, what)
+    for name, count in counts.items():
+        if not streaming.knows_hash(name):
+            yield find("hash-unknown", "", f"Streaming cannot compute the hash {name[:100]!r}")
+        elif count < len(shards):
+            what = f"{count:,} of {len(shards):,} shards have the hash {name!r}"
+            yield find("hash-partial", "", f"{what}. Streaming's validate_hash fails on the others")
+
+
+def _check_columns(
+    shards: list[ShardInfo], text_key: str | None, tokens_key: str | None
+) -> Iterator[Finding]:
+    first: dict[tuple[Column, ...], str] = {}
+    for shard in shards:
+        first.setdefault(shard.columns, shard.raw.name)
+    seen: set[tuple[str, str]] = set()
+    expected = None
+    for columns, where in first.items():
+        found = {column.name: column.encoding for column in columns}
+        expected = expected or (found.keys(), where)
+        if found.keys() != expected[0]:
+            what = f"has the columns {_list(found)}, but {expected[1]} has {_list(expected[0])}"
+            yield find("columns-differ", where, f"{what}. PyTorch cannot collate such samples")
+        if tokens_key is not None:
+            yield from _check_tokens(found, tokens_key, where)
+        elif text_key is not None:
+            yield from _check_text(found, text_key, where)
+        for name, encoding in found.items() - seen:
+            is_read = name == tokens_key and holds_tokens(encoding)
+            yield from _check_encoding(name, encoding, where, is_read=is_read)
+        seen |= found.items()
+
+
+def _check_text(found: Mapping[str, str], text_key: str, where: str) -> Iterator[Finding]:
+    is_pretokenized = text_key not in found and any(map(is_token_array, found.values()))
+    if found.get(text_key) not in ("str", "bytes") and not is_pretokenized:
+        has = f"{found[text_key]}, not text, in" if text_key in found else "no"
+        texts = _list(name for name in found if found[name] in ("str", "bytes")) or "none"
+        yield find(
+            "text-column", where, f"has {has} column {text_key!r}. Its text columns: {texts}"
+        )
+
+
+def _check_tokens(found: Mapping[str, str], tokens_key: str, where: str) -> Iterator[Finding]:
+    if tokens_key not in found or not holds_tokens(found[tokens_key]):
+        has = f"{found[tokens_key][:100]}, not token IDs, in" if tokens_key in found else "no"
+        could = _list(name for name in found if holds_tokens(found[name])) or "none"
+        what = f"has {has} column {tokens_key!r}. Columns that could contain token IDs: {could}"
+        yield find("text-column", where, what, advice="Pass the name of the column: tokens_key=")
+
+
+def _list(names: Any) -> str:
+    return ", ".join(sorted(names))[:300]
+
+
+def _check_encoding(name: str, encoding: str, where: str, *, is_read: bool) -> Iterator[Finding]:
+    column = f"column {name[:100]!r} has the encoding {encoding[:100]!r}"
+    if encoding in streaming.UNSAFE_ENCODINGS:
+        yield find("pickle", where, f"{column}. Reading its pickled values may run code")
+    elif not streaming.knows_encoding(encoding):
+        what = f"{column}, which Streaming does not support. Streaming decodes all columns"
+        yield find("encoding-unknown", where, what)
+    elif not is_read and encoding not in ("str", "bytes", "json", *FIXED_FORMATS):
+        yield find("encoding-unread", where, f"{column}, which cloudload does not decode")

@@ -1,0 +1,130 @@
+"""The command line: thin subcommands over the library's functions.
+
+    main ─► a subcommand's module ─► the library's function ─► stdout, exit status
+
+    convert         convert raw corpora to MDS
+    check           check an MDS dataset
+    info            summarize an MDS dataset, with `inspect`
+    head            print documents of an MDS dataset, with `inspect`
+    count           count the tokens of a dataset
+    provenance      list the documents that steps read (`trace`), or find their steps (`where`)
+    rows            show the rows of steps as HTML, with `provenance`
+    plan            forecast a run, with `forecast`
+    state           show or compare checkpoints, with `provenance`
+    fetch           fetch shards into a node's cache, with `warm`
+    blame           find documents with high losses, with `losses`
+    export          write rows as pre-tokenized MDS
+    command         add a subcommand
+    engine          options: where units of work run
+    loader_options  options: the arguments of a loader
+    output          print text, JSON and messages
+    terminal_text   escape text from a dataset
+    words           options instead of Python names in errors
+
+Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
+for an error or if nothing matches, 2 for a wrong command line, and 130 for Ctrl-C. An error is one
+sentence. If the environment variable CLOUDLOAD_TRACEBACK is set, its traceback is printed first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from cloudload._version import __version__
+from cloudload.data.storage.redaction import explain
+from cloudload.errors import CloudloadError
+from cloudload.tools.cli.blame import add_blame
+from cloudload.tools.cli.check import add_check
+from cloudload.tools.cli.command import CommandParser
+from cloudload.tools.cli.convert import add_convert
+from cloudload.tools.cli.count import add_count
+from cloudload.tools.cli.export import add_export
+from cloudload.tools.cli.fetch import add_fetch
+from cloudload.tools.cli.head import add_head
+from cloudload.tools.cli.info import add_info
+from cloudload.tools.cli.output import EscapingFormatter, notice_after, prepare, print_message
+from cloudload.tools.cli.plan import add_plan
+from cloudload.tools.cli.provenance import add_trace, add_where
+from cloudload.tools.cli.rows import add_rows
+from cloudload.tools.cli.state import add_state
+from cloudload.tools.cli.words import in_words_of_options
+
+_PATIENCE_S = 2.0
+_TRACEBACK = "CLOUDLOAD_TRACEBACK"
+_CHATTY = "botocore boto3 urllib3 google datasets huggingface_hub httpx httpx2 fsspec"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status.
+
+    `arguments` defaults to `sys.argv[1:]`. Prints errors to stderr. Raises `SystemExit` for a wrong
+    command line, `--help` and `--version`.
+    """
+    prepare()
+    parser = make_parser()
+    if not (sys.argv[1:] if arguments is None else arguments):
+        parser.print_help(sys.stderr)
+        return 2
+    options = parser.parse_args(arguments)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(EscapingFormatter("%(message)s"))
+    level = logging.WARNING if options.quiet else logging.INFO
+    logging.basicConfig(level=level, handlers=[handler])
+    for library in _CHATTY.split():
+        logging.getLogger(library).setLevel(logging.WARNING)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        with notice_after(_PATIENCE_S, options.parser.prog, shown=not options.quiet):
+            return run(options)
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        if os.environ.get(_TRACEBACK):
+            print_message(f"the traceback:\n{traceback.format_exc()}")
+        print_message(_describe(error, options.parser))
+        return 1
+    except KeyboardInterrupt:
+        print_message(f"interrupted. {options.after_interrupt}")
+        return 130
+
+
+def _describe(error: Exception, parser: argparse.ArgumentParser) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.strerror[0].lower()}{error.strerror[1:]}: {error.filename}"
+    # classes derived from ValueError, such as UnicodeDecodeError, come from other libraries
+    if isinstance(error, CloudloadError | OSError) or type(error) is ValueError:
+        return in_words_of_options(str(error), parser)
+    return (
+        f"an unexpected error ended the command ({explain(error)}). Check its arguments and its "
+        f"input. To see where the error comes from, run it again with {_TRACEBACK}=1"
+    )
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="cloudload",
+        description="Stream raw text from object storage into LLM pretraining.",
+        epilog="example:\n  cloudload convert corpus/ s3://bucket/mds --split train",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"cloudload {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add_convert(commands)
+    add_check(commands)
+    add_info(commands)
+    add_head(commands)
+    add_count(commands)
+    add_trace(commands)
+    add_where(commands)
+    add_rows(commands)
+    add_plan(commands)
+    add_state(commands)
+    add_fetch(commands)
+    add_blame(commands)
+    add_export(commands)
+    return parser

@@ -1,0 +1,321 @@
+"""`cloudload check`: check a dataset, its documents, and the first rows of a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cloudload.tools.cli.command import add_command, check_output, local_path, whole_number
+from cloudload.tools.cli.engine import add_engine_options, open_engine
+from cloudload.tools.cli.loader_options import CHECK, add_loader_options, read_loader_options
+from cloudload.tools.cli.output import print_json, print_text
+from cloudload.tools.cli.provenance import without_start_log
+from cloudload.tools.cli.terminal_text import escape
+
+if TYPE_CHECKING:
+    from cloudload.config.stream import Stream
+    from cloudload.tools.check.findings import CheckReport, Finding
+    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.provenance import GoldenReport
+
+_CHECK_EXAMPLE = """\
+The exit status is 1 if the check finds an error, if more documents break a rule than --fail-on
+allows, or if the rows differ from those in the --golden file. Warnings and notes do not affect it.
+
+examples:
+  cloudload check s3://bucket/mds --split train
+  cloudload check s3://bucket/mds --tokenizer gpt2 --fail-on text-repeated,text-mojibake=0.1%
+  cloudload check --config run.yaml --write-golden golden.json
+  cloudload check --config run.yaml --golden golden.json
+  cloudload check s3://bucket/mds --engine ray --address auto
+  cloudload check s3://bucket/mds --worker 3/64     one job in an array of 64
+"""
+_MOST_SHOWN = 5
+_CHECK_OPTIONS = ("rules", "max_bytes", "fail_on", "expect_bos", "expect_eos", "sample")
+
+
+def add_check(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "check",
+        _check,
+        help="check an MDS dataset, its documents, and the first rows of a run",
+        description="Read an MDS dataset's index and shards. List the problems that cloudload or "
+        "MosaicML Streaming would have with the dataset, and the documents that look wrong. "
+        "Optionally, compare the first rows of a run with those of an earlier run. Nothing is "
+        "written to the dataset.",
+        epilog=_CHECK_EXAMPLE,
+        after_interrupt="Nothing was changed",
+    )
+    add = parser.add_argument
+    data = "location of the dataset: a folder or URL (default: the data of --config)"
+    add("dataset", nargs="?", metavar="DATASET", help=data)
+    add("--split", metavar="NAME", help="check DATASET/NAME")
+    add("--text-key", metavar="COLUMN", help="column that contains the document (default: text)")
+    tokens = "column that contains the document as token IDs, if the run reads token IDs"
+    add("--tokens-key", metavar="COLUMN", help=tokens)
+    rules = "rules to test documents with, separated by commas: all, none, or names such as "
+    rules += "text-repeated; the docs list all rules (default: all)"
+    add("--rules", type=_split, metavar="NAMES", help=rules)
+    size = "texts larger than SIZE, such as 1mb, break the rule text-long (default: 10mb)"
+    add("--max-bytes", metavar="SIZE", help=size)
+    tokenizer = "the run's tokenizer, for the rules text-special and text-framed"
+    add("--tokenizer", metavar="NAME", help=tokenizer)
+    expect = "token that the tokenizer should add {} each document, or none"
+    add("--expect-bos", metavar="TOKEN", help=expect.format("before"))
+    add("--expect-eos", metavar="TOKEN", help=expect.format("after"))
+    fail = "rules that set the exit status to 1, separated by commas; a rule may have the share of "
+    fail += "documents that may break it, such as text-mojibake=0.1%%; all means all of --rules"
+    add("--fail-on", type=_parse_limits, metavar="NAME[=SHARE],...", help=fail)
+    sample = (
+        "number of evenly spaced shards to read, or all; 0 checks only the index and object sizes"
+    )
+    add("--sample", type=_sample, metavar="N", help=f"{sample} (default: all)")
+    add_loader_options(parser)
+    golden = "write the first rows of the --config run to FILE, and check nothing"
+    add("--write-golden", type=local_path, metavar="FILE", help=golden)
+    add("--rows", type=whole_number(), metavar="N", help="number of rows to write (default: 256)")
+    compare = "also compare the first rows of the --config run with those in FILE"
+    add("--golden", type=local_path, metavar="FILE", help=compare)
+    add(
+        "--processes",
+        type=whole_number(),
+        metavar="N",
+        help="worker processes (default: one per core)",
+    )
+    share = "check one of N shares of the shards: 0/N to N-1/N, or auto in a job array"
+    add("--worker", metavar="I/N", help=share)
+    add_engine_options(add, "groups of shards")
+    add("--json", action="store_true", help="print the report as JSON")
+    add("--quiet", action="store_true", help="no progress bar; log only warnings")
+
+
+def _sample(text: str) -> int | str:
+    if text == "all":
+        return text
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of shards nor all. Use a number such as 8, or all"
+        )
+    return int(text)
+
+
+def _split(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",")]
+
+
+def _parse_limits(text: str) -> dict[str, str]:
+    pairs = (each.partition("=") for each in _split(text))
+    return {name: share or "0" for name, _, share in pairs}
+
+
+@without_start_log()
+def _check(options: argparse.Namespace) -> int:
+    _check_flags(options)
+    has_config = bool(options.yaml or options.config or options.option)
+    if not has_config:
+        if options.dataset is None:
+            options.parser.error("DATASET and --config are both missing. Pass one of them")
+        if options.golden or options.write_golden:
+            _refuse_golden(options)
+        run: dict[str, Any] = {}
+    else:
+        options.data = None if options.dataset is None else [options.dataset]
+        run = read_loader_options(options, CHECK)
+        run["data"] = _read_streams(run["data"], options.split)
+    given = _merge_options(run.pop(CHECK, {}), options)
+    if options.write_golden:
+        return _write_golden(run, options)
+    reports = list(_check_datasets(run, given, options)) if has_config else []
+    if not has_config:
+        reports = [_check_one(options.dataset, options.split, given, options)]
+    golden = _compare_golden(run, options) if options.golden else None
+    _print(reports, golden, options, is_plain=not has_config)
+    return 0 if all(each.is_sound for each in reports) and (not golden or golden.is_same) else 1
+
+
+def _refuse_golden(options: argparse.Namespace) -> None:
+    from cloudload.data.storage.redaction import redact
+
+    flag = "--golden" if options.golden else "--write-golden"
+    options.parser.error(
+        f"{flag} needs the options of a run, but only DATASET {redact(options.dataset)} was given. "
+        "Pass --config FILE"
+    )
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    """Report an error if a flag has no effect, or if the golden file cannot be written."""
+    if options.golden and options.write_golden:
+        options.parser.error(
+            "--golden and --write-golden were both given. Pass --golden to compare rows, or "
+            "--write-golden to write them"
+        )
+    if options.rows is not None and not options.write_golden:
+        options.parser.error(
+            f"--rows {options.rows} has no effect without --write-golden. Pass --write-golden "
+            "FILE, or omit --rows"
+        )
+    check_output("--write-golden", options.write_golden, options)
+
+
+def _merge_options(config: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """Merge the `check` section of a config with the flags. A flag overrides the config."""
+    if not isinstance(config, Mapping) or set(config) - set(_CHECK_OPTIONS):
+        # quoted, because unquoted names would become options of the command line
+        known = ", ".join(map(repr, _CHECK_OPTIONS))
+        raise ValueError(
+            f"`check` in the config is {config!r}. Use a mapping with any of the keys {known}"
+        )
+    flags = {name: getattr(options, name) for name in _CHECK_OPTIONS}
+    given = {**config, **{name: value for name, value in flags.items() if value is not None}}
+    if given.get("sample") == "all":
+        del given["sample"]
+    if options.sample == 0 and options.fail_on is None:
+        given.pop("fail_on", None)  # no document is read, so the config's limits cannot apply
+    return given
+
+
+def _read_streams(data: Any, split: str | None) -> list[Stream]:
+    """Return the streams of a run. `split` applies to streams that do not name a split."""
+    from cloudload.config.options import as_streams
+
+    return [replace(each, split=each.split or split) for each in as_streams(data)]
+
+
+def _check_datasets(
+    run: Mapping[str, Any], given: Mapping[str, Any], options: argparse.Namespace
+) -> Iterator[CheckReport]:
+    """Check the dataset of each stream of a run."""
+    from cloudload.config.options import read_rows
+    from cloudload.run.recipe import frame_of
+
+    rows = read_rows({"seq_len": 1, **run})  # `seq_len` is required, but no check uses it
+    of_run = {"tokenizer": run.get("tokenizer"), "text_key": rows.text_key}
+    for stream in rows.streams:
+        bos, eos = frame_of(rows, stream)
+        column = rows.token_column(stream)
+        tokens_key = None if column is None else column.key
+        arguments = {**of_run, "bos": bos, "eos": eos, "tokens_key": tokens_key, **given}
+        yield _check_one(stream.remote, stream.split, arguments, options)
+
+
+def _check_one(
+    dataset: str, split: str | None, arguments: Mapping[str, Any], options: argparse.Namespace
+) -> CheckReport:
+    from cloudload.tools.check import check_dataset
+
+    names = ("tokenizer", "text_key", "tokens_key")
+    flags = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    with open_engine(options) as executor:
+        return check_dataset(
+            dataset,
+            split=split,
+            **{**arguments, **flags},
+            processes=options.processes,
+            executor=executor,
+            worker=options.worker,
+            progress=not options.quiet,
+        )
+
+
+def _write_golden(run: Mapping[str, Any], options: argparse.Namespace) -> int:
+    from cloudload.tools.provenance.golden import NUM_ROWS, record_golden
+
+    num_rows = NUM_ROWS if options.rows is None else options.rows
+    golden = record_golden(num_rows, **run)
+    options.write_golden.write_text(golden.to_json(), "utf-8")
+    found = {"rows": len(golden.rows), "digest": golden.digest, "file": str(options.write_golden)}
+    if options.json:
+        print_json(found)
+    else:
+        print_text(f"{found['file']} has {found['rows']:,} rows with the digest {found['digest']}")
+    return 0
+
+
+def _compare_golden(run: Mapping[str, Any], options: argparse.Namespace) -> GoldenReport:
+    from cloudload.tools.provenance.golden import compare_golden, read_golden
+
+    return compare_golden(read_golden(options.golden), **run)
+
+
+def _print(
+    reports: list[CheckReport],
+    golden: GoldenReport | None,
+    options: argparse.Namespace,
+    *,
+    is_plain: bool,
+) -> None:
+    from cloudload.tools.provenance.golden import describe_report
+
+    if not options.json:
+        lines = [_summary(each) for each in reports]
+        if golden is not None:
+            lines += map(escape, describe_report(golden))
+        print_text("\n".join(lines))
+    elif is_plain:
+        print_json(reports[0].as_dict())
+    else:
+        found = {
+            "datasets": [each.as_dict() for each in reports],
+            "golden": None if golden is None else golden.as_dict(),
+        }
+        print_json(found)
+
+
+def _summary(report: CheckReport) -> str:
+    from cloudload.tools.check.rules import RULES, SEVERITIES
+
+    totals = dict.fromkeys(SEVERITIES, 0)
+    for kind, count in report.counts.items():
+        totals[RULES[kind].severity] += count
+    verdict = ", ".join(
+        f"{count:,} {severity}{'' if count == 1 else 's'}" for severity, count in totals.items()
+    )
+    lines = [f"{report.dataset}: {verdict}"]
+    by_kind: dict[tuple[str, tuple[str, ...]], list[Finding]] = {}
+    for finding in report.findings:
+        by_kind.setdefault((finding.kind, finding.readers), []).append(finding)
+    shown: dict[str, int] = {}
+    for (kind, readers), found in by_kind.items():
+        who = f", for {' and '.join(readers)}" if readers else ""
+        first = _shorten(found)
+        shown[kind] = shown.get(kind, 0) + len(first)
+        lines.append(f"  {found[0].severity}: {kind}{who}")
+        lines += [f"    {_describe(finding)}" for finding in first]
+        lines += [f"    {advice}" for advice in dict.fromkeys(each.advice for each in found)]
+    for kind, count in report.counts.items():
+        if more := count - shown.get(kind, 0):
+            lines.append(f"  and {more:,} more {kind}")
+    for kind in report.above_limits:
+        share = report.counts[kind] / max(1, report.documents)
+        lines.append(
+            f"  failed: {share:.3%} of the documents break {kind}, more than --fail-on allows"
+        )
+    if "index-missing" not in report.counts:
+        lines += [
+            f"  shards     {report.shards:,} ({report.shards_read:,} read)",
+            f"  samples    {report.samples:,} ({report.documents:,} tested by the rules)",
+            f"  bytes      {report.stored_bytes:,} ({report.raw_bytes:,} raw)",
+            *_list_lengths(report.lengths),
+            f"  seconds    {report.seconds:.1f}",
+        ]
+    return "\n".join(lines)
+
+
+def _list_lengths(number: int) -> list[str]:
+    noun = "tokenizer" if number == 1 else "tokenizers"
+    return [f"  lengths    token lengths of {number:,} {noun}, complete"] if number else []
+
+
+def _shorten(found: list[Finding]) -> list[Finding]:
+    """Keep all findings about shards, but only the first 5 about documents."""
+    from cloudload.tools.check.document_rules import DOCUMENT_RULES
+
+    return found[:_MOST_SHOWN] if found[0].kind in DOCUMENT_RULES else found
+
+
+def _describe(finding: Finding) -> str:
+    return f"{finding.where}: {finding.what}" if finding.where else finding.what

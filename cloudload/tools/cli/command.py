@@ -1,0 +1,156 @@
+"""The argument parser, and helpers for the modules that add subcommands."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cloudload.data.storage.redaction import redact
+from cloudload.system.option_names import names_of_ours
+from cloudload.tools.cli.terminal_text import escape
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction["CommandParser"]
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors suggest the command, option or choice that was meant.
+
+    A command's parser reports unknown options itself, so that the error shows the command's usage.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(allow_abbrev=False, **arguments)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse the arguments. Unknown options are errors."""
+        if args is not None and not any(isinstance(each.choices, dict) for each in self._actions):
+            for word in args[: args.index("--")] if "--" in args else args:
+                name = word.partition("=")[0]
+                if name.startswith("--") and name not in self._option_string_actions:
+                    self.error(f"unrecognized arguments: {word}")
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown and hasattr(options, "parser"):
+            options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return options, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error, and exit with status 2."""
+        wrong = re.search(r"invalid choice: '([^']+)'|unrecognized arguments: (\S+)", message)
+        word = (wrong[1] or wrong[2]) if wrong else ""
+        if close := self._find_meant(word.partition("=")[0]):
+            message += f". Did you mean {close}?"
+        super().error(escape(redact(message)))
+
+    def _find_meant(self, word: str) -> str | None:
+        """Return our option for a name from another tool, or the known word closest to `word`."""
+        known = self._list_words()
+        name = word.lstrip("-").replace("-", "_")
+        same = [f"--{ours.replace('_', '-')}" for ours in names_of_ours(name)]
+        found = [option for option in same if option in known and word.startswith("-")]
+        return next(iter([*found, *get_close_matches(word.lower(), known, n=1)]), None)
+
+    def _list_words(self) -> list[str]:
+        """List the commands, options and choices of this parser and of its commands."""
+        words: list[str] = []
+        for action in self._actions:
+            words += [*action.option_strings, *map(str, action.choices or ())]
+            if isinstance(action.choices, dict):
+                words += [word for each in action.choices.values() for word in each._list_words()]
+        return words
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,
+    description: str,
+    epilog: str,
+    after_interrupt: str,
+) -> argparse.ArgumentParser:
+    """Add a subcommand and return its parser.
+
+    `run` executes the subcommand and returns the exit status. `main` prints `after_interrupt` after
+    Ctrl-C.
+    """
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(
+        name, help=help, description=description, epilog=epilog, formatter_class=layout
+    )
+    parser.set_defaults(run=run, after_interrupt=after_interrupt, parser=parser)
+    return parser
+
+
+def whole_number(least: int = 1) -> Callable[[str], int]:
+    """Return a parser of integers from `least` to 2^63 - 1."""
+
+    def parse(text: str) -> int:
+        digits = text.strip().removeprefix("+").replace("_", "")
+        if re.fullmatch(r"\d{1,19}", digits, re.ASCII) and least <= int(digits) < 2**63:
+            return int(digits)
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not an integer of at least {least}")
+
+    return parse
+
+
+def positive_number(text: str) -> float:
+    """Parse a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a number above 0")
+    return number
+
+
+def local_path(text: str) -> Path:
+    """Parse the path of a file or folder on this machine."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is a URL, but this must be a path on this machine. Copy the file first"
+        )
+    return Path(text)
+
+
+def check_output(flag: str, path: Path | None, options: argparse.Namespace) -> None:
+    """Raise `ValueError` before any work starts if a flag's file cannot be created.
+
+    Also raised if the file is another option's value, such as a state, or part of its dataset.
+    """
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ValueError(
+            f"{flag} is {path}, but the folder {folder} does not exist. Create the folder first"
+        )
+    if path.is_dir():
+        raise ValueError(f"{flag} is {path}, which is a folder. Add a file name")
+    own = flag.lstrip("-").replace("-", "_")
+    for name, value in vars(options).items() if path.exists() else ():
+        for given in value if isinstance(value, list) else [value]:
+            if name != own and isinstance(given, str | Path) and _is_part(path, str(given)):
+                raise ValueError(
+                    f"{flag} is {path}, which would replace a file that is read. Choose another "
+                    "file"
+                )
+
+
+def _is_part(path: Path, given: str) -> bool:
+    """Whether a file is the file `given`, or an index or a shard of the dataset `given`."""
+    from cloudload.data.mds.own_objects import is_of_dataset
+    from cloudload.data.storage.locations import name_inside
+    from cloudload.data.storage.urls import path_url
+
+    name = name_inside(path_url(path), given) if given else None
+    return name is not None and (not name or is_of_dataset(name))

@@ -1,0 +1,260 @@
+"""`cloudload count`: count the tokens of a dataset, and keep the length of each document."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudload.tools.cli.command import add_command, check_output, local_path, whole_number
+from cloudload.tools.cli.engine import add_engine_options, open_engine
+from cloudload.tools.cli.output import print_json, print_text
+
+if TYPE_CHECKING:
+    from cloudload.tools.cli.command import Commands
+    from cloudload.tools.count.estimate import CountEstimate
+    from cloudload.tools.count.report import CountReport, LengthStats
+    from cloudload.tools.count.tally import ValueCount
+
+_COUNT_EXAMPLE = """\
+To resume an interrupted count, run the same command again. A loader with the same data, tokenizer,
+text column, and transform finds the lengths automatically.
+
+examples:
+  cloudload count s3://bucket/mds --tokenizer gpt2
+  cloudload count s3://bucket/mds --tokenizer gpt2 --sample 1%       an estimate, in seconds
+  cloudload count s3://bucket/mds --tokenizer gpt2 --worker 3/64     one job in an array of 64
+  cloudload count s3://bucket/mds --tokenizer gpt2 --engine ray --address auto
+"""
+_BAR = 19
+_PERCENTILES_PER_LINE = 5
+_MOST_VALUES, _MOST_CHARACTERS, _MOST_TITLE_CHARACTERS = 50, 80, 50
+
+
+def add_count(commands: Commands) -> None:
+    parser = add_command(
+        commands,
+        "count",
+        _count,
+        help="count the tokens of a dataset",
+        description="Count the tokens of each document in an MDS dataset, and store these lengths "
+        "in the dataset's folder, using 2 bytes per document.",
+        epilog=_COUNT_EXAMPLE,
+        after_interrupt="Run the same command again to resume",
+    )
+    add = parser.add_argument
+    add("dataset", metavar="DATASET", help="location of the dataset: a folder or URL")
+    add("--tokenizer", metavar="NAME", help="name, folder or tokenizer.json of the tokenizer")
+    add("--split", metavar="NAME", help="count DATASET/NAME")
+    text = "column that contains the document (default: text)"
+    add("--text-key", default="text", metavar="COLUMN", help=text)
+    tokens = "column that contains the document as token IDs, for pre-tokenized data"
+    add("--tokens-key", metavar="COLUMN", help=tokens)
+    add("--tokens-dtype", metavar="DTYPE", help="dtype of the IDs, if that column holds bytes")
+    add("--transform", metavar="MODULE:FUNCTION", help="the transform of the run, if it has one")
+    add("--transform-id", metavar="ID", help="the transform_id of the run, if it has one")
+    on_error = "skip leaves out bad documents, like a run with on_error=skip (default: raise)"
+    add("--on-error", choices=("raise", "skip"), default="raise", help=on_error)
+    out = "folder or URL for the lengths (default: DATASET/lengths)"
+    add("--out", metavar="URL", help=out)
+    by = "also count documents and tokens for each value of this column, such as source"
+    add("--by", metavar="COLUMN", help=by)
+    again = (
+        "count all documents again, such as after a change that the names do not show; to resume, "
+        "omit this"
+    )
+    add("--again", action="store_true", help=again)
+    add(
+        "--processes",
+        type=whole_number(),
+        metavar="N",
+        help="worker processes (default: one per core)",
+    )
+    worker = (
+        "count every N-th group of shards, as job I of N (from 0); auto reads both from the "
+        "environment"
+    )
+    add("--worker", metavar="I/N|auto", help=worker)
+    add_engine_options(add, "groups of shards")
+    sample = "estimate the tokens from this share of the documents, such as 1%%; write nothing"
+    add("--sample", type=parse_share, metavar="SHARE", help=sample)
+    png = "also save a histogram of the lengths to FILE (requires matplotlib)"
+    add("--png", type=local_path, metavar="FILE", help=png)
+    add("--json", action="store_true", help="print the report as JSON")
+    add("--quiet", action="store_true", help="no progress bar; log only warnings")
+
+
+def parse_share(text: str) -> float:
+    """Parse a share of documents above 0, such as `1%` or `0.01`."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a share above 0. Use one such as 1% or 0.01"
+        )
+    return share
+
+
+def _count(options: argparse.Namespace) -> int:
+    if options.tokenizer is None and options.tokens_key is None:
+        options.parser.error(
+            "--tokenizer is missing. Pass --tokenizer, or --tokens-key if the data is token IDs"
+        )
+    from cloudload.tools.count.count import count_tokens, estimate_tokens
+
+    names = (
+        "tokenizer",
+        "split",
+        "text_key",
+        "tokens_key",
+        "tokens_dtype",
+        "transform_id",
+        "on_error",
+    )
+    documents = {name: getattr(options, name) for name in names}
+    if options.transform:
+        from cloudload.tools.provenance.state_run import import_transform
+
+        documents["transform"] = import_transform(options.transform)
+    if options.png is not None:
+        from cloudload.tools.count.picture import check_picture
+
+        check_picture(options.png)
+        check_output("--png", options.png, options)
+    for name in ("by", "again"):
+        if options.sample is not None and getattr(options, name):
+            raise ValueError(f"--{name} requires a full count. Remove --sample")
+    if options.sample is not None:
+        found = estimate_tokens(options.dataset, options.sample, **documents)
+        _draw(found, options.png)
+        if options.json:
+            print_json(found)
+        else:
+            print_text(describe_estimate(found))
+        return 0
+    with open_engine(options) as executor:
+        report = count_tokens(
+            options.dataset,
+            **documents,
+            out=options.out,
+            by=options.by,
+            again=options.again,
+            processes=options.processes,
+            executor=executor,
+            worker=options.worker,
+            progress=not options.quiet,
+        )
+    if report is not None:
+        _draw(report, options.png)
+        if options.json:
+            print_json(report)
+        else:
+            print_text(summarize(report))
+    return 0
+
+
+def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
+    if path is None:
+        return
+    from cloudload.tools.cli.terminal_text import escape
+    from cloudload.tools.count.picture import draw_lengths
+
+    name = escape(found.dataset)
+    if len(name) > _MOST_TITLE_CHARACTERS:
+        name = f"…{name[-_MOST_TITLE_CHARACTERS:]}"
+    name = name.replace("$", r"\$")  # matplotlib would start a formula at $
+    draw_lengths(found.stats, f"{found.tokens:,} tokens in {name}", path)
+
+
+def summarize(report: CountReport) -> str:
+    """Format a report as text for the terminal."""
+    from cloudload.loading.delivery.description import counted
+
+    left_out = [
+        f"{number:,} {what}"
+        for number, what in (
+            (report.empty, "empty"),
+            (report.filtered, "filtered"),
+            (report.failed, "bad"),
+        )
+        if number
+    ]
+    more = f" ({', '.join(left_out)} left out)" if left_out else ""
+    lines = [
+        f"{report.dataset}: {counted(report.tokens, 'token')}",
+        f"  documents  {report.documents:,}{more}",
+        f"  text       {counted(report.text_bytes, 'byte')}, "
+        f"{report.tokens_per_byte:.4f} tokens per byte",
+        f"  lengths    {report.lengths} ({counted(report.length_bytes, 'byte')})",
+        f"  seconds    {report.seconds:.1f}",
+    ]
+    if report.by is not None:
+        lines += ["", *_describe_values(report.by, report.values)]
+    if report.documents:
+        lines += ["", *_describe_lengths(report.stats)]
+    return "\n".join(lines)
+
+
+def _describe_values(column: str, values: Sequence[ValueCount]) -> list[str]:
+    from cloudload.tools.cli.terminal_text import escape
+
+    lines = [f"by {escape(column)}", f"  {'documents':>14}  {'tokens':>18}  {'share':>7}"]
+    for each in values[:_MOST_VALUES]:
+        name = escape(each.value[:_MOST_CHARACTERS]) or '""'
+        lines.append(f"  {each.documents:>14,}  {each.tokens:>18,}  {each.share:>7.2%}  {name}")
+    if more := values[_MOST_VALUES:]:
+        documents, tokens = (sum(getattr(e, n) for e in more) for n in ("documents", "tokens"))
+        share = sum(each.share for each in more)
+        lines.append(
+            f"  {documents:>14,}  {tokens:>18,}  {share:>7.2%}  ({len(more):,} other values, in "
+            "--json)"
+        )
+    return lines
+
+
+def describe_estimate(found: CountEstimate) -> str:
+    """Format an estimate as text for the terminal."""
+    from cloudload.loading.delivery.description import counted
+
+    error = "unknown error" if math.isnan(found.error) else f"± {found.error:.2%}, 95% confidence"
+    filtered = f", {found.filtered:.1%} filtered out" if found.filtered else ""
+    lines = [
+        f"{found.dataset}: about {counted(found.tokens, 'token')} ({error})",
+        f"  samples    {found.samples:,}, of which {found.samples_read:,} were read{filtered}",
+        f"  shards     {found.shards:,}, of which {found.shards_read:,} were read",
+        f"  text       {found.tokens_per_byte:.4f} tokens per byte",
+    ]
+    if found.stats.histogram:
+        lines += ["", *_describe_lengths(found.stats)]
+    return "\n".join(lines)
+
+
+def _describe_lengths(stats: LengthStats) -> list[str]:
+    most = max(each.documents for each in stats.histogram)
+    percentiles = [f"p{name} {length:,}" for name, length in stats.percentiles.items()]
+    lines = [
+        "tokens per document, without bos and eos",
+        f"  mean {stats.mean:,.1f}  longest {stats.longest:,}",
+        *(
+            "  " + "  ".join(percentiles[start : start + _PERCENTILES_PER_LINE])
+            for start in range(0, len(percentiles), _PERCENTILES_PER_LINE)
+        ),
+        "",
+        f"  {'tokens':>21}  {'documents':>14}  {'tokens':>18}",
+    ]
+    for each in stats.histogram:
+        place = f"{each.low:,} to {each.high - 1:,}"
+        bar = "█" * -(-each.documents * _BAR // most)
+        lines.append(f"  {place:>21}  {each.documents:>14,}  {each.tokens:>18,}  {bar}")
+    lines += ["", "documents that fit in one row"]
+    lines += [
+        f"  seq_len {each.seq_len:>7,}  {each.documents:>7.2%} of documents, "
+        f"{each.tokens:>7.2%} of tokens"
+        for each in stats.fits
+        if each.documents > 0
+    ]
+    return lines

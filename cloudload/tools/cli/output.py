@@ -1,0 +1,119 @@
+"""Print results to stdout and messages to stderr.
+
+    print_text      text for people, with everything escaped that could control the terminal
+    print_json      JSON: in UTF-8, or in ASCII on a terminal
+    print_message   a message on stderr, without secrets
+    notice_after    a message if a command takes long
+
+`prepare` makes stdout accept any text: a character that its encoding lacks is replaced.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from cloudload.data.storage.redaction import redact
+from cloudload.system.json_text import to_json
+from cloudload.system.progress_bar import is_terminal
+from cloudload.tools.cli.terminal_text import escape, escape_lines
+
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
+_ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-", **dict.fromkeys("▁▂▃▄▅▆▇", "=")}
+_REPLACE = "cloudload.replace"
+_COMMANDS_WITH_BARS = {"check", "convert", "count", "export", "fetch"}
+
+
+class EscapingFormatter(logging.Formatter):
+    """A formatter that escapes everything in a message that could control the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(escape_lines(redact(super().format(record))))
+
+
+def prepare() -> None:
+    """Replace characters that the encoding of stdout lacks, instead of raising an error."""
+    codecs.register_error(_REPLACE, _replace)
+    _reconfigure(sys.stdout, errors=_REPLACE)
+
+
+def _reconfigure(stream: TextIO | None, **settings: str) -> None:
+    """Change the settings of a stream, if it is one of Python's own."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(**settings)  # type: ignore[arg-type]
+
+
+def print_text(text: str, heading: str = "") -> None:
+    """Print a heading, which is bold on a terminal, and text to stdout."""
+    lines = escape_lines(text)
+    if heading:
+        lines.insert(0, _embolden(escape(heading)))
+    _print("\n".join(lines))
+
+
+def print_json(value: Any, *, indent: int | None = 2) -> None:
+    """Print a value as JSON to stdout. Without an `indent`, it is one line."""
+    is_on_terminal = is_terminal(sys.stdout)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    if not is_on_terminal and codecs.lookup(encoding).name != "utf-8":
+        _reconfigure(sys.stdout, encoding="utf-8", errors=_REPLACE)
+    text = to_json(value, indent=indent, ensure_ascii=is_on_terminal)
+    # a string may contain unpaired surrogates, which UTF-8 cannot encode
+    _print(text.encode("utf-8", "backslashreplace").decode())
+
+
+def print_message(message: str) -> None:
+    """Print a message to stderr, unless stderr is closed."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # it is broken, or an object that was closed
+            print("\n".join(escape_lines(redact(f"cloudload: {message}"))), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def notice_after(seconds: float, command: str, *, shown: bool) -> Iterator[None]:
+    """Print a line on a terminal if the `with` block takes longer than `seconds`.
+
+    Commands with a progress bar print none.
+    """
+    has_bar = command.rpartition(" ")[2] in _COMMANDS_WITH_BARS
+    if not shown or has_bar or not is_terminal(sys.stderr):
+        yield
+        return
+    text = f"{command.removeprefix('cloudload ')} is still working. To stop it, press Ctrl-C"
+    timer = threading.Timer(seconds, print_message, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _print(text: str) -> None:
+    if sys.stdout is None:
+        raise OSError("stdout is closed, so the result cannot be printed. Redirect it to a file")
+    print(text)
+
+
+def _embolden(line: str) -> str:
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return line if is_plain or not is_terminal(sys.stdout) else f"{_BOLD}{line}{_PLAIN}"
+
+
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace characters that cannot be encoded with similar ASCII, or with their escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    wrong = error.object[error.start : error.end]
+    return "".join(_ASCII.get(each) or _escape(each) for each in wrong), error.end
+
+
+def _escape(character: str) -> str:
+    return character.encode("ascii", "backslashreplace").decode()

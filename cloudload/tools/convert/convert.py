@@ -1,0 +1,394 @@
+"""Convert raw corpora to MDS, and resume a conversion that was stopped or killed.
+
+    inputs ─► plan ─► segments, on any processes ──► NNNNN/shards, notes ─► index.json
+
+The output has the same bytes for any number of processes, machines and interruptions. A conversion
+resumes after the shards that its journals (`cloudload.tools.convert.journal`) list.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+from cloudload.config.checks import as_integer
+from cloudload.config.choices import CSV_QUOTING, STRICT, OnError
+from cloudload.config.transform import Transform
+from cloudload.data.mds.writer import DEFAULT_SHARD_BYTES
+from cloudload.data.storage.urls import check_location, join_url, plain_location
+from cloudload.system.option_names import suggests_names
+from cloudload.tools.convert.append import read_appended_report, read_base
+from cloudload.tools.convert.changed_files import list_sizes
+from cloudload.tools.convert.claims import LENGTHS_FIELD, compare_claims, identify_inputs
+from cloudload.tools.convert.columns import PeekableBlocks, infer_columns
+from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.converted_files import check_same_files, leave_out_converted
+from cloudload.tools.convert.inputs import (
+    FolderFiles,
+    list_hidden,
+    list_inputs,
+    list_roots,
+    list_units,
+)
+from cloudload.tools.convert.journal import Journal
+from cloudload.tools.convert.listing import describe_inputs, describe_mixture, list_left_out
+from cloudload.tools.convert.output import Output, read_if_exists
+from cloudload.tools.convert.plan import PLAN_NAME, ConversionPlan
+from cloudload.tools.convert.planning import agree_on_plan, list_files
+from cloudload.tools.convert.rebuild import rebuild_shards
+from cloudload.tools.convert.records import DEFAULT_BLOCK_BYTES, InputUnit
+from cloudload.tools.convert.report import ConvertReport
+from cloudload.tools.convert.run import (
+    Run,
+    already_complete,
+    check_sizes,
+    convert_segments,
+    convert_units,
+)
+from cloudload.tools.convert.segment import read_blocks
+from cloudload.tools.convert.segments import DEFAULT_SEGMENT_BYTES, Files
+from cloudload.tools.convert.separation import check_file, check_listed, check_output, check_rejects
+from cloudload.tools.convert.work import InputPosition
+from cloudload.tools.count.group import CountWork
+from cloudload.tools.count.new_shards import open_count_work
+from cloudload.tools.engines.shares import Share
+
+logger = logging.getLogger("cloudload.convert")
+
+
+@suggests_names
+def convert_to_mds(
+    inputs: Any,
+    out: str | os.PathLike[str],
+    *,
+    text_key: str = "text",
+    id_key: str = "id",
+    keep: Sequence[str] = (),
+    format: str = "auto",
+    quoting: str = CSV_QUOTING,
+    errors: str = STRICT,
+    split: str | None = None,
+    splits: str | Mapping[str, float] | None = None,
+    compression: str | None = "zstd",
+    hashes: Sequence[str] = ("xxh64",),
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    block_bytes: int = DEFAULT_BLOCK_BYTES,
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+    tokenizer: Any = None,
+    transform: Transform | None = None,
+    transform_id: str | None = None,
+    on_error: OnError = "raise",
+    processes: int | None = None,
+    executor: Executor | None = None,
+    worker: str | None = None,
+    finish: bool = False,
+    skip_bad: bool = False,
+    rejects: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    append: bool = False,
+    progress: bool = True,
+) -> ConvertReport:
+    """Convert the documents of `inputs` to an MDS dataset, or resume a conversion.
+
+    The input is cut into segments of about `segment_bytes`. Each process or machine takes whole
+    segments. The output has the same bytes on any number of processes and machines. Shards of
+    several segments are in folders `00000`, `00001`, and so on; a single segment has no folder.
+
+    To resume a conversion that was stopped or killed, call this again with the same arguments, but
+    without `overwrite`. `processes`, `executor`, `worker`, `finish`, `skip_bad`, `rejects` and
+    `progress` may differ. File names and sizes identify the input. A file that changes between the
+    start and the end of the conversion is refused, if its store has ETags, generations, or times of
+    change, or if its size changes. Of two different conversions to one output, one is refused.
+
+    Args:
+        inputs: one input or a list of them: a file, folder or glob, local or in a store, such as
+            `hf://datasets/OWNER/NAME/PATH`; the folder of an MDS dataset, or one that
+            `datasets.save_to_disk` wrote; `-` for stdin; `hf://NAME`; a `datasets` object; an
+            iterator (not a list) of mappings or strings.
+        out: the location of the dataset: a folder or URL that neither contains an input nor is
+            inside one.
+        text_key: the field that contains the document. `meta.url` is the field `url` in `meta`.
+            With `messages:json`, the document is the JSON of the field `messages`, which a
+            transform can render.
+        id_key: the field that becomes `id` if it is an integer or a nonempty string. Otherwise `id`
+            is `NAME:NUMBER`: the name of the file or dataset, and the number of the line or row.
+            For a file that is one document (format `text`), it is the file name alone. In a file of
+            lines that is cut into segments, it is `NAME:@OFFSET`, with the line's offset in bytes.
+        keep: other fields to keep, each as `name` or `name:encoding`. If the encoding is omitted,
+            it is that of the column in an MDS dataset; `bytes` for bytes; otherwise `json`, which
+            can hold null and values of any type. If a record has no such field, the value is taken
+            from a folder `name=value` in the path of its file, as text unless an encoding of
+            numbers is given.
+        format: `auto` chooses by file name: `text` for unknown extensions, `jsonl` for stdin; it
+            refuses extensions of spreadsheets, zip archives, and other files that are not text. To
+            choose for all files, pass `jsonl`, `json` (an array of objects, or JSON Lines), `csv`,
+            `tsv`, `parquet`, `arrow`, `webdataset`, `wet` (of Common Crawl), `mds`, `text` (one
+            document per file) or `lines` (one document per line).
+        quoting: how quotes in CSV and TSV files are read. `csv`: a quote at the start of a value
+            encloses it. `none`: quotes are plain text, and every line is a record, as in the TSV
+            dumps of many databases.
+        errors: `strict`: bytes that are not UTF-8, and unpaired surrogates, make a record bad.
+            `replace`: they become U+FFFD, and the report counts the documents.
+        split: write to this folder below `out`. Also the split to read from a `DatasetDict`, in
+            memory or saved, or from an `hf://` input without `?split=`.
+        splits: divide the documents into the datasets `out/train`, `out/val`, and so on, by their
+            shares: `{"train": 0.999, "val": 0.001}` or `"train=0.999,val=0.001"`. A hash of a
+            document's own ID, or of its text if it has no ID, chooses its split, so the same
+            document is always in the same split.
+        compression: `zstd`, `gz`, `bz2` or `br`, optionally with `:LEVEL`; or None.
+        hashes: names of hash algorithms. The index contains one hash per shard and algorithm.
+        shard_bytes: the maximum raw size, in bytes, of a shard with more than one document; 64 MiB
+            by default.
+        block_bytes: approximate bytes of input per block, 8 MiB by default. A block is the unit of
+            work.
+        segment_bytes: the stored size of a segment's input, in bytes; 256 MiB by default. Larger
+            Parquet files and uncompressed files of lines are cut. A compressed file is never cut.
+            The last shard of each segment may be short. An iterator, a `datasets` object and stdin
+            are one segment.
+        tokenizer: also count the tokens of each document with this tokenizer, as for `CloudLoader`,
+            and store the same lengths as `count_tokens` does for the finished dataset. It cannot be
+            combined with `splits`. Instead, count each split after the conversion.
+        transform: the transform of the runs that will use the lengths, as for `CloudLoader`. It
+            does not change what is written.
+        transform_id: as for `CloudLoader`.
+        on_error: as for `CloudLoader`; it applies to the transform.
+        processes: number of worker processes, one per available core by default. Each takes one
+            segment at a time. With 1, all work is done in this process.
+        executor: run the segments on this `concurrent.futures.Executor` instead, such as a
+            `cloudload.engines.ray.RayExecutor`. Its workers must have access to the input and the
+            output, and have the same versions of cloudload and of the codecs installed.
+        worker: convert only one share of the segments, as one of several jobs: `I/N`, with I from 0
+            to N - 1, or `auto` in a job of a Slurm array, a Kubernetes Indexed Job, or AWS Batch.
+            The worker that finishes last also writes the index.
+        finish: convert nothing. Write the index if all segments are finished. Otherwise, raise a
+            `ConvertError` that names the unfinished segments.
+        skip_bad: leave out and count bad records instead of raising `ConvertError`.
+        rejects: with `skip_bad`, also write the bad records to this file or URL, as JSON Lines: the
+            file, the place in it, the error, and the record as text, up to 65,536 characters. The
+            worker that finishes last writes it. With `append`, the file has only the bad records of
+            this run.
+        overwrite: first remove the dataset, or an unfinished conversion, at `out`.
+        append: add the documents to the finished dataset at `out`, after its existing documents and
+            with its columns. Existing shards do not change, and the dataset stays readable. Files
+            that are in the dataset already are left out; a file that changed since then is refused.
+            All other options except `segment_bytes` must be those that created the dataset.
+        progress: show a progress bar on stderr.
+
+    Returns:
+        The report, which is also stored in `convert-report.json` beside the index. If the dataset
+        is finished, but shards are missing or have a wrong size, they are rebuilt.
+
+    Raises:
+        ValueError: an argument is invalid, or a file is in the inputs twice.
+        ConvertError: an input has no files or cannot be read as its format, a record is bad, a kept
+            field is not found, a package is not installed, there are no documents, `out` contains a
+            dataset or conversion that differs or cannot be compared, or a new index at `out` would
+            hide datasets in its folders.
+        TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
+        DatasetError: the transform failed on a document.
+        StoreError: an input is missing or cannot be read, or the output cannot be written.
+        WorkerError: a worker process failed or died.
+    """
+    for name, value in {"keep": keep, "hashes": hashes}.items():
+        if isinstance(value, str):
+            raise ValueError(f"{name} is the string {value!r}. Pass a list: {name}=[{value!r}]")
+    config = ConvertConfig(
+        text_key,
+        id_key,
+        tuple(keep),
+        format,
+        compression,
+        tuple(sorted(set(hashes))),  # the order that Streaming's writer uses
+        shard_bytes,
+        block_bytes,
+        _join_shares(splits),
+        quoting,
+        errors,
+    )
+    processes = len(os.sched_getaffinity(0)) if processes is None else processes
+    processes = as_integer("processes", processes, 1)
+    segment_bytes = as_integer("segment_bytes", segment_bytes, 1)
+    if rejects is not None and not (skip_bad or finish):
+        raise ValueError(
+            "rejects (--rejects) requires skip_bad (--skip-bad). Set skip_bad (--skip-bad), or "
+            "omit rejects (--rejects)"
+        )
+    if splits is not None and tokenizer is not None:
+        raise ValueError(
+            "splits (--split NAME=SHARE,...) and tokenizer (--tokenizer) cannot be combined yet. "
+            "Convert with splits, then run cloudload count on each split"
+        )
+    share = Share.parse(worker) if worker is not None else None
+    _check_overwrite(overwrite, is_array=bool(share or finish), append=append)
+    location = _output_location(os.fspath(out), split)
+    check_output(location, config.split_names, inputs)
+    rejects_url = None if rejects is None else _output_location(os.fspath(rejects), None)
+    if rejects_url:
+        check_file("rejects (--rejects)", rejects_url, inputs)
+        check_rejects(rejects_url)
+    recipe = config.recipe() | {"keep": list(keep), "hashes": list(hashes)}
+    recipe["segment_bytes"] = segment_bytes
+    output = Output(location, config.split_names)
+    documents = {"transform": transform, "transform_id": transform_id, "on_error": on_error}
+    count = _open_count(location, tokenizer, documents)
+    recipe |= {LENGTHS_FIELD: asdict(count.key)} if count is not None else {}
+    run = Run(
+        output,
+        config,
+        processes,
+        executor,
+        share,
+        finish,
+        skip_bad,
+        rejects_url,
+        progress,
+        count,
+        overwrite,
+    )
+    if (share or finish) and (plan := _read_plan(location, recipe)):
+        return convert_segments(run, plan, plan.files(list_roots(inputs), format))
+    parent = "" if split is None else _output_location(os.fspath(out), None)
+    found, skipped = _list_and_plan(
+        run, inputs, split, recipe, parent=parent, overwrite=overwrite, append=append
+    )
+    # on return, `_list_and_plan` has freed its listing, which may have a million files
+    report = found if isinstance(found, ConvertReport) else convert_segments(run, *found)
+    return replace(report, skipped_files=skipped)
+
+
+def _read_plan(location: str, recipe: Mapping[str, Any]) -> ConversionPlan | None:
+    """Return the stored plan, or None if there is no plan, or if the inputs must be listed.
+
+    With a stored plan, a thousand workers need not each list a million files. Raises `ConvertError`
+    if the plan has a different recipe.
+    """
+    data = read_if_exists(join_url(location, PLAN_NAME))
+    if data is None:
+        return None
+    plan = ConversionPlan.parse(data)
+    compare_claims(location, plan.claim, {"recipe": recipe, "inputs": {}})
+    return None if plan.must_list else plan
+
+
+def _list_and_plan(
+    run: Run,
+    inputs: Any,
+    split: str | None,
+    recipe: Mapping[str, Any],
+    *,
+    parent: str,
+    overwrite: bool,
+    append: bool,
+) -> tuple[ConvertReport | tuple[ConversionPlan, Files], int]:
+    """List the inputs, and return what `_plan_or_convert` returns.
+
+    Also returns the number of files that are not appended, because the dataset has them. If the
+    output is a split of a dataset, `parent` is the dataset's location, otherwise "".
+    """
+    listed, skipped = list_inputs(inputs, run.config.format, split), 0
+    if append and (stored := read_appended_report(run.output)):
+        listed, skipped = _leave_out(run.location, stored, listed)
+        if not any(not isinstance(item, FolderFiles) or item.files for item in listed):
+            base = read_base(run.output, {"recipe": recipe})
+            return already_complete(ConvertReport.of_stored(base["stored"]), run), skipped
+    units = list_units(listed, run.config.block_bytes)
+    table = describe_inputs(units) + list_left_out(list_hidden(listed))
+    logger.info("%s", "\n".join(table))
+    if run.config.format == "auto" and (warning := describe_mixture(units)):
+        logger.warning("%s", warning)
+    files = [file for unit in units for file in unit.files]
+    check_listed(run.location, files)
+    claim = {"recipe": recipe, "inputs": identify_inputs(units, with_tags=append)}
+    journal = Journal(run.output, claim, list_sizes(units))
+    journal.parent = parent
+    if overwrite:
+        journal.clear(files)
+    del files  # there may be a million
+    return _plan_or_convert(run, listed, units, journal, append), skipped
+
+
+def _leave_out(
+    location: str, stored: Mapping[str, Any], listed: Sequence[FolderFiles | InputUnit]
+) -> tuple[list[FolderFiles | InputUnit], int]:
+    """Return the inputs without the files that the dataset has, and the number of these files."""
+    folders = [item for item in listed if isinstance(item, FolderFiles)]
+    kept = leave_out_converted(location, stored, folders)
+    total, left = (sum(len(item.files) for item in each) for each in (folders, kept))
+    if total > left:
+        logger.info("%s of %s files are in the dataset already", f"{total - left:,}", f"{total:,}")
+    new = iter(kept)
+    return [next(new) if isinstance(item, FolderFiles) else item for item in listed], total - left
+
+
+def _join_shares(splits: str | Mapping[str, float] | None) -> str | None:
+    if isinstance(splits, Mapping):
+        return ",".join(f"{name}={share}" for name, share in splits.items())
+    return None if splits is None else "".join(splits.split())
+
+
+def _open_count(location: str, tokenizer: Any, documents: Mapping[str, Any]) -> CountWork | None:
+    if tokenizer is not None:
+        return open_count_work(location, tokenizer, **documents)
+    for name, default in {"transform": None, "transform_id": None, "on_error": "raise"}.items():
+        if documents[name] != default:
+            raise ValueError(
+                f"{name} applies only when tokens are counted. Set tokenizer, too, or remove {name}"
+            )
+    return None
+
+
+def _check_overwrite(overwrite: bool, *, is_array: bool, append: bool) -> None:
+    if overwrite and is_array:
+        raise ValueError(
+            "overwrite (--overwrite) cannot be combined with worker or finish, because each worker "
+            "would remove the work of the others. Remove the output first, and run without "
+            "overwrite"
+        )
+    if overwrite and append:
+        raise ValueError(
+            "overwrite (--overwrite) would remove the dataset to which append (--append) adds. "
+            "Use only one of these options"
+        )
+
+
+def _plan_or_convert(
+    run: Run,
+    listed: Sequence[FolderFiles | InputUnit],
+    units: Sequence[InputUnit],
+    journal: Journal,
+    append: bool,
+) -> ConvertReport | tuple[ConversionPlan, Files]:
+    """Agree on a plan, and convert inputs that are not all files.
+
+    Returns the plan with its files, or the report of a dataset that is complete.
+    """
+    folders = [item for item in listed if isinstance(item, FolderFiles)]
+    is_files = len(folders) == len(listed) and all(item.root != "-" for item in folders)
+    if append and not is_files:
+        raise ValueError(
+            "append (--append) accepts only files. Write the rows to a file first, and append it"
+        )
+    if not append and (report := journal.finished_report()):
+        rebuilt = rebuild_shards(run, folders if is_files else None)
+        check_sizes(run.location, units)
+        check_same_files(run.location, read_appended_report(run.output) or {}, folders)
+        seconds = journal.seconds() if rebuilt else 0.0
+        return replace(already_complete(report, run, rebuilt), seconds=seconds)
+    blocks = PeekableBlocks(read_blocks(units, InputPosition(), run.config))
+    infer = partial(infer_columns, run.config, blocks)
+    plan = agree_on_plan(journal, run.config, folders, infer, is_files=is_files, append=append)
+    if not is_files:
+        return convert_units(run, plan, units, blocks)
+    return plan, list_files(plan, folders, run.config.format)
+
+
+def _output_location(out: str, split: str | None) -> str:
+    check_location(out)
+    if split is not None and (not split or split.startswith(("/", ".")) or ".." in split):
+        raise ValueError(f"split is {split!r}. Use a plain name such as 'train'")
+    return join_url(plain_location(out), split or "")

@@ -1,0 +1,121 @@
+"""Join the finished segments: their notes become one index and one report.
+
+    .convert/00000.done.json   shard.00000   ─┐
+    .convert/00001.done.json   shard.00000   ─┴─► 00000/shard.00000, 00001/shard.00000 ─► index.json
+
+Joining may run again, or in several processes at once, because all write the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from cloudload.data.mds.survey import JOURNAL_FOLDER
+from cloudload.data.storage.urls import join_url
+from cloudload.system.ordered_results import run_in_order
+from cloudload.tools.convert.joined_shards import JoinedShards
+from cloudload.tools.convert.output import collect_at, segment_folder
+from cloudload.tools.convert.plan import ConversionPlan
+from cloudload.tools.convert.rejects import rejects_name
+from cloudload.tools.convert.report import Counts, sum_counts
+from cloudload.tools.convert.segment import Note, note_name, read_note
+from cloudload.tools.convert.work import Entries
+
+_NUM_THREADS = 16
+_MOST_PARTS = 1_000
+
+
+@dataclass
+class Joined:
+    """The datasets of a conversion by split, and their counts."""
+
+    datasets: dict[str, JoinedShards]
+    new_shards: dict[int, int] = field(default_factory=dict)
+    """The number of shards in each segment."""
+    parts: list[Counts] = field(default_factory=list)
+    """The counts of folders, in order. When there are 1,000, `add` replaces them with their sum."""
+    with_bad: list[int] = field(default_factory=list)
+    """The numbers of the segments that have bad records."""
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of all folders."""
+        return sum_counts(self.parts)
+
+    @staticmethod
+    def none(splits: Iterable[str]) -> Joined:
+        """Return datasets that have no shards yet."""
+        return Joined({split: JoinedShards() for split in splits})
+
+    def add(self, folder: str, entries: Entries, counts: Counts) -> None:
+        """Add the shards of a folder. "" is the folder of each dataset itself."""
+        for split, several in entries.items():
+            self.datasets[split].add(folder, several)
+        self.parts.append(counts)
+        if len(self.parts) == _MOST_PARTS:
+            self.parts = [self.counts]
+
+    @property
+    def num_shards(self) -> int:
+        """The number of shards in all datasets."""
+        return sum(each.shards for each in self.datasets.values())
+
+
+def list_finished(
+    location: str, numbers: Iterable[int], plan: str, *, with_rejects: bool
+) -> list[int]:
+    """Return the segments that have a note, in order.
+
+    With `with_rejects`, a segment with bad records must also have a file of rejects.
+    """
+    names = collect_at(
+        join_url(location, JOURNAL_FOLDER), lambda found: {_base(name) for name, _ in found}
+    )
+    noted = [number for number in numbers if _base(note_name(number)) in names]
+    if not with_rejects:
+        return noted
+    # normally empty, because each segment converted with rejects has a file of rejects
+    unsure = [number for number in noted if _base(rejects_name(number)) not in names]
+    notes = read_notes(location, unsure, plan)
+    lacking = {number for number, note in notes if note and note.counts.bad}
+    return [number for number in noted if number not in lacking]
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def read_notes(
+    location: str, numbers: Sequence[int], plan: str
+) -> Iterator[tuple[int, Note | None]]:
+    """Yield (number, note) for each segment, in order. An unfinished segment has the note None.
+
+    At most 65 notes are in memory at a time.
+    """
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        yield from run_in_order(
+            lambda number: threads.submit(read_note, location, number, plan),
+            numbers,
+            4 * _NUM_THREADS,
+        )
+
+
+def join_notes(
+    location: str, numbers: Sequence[int], plan: ConversionPlan, joined: Joined
+) -> tuple[Joined, list[int]]:
+    """Add the finished segments to `joined`.
+
+    Returns `joined`, and the numbers of the unfinished segments.
+    """
+    missing = []
+    for number, note in read_notes(location, numbers, plan.digest):
+        if note is None:
+            missing.append(number)
+        else:
+            folder = segment_folder(number) if plan.has_folders else ""
+            joined.add(folder, note.entries, note.counts)
+            joined.new_shards[number] = sum(map(len, note.entries.values()))
+            joined.with_bad += [number] if note.counts.bad else []
+    return joined, missing

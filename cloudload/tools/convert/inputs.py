@@ -1,0 +1,264 @@
+"""List the inputs as one deterministic sequence of units.
+
+    inputs   corpus/                 s3://b/more/*.gz   -         hf://owner/name
+    files    a.jsonl, c.txt, d.txt   0.jsonl.gz         stdin
+    units    a.jsonl │ c.txt, d.txt  0.jsonl.gz         stdin     rows of the dataset
+
+Inputs keep the caller's order. The files of an input are sorted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from cloudload.config.choices import INPUT_FORMATS
+from cloudload.data.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
+from cloudload.data.storage.hub import check_connection
+from cloudload.data.storage.redaction import contains_secrets, redact
+from cloudload.errors import ConvertError
+from cloudload.tools.convert.found_files import FoundFile, find_files, root_of
+from cloudload.tools.convert.input_files import FilePart, InputFile, Range
+from cloudload.tools.convert.mds_datasets import is_mds_folder, list_shards, refuse_index
+from cloudload.tools.convert.readers.arrow import ArrowUnit
+from cloudload.tools.convert.readers.csv import CsvUnit
+from cloudload.tools.convert.readers.json import JsonUnit
+from cloudload.tools.convert.readers.lines import LinesUnit
+from cloudload.tools.convert.readers.mds import MdsUnit
+from cloudload.tools.convert.readers.parquet import ParquetUnit
+from cloudload.tools.convert.readers.rows import RowsUnit
+from cloudload.tools.convert.readers.text import TextUnit
+from cloudload.tools.convert.readers.webdataset import WebDatasetUnit
+from cloudload.tools.convert.readers.wet import WetUnit
+from cloudload.tools.convert.records import InputUnit, sum_bytes
+from cloudload.tools.convert.saved_datasets import select_saved_files
+from cloudload.tools.convert.separation import check_twice
+
+_MAX_BLOCK_FILES = 1024
+_HF_FILES = ("hf://datasets/", "hf://buckets/")  # any other hf:// input is the name of a dataset
+_RANGED: dict[str, Callable[[InputFile, Range | None], InputUnit]] = {
+    "jsonl": LinesUnit,
+    "lines": LinesUnit,
+    "parquet": ParquetUnit,
+}
+"""Maps each format whose files can be cut to the type of its units, which are files or ranges."""
+_UNITS: dict[str, Callable[[InputFile], InputUnit]] = {
+    "json": JsonUnit,
+    "csv": CsvUnit,
+    "tsv": CsvUnit,
+    "arrow": ArrowUnit,
+    "webdataset": WebDatasetUnit,
+    "wet": WetUnit,
+    "mds": MdsUnit,
+}
+"""Maps each other format except `text` to the type of its units, which are whole files."""
+
+
+@dataclass(frozen=True)
+class FolderFiles:
+    """The files of one input, in order. Its root is a folder, a file, or the folder of a glob."""
+
+    root: str
+    """The common prefix of the files' URLs. After secrets are removed, it identifies the input."""
+    files: list[InputFile]
+    hidden: tuple[str, ...] = ()
+    """Hidden and uncommitted files and folders, which are left out."""
+
+
+def list_inputs(inputs: Any, format: str, split: str | None) -> list[FolderFiles | InputUnit]:
+    """List the inputs in order: the files of each, or the unit of an input without files.
+
+    `inputs` is one input or a list of them. An input is a path, URL or glob, `-` for stdin,
+    `hf://NAME`, a `datasets` object, or an iterable of rows. Raises `ValueError` for anything else,
+    an invalid `format` or `split`, and a file listed twice. Raises `ConvertError` or `StoreError`
+    for an input that is not found or cannot be opened, and for a file whose name shows that it is
+    not text.
+    """
+    if format not in INPUT_FORMATS:
+        raise ValueError(f"format is {format!r}. Use one of {', '.join(INPUT_FORMATS)}")
+    several = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
+    if not several:
+        raise ValueError("inputs is empty. Pass files, folders, globs, a dataset, or - for stdin")
+    found = [_resolve(item, format, split) for item in several]
+    named = iter(unique_names([item.files for item in found if isinstance(item, FolderFiles)]))
+    return [
+        replace(item, files=next(named)) if isinstance(item, FolderFiles) else item
+        for item in found
+    ]
+
+
+def list_hidden(inputs: Iterable[FolderFiles | InputUnit]) -> list[str]:
+    """List the hidden files and folders that inputs from `list_inputs` leave out, in order."""
+    return [name for item in inputs if isinstance(item, FolderFiles) for name in item.hidden]
+
+
+def list_units(inputs: Iterable[FolderFiles | InputUnit], block_bytes: int) -> list[InputUnit]:
+    """List the units of inputs from `list_inputs`, in order."""
+    units: list[InputUnit] = []
+    for item in inputs:
+        if isinstance(item, FolderFiles):
+            units.extend(group_units(map(FilePart, item.files), block_bytes))
+        else:
+            units.append(item)
+    return units
+
+
+def _resolve(item: Any, format: str, split: str | None) -> FolderFiles | InputUnit:
+    if isinstance(item, str | Path):
+        text = str(item)
+        if text == "-":
+            if format == "mds":
+                raise ValueError("an MDS dataset cannot be read from stdin. Pass its folder or URL")
+            form = "jsonl" if format == "auto" else format
+            return FolderFiles("-", [InputFile("-", "stdin", None, form, None)])
+        if text.startswith("hf://") and not text.startswith(_HF_FILES):
+            return _load_dataset(text, split)
+        found = find_files(text)
+        root, files = found.root, found.files
+        if format == "mds" or (format == "auto" and is_mds_folder(files)):
+            return FolderFiles(root, list_shards(text, files), found.hidden)
+        if format in ("auto", "arrow"):
+            files = select_saved_files(text, files, split)
+        if format == "auto":
+            refuse_index(text, files)
+            _refuse_binary(files)
+        return FolderFiles(root, [make_file(file, format) for file in files], found.hidden)
+    if isinstance(item, Mapping):
+        return _split_of(item, split)
+    if isinstance(item, Iterable):
+        name = getattr(getattr(item, "info", None), "dataset_name", None)
+        return RowsUnit(str(name or "row"), item)
+    raise ValueError(
+        f"{type(item).__name__} cannot be an input. Pass a path or URL, a datasets object, or an "
+        "iterable of rows"
+    )
+
+
+def _split_of(datasets: Mapping[str, Any], split: str | None) -> InputUnit:
+    if not all(
+        hasattr(value, "__iter__") and not isinstance(value, str | bytes)
+        for value in datasets.values()
+    ):
+        raise ValueError(
+            "a dict cannot be an input. For rows in memory, pass an iterator: iter([{...}, ...])"
+        )
+    chosen = next(iter(datasets)) if split is None and len(datasets) == 1 else split
+    if chosen is None or chosen not in datasets:
+        raise ValueError(
+            f"split is {chosen!r}, but the dataset's splits are {sorted(datasets)}. Set split to "
+            "one of them"
+        )
+    return RowsUnit(chosen, datasets[chosen])
+
+
+def _load_dataset(url: str, split: str | None) -> InputUnit:
+    """Open a Hugging Face dataset as a stream, such as `hf://owner/name?config=en&split=test`.
+
+    A split in the URL takes precedence over `split`. If neither is given, the split is `train`.
+    """
+    parts, shown = urlsplit(url), redact(url)
+    name, query = parts.netloc + parts.path, parse_qs(parts.query)
+    if unknown := sorted(set(query) - {"config", "split"}):
+        raise ValueError(
+            f"{shown} has unknown parameters {unknown}. Only ?config= and &split= are supported"
+        )
+    try:
+        import datasets
+    except ImportError:
+        raise ConvertError(
+            f"reading {shown} needs the datasets package. Run: pip install datasets"
+        ) from None
+    if not Path(name).exists():
+        check_connection()
+    chosen = query.get("split", [split or "train"])[0]
+    try:
+        loaded = datasets.load_dataset(
+            name, query.get("config", [None])[0], split=chosen, streaming=True
+        )
+    except Exception as error:
+        raise ConvertError(
+            f"cannot load {shown} (split {chosen!r}). Check its name, config, and split, and the "
+            f"connection. The error was {type(error).__name__}: {redact(str(error))}"
+        ) from (None if contains_secrets(error) else error)
+    return RowsUnit(PurePosixPath(name).name, loaded)
+
+
+def list_roots(inputs: Any) -> list[str]:
+    """Return the root of each input, as in `list_inputs`. The inputs must be locations of files."""
+    several = inputs if isinstance(inputs, list | tuple) else [inputs]
+    return [root_of(str(item)) for item in several]
+
+
+def _refuse_binary(files: Iterable[FoundFile]) -> None:
+    """Raise `ConvertError` if the name of a file shows that it is not text."""
+    refused = [(file.url, reason) for file in files if (reason := reason_to_refuse(file.name))]
+    if refused:
+        url, reason = refused[0]
+        others = f" (refused files in total: {len(refused):,})" if len(refused) > 1 else ""
+        raise ConvertError(
+            f"{redact(url)} is {reason}{others}. To leave files out, pass a glob such as "
+            "'corpus/**/*.jsonl'. To read the file despite its name, set format (--format)"
+        )
+
+
+def make_file(found: FoundFile, format: str) -> InputFile:
+    """Describe a file that was found. With `auto`, its name determines its format."""
+    extension, compression = split_name(found.name)
+    if format == "auto":
+        format = FORMATS_BY_EXTENSION.get(extension, "text")
+    return InputFile(found.url, found.name, found.bytes, format, compression, tag=found.tag)
+
+
+def unique_names(inputs: list[list[InputFile]]) -> list[list[InputFile]]:
+    """If two files have the same name, prefix every name with the index of its input in `inputs`.
+
+    Names must be unique because IDs are derived from them. `inputs` are the files of each input
+    that has files. Raises `ValueError` if a file is listed twice.
+    """
+    check_twice(inputs)
+    names = Counter(file.name for files in inputs for file in files)
+    if max(names.values(), default=0) == 1:
+        return inputs
+    for files in inputs:
+        _refuse_equal_names(files)
+    return [
+        [replace(file, name=f"{number}/{file.name}") for file in files]
+        for number, files in enumerate(inputs)
+    ]
+
+
+def _refuse_equal_names(files: Iterable[InputFile]) -> None:
+    """Raise `ConvertError` if a file has the escaped name of another file of the same input."""
+    first: dict[str, InputFile] = {}
+    for file in files:
+        if (other := first.setdefault(file.name, file)) is not file:
+            raise ConvertError(
+                f"the input has two files with the name {file.name!r} in UTF-8, {other.url!r} and "
+                f"{file.url!r}. Rename one of them"
+            )
+
+
+def group_units(parts: Iterable[FilePart], block_bytes: int) -> Iterator[InputUnit]:
+    """Group the parts of one input's files into units, in order.
+
+    Consecutive text files share a unit of about `block_bytes` and at most 1,024 files. Every other
+    part is a unit.
+    """
+    group: list[InputFile] = []
+    for file, part in parts:
+        full = len(group) == _MAX_BLOCK_FILES or sum_bytes(group) >= block_bytes
+        if group and (full or file.format != "text"):
+            yield TextUnit(tuple(group))
+            group = []
+        if file.format == "text":
+            group.append(file)
+        elif file.format in _RANGED:
+            yield _RANGED[file.format](file, part)
+        else:
+            yield _UNITS[file.format](file)
+    if group:
+        yield TextUnit(tuple(group))

@@ -1,0 +1,268 @@
+"""The journal of a conversion, stored at its output: what is finished, and what a rerun must match.
+
+    .convert/plan.json            first: the inputs and options, which a rerun must match
+    .convert/00000.json           the finished shards of the only segment, or
+    00003/.convert/00000.json     of each segment (`cloudload.tools.convert.segment_journal`)
+    .convert/00003.done.json      the note of a finished segment
+    convert-report.json           the report, with the same inputs and options
+    index.json                    stored last, so a partial dataset is never readable
+
+The plan is stored only if there is none, and its digest is in every entry and note. So of two
+conversions that write to the same place, one is refused. The journal is removed once the index is
+stored, and the plan last of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cloudload.data.mds.hidden_datasets import describe_hidden, refuse_to_hide
+from cloudload.data.mds.index import INDEX_NAME
+from cloudload.data.mds.own_objects import JOURNAL, REPORT_NAME, SHARD, TEMPORARY, is_of_dataset
+from cloudload.data.mds.survey import JOURNAL_FOLDER
+from cloudload.data.storage.objects import delete_object, write_object, write_pieces
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import is_local, join_url, local_path
+from cloudload.errors import CloudloadError, ConvertError, StoreError
+from cloudload.tools.convert.claims import compare_claims
+from cloudload.tools.convert.converted_files import CONVERTED, encode_files, join_files
+from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.joined_shards import JoinedShards
+from cloudload.tools.convert.output import (
+    Output,
+    collect_at,
+    does_exist,
+    list_sizes_at,
+    name_in,
+    read_if_exists,
+)
+from cloudload.tools.convert.plan import PLAN_NAME, ConversionPlan, digest_plan, refuse_replaced
+from cloudload.tools.convert.report import ConvertReport
+from cloudload.tools.convert.separation import check_removed
+from cloudload.tools.convert.work import check_documents
+
+_OLD_PLAN = f"{JOURNAL_FOLDER}/config.json"
+_EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")
+
+
+class Journal:
+    """The journal at an output location. `claim` identifies the conversion by config and input.
+
+    `files` maps input files to their sizes, so that errors can list the changes; it may be empty.
+    With `is_cleared`, an index was removed from the output, so a new one may hide what it hid.
+    Methods raise `StoreError` if they cannot read or write the journal.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        claim: Mapping[str, Any],
+        files: Mapping[str, int | None],
+        *,
+        is_cleared: bool = False,
+    ) -> None:
+        self.output, self.location = output, output.journal
+        self.claim, self.files = claim, files
+        self.parent = ""
+        """The location of the dataset if the output is one of its splits, otherwise ""."""
+        self._began = time.monotonic()
+        self._is_cleared = is_cleared
+
+    def clear(self, inputs: Iterable[InputFile] = ()) -> None:
+        """Remove the datasets and their journal, starting with the indexes.
+
+        Raises `ConvertError` if a new index would hide other datasets, or if a file of `inputs`
+        would be removed.
+        """
+        names = self._list()
+        self._refuse_to_hide(names)
+        self._is_cleared = True
+        owned = {name: self._name_in_dataset(name) for name in names}
+        removed = [
+            name for name in names if JOURNAL.fullmatch(name) or is_of_dataset(owned[name] or "")
+        ]
+        check_removed(self.location, removed, inputs)
+        for name in sorted(
+            removed,
+            key=lambda name: (owned[name] != INDEX_NAME, not name.startswith(JOURNAL_FOLDER), name),
+        ):
+            delete_object(join_url(self.location, name))
+        self._remove_empty_folders()
+
+    def _name_in_dataset(self, name: str) -> str | None:
+        """Return the name of an object within its dataset, or None if it belongs to no split."""
+        for split in self.output.splits:
+            if not split or name.startswith(f"{split}/"):
+                return name.removeprefix(f"{split}/") if split else name
+        return None
+
+    def finished_report(self) -> ConvertReport | None:
+        """Return the report if this conversion is already complete, otherwise None.
+
+        Some of its shards may be missing. Removes a journal that a complete conversion left behind.
+        Raises `ConvertError` if the output holds a different dataset, or shards without a journal,
+        or if a new index would hide other datasets.
+        """
+        names = self._list()
+        self._refuse_to_hide(names)
+        indexes = [name_in(split, INDEX_NAME) for split in self.output.splits]
+        is_begun = PLAN_NAME in names
+        found = [name in names for name in indexes]
+        if all(found) or (any(found) and not is_begun):
+            report_name = name_in(self.output.splits[-1], REPORT_NAME)
+            data = self._read(report_name) if report_name in names else None
+            if data is None or not all(found):
+                raise ConvertError(
+                    f"{redact(self.location)} already contains a dataset. Choose another output, "
+                    "or replace the dataset (--overwrite)"
+                )
+            stored = json.loads(data)
+            self._compare(stored)
+            plan = self._read(PLAN_NAME)
+            if plan is not None and json.loads(plan)["base"] is not None:
+                raise ConvertError(
+                    f"an append to {redact(self.location)} is not finished. To finish it, run "
+                    "again with append (--append) and the same input files"
+                )
+            self.remove()
+            return ConvertReport.of_stored(stored)
+        if _OLD_PLAN in names:
+            raise ConvertError(
+                f"an earlier version of cloudload began a conversion to {redact(self.location)}, "
+                "which this version cannot resume. Finish it with that version, or start over "
+                "(--overwrite)"
+            )
+        owned = filter(None, map(self._name_in_dataset, names))
+        if not is_begun and any(map(SHARD.fullmatch, owned)):
+            raise ConvertError(
+                f"{redact(self.location)} has shards, but no journal to resume from. "
+                "Choose another output, or replace the shards (--overwrite)"
+            )
+        return None
+
+    def finish(
+        self,
+        datasets: Mapping[str, JoinedShards],
+        report: ConvertReport,
+        plan: ConversionPlan,
+    ) -> ConvertReport:
+        """Store the report and then the index of each dataset, and remove the journal.
+
+        `datasets` are the datasets by split. Returns the report, with the duration added. Raises
+        `ConvertError` if the shards lack or repeat a document, if a stored shard is missing or has
+        the wrong size, or if a new index would hide other datasets.
+        """
+        documents = sum(found.documents for found in datasets.values())
+        check_documents(self.location, documents, report.counts())
+        for split, found in datasets.items():
+            self._check_stored(self.output.dataset(split), found)
+        report = replace(report, seconds=self.seconds())
+        content: dict[str, Any] = {"claim": self.claim, "files": self.files}
+        content[CONVERTED] = encode_files(plan.inputs)
+        if plan.base is not None:
+            before = plan.base["stored"]
+            content |= {"claim": before["claim"], "files": before["files"]}
+            content["appended"] = [*before.get("appended", []), self.claim["inputs"]]
+            content[CONVERTED] = join_files(before, plan.inputs)
+        for split, found in datasets.items():
+            location = self.output.dataset(split)
+            stored = content | report.to_store(split)
+            write_object(join_url(location, REPORT_NAME), json.dumps(stored, indent=2).encode())
+            write_pieces(join_url(location, INDEX_NAME), found.index())
+        self.remove()
+        return report
+
+    def remove_unused_plan(self, digest: str) -> None:
+        """Remove the plan of a conversion that failed before its first shard.
+
+        So it may be run again with other options, such as another `text_key`.
+        """
+        with contextlib.suppress(CloudloadError):
+            self.check_plan(digest)
+            if not any(JOURNAL.fullmatch(name) and name != PLAN_NAME for name in self._list()):
+                delete_object(join_url(self.location, PLAN_NAME))
+                self._remove_empty_folders()
+
+    def check_plan(self, digest: str) -> None:
+        """Raise `ConvertError` if the stored plan is gone, or does not have this digest."""
+        data = self._read(PLAN_NAME)
+        if data is None or digest_plan(data) != digest:
+            raise refuse_replaced(self.location)
+
+    def _check_stored(self, location: str, found: JoinedShards) -> None:
+        lost, indexes = collect_at(location, found.survey)
+        if INDEX_NAME not in indexes and not self._is_cleared:
+            refuse_to_hide(location, indexes)
+        if lost:
+            raise ConvertError(
+                f"{len(lost)} of {found.shards} shards in {redact(location)}, such as {lost[0]}, "
+                "disappeared or changed size during the conversion. Run again to resume"
+            )
+
+    def seconds(self) -> float:
+        """Return the duration of this run, in seconds."""
+        return round(time.monotonic() - self._began, 3)
+
+    def remove(self) -> None:
+        """Remove this journal, the segments' journals, and temporary files of killed writers."""
+        names = collect_at(self.location, self._select_own)
+        for name in sorted(names, key=lambda name: name == PLAN_NAME):
+            delete_object(join_url(self.location, name))
+        self._remove_empty_folders()
+
+    def _select_own(self, found: Iterable[tuple[str, int]]) -> list[str]:
+        """Return the names of the journals' objects, and of temporary files."""
+        return [
+            name
+            for name, _ in found
+            if JOURNAL.fullmatch(name) or TEMPORARY.fullmatch(self._name_in_dataset(name) or "")
+        ]
+
+    def _refuse_to_hide(self, names: Mapping[str, int]) -> None:
+        """Raise `ConvertError` if a new index would hide datasets, or be hidden by another index.
+
+        An index that replaces an older index of the same dataset does not count as new.
+        """
+        if self._is_cleared:
+            return
+        if self.output.has_splits and INDEX_NAME in names:
+            raise ConvertError(describe_hidden(self.location, self.output.splits))
+        new = [each for each in self.output.splits if name_in(each, INDEX_NAME) not in names]
+        if new and self.parent and self._is_parent_a_dataset():
+            name = self.location.removeprefix(self.parent).lstrip("/")
+            raise ConvertError(describe_hidden(self.parent, [name]))
+        for split in new:
+            prefix = f"{split}/" if split else ""
+            below = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+            refuse_to_hide(self.output.dataset(split), below)
+
+    def _is_parent_a_dataset(self) -> bool:
+        with contextlib.suppress(StoreError):  # the user may have access only to the split's folder
+            return does_exist(join_url(self.parent, INDEX_NAME))
+        return False
+
+    def _remove_empty_folders(self) -> None:
+        if not is_local(self.location):
+            return
+        homes = dict.fromkeys(["", *self.output.splits])
+        for home, pattern in itertools.product(homes, _EMPTY_FOLDERS):
+            for folder in local_path(join_url(self.location, home)).glob(pattern):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+    def _list(self) -> dict[str, int]:
+        """Map the name of each object at the journal's location to its size in bytes."""
+        return list_sizes_at(self.location)
+
+    def _read(self, name: str) -> bytes | None:
+        return read_if_exists(join_url(self.location, name))
+
+    def _compare(self, stored: Mapping[str, Any]) -> None:
+        files = stored.get("files")
+        compare_claims(self.location, stored["claim"], self.claim, files, self.files)

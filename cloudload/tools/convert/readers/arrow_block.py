@@ -1,0 +1,253 @@
+"""Blocks of rows of Arrow tables, for all formats that pyarrow reads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from cloudload.config.choices import STRICT
+from cloudload.errors import ConvertError
+from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.records import (
+    MAX_BLOCK_ROWS,
+    BlockStart,
+    Record,
+    Utf8,
+    describe_not_utf8,
+    has_field,
+    make_utf8,
+)
+
+_OFFSETS = {"string": "<i4", "large_string": "<i8"}
+"""Maps each Arrow string type to the NumPy dtype of its offsets."""
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+"""The number of decimal digits of each unit of time, in seconds."""
+
+
+def check_pyarrow(name: str) -> None:
+    """Raise `ConvertError` if pyarrow, which reads the file `name`, is not installed."""
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise ConvertError(f"reading {name} needs pyarrow. Run: pip install pyarrow") from None
+
+
+def choose_columns(
+    file: InputFile, names: Iterable[str], paths: Iterable[str], fields: Sequence[str]
+) -> tuple[list[str], tuple[str, ...]]:
+    """Return the columns to read, and the names to list in an error about a missing text field.
+
+    `paths` are the names of all fields, with nested fields written as `meta.url`. If there is a
+    text field, there are no names to list. Raises `ConvertError` if two columns to read have the
+    same name.
+    """
+    columns = [name for name in names if any(has_field([name], field) for field in fields)]
+    if twice := sorted(name for name in {*columns} if columns.count(name) > 1):
+        raise ConvertError(
+            f"{file.display_name} has two columns named {twice[0]!r}. Rename one of them, or leave "
+            "the file out"
+        )
+    schema = tuple(paths)
+    has_text = any(f"{path}.".startswith(f"{fields[0]}.") for path in schema)
+    return columns, () if has_text else schema
+
+
+def join_batches(batches: Iterable[Any], block_bytes: int) -> Iterator[Any]:
+    """Join consecutive batches until they have `block_bytes` or 8,192 rows."""
+    waiting: list[Any] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if size >= block_bytes or rows >= MAX_BLOCK_ROWS:
+            yield from _joined(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield from _joined(waiting)
+
+
+def _joined(batches: list[Any]) -> Iterator[Any]:
+    import pyarrow
+
+    yield from pyarrow.Table.from_batches(batches).combine_chunks().to_batches()
+
+
+def cut_batches(batches: Iterable[Any], block_bytes: int) -> Iterator[Any]:
+    """Cut each batch into slices of about `block_bytes`, which have at most 8,192 rows."""
+    for batch in batches:
+        row_bytes = max(1, batch.nbytes // max(1, batch.num_rows))
+        rows = min(max(1, block_bytes // row_bytes), MAX_BLOCK_ROWS)
+        for first in range(0, batch.num_rows, rows):
+            yield batch.slice(first, rows)
+
+
+def number_rows(batches: Iterable[Any], row: int, first: int) -> Iterator[tuple[int, Any]]:
+    """Yield (number of the first row, batch) for consecutive batches, of which the first has `row`.
+
+    Leaves out the rows before `first`, also if a batch does not begin there, because another
+    version of pyarrow cut the batches.
+    """
+    for batch in batches:
+        stop = row + batch.num_rows
+        if stop > first:
+            skipped = max(0, first - row)
+            yield row + skipped, batch.slice(skipped)
+        row = stop
+
+
+@dataclass(frozen=True)
+class ArrowBlock:
+    """A batch of rows that pyarrow read."""
+
+    file: InputFile
+    start: BlockStart
+    input_bytes: int
+    batch: Any
+    """A `pyarrow.RecordBatch`."""
+    schema: tuple[str, ...] = ()
+    """The names of all columns, to list in errors, if no column has the text; otherwise empty."""
+
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+        readers = dict(zip(self.batch.schema.names, map(_reader, self.batch.columns), strict=True))
+        for position in range(self.batch.num_rows):
+            row = self.start.line + position
+            fields: dict[str, Any] = dict.fromkeys(self.schema)
+            is_replaced = False
+            try:
+                for name, read in readers.items():
+                    try:
+                        fields[name] = read(position)
+                    except UnicodeDecodeError:
+                        value = self.batch.column(name)[position]
+                        if errors == STRICT or not hasattr(value, "as_buffer"):
+                            raise
+                        data, is_replaced = make_utf8(bytes(value.as_buffer()), errors)
+                        fields[name] = data.decode()
+            except UnicodeDecodeError as error:
+                problem = f"the record is {describe_not_utf8(error)}"
+                yield Record(self.file, str(row), None, problem)
+            except Exception as error:  # pyarrow and Python raise various errors for such values
+                problem = f"the field {name!r} cannot be read ({error})"
+                yield Record(self.file, str(row), None, problem)
+            else:
+                yield Record(self.file, str(row), fields, is_replaced=is_replaced)
+
+    def utf8_records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+        if (columns := self._list_values(text_key)) is None:
+            yield from self.records(text_key, errors)
+            return
+        names = self.batch.schema.names
+        for row, values in enumerate(zip(*columns, strict=True), self.start.line):
+            yield Record(self.file, str(row), dict(zip(names, values, strict=True)))
+
+    def _list_values(self, text_key: str) -> list[Iterable[Any]] | None:
+        """Return the values of each column, with texts as `Utf8`.
+
+        Returns None if `records` must read the rows one by one.
+        """
+        import pyarrow
+
+        names, columns = self.batch.schema.names, self.batch.columns
+        if names.count(text_key) != 1:
+            return None
+        text = columns[names.index(text_key)]
+        width = _OFFSETS.get(str(text.type))
+        others = [column.type for column in columns if column is not text]
+        if width is None or text.null_count or not len(text) or any(map(_has_times, others)):
+            return None
+        try:
+            self.batch.validate(full=True)
+            return [
+                _cut_texts(text, width) if name == text_key else column.to_pylist()
+                for name, column in zip(names, columns, strict=True)
+            ]
+        except (pyarrow.ArrowException, ValueError):
+            return None
+
+
+def _cut_texts(text: Any, offset_type: str) -> Iterator[Utf8]:
+    """Yield the values of an array of strings without nulls, which must be valid UTF-8."""
+    _, offsets, data = text.buffers()
+    ends = np.frombuffer(offsets, offset_type)[text.offset : text.offset + len(text) + 1].tolist()
+    texts = memoryview(data or b"")
+    for start, end in itertools.pairwise(ends):
+        yield Utf8(texts[start:end])
+
+
+def _reader(column: Any) -> Callable[[int], Any]:
+    """Return a function that returns the value at a position as a Python value.
+
+    Python's own types have neither nanoseconds, nor years above 9999, nor all time zones. So times
+    are text of ISO 8601, in UTC if they have a time zone. The function raises `ValueError` for a
+    time that has no text, and pyarrow's errors for other values that Python cannot express.
+    """
+    from pyarrow import types
+
+    kind = column.type
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        texts = _describe_times(column)
+        return lambda position: _check_time(texts[position])
+    if _has_times(kind):
+        return lambda position: _read_times(column[position])
+    return lambda position: column[position].as_py()
+
+
+def _has_times(kind: Any) -> bool:
+    """Whether values of an Arrow type are, or contain, dates, times, or durations."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _has_times(kind.value_type)
+    children = (kind.field(place).type for place in range(kind.num_fields))
+    return types.is_temporal(kind) or any(map(_has_times, children))
+
+
+def _read_times(value: Any) -> Any:
+    """Convert a scalar that may contain times to Python values."""
+    import pyarrow
+    from pyarrow import types
+
+    kind = value.type
+    if not value.is_valid or not _has_times(kind) or types.is_interval(kind):
+        return value.as_py()
+    if types.is_dictionary(kind):
+        return _read_times(value.value)
+    if types.is_temporal(kind):
+        return _check_time(_describe_times(pyarrow.array([value]))[0])
+    if types.is_map(kind):
+        return [list(_read_times(pair).values()) for pair in value.values]
+    if not types.is_struct(kind):
+        return list(map(_read_times, value.values))
+    fields = {name: _read_times(inner) for name, inner in value.items()}
+    if len(fields) < kind.num_fields:
+        raise ValueError("two of its fields have the same name")
+    return fields
+
+
+def _describe_times(times: Any) -> list[str | None]:
+    import pyarrow
+    from pyarrow import types
+
+    kind = times.type
+    if types.is_duration(kind):
+        counts = times.cast(pyarrow.int64()).to_pylist()
+        return [
+            None if count is None else f"PT{Decimal(count).scaleb(-_DIGITS[kind.unit]):f}S"
+            for count in counts
+        ]
+    if types.is_timestamp(kind) and kind.tz is not None:
+        times = times.cast(pyarrow.timestamp(kind.unit, "UTC"))
+    texts: list[str | None] = times.cast(pyarrow.string()).to_pylist()
+    return texts
+
+
+def _check_time(text: str | None) -> str | None:
+    """Raise `ValueError` for text such as `<value out of range: 10000000000000>`, from pyarrow."""
+    if text is not None and text.startswith("<"):
+        raise ValueError(text.strip("<>"))
+    return text

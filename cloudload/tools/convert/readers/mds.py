@@ -1,0 +1,160 @@
+"""Shards of an MDS dataset, one document per sample.
+
+A shard is checked against its index entry, as in the loader, and mapped into memory. A local,
+uncompressed shard is mapped in place. Any other shard is copied to a temporary file, which exists
+while its blocks are read. A block is a run of samples.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from cloudload.config.choices import STRICT
+from cloudload.data.mds.download import check_hash, download_shard
+from cloudload.data.mds.index import FIXED_FORMATS, Column, ShardInfo
+from cloudload.data.mds.shard import Shard, decode_value
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.urls import is_local, local_path
+from cloudload.errors import ConvertError, DatasetError
+from cloudload.system.temp_files import explained_full_disk
+from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.records import (
+    MAX_BLOCK_ROWS,
+    BlockStart,
+    Fields,
+    FileUnit,
+    InputBlock,
+    Record,
+    has_field,
+    make_utf8,
+)
+
+_LONG_DOWNLOAD = Retry(deadline_s=3600.0)
+_READABLE = {"str", "bytes", "json", *FIXED_FORMATS}
+
+
+@dataclass(frozen=True, slots=True)
+class MdsUnit(FileUnit):
+    """A shard of an MDS dataset. `file.shard` is its index entry."""
+
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
+        info = self.file.shard
+        assert info is not None
+        columns = _choose_columns(self.file, info, fields)
+        with self._open(info) as shard:
+            places = [shard.column_index(column.name) for column in columns]
+            values, size, first = list[tuple[bytes, ...]](), 0, start.line - 1
+            for sample in range(first, info.samples):
+                values.append(tuple(shard.read_bytes(sample, place) for place in places))
+                size += sum(map(len, values[-1]))
+                is_last = sample + 1 == info.samples
+                if size >= block_bytes or len(values) == MAX_BLOCK_ROWS or is_last:
+                    stored = self._stored_before(sample + 1, info)
+                    read = stored - start.stored
+                    yield MdsBlock(self.file, start, read, columns, tuple(values))
+                    start = BlockStart(0, sample + 2, stored)
+                    values, size = [], 0
+
+    def _stored_before(self, sample: int, info: ShardInfo) -> int:
+        return (self.file.bytes or 0) * sample // info.samples
+
+    @contextmanager
+    def _open(self, info: ShardInfo) -> Iterator[Shard]:
+        """Fetch and check the shard. Raises `ConvertError` if it is damaged or cannot be copied."""
+        try:
+            with explained_full_disk(), tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
+                path, fault = self._fetch(info, Path(folder))
+                if fault is not None:
+                    raise DatasetError(f"{self.file.display_name} {fault}")
+                yield Shard(path, info)
+        except DatasetError as error:
+            raise ConvertError(str(error)) from error
+        except OSError as error:
+            raise ConvertError(
+                f"cannot read {self.file.display_name}: {error}. Check the file. If the disk is "
+                "full, free space for a copy of the file, or set TMPDIR to a folder on another disk"
+            ) from error
+
+    def _fetch(self, info: ShardInfo, folder: Path) -> tuple[Path, str | None]:
+        """Return the path of the raw shard, and a description of its fault, or None if valid."""
+        if is_local(self.file.url) and info.zipped is None:
+            path = local_path(self.file.url)
+            return path, check_hash(path, info)
+        path = folder / "shard.mds"
+        with path.open("w+b") as file:
+            found = download_shard(
+                self.file.url,
+                info,
+                cast(BinaryIO, file),
+                _LONG_DOWNLOAD,
+                checks_hash=True,
+                count_bytes=lambda _: None,
+            )
+        return path, found.fault
+
+
+def _choose_columns(file: InputFile, info: ShardInfo, fields: Fields) -> tuple[Column, ...]:
+    """Return the columns to read.
+
+    Raises `ConvertError` if no column has the text, or if a column to read cannot be decoded.
+    """
+    names = [column.name for column in info.columns]
+    if not has_field(names, fields[0]):
+        shown = ", ".join(f"{column.name} ({column.encoding})" for column in info.columns)
+        raise ConvertError(
+            f"{file.display_name} has no column {fields[0]!r}. Its columns are: {shown}. Set "
+            "text_key (--text-key) to a column of text. If the dataset contains token IDs, do not "
+            "convert it, but pass it to CloudLoader with tokens_key"
+        )
+    wanted = [
+        column for column in info.columns if any(has_field([column.name], each) for each in fields)
+    ]
+    for column in wanted:
+        if column.encoding not in _READABLE:
+            raise ConvertError(
+                f"column {column.name!r} of {file.display_name} has the encoding "
+                f"{column.encoding!r}, which the converter cannot copy. Leave the column out. The "
+                "converter can copy columns of str, bytes, json, and numbers"
+            )
+    return tuple(wanted)
+
+
+@dataclass(frozen=True)
+class MdsBlock:
+    """Consecutive samples. `values` has the encoded value of each of `columns`, by sample."""
+
+    file: InputFile
+    start: BlockStart
+    input_bytes: int
+    columns: tuple[Column, ...]
+    values: tuple[tuple[bytes, ...], ...]
+
+    def column_encodings(self) -> Mapping[str, str]:
+        return {column.name: column.encoding for column in self.columns}
+
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+        for number, values in enumerate(self.values, self.start.line):
+            place = str(number)
+            valid = [
+                make_utf8(value, errors if column.encoding == "str" else STRICT)
+                for column, value in zip(self.columns, values, strict=True)
+            ]
+            try:
+                fields = self._decode([value for value, _ in valid])
+                is_replaced = any(is_replaced for _, is_replaced in valid)
+                yield Record(self.file, place, fields, is_replaced=is_replaced)
+            except (ValueError, RecursionError, struct.error) as error:
+                problem = f"a value does not fit its column ({error})"
+                yield Record(self.file, place, None, problem)
+
+    def _decode(self, values: Sequence[bytes]) -> dict[str, Any]:
+        return {
+            column.name: decode_value(column.encoding, value)
+            for column, value in zip(self.columns, values, strict=True)
+        }

@@ -1,0 +1,169 @@
+"""Parquet files, one document per row.
+
+A block is up to 8,192 consecutive rows of one row group, about `block_bytes` in memory. At most 128
+rows are decoded at a time, because the metadata do not tell how large a row is.
+
+A range of a file contains the row groups whose first byte is in the range, so each row is read
+once, wherever the file is cut. From a file in a store, only these row groups and the metadata are
+copied.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import struct
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from cloudload.data.storage.objects import download_object
+from cloudload.errors import ConvertError
+from cloudload.tools.convert.input_files import InputFile, Range, check_read
+from cloudload.tools.convert.readers.arrow_block import (
+    ArrowBlock,
+    check_pyarrow,
+    choose_columns,
+    cut_batches,
+    join_batches,
+    number_rows,
+)
+from cloudload.tools.convert.readers.local_copies import LONG_DOWNLOAD, local_copy
+from cloudload.tools.convert.records import BlockStart, FileUnit, InputBlock
+
+_TAIL_BYTES = 1 << 16
+_MARK = b"PAR1"
+_MOST_DECODED = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetUnit(FileUnit):
+    """A Parquet file, or a range of an uncompressed one.
+
+    Only the columns that the conversion reads are decoded.
+    """
+
+    range: Range | None = None
+
+    def blocks(
+        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[InputBlock]:
+        check_pyarrow(self.name)
+        import pyarrow
+        import pyarrow.parquet
+
+        with tempfile.TemporaryDirectory(prefix="cloudload-") as folder:
+            try:
+                part = self.range and partial(_copy_range, self.file, self.range)
+                path = local_copy(self.file, Path(folder), part)
+                with pyarrow.parquet.ParquetFile(path) as parquet:
+                    _refuse_joined(self.file, path, parquet.metadata)
+                    yield from self._batches(parquet, start, block_bytes, fields)
+            except (pyarrow.ArrowException, struct.error, OSError) as error:
+                reason = str(error).rstrip(".\n")
+                raise ConvertError(
+                    f"{self.file.display_name} cannot be read as Parquet: {reason}. Repair the "
+                    "file or leave it out"
+                ) from error
+
+    def _batches(
+        self, parquet: Any, start: BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[InputBlock]:
+        rows, size, row = parquet.metadata.num_rows, self.file.bytes or 0, 1
+        paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+        columns, schema = choose_columns(self.file, parquet.schema_arrow.names, paths, fields)
+        for number in range(parquet.num_row_groups):
+            group = parquet.metadata.row_group(number)
+            is_elsewhere = self.range and not _is_within(group, self.range)
+            if not is_elsewhere and row + group.num_rows > start.line:
+                few = parquet.iter_batches(
+                    _rows_to_decode(group, block_bytes), row_groups=[number], columns=columns
+                )
+                batches = cut_batches(join_batches(few, block_bytes), block_bytes)
+                for first, batch in number_rows(batches, row, start.line):
+                    end = first - 1 + batch.num_rows
+                    stored = size * (first - 1) // rows
+                    at = BlockStart(0, first, stored)
+                    yield ArrowBlock(self.file, at, size * end // rows - stored, batch, schema)
+            row += group.num_rows
+
+
+def _refuse_joined(file: InputFile, path: Path, metadata: Any) -> None:
+    """Raise `ConvertError` if another Parquet file ends between the last rows and the footer.
+
+    The offsets in the footer of the last file would then lead to the rows of the first one.
+    """
+    last = metadata.num_row_groups - 1
+    group = metadata.row_group(last) if last >= 0 else None
+    ends = [_span(group.column(number))[1] for number in range(group.num_columns)] if group else []
+    with path.open("rb") as stored, mmap.mmap(stored.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        footer = len(data) - int(metadata.serialized_size) - 8
+        if data.find(_MARK + _MARK, max(ends, default=0), footer) >= 0:
+            raise ConvertError(
+                f"{file.display_name} consists of several Parquet files that were joined. Convert "
+                "each one separately"
+            )
+
+
+def _rows_to_decode(group: Any, block_bytes: int) -> int:
+    row_bytes = max(1, int(group.total_byte_size) // max(1, int(group.num_rows)))
+    return min(max(1, block_bytes // row_bytes), _MOST_DECODED)
+
+
+def _first_byte(group: Any) -> int:
+    return min(_span(group.column(number))[0] for number in range(group.num_columns))
+
+
+def _is_within(group: Any, part: Range) -> bool:
+    """Whether the first byte of a row group is in a range of the file."""
+    return group.num_columns > 0 and part[0] <= _first_byte(group) < part[1]
+
+
+def _span(column: Any) -> Range:
+    """Return the range of bytes of a row group's column, including its dictionary if it has one.
+
+    Writers record a missing dictionary as 0 or None.
+    """
+    places = [column.data_page_offset, column.dictionary_page_offset or column.data_page_offset]
+    return min(places), min(places) + column.total_compressed_size
+
+
+def _copy_range(file: InputFile, part: Range, path: Path, target: BinaryIO) -> None:
+    """Copy the metadata and a range's row groups to their offsets in a sparse file."""
+    import pyarrow.parquet
+
+    size = file.bytes or 0
+    tail = _read_tail(file, size, _TAIL_BYTES)
+    if (needed := struct.unpack("<I", tail[-8:-4])[0] + 8) > len(tail):
+        tail = _read_tail(file, size, needed)
+    _write_at(target, size - len(tail), tail)
+    metadata = pyarrow.parquet.read_metadata(path)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    spans = [
+        _span(group.column(number))
+        for group in groups
+        if _is_within(group, part)
+        for number in range(group.num_columns)
+    ]
+    if spans:
+        first, stop = min(span[0] for span in spans), max(span[1] for span in spans)
+        target.seek(first)
+        download_object(
+            file.url, target, LONG_DOWNLOAD, stop - first - 1, start=first, tag=file.tag
+        )
+        _write_at(target, size - len(tail), tail)
+
+
+def _read_tail(file: InputFile, size: int, most_bytes: int) -> bytes:
+    tail, start = io.BytesIO(), max(0, size - most_bytes)
+    check_read(file, start + download_object(file.url, tail, start=start, tag=file.tag))
+    return tail.getvalue()
+
+
+def _write_at(target: BinaryIO, place: int, data: bytes) -> None:
+    target.seek(place)
+    target.write(data)
+    target.flush()

@@ -1,0 +1,129 @@
+"""Rows of a `datasets` object, or of any iterable of mappings or strings; one document per row."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cloudload.config.choices import STRICT
+from cloudload.data.storage.redaction import contains_secrets, redact
+from cloudload.errors import ConvertError
+from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.records import (
+    MAX_BLOCK_ROWS,
+    BlockStart,
+    InputBlock,
+    Record,
+    find_field,
+    has_field,
+    list_fields,
+)
+
+
+@dataclass(frozen=True)
+class RowsUnit:
+    """A `datasets` object, or any iterable of mappings or strings."""
+
+    name: str
+    rows: Any
+
+    @property
+    def size(self) -> int | None:
+        try:
+            return len(self.rows)
+        except TypeError:
+            return None
+
+    @property
+    def files(self) -> tuple[InputFile, ...]:
+        return ()
+
+    def blocks(
+        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[InputBlock]:
+        rows = _select(self.rows, fields)
+        skipped = start.line - 1
+        if skipped:
+            rows = (
+                rows.skip(skipped)
+                if hasattr(rows, "skip")
+                else itertools.islice(rows, skipped, None)
+            )
+        for batch in _batched(self._iterate(rows), block_bytes, fields):
+            yield RowsBlock(self.name, start, 0, batch)
+            start = BlockStart(0, start.line + len(batch))
+
+    def _iterate(self, rows: Any) -> Iterator[Any]:
+        try:
+            yield from rows
+        except (GeneratorExit, ConvertError):
+            raise
+        except Exception as error:
+            raise ConvertError(
+                f"cannot read the rows of {self.name}: {type(error).__name__}: "
+                f"{redact(str(error))}. Fix the cause, and run again to resume"
+            ) from (None if contains_secrets(error) else error)
+
+
+def _select(rows: Any, fields: Sequence[str]) -> Any:
+    """Select only the columns that the conversion reads, if possible, to save decoding time."""
+    names = getattr(rows, "column_names", None) or ()
+    wanted = [name for name in names if any(has_field([name], field) for field in fields)]
+    can_select = has_field(names, fields[0]) and hasattr(rows, "select_columns")
+    return rows.select_columns(wanted) if can_select else rows
+
+
+def _batched(
+    rows: Iterator[Any], block_bytes: int, fields: Sequence[str]
+) -> Iterator[tuple[Any, ...]]:
+    """Yield batches of rows, without the values of fields that are not in `fields`.
+
+    A batch ends when its strings and bytes have at least `block_bytes` characters, or at 8,192
+    rows.
+    """
+    batch: list[Any] = []
+    size = 0
+    for row in rows:
+        kept = row
+        if isinstance(row, Mapping):
+            kept = {
+                name: row[name] for name in row if any(has_field([name], field) for field in fields)
+            }
+            try:
+                find_field(row, fields[0])
+            except KeyError:
+                kept = dict.fromkeys(list_fields(row)) | kept
+        batch.append(kept)
+        values = kept.values() if isinstance(kept, dict) else [kept]
+        size += sum(len(value) for value in values if isinstance(value, str | bytes))
+        if size >= block_bytes or len(batch) == MAX_BLOCK_ROWS:
+            yield tuple(batch)
+            batch, size = [], 0
+    if batch:
+        yield tuple(batch)
+
+
+@dataclass(frozen=True)
+class RowsBlock:
+    """A batch of rows of a dataset or an iterable."""
+
+    name: str
+    start: BlockStart
+    input_bytes: int
+    rows: tuple[Any, ...]
+
+    @property
+    def display_name(self) -> str:
+        """The dataset's name in messages."""
+        return self.name
+
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+        for number, row in enumerate(self.rows, self.start.line):
+            fields = {text_key: row} if isinstance(row, str) else row
+            if isinstance(fields, Mapping):
+                yield Record(self, str(number), fields)
+            else:
+                problem = f"a row is {type(row).__name__}, not a mapping or a string"
+                yield Record(self, str(number), None, problem)

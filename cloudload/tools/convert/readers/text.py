@@ -1,0 +1,95 @@
+"""Whole text files, one document each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from cloudload.config.choices import STRICT
+from cloudload.data.storage.urls import is_local
+from cloudload.system.daemon_threads import DaemonThreadPool, settle
+from cloudload.system.ordered_results import run_in_order
+from cloudload.tools.convert.input_files import DamagedError, InputFile, read_whole
+from cloudload.tools.convert.records import (
+    BYTE_ORDER_MARK,
+    BlockStart,
+    InputBlock,
+    Record,
+    describe_not_utf8,
+    make_utf8,
+    sum_bytes,
+)
+
+_NUM_THREADS = 16
+
+
+@dataclass(frozen=True)
+class TextUnit:
+    """A group of text files. The process that reads the records opens the files."""
+
+    group: tuple[InputFile, ...]
+
+    @property
+    def name(self) -> str:
+        return self.group[0].name
+
+    @property
+    def size(self) -> int | None:
+        return sum_bytes(self.group)
+
+    @property
+    def files(self) -> tuple[InputFile, ...]:
+        return self.group
+
+    def blocks(
+        self, start: BlockStart, block_bytes: int, fields: Sequence[str]
+    ) -> Iterator[InputBlock]:
+        yield TextBlock(self.group, start, sum_bytes(self.group))
+
+
+@dataclass(frozen=True)
+class TextBlock:
+    """All files of a unit, read as one block."""
+
+    group: tuple[InputFile, ...]
+    start: BlockStart
+    input_bytes: int
+
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+        for file, read in self._read_all():
+            try:
+                data, is_replaced = make_utf8(read().removeprefix(BYTE_ORDER_MARK), errors)
+                yield Record(file, "", {text_key: data.decode()}, is_replaced=is_replaced)
+            except UnicodeDecodeError as error:
+                line = error.object.count(b"\n", 0, error.start) + 1
+                problem = f"the file is {describe_not_utf8(error)}"
+                yield Record(file, str(line), None, problem, error.object)
+            except DamagedError as error:
+                yield Record(file, "", None, str(error))
+
+    def _read_all(self) -> Iterator[tuple[InputFile, Callable[[], bytes]]]:
+        """Yield each file and a function that returns its data, or raises its error.
+
+        Files in stores are read by several threads, because a request takes longer than reading a
+        small file.
+        """
+        if all(is_local(file.url) for file in self.group):
+            yield from ((file, partial(read_whole, file)) for file in self.group)
+            return
+        threads = DaemonThreadPool(_NUM_THREADS, "cloudload-text")
+        try:
+            for file, outcome in run_in_order(
+                partial(threads.submit, _attempt), self.group, 2 * _NUM_THREADS
+            ):
+                yield file, outcome.result
+        finally:
+            threads.close(timeout_s=1.0)
+
+
+def _attempt(file: InputFile) -> Future[bytes]:
+    """Read a file, and return its data or error as a `Future`, which raises the error later."""
+    outcome: Future[bytes] = Future()
+    settle(outcome, read_whole, (file,))
+    return outcome

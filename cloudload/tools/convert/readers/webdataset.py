@@ -1,0 +1,240 @@
+"""Tar archives of text in the format of WebDataset, one document per sample.
+
+    members    0001.txt  0001.json │ 0002.json                  │ doc/a.txt  doc/a.cls
+    keys       0001                │ 0002                       │ doc/a
+    text       0001.txt            │ the text field of the JSON │ doc/a.txt
+
+Consecutive files belong to one sample if their paths are equal up to the first dot of the file
+name. The `.txt` file of a sample is its text, and the object in its `.json` file has its fields. A
+file with any other extension is a field of that name. Files are never unpacked to disk, and paths
+are used only as IDs, so a malicious path does no harm. A block contains whole samples. The offset
+of a block is that of its first tar header, so a reader can restart there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cloudload.config.choices import STRICT
+from cloudload.data.file_kinds import FORMATS_BY_EXTENSION, split_name
+from cloudload.errors import ConvertError
+from cloudload.tools.convert.input_files import (
+    MOST_RECORD_BYTES,
+    DamagedError,
+    InputFile,
+    StoredByteCounter,
+    read_decompressed,
+)
+from cloudload.tools.convert.readers.tar_members import (
+    Member,
+    MoreDataError,
+    read_members,
+)
+from cloudload.tools.convert.readers.typed_text import parse_text
+from cloudload.tools.convert.records import (
+    BYTE_ORDER_MARK,
+    BlockStart,
+    Fields,
+    FileUnit,
+    InputBlock,
+    Record,
+    describe_not_utf8,
+    has_field,
+    make_utf8,
+    name_kind,
+)
+
+_NAME = re.compile(r"(?:\./)*(?P<key>(?:.*/)?[^./][^./]*)\.(?P<extension>[^/]*)", re.DOTALL)
+_TEXT, _JSON = "txt", "json"
+_SAMPLE_BYTES = 200  # overhead that each sample adds to the size of its block, besides its data
+
+
+@dataclass
+class _Sample:
+    """The files of a sample by extension, with None for the data of files that are not read."""
+
+    key: str
+    offset: int
+    number: int
+    files: dict[str, bytes | None] = field(default_factory=dict)
+    problem: str | None = None
+
+    def size(self) -> int:
+        return _SAMPLE_BYTES + sum(len(data) for data in self.files.values() if data)
+
+
+@dataclass(frozen=True, slots=True)
+class WebDatasetUnit(FileUnit):
+    """A tar archive, cut into blocks of whole samples."""
+
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
+        counter = StoredByteCounter(start.stored)
+        chunks = read_decompressed(self.file, start.offset, counter)
+        samples, size, damage = list[_Sample](), 0, None
+        try:
+            for sample in _group(read_members(chunks, _is_wanted(fields)), start):
+                if size >= block_bytes:
+                    end = BlockStart(sample.offset, sample.number, counter.bytes)
+                    yield self._block(start, end.stored, samples, fields)
+                    samples, size, start = [], 0, end
+                self._check(sample, fields)
+                samples.append(sample)
+                size += sample.size()
+        except DamagedError as error:
+            damage = str(error)
+        if samples or damage:
+            yield self._block(start, counter.bytes, samples, fields, damage)
+
+    def _block(
+        self,
+        start: BlockStart,
+        stored: int,
+        samples: Iterable[_Sample],
+        fields: Fields,
+        damage: str | None = None,
+    ) -> InputBlock:
+        read = stored - start.stored
+        return WebDatasetBlock(self.file, start, read, tuple(samples), fields.encodings, damage)
+
+    def _check(self, sample: _Sample, fields: Fields) -> None:
+        """Raise `ConvertError` if a file has many records, because it is not part of a sample."""
+        if {_TEXT, _JSON, fields[0]} & sample.files.keys():
+            return
+        for extension in sample.files:
+            kind, _ = split_name(f"a.{extension}")
+            if kind in FORMATS_BY_EXTENSION and kind != f".{_JSON}":
+                raise ConvertError(
+                    f"{self.file.display_name} is not a WebDataset, because "
+                    f"{sample.key}.{extension} is a file of many records "
+                    f"({FORMATS_BY_EXTENSION[kind]}). Unpack the archive, and convert the folder"
+                )
+
+
+def _is_wanted(fields: Fields) -> Any:
+    def is_wanted(name: str) -> bool:
+        match = _NAME.fullmatch(name)
+        extension = match["extension"] if match else ""
+        return extension in (_TEXT, _JSON) or any(has_field([extension], each) for each in fields)
+
+    return is_wanted
+
+
+def _group(members: Iterator[Member], start: BlockStart) -> Iterator[_Sample]:
+    """Group the files of an archive into samples, whose offsets and numbers continue from `start`.
+
+    Hidden files are left out. If the archive is damaged, the unfinished sample before the damage is
+    dropped.
+    """
+    sample: _Sample | None = None
+    number = start.line
+    ending: MoreDataError | None = None
+    try:
+        for member in members:
+            match = _NAME.fullmatch(member.name)
+            if match is None and member.name.rpartition("/")[2].startswith("."):
+                continue
+            key = match["key"] if match else member.name
+            if sample is None or key != sample.key:
+                if sample is not None:
+                    yield sample
+                    number += 1
+                sample = _Sample(key, start.offset + member.offset, number)
+            _add(sample, match["extension"] if match else "", member)
+    except MoreDataError as error:
+        ending = error
+    if sample is not None:
+        yield sample
+    if ending is not None:
+        raise ending
+
+
+def _add(sample: _Sample, extension: str, member: Member) -> None:
+    if not extension:
+        sample.problem = "the file name has no extension, so the file is not part of a sample"
+    elif member.is_link:
+        sample.problem = f"the file with the extension {extension!r} is a link. Links are not read"
+    elif extension in sample.files:
+        sample.problem = f"the sample has two files with the extension {extension!r}"
+    elif member.data is None and member.size > MOST_RECORD_BYTES:
+        sample.problem = (
+            f"the file with the extension {extension!r} is larger than 1 GiB, the limit of a "
+            f"record ({member.size:,} bytes)"
+        )
+    sample.files[extension] = member.data
+
+
+@dataclass(frozen=True)
+class WebDatasetBlock:
+    """Consecutive samples of an archive."""
+
+    file: InputFile
+    start: BlockStart
+    input_bytes: int
+    samples: tuple[_Sample, ...]
+    encodings: Mapping[str, str]
+    damage: str | None
+
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+        for sample in self.samples:
+            raw = sample.files.get(_JSON) or sample.files.get(_TEXT)
+            valid, is_replaced = _make_utf8(sample, self.encodings, errors)
+            try:
+                fields, problem = _read_fields(valid, text_key, self.encodings), None
+            except ValueError as error:
+                fields, problem = None, str(error)
+            yield Record(self.file, sample.key, fields, problem, raw, sample.key, is_replaced)
+        if self.damage:
+            number = self.start.line + len(self.samples)
+            yield Record(self.file, f"sample {number}", None, self.damage)
+
+
+def _make_utf8(sample: _Sample, encodings: Mapping[str, str], errors: str) -> tuple[_Sample, bool]:
+    """Return (the sample, whether bytes that are not UTF-8 were replaced in its files of text)."""
+    files, replaced = dict(sample.files), False
+    for extension, data in sample.files.items():
+        if data is not None and encodings.get(extension) != "bytes":
+            files[extension], is_replaced = make_utf8(data, errors)
+            replaced = replaced or is_replaced
+    return replace(sample, files=files), replaced
+
+
+def _read_fields(sample: _Sample, text_key: str, encodings: Mapping[str, str]) -> dict[str, Any]:
+    """Return a sample's fields. Raises a `ValueError` that describes the problem if it is bad."""
+    if sample.problem:
+        raise ValueError(sample.problem)
+    fields: dict[str, Any] = {}
+    if (data := sample.files.get(_JSON)) is not None:
+        fields |= _parse_object(data)
+    for extension, data in sample.files.items():
+        if extension == _TEXT and data is not None and text_key not in sample.files:
+            fields[text_key] = _decode(extension, data)
+        if extension != _JSON:
+            encoding = encodings.get(extension)
+            fields[extension] = (
+                data
+                if data is None or encoding == "bytes"
+                else parse_text(extension, _decode(extension, data), encoding)
+            )
+    return fields
+
+
+def _decode(extension: str, data: bytes) -> str:
+    try:
+        return data.removeprefix(BYTE_ORDER_MARK).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the .{extension} file is {describe_not_utf8(error)}") from None
+
+
+def _parse_object(data: bytes) -> dict[str, Any]:
+    text = _decode(_JSON, data)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the .{_JSON} file is invalid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"the .{_JSON} file is {name_kind(value)}, not an object")
+    return value

@@ -1,0 +1,155 @@
+"""WET files of Common Crawl: the text of web pages, one document per page.
+
+    WARC/1.0 ⏎ WARC-Type: warcinfo ⏎ …            left out, because it describes the file
+    WARC/1.0 ⏎ WARC-Type: conversion ⏎
+    WARC-Record-ID: <urn:uuid:1f…> ⏎              its ID
+    Content-Length: 5 ⏎ ⏎ hello ⏎ ⏎               its text
+
+The headers of a record are its fields, such as `WARC-Target-URI`. A block contains whole records.
+Its offset is that of its first record in the decompressed file, where a reader can restart.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import BinaryIO, NamedTuple
+
+from cloudload.config.choices import STRICT
+from cloudload.tools.convert.chunk_reader import ChunkReader
+from cloudload.tools.convert.input_files import (
+    MOST_RECORD_BYTES,
+    DamagedError,
+    InputFile,
+    StoredByteCounter,
+    read_decompressed,
+)
+from cloudload.tools.convert.records import (
+    BlockStart,
+    Fields,
+    FileUnit,
+    InputBlock,
+    Record,
+    describe_not_utf8,
+    make_utf8,
+)
+
+_MOST_LINE_BYTES, _MOST_HEADERS = 1 << 20, 1000
+_SIZE = re.compile("[0-9]{1,15}")
+_ID, _TYPE, _LENGTH = "WARC-Record-ID", "WARC-Type", "Content-Length"
+
+
+class _Page(NamedTuple):
+    """A record: the bytes that it takes, its headers, and its content, which may be too large."""
+
+    size: int
+    headers: Mapping[str, str]
+    content: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class WetUnit(FileUnit):
+    """A WET file, cut into blocks of whole records."""
+
+    def blocks(self, start: BlockStart, block_bytes: int, fields: Fields) -> Iterator[InputBlock]:
+        counter = StoredByteCounter(start.stored)
+        chunks = read_decompressed(self.file, start.offset, counter)
+        source = io.BufferedReader(ChunkReader(chunks), 1 << 16)
+        pages, size, damage = list[_Page](), 0, None
+        try:
+            while page := _read_page(source):
+                if size >= block_bytes:
+                    line = start.line + len(pages)
+                    end = BlockStart(start.offset + size, line, counter.bytes)
+                    yield self._block(start, counter, pages)
+                    pages, size, start = [], 0, end
+                pages.append(page)
+                size += page.size
+        except DamagedError as error:
+            damage = str(error)
+        if pages or damage:
+            yield self._block(start, counter, pages, damage)
+
+    def _block(
+        self,
+        start: BlockStart,
+        counter: StoredByteCounter,
+        pages: list[_Page],
+        damage: str | None = None,
+    ) -> InputBlock:
+        return WetBlock(self.file, start, counter.bytes - start.stored, tuple(pages), damage)
+
+
+def _read_page(source: BinaryIO) -> _Page | None:
+    """Read the next record; None at the end of the file. Raises `DamagedError` if it is damaged."""
+    size, line = 0, b"\n"
+    while line and not line.strip():
+        line = source.readline(_MOST_LINE_BYTES)
+        size += len(line)
+    if not line:
+        return None
+    if not line.startswith(b"WARC/"):
+        raise DamagedError("the file has no record of WARC from this point on")
+    headers: dict[str, str] = {}
+    for _ in range(_MOST_HEADERS):
+        line = source.readline(_MOST_LINE_BYTES)
+        size += len(line)
+        if not line.strip():
+            break
+        name, _, value = line.decode("utf-8", "replace").partition(":")
+        headers[name.strip()] = value.strip()
+    if not _SIZE.fullmatch(length := headers.get(_LENGTH, "")):
+        raise DamagedError("the record has no valid Content-Length")
+    content = _read_content(source, int(length))
+    return _Page(size + int(length), headers, content)
+
+
+def _read_content(source: BinaryIO, length: int) -> bytes | None:
+    """Read the content of a record; None if it is larger than the limit."""
+    if length <= MOST_RECORD_BYTES:
+        content = source.read(length)
+        read = len(content)
+    else:
+        content, read = None, 0
+        while read < length and (piece := source.read(min(1 << 20, length - read))):
+            read += len(piece)
+    if read < length:
+        raise DamagedError("the file ends within a record, so it is incomplete")
+    return content
+
+
+@dataclass(frozen=True)
+class WetBlock:
+    """Consecutive records of a file."""
+
+    file: InputFile
+    start: BlockStart
+    input_bytes: int
+    pages: tuple[_Page, ...]
+    damage: str | None
+
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+        for number, page in enumerate(self.pages, self.start.line):
+            if page.headers.get(_TYPE) != "warcinfo":
+                yield self._record(str(number), page, text_key, errors)
+        if self.damage:
+            yield Record(self.file, str(self.start.line + len(self.pages)), None, self.damage)
+
+    def _record(self, place: str, page: _Page, text_key: str, errors: str) -> Record:
+        kind = page.headers.get(_TYPE)
+        if kind != "conversion":
+            problem = f"the type of the record is {kind}, and only conversion has text"
+            return Record(self.file, place, None, problem)
+        if page.content is None:
+            problem = "the record is larger than 1 GiB, the limit of a record"
+            return Record(self.file, place, None, problem)
+        data, is_replaced = make_utf8(page.content, errors)
+        own_id = page.headers.get(_ID, "").strip("<>")
+        try:
+            fields = {"id": own_id, **page.headers, text_key: data.decode()}
+        except UnicodeDecodeError as error:
+            problem = f"the record is {describe_not_utf8(error)}"
+            return Record(self.file, place, None, problem, page.content)
+        return Record(self.file, place, fields, None, page.content, is_replaced=is_replaced)

@@ -1,0 +1,249 @@
+"""The output of readers: units of input, the blocks of a unit, and the records of a block.
+
+    units    a file of lines │ a Parquet file │ a group of whole text files │ rows of a dataset
+    blocks   8 MiB of whole lines │ a batch of rows │ a group of files
+    records  one per line, row or file: its fields, or its problem
+
+The blocks depend only on the data, `block_bytes`, and the fields that the conversion reads. They do
+not depend on timing, on the process that reads them, or on the chunks that the store returns. One
+process makes all blocks, in order. Any process may read their records.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from cloudload.config.choices import CSV_QUOTING, REPLACE, STRICT
+from cloudload.data.file_kinds import recognize
+from cloudload.tools.convert.input_files import InputFile
+
+DEFAULT_BLOCK_BYTES = 8 << 20
+MAX_BLOCK_ROWS = 8192
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_KINDS: dict[type, str] = {
+    **{type(None): "null", bool: "a boolean", int: "an integer", float: "a number"},
+    **{str: "text", bytes: "bytes", list: "a list", dict: "an object"},
+}
+
+
+class Named(Protocol):
+    """A file or dataset. `name` is relative to its root, and `display_name` is for messages."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def display_name(self) -> str: ...
+
+
+class Record(NamedTuple):
+    """A record. A bad record has a `problem`, and its `fields` are None."""
+
+    source: Named
+    place: str
+    """The line, row, offset, or name of the record in its source. For a whole source, it is ""."""
+    fields: Mapping[str, Any] | None
+    problem: str | None = None
+    raw: bytes | None = None
+    """The bytes of the record, or None if the format does not store records as bytes."""
+    own_name: str | None = None
+    """The name that a sample of a tar archive has, or None in other formats."""
+    is_replaced: bool = False
+    """Whether bytes that are not UTF-8 were replaced."""
+
+    @property
+    def where(self) -> str:
+        """The record's location, for messages."""
+        name = self.source.display_name
+        return f"{name}:{self.place}" if self.place else name
+
+    @property
+    def name(self) -> str:
+        """The ID to use if the record has no usable ID."""
+        if self.own_name is not None:
+            return self.own_name
+        return f"{self.source.name}:{self.place}" if self.place else self.source.name
+
+
+@dataclass(frozen=True)
+class BlockStart:
+    """The start of a block in its unit, where a reader can begin. The journal stores all fields."""
+
+    offset: int = 0
+    """Offset of the block's first byte in the decompressed file. Formats without offsets use 0."""
+    line: int = 1
+    """Line or row number of the block's first record, from 1."""
+    stored: int = 0
+    """Stored bytes of the file that were read before the block; an estimate in a Parquet file."""
+
+
+class Fields(tuple[str, ...]):
+    """Names of the record fields that a conversion reads, the text field first.
+
+    `encodings` maps kept fields to the encodings that the user set. Readers of formats
+    without types convert the values of these fields. `quoting` applies to CSV and TSV.
+    """
+
+    encodings: Mapping[str, str]
+    quoting: str
+
+    def __new__(
+        cls,
+        names: Iterable[str],
+        encodings: Mapping[str, str] | None = None,
+        quoting: str = CSV_QUOTING,
+    ) -> Fields:
+        fields = super().__new__(cls, names)
+        fields.encodings, fields.quoting = dict(encodings or {}), quoting
+        return fields
+
+
+class InputBlock(Protocol):
+    """The unit of work: records that any process can read.
+
+    `input_bytes` is the number of stored bytes to count for the block, or 0 for rows of a dataset.
+    `text_key` is the field in which to return the text of a record that has only text. With
+    `errors` as `replace`, bytes that are not UTF-8 are replaced instead of making a record bad.
+    """
+
+    @property
+    def start(self) -> BlockStart: ...
+    @property
+    def input_bytes(self) -> int: ...
+    def records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]: ...
+
+
+@runtime_checkable
+class TypedBlock(Protocol):
+    """A block of a format with typed fields. By default, kept fields have the same encodings."""
+
+    def column_encodings(self) -> Mapping[str, str]:
+        """Return the MDS encoding of each field, by name."""
+        ...
+
+
+class Utf8(bytes):
+    """A text, encoded as valid UTF-8."""
+
+
+@runtime_checkable
+class Utf8Block(Protocol):
+    """A block of a format that stores texts as UTF-8."""
+
+    def utf8_records(self, text_key: str, errors: str = STRICT) -> Iterator[Record]:
+        """Yield the same records as `records`. The field `text_key` may be `Utf8`, not a string."""
+        ...
+
+
+class InputUnit(Protocol):
+    """A part of the input that can be read separately, identified by its name and size.
+
+    `size` is in stored bytes, or in rows for a dataset. It is None if unknown. `blocks` yields the
+    blocks, starting at `start`. `fields` are the record fields that the conversion reads, the text
+    field first. A record without a text field contains all field names, so that an error can list
+    them.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int | None: ...
+    @property
+    def files(self) -> tuple[InputFile, ...]: ...
+    def blocks(
+        self, start: BlockStart, block_bytes: int, fields: Fields
+    ) -> Iterator[InputBlock]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FileUnit:
+    """A unit that consists of one file."""
+
+    file: InputFile
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def size(self) -> int | None:
+        return self.file.bytes
+
+    @property
+    def files(self) -> tuple[InputFile, ...]:
+        return (self.file,)
+
+
+def find_field(fields: Mapping[str, Any], name: str) -> Any:
+    """Return a field's value. `meta.url` is the field `url` of the mapping in the field `meta`.
+
+    A field whose name is exactly `name` takes precedence. Raises `KeyError` if no field is found.
+    """
+    if name in fields:
+        return fields[name]
+    outer, _, inner = name.partition(".")
+    if not inner or not isinstance(fields.get(outer), Mapping):
+        raise KeyError(name)
+    return find_field(fields[outer], inner)
+
+
+def has_field(names: Iterable[str], name: str) -> bool:
+    """Whether a record with these top-level fields may have the field `name`, nested or not."""
+    return any(name == found or name.startswith(f"{found}.") for found in names)
+
+
+def list_fields(fields: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the names of all fields. The name of a nested field looks like `meta.url`."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping) and value:
+            yield from list_fields(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def name_kind(value: Any) -> str:
+    """Name the kind of a value, for messages."""
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+def sum_bytes(files: Iterable[InputFile]) -> int:
+    """Return the sum of the files' stored bytes; a file of unknown size counts as 0."""
+    return sum(file.bytes or 0 for file in files)
+
+
+def describe_not_json(error: json.JSONDecodeError) -> str:
+    """Describe why text is not JSON, without the position."""
+    # some of Python's messages end with a word that introduces the position
+    return error.msg.rstrip(": ").removesuffix(" at").removesuffix(" starting")
+
+
+def make_utf8(data: bytes, errors: str) -> tuple[bytes, bool]:
+    """Return (the data of a record, whether bytes that are not UTF-8 were replaced with U+FFFD).
+
+    They are not replaced with `errors` as `strict`, or if the data is in a format that is not text.
+    """
+    if errors == REPLACE:
+        try:
+            data.decode()
+        except UnicodeDecodeError:
+            if recognize(data) is None:
+                return data.decode("utf-8", "replace").encode(), True
+    return data, False
+
+
+def replace_surrogates(value: Any) -> Any:
+    """Replace unpaired surrogates in a string with U+FFFD. Return any other value unchanged."""
+    if not isinstance(value, str) or not _SURROGATE.search(value):
+        return value
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def describe_not_utf8(error: UnicodeDecodeError) -> str:
+    """Describe the problem of a record that is not valid UTF-8."""
+    fault = f"not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})"
+    kind = recognize(error.object)
+    return f"{fault}. The data starts like {kind}" if kind else fault

@@ -1,0 +1,207 @@
+"""The counts and the report of a conversion."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from cloudload.data.storage.urls import join_url
+from cloudload.system.json_text import to_json
+
+MAX_LISTED = 20
+_MOST_BAD_FILES = 1_000
+_OPTIONAL = ("bad_files", "split_bytes", "causes", "replaced")
+_MOST_CAUSES, _OTHER_CAUSES = 100, "other causes"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of written documents, empty documents, bad records, stored input bytes and text bytes.
+
+    `bad_records` describes the first 20 bad records. `bad_files` maps each file or dataset with bad
+    records, named relative to its root, to the number of its bad records. `split_bytes` has the
+    number of bytes of text in each split; it is empty without splits. `causes` maps each cause of
+    bad records to their number. `replaced` is the number of documents in which characters were
+    replaced.
+    """
+
+    documents: int = 0
+    empty: int = 0
+    bad: int = 0
+    bad_records: tuple[str, ...] = ()
+    input_bytes: int = 0
+    text_bytes: int = 0
+    bad_files: Mapping[str, int] = field(default_factory=dict)
+    split_bytes: Mapping[str, int] = field(default_factory=dict)
+    causes: Mapping[str, int] = field(default_factory=dict)
+    replaced: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts for a journal entry, without optional counts that are zero or empty."""
+        values = asdict(self)
+        return {name: value for name, value in values.items() if value or name not in _OPTIONAL}
+
+    def to_report(self) -> dict[str, Any]:
+        """Return the counts for a report, with only the 1,000 files with the most bad records."""
+        most = {"bad_files": order(self.bad_files, _MOST_BAD_FILES), "causes": order(self.causes)}
+        values = vars(self) | most
+        del values["split_bytes"]
+        return values
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Counts:
+        """Create the counts from a journal entry."""
+        return Counts(**dict(value) | {"bad_records": tuple(value["bad_records"])})
+
+    def plus(self, other: Counts) -> Counts:
+        """Return the sums of these and the `other` counts, with the first 20 bad records."""
+        return sum_counts([self, other])
+
+
+def order(numbers: Mapping[str, int], most: int | None = None) -> dict[str, int]:
+    """Return the `most` largest numbers, in descending order."""
+    return dict(sorted(numbers.items(), key=lambda item: (-item[1], item[0]))[:most])
+
+
+def cause_of(problem: str) -> str:
+    """Return the cause of a bad record: its problem without details and advice.
+
+    Details are in parentheses, and advice follows in other sentences.
+    """
+    return problem.partition(" (")[0].partition(". ")[0]
+
+
+def merge_causes(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sums of several counts by cause. After 100 causes, all others are one cause."""
+    causes: dict[str, int] = {}
+    for cause, number in itertools.chain.from_iterable(part.items() for part in parts):
+        key = cause if cause in causes or len(causes) < _MOST_CAUSES else _OTHER_CAUSES
+        causes[key] = causes.get(key, 0) + number
+    return causes
+
+
+def sum_counts(parts: Iterable[Counts]) -> Counts:
+    """Return the sums of several counts, with the first 20 bad records."""
+    several, bad_files, split_bytes = list(parts), Counter[str](), Counter[str]()
+    for each in several:
+        bad_files.update(each.bad_files)
+        split_bytes.update(each.split_bytes)
+    described = itertools.chain.from_iterable(each.bad_records for each in several)
+    return Counts(
+        sum(each.documents for each in several),
+        sum(each.empty for each in several),
+        sum(each.bad for each in several),
+        tuple(itertools.islice(described, MAX_LISTED)),
+        sum(each.input_bytes for each in several),
+        sum(each.text_bytes for each in several),
+        dict(bad_files),
+        dict(split_bytes),
+        merge_causes(each.causes for each in several),
+        sum(each.replaced for each in several),
+    )
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """The result of a conversion.
+
+    `seconds`, `resumed_shards`, `rebuilt_shards`, `already_complete` and `skipped_files` describe
+    this run. All other fields describe the whole dataset.
+    """
+
+    out: str
+    """The dataset's location, without secrets."""
+    documents: int
+    """Number of documents written."""
+    empty: int
+    """Number of empty documents, which are left out."""
+    bad: int
+    """Number of bad records, which are left out."""
+    bad_records: tuple[str, ...]
+    """Location and problem of each of the first 20 bad records."""
+    files: int
+    """Number of input files; datasets and iterators are not counted."""
+    input_bytes: int
+    """Stored bytes of the input files, or 0 for datasets and iterators."""
+    text_bytes: int
+    """Bytes of UTF-8 text in the documents."""
+    raw_bytes: int
+    """Bytes of the shards before compression."""
+    stored_bytes: int
+    """Bytes of the shards as stored."""
+    shards: int
+    """Number of shards."""
+    columns: Mapping[str, str]
+    """The MDS encoding of each column, by name."""
+    seconds: float = 0.0
+    """Duration of this run in seconds, or 0 if the dataset was already complete."""
+    resumed_shards: int = 0
+    """Number of shards that earlier runs wrote."""
+    already_complete: bool = False
+    """Whether the dataset was complete before this run."""
+    segments: int = 1
+    """Number of segments."""
+    unfinished_segments: int = 0
+    """Number of segments that other workers have not finished. If it is not 0, all counts cover
+    only this worker's share, and the dataset is not complete."""
+    tokens: int | None = None
+    """Number of tokens, without bos and eos, or None if they are not counted, or not yet."""
+    bad_files: Mapping[str, int] = field(default_factory=dict)
+    """The number of bad records in each file or dataset, named relative to its root. Contains the
+    1,000 files with the most bad records, in descending order."""
+    splits: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """The values `documents`, `text_bytes`, `raw_bytes`, `stored_bytes` and `shards` of each split,
+    by the split's name; empty without `splits`."""
+    hidden: int = 0
+    """Number of hidden and uncommitted files and folders in the input, which are left out."""
+    hidden_names: tuple[str, ...] = ()
+    """The names of the first 20 of them. The name of a folder ends in `/`."""
+    causes: Mapping[str, int] = field(default_factory=dict)
+    """The number of bad records by cause, in descending order."""
+    replaced: int = 0
+    """Number of documents in which bytes that are not UTF-8, or unpaired surrogates, were replaced
+    with U+FFFD, because `errors` is `replace`."""
+
+    added_documents: int | None = None
+    """The number of documents that the last append added, or None if nothing was appended."""
+    added_input_bytes: int | None = None
+    """Stored bytes of the input files of the last append, or None if nothing was appended."""
+    skipped_files: int = 0
+    """Number of input files that this append left out, because they are in the dataset already."""
+    rebuilt_shards: int = 0
+    """Number of shards of a finished dataset that were missing and that this run stored again."""
+
+    def counts(self) -> Counts:
+        """Return the counts of the conversion."""
+        values: dict[str, Any]
+        values = {item.name: getattr(self, item.name, {}) for item in fields(Counts)}
+        split_bytes = {name: split["text_bytes"] for name, split in self.splits.items()}
+        return Counts(**values | {"split_bytes": split_bytes})
+
+    def to_json(self) -> str:
+        """Return the report as indented JSON."""
+        return to_json(self)
+
+    def to_store(self, split: str) -> dict[str, Any]:
+        """Return the JSON to store with a split: its report, and that of the whole conversion.
+
+        The split "" is the whole conversion, so it has only one report.
+        """
+        if not split:
+            return {"report": asdict(self)}
+        own = {"out": join_url(self.out, split), **self.splits[split], "splits": {}}
+        return {"report": asdict(self) | own, "whole": asdict(self)}
+
+    @staticmethod
+    def of_stored(stored: Mapping[str, Any]) -> ConvertReport:
+        """Create the report of the whole conversion from JSON that `to_store` returned."""
+        return ConvertReport.from_dict(stored.get("whole", stored["report"]))
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> ConvertReport:
+        """Create a report from a mapping with the fields that `to_json` writes."""
+        lists = {name: tuple(values.get(name, ())) for name in ("bad_records", "hidden_names")}
+        return ConvertReport(**dict(values) | lists)

@@ -1,0 +1,395 @@
+"""Run a conversion: the segments of a plan, in any processes.
+
+plan ─► convert_segments ─► processes, executor ─► shards, notes ─┬─► report, index.json
+     └► convert_units ────► this process ────────► shards, note ──┘
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from cloudload.data.mds.index import Column
+from cloudload.data.mds.own_objects import LENGTHS_PLACE
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import ConvertError, StoreError
+from cloudload.system.progress_bar import open_progress_bar
+from cloudload.tools.convert.append import join_base, read_report_if_joined
+from cloudload.tools.convert.columns import PeekableBlocks
+from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.finish import Joined, join_notes, list_finished, read_notes
+from cloudload.tools.convert.journal import Journal
+from cloudload.tools.convert.lengths import write_lengths
+from cloudload.tools.convert.output import Output, does_exist, list_sizes_at
+from cloudload.tools.convert.plan import ConversionPlan, plan_version
+from cloudload.tools.convert.records import InputUnit, sum_bytes
+from cloudload.tools.convert.rejects import join_rejects
+from cloudload.tools.convert.report import ConvertReport
+from cloudload.tools.convert.segment import SegmentWork, convert_numbered, convert_segment
+from cloudload.tools.convert.segments import Files
+from cloudload.tools.count.group import CountWork
+from cloudload.tools.engines.local import open_processes
+from cloudload.tools.engines.shares import Share
+from cloudload.tools.engines.units import Engine, run_units
+
+logger = logging.getLogger("cloudload.convert")
+
+_MOST_NAMED = 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """The output and the options of a run. Only `config` affects the bytes of the output."""
+
+    output: Output
+    config: ConvertConfig
+    processes: int
+    executor: Executor | None
+    share: Share | None
+    finish: bool
+    skip_bad: bool
+    rejects: str | None
+    """The location of the file of rejects, or None."""
+    progress: bool
+    count: CountWork | None = None
+    """How to count tokens, or None if they are not counted."""
+    overwrite: bool = False
+    """Whether this run removed the earlier dataset."""
+
+    @property
+    def location(self) -> str:
+        """The location of the output."""
+        return self.output.home
+
+
+def check_sizes(location: str, units: Sequence[InputUnit]) -> None:
+    """Raise `ConvertError` if a complete dataset may be of other data, as of another iterator."""
+    if unknown := [unit.name for unit in units if unit.size is None]:
+        raise ConvertError(
+            f"{redact(location)} is already complete, but cloudload cannot check that it was made "
+            f"from {unknown[0]}. Choose another output, or start over (--overwrite)"
+        )
+
+
+def already_complete(report: ConvertReport, run: Run, rebuilt: int = 0) -> ConvertReport:
+    """Return the report of a dataset of an earlier run. This run rebuilt some of its shards.
+
+    Raises `ConvertError` if bad records were left out and the file of rejects is missing.
+    """
+    if run.rejects and report.bad and not does_exist(run.rejects):
+        raise ConvertError(
+            f"{redact(run.location)} is already complete, and its bad records were not written to "
+            f"{redact(run.rejects)}. To write them, convert again with overwrite (--overwrite)"
+        )
+    return replace(
+        report,
+        out=redact(run.location),
+        already_complete=not rebuilt,
+        seconds=0.0,
+        resumed_shards=report.shards - rebuilt,
+        rebuilt_shards=rebuilt,
+    )
+
+
+def convert_segments(run: Run, plan: ConversionPlan, files: Files) -> ConvertReport:
+    """Convert the segments of this run's share, and finish the dataset if no segment is missing.
+
+    `files` are the plan's files.
+    """
+    segments = plan.segments(files)
+    first = plan.first_segment
+    every = range(first, first + len(segments))
+
+    def convert(mine: Sequence[int], waiting: Sequence[int]) -> int:
+        total, left = (
+            sum(segments.sizes[each - first] for each in some) for some in (mine, waiting)
+        )
+        numbered = ((each, segments[each - first]) for each in waiting)
+        with (
+            open_progress_bar("convert", total, done_bytes=total - left, shown=run.progress) as bar,
+            open_executor(run, len(waiting)) if plan.has_folders else nullcontext() as executor,
+        ):
+            work = partial(convert_segment, segment_work(run, plan))
+            return sum(
+                found for _, found in run_units(work, numbered, executor, on_bytes=bar.update)
+            )
+
+    return _convert(run, plan, every, convert, _describe_names(files))
+
+
+def convert_units(
+    run: Run, plan: ConversionPlan, units: Sequence[InputUnit], blocks: PeekableBlocks
+) -> ConvertReport:
+    """Convert inputs that are not all files, as the only segment, in this process.
+
+    `blocks` are the blocks of the units, from which the plan's columns were inferred.
+    """
+
+    def convert(_: Sequence[int], waiting: Sequence[int]) -> int:
+        with open_progress_bar("convert", _total_bytes(units), shown=run.progress) as bar:
+            work = segment_work(run, plan)
+            return sum(
+                convert_numbered(work, number, units, bar.update, blocks) for number in waiting
+            )
+
+    report = _convert(run, plan, range(1), convert, _describe_names(units))
+    if report.already_complete:
+        check_sizes(run.location, units)
+    return report
+
+
+def _convert(
+    run: Run,
+    plan: ConversionPlan,
+    every: Sequence[int],
+    convert: Callable[[Sequence[int], Sequence[int]], int],
+    names: str,
+) -> ConvertReport:
+    """Convert this run's share of the segments `every`, and finish the dataset if none is missing.
+
+    `convert` takes the numbers of the share's segments, and of those that are not finished, and
+    returns the number of shards that earlier runs stored, if it is known. `names` describes the
+    inputs.
+    """
+    journal = Journal(run.output, plan.claim, plan.sizes, is_cleared=run.overwrite)
+    try:
+        joined, report = _convert_and_join(run, plan, every, convert, journal)
+    except (ConvertError, StoreError):
+        # another worker may have joined the segments, and removed the plan, notes, and rejects
+        if found := read_report_if_joined(run.output, plan):
+            return already_complete(found, run)
+        raise
+    finally:
+        if not plan.has_folders:
+            journal.remove_unused_plan(plan.digest)
+    if report.unfinished_segments:
+        return replace(report, seconds=journal.seconds())
+    return _finish(journal, joined, report, names, plan)
+
+
+def _convert_and_join(
+    run: Run,
+    plan: ConversionPlan,
+    every: Sequence[int],
+    convert: Callable[[Sequence[int], Sequence[int]], int],
+    journal: Journal,
+) -> tuple[Joined, ConvertReport]:
+    """Convert this run's share, and join the segments: all, or only the share if any is missing.
+
+    Raises `ConvertError` if segments are missing, or if the plan was replaced.
+    """
+    list_done = partial(
+        list_finished, run.location, plan=plan.digest, with_rejects=bool(run.rejects)
+    )
+    numbers, finished, resumed = every, list_done(every), 0
+    mine = run.share.take(every) if run.share else every
+    waiting = sorted({*mine} - {*finished})
+    if finished and waiting:
+        logger.info("%d of %d segments are finished", len(mine) - len(waiting), len(mine))
+    if waiting and not run.finish:
+        resumed = convert(mine, waiting)
+    if run.share and len(list_done(every)) < len(every):
+        numbers = mine
+    is_part = len(numbers) < len(every)
+    start = Joined.none(run.output.splits) if is_part else join_base(run.output, plan)
+    num_old = start.num_shards
+    joined, missing = join_notes(run.location, numbers, plan, start)
+    if missing:
+        raise ConvertError(_describe_missing(run.location, missing, len(every)))
+    base = ConvertReport.of_stored(plan.base["stored"]) if plan.base else None
+    report = _report(
+        run,
+        joined,
+        plan.num_files + (base.files if base else 0),
+        plan.columns,
+        plan.hidden,
+        resumed=resumed + sum(joined.new_shards.get(number, 0) for number in finished),
+        unfinished=len(every) - len(numbers),
+        segments=plan.first_segment + len(every),
+    )
+    if base:
+        report = replace(
+            report,
+            added_documents=report.documents - base.documents,
+            added_input_bytes=report.input_bytes - base.input_bytes,
+        )
+    if is_part:
+        return joined, report
+    journal.check_plan(plan.digest)
+    if run.rejects:
+        _join_rejects(run, joined, list_done(joined.with_bad))
+    if base and run.count is None and list_sizes_at(join_url(run.location, LENGTHS_PLACE)):
+        logger.warning(
+            "the token lengths of %s do not cover the documents that were appended. Count them: "
+            "cloudload count %s --tokenizer NAME",
+            *[redact(run.location)] * 2,
+        )
+    lengths = _read_lengths(run, plan, numbers)
+    return joined, _write_lengths(run, joined, num_old, lengths, report)
+
+
+def segment_work(run: Run, plan: ConversionPlan) -> SegmentWork:
+    """Return the data that all segments of a plan share."""
+    return SegmentWork(
+        run.output,
+        run.config,
+        plan.columns,
+        plan.versions,
+        plan.digest,
+        plan_version(run.location),
+        plan.has_folders,
+        run.skip_bad,
+        bool(run.rejects),
+        run.count,
+    )
+
+
+def _join_rejects(run: Run, joined: Joined, finished: Sequence[int]) -> None:
+    """Store the rejects of all segments.
+
+    Raises `ConvertError` if a segment left out bad records without storing its rejects.
+    """
+    assert run.rejects
+    if lacking := sorted({*joined.with_bad} - {*finished}):
+        raise ConvertError(
+            f"the workers of segments {_name_some(lacking)} of {redact(run.location)} left out bad "
+            "records without storing them. Run these workers again with rejects (--rejects), or "
+            "finish without rejects"
+        )
+    join_rejects(run.location, joined.with_bad, run.rejects)
+
+
+def _read_lengths(run: Run, plan: ConversionPlan, numbers: Sequence[int]) -> Iterator[str]:
+    """Yield the token lengths of the shards of segments, in order.
+
+    Raises `ConvertError` if a segment's note disappeared.
+    """
+    for number, note in read_notes(run.location, numbers, plan.digest):
+        if note is None:
+            raise ConvertError(_describe_missing(run.location, [number], len(numbers)))
+        yield from note.lengths
+
+
+@contextmanager
+def open_executor(run: Run, units: int) -> Iterator[Engine | None]:
+    """Open the engine on which a number of segments run."""
+    with (
+        nullcontext(run.executor) if run.executor else open_processes(min(run.processes, units))
+    ) as executor:
+        yield executor
+
+
+def _describe_missing(location: str, missing: Sequence[int], total: int) -> str:
+    return (
+        f"{redact(location)} is not finished, because {len(missing):,} of {total:,} segments are "
+        f"missing ({_name_some(missing)}). Run the workers of these segments again, or convert "
+        "without --finish"
+    )
+
+
+def _name_some(numbers: Sequence[int]) -> str:
+    more = f", and {len(numbers) - _MOST_NAMED:,} more" if len(numbers) > _MOST_NAMED else ""
+    return ", ".join(map(str, numbers[:_MOST_NAMED])) + more
+
+
+# ---------------------------------------------------------------- report
+
+
+def _report(
+    run: Run,
+    joined: Joined,
+    files: int,
+    columns: Iterable[Column],
+    hidden: Mapping[str, Any],
+    *,
+    resumed: int = 0,
+    unfinished: int = 0,
+    segments: int = 1,
+) -> ConvertReport:
+    splits = {name: _describe_split(joined, name) for name in joined.datasets if name}
+    kept = {column.name: column.encoding for column in columns}
+    return ConvertReport(
+        out=redact(run.location),
+        **joined.counts.to_report(),
+        **hidden,
+        files=files,
+        raw_bytes=sum(each.raw_bytes for each in joined.datasets.values()),
+        stored_bytes=sum(each.stored_bytes for each in joined.datasets.values()),
+        shards=sum(each.shards for each in joined.datasets.values()),
+        splits=splits,
+        columns={"text": "str", "id": "str"} | kept,
+        resumed_shards=resumed,
+        segments=segments,
+        unfinished_segments=unfinished,
+    )
+
+
+def _write_lengths(
+    run: Run, joined: Joined, num_old: int, lengths: Iterable[str], report: ConvertReport
+) -> ConvertReport:
+    """Write the token lengths, if they are counted, and add the number of tokens to the report."""
+    if run.count is None or not report.documents:
+        return report
+    [shards] = joined.datasets.values()
+    with open_executor(run, 1) as engine:
+        tokens = write_lengths(
+            run.count, run.location, shards, num_old=num_old, lengths=lengths, engine=engine
+        )
+    return replace(report, tokens=tokens)
+
+
+def _describe_split(joined: Joined, name: str) -> dict[str, int]:
+    found = joined.datasets[name]
+    return {
+        "documents": found.documents,
+        "text_bytes": joined.counts.split_bytes.get(name, 0),
+        "raw_bytes": found.raw_bytes,
+        "stored_bytes": found.stored_bytes,
+        "shards": found.shards,
+    }
+
+
+def _finish(
+    journal: Journal,
+    joined: Joined,
+    report: ConvertReport,
+    inputs: str,
+    plan: ConversionPlan,
+) -> ConvertReport:
+    """Write the reports and the indexes. Raises `ConvertError` if there are no documents.
+
+    `inputs` describes the input in that error message.
+    """
+    if report.documents:
+        for name in (name for name, split in report.splits.items() if not split["documents"]):
+            logger.warning(
+                "the split %s has no documents, so a loader cannot open its empty dataset. Give "
+                "the split a larger share, or convert more documents",
+                name,
+            )
+        return journal.finish(joined.datasets, report, plan)
+    journal.remove()
+    first = f" The first bad record is {report.bad_records[0]}." if report.bad else ""
+    raise ConvertError(
+        f"found no documents in {inputs} (empty documents: {report.empty:,}, bad records: "
+        f"{report.bad:,}).{first} No dataset was written. Check the input and text_key (--text-key)"
+    )
+
+
+def _describe_names(inputs: Files | Sequence[InputUnit]) -> str:
+    """Name the first file or unit, and count the other ones."""
+    more = f" and {len(inputs) - 1:,} more" if len(inputs) > 1 else ""
+    return f"{inputs[0].name}{more}"
+
+
+def _total_bytes(units: Sequence[InputUnit]) -> int | None:
+    """Return the total size of the input files in bytes, or None if the size of any is unknown."""
+    files = [file for unit in units for file in unit.files]
+    is_known = bool(files) and all(file.bytes is not None for file in files)
+    return sum_bytes(files) if is_known else None

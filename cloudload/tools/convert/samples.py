@@ -1,0 +1,178 @@
+"""Encode the records of a block as MDS samples, and report the bad ones.
+
+{"text": "ab", "url": "u"} ─► encode_block ─► sizes of the columns, "ab", "u"
+{"txt": "ab"}                             └─► BadRecord: no field "text"
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cloudload.data.mds.index import Column
+from cloudload.data.mds.writer import MAX_SAMPLE_BYTES, ShardFormat, encode_sample, join_bytes
+from cloudload.system.arrays import Ints
+from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.records import InputBlock, Record, Utf8, Utf8Block
+from cloudload.tools.convert.rejects import encode_reject
+from cloudload.tools.convert.report import MAX_LISTED, Counts, cause_of, merge_causes
+from cloudload.tools.convert.segment_journal import SegmentJournal
+from cloudload.tools.convert.values import BadRecordError, NoTextError, values_of
+from cloudload.tools.count.group import CountWork
+
+_TWO_SIZES = struct.Struct("<II")
+
+
+@dataclass(frozen=True)
+class ShardContext:
+    """The settings that all shards share: config, format, and the journal that lists them."""
+
+    config: ConvertConfig
+    form: ShardFormat
+    journal: SegmentJournal
+    keeps_rejects: bool = False
+    work: CountWork | None = None
+    """How to count tokens, or None if they are not counted."""
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    """The location and problem of a bad record, and whether it lacks the field `text_key`."""
+
+    where: str
+    problem: str
+    has_no_text: bool
+
+
+@dataclass(frozen=True)
+class EncodedSamples:
+    """Encoded samples, concatenated in `data`. `sizes` is int64 [samples], in bytes."""
+
+    data: memoryview
+    sizes: Ints
+
+
+@dataclass(frozen=True)
+class EncodedBlock:
+    """The encoded samples of a block by split, and the counts of its records."""
+
+    samples: Mapping[str, EncodedSamples]
+    counts: Counts
+    first_bad: BadRecord | None
+    rejects: bytes = b""
+    """The lines of the bad records, if they are kept."""
+
+
+@dataclass
+class _BadRecords:
+    """The bad records of a block. With `keeps_rejects`, also their lines in the rejects."""
+
+    keeps_rejects: bool
+    described: list[str] = field(default_factory=list)
+    files: Counter[str] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)
+    rejects: list[bytes] = field(default_factory=list)
+    first: BadRecord | None = None
+
+    def add(self, record: Record, error: BadRecordError) -> None:
+        problem = str(error)
+        self.described.append(f"{record.where}: {problem}")
+        self.first = self.first or BadRecord(record.where, problem, isinstance(error, NoTextError))
+        self.files[record.source.name] += 1
+        self.causes[cause_of(problem)] += 1
+        if self.keeps_rejects:
+            self.rejects.append(encode_reject(record, problem))
+
+
+def encode_block(context: ShardContext, block: InputBlock) -> EncodedBlock:
+    """Encode the documents of a block, and count its empty and bad records, which are left out.
+
+    Raises `StoreError` if an input file cannot be read.
+    """
+    columns, config, shares = context.form.columns, context.config, context.config.shares
+    variable = [column.name for column in columns if column.bytes is None]
+    text_place, text_size = 4 * variable.index("text"), struct.Struct("<I")
+    is_plain = len(columns) == 2 and not shares and not config.is_json_text
+    samples: dict[str, list[bytes]] = {name: [] for name in config.split_names}
+    split_bytes = dict.fromkeys(samples, 0)
+    bad, empty, replaced = _BadRecords(context.keeps_rejects), 0, 0
+    for record in _read_records(block, config, is_plain=is_plain):
+        if is_plain and (quick := _encode_plain(record, config.text_field, config.id_key)):
+            samples[""].append(quick[0])
+            split_bytes[""] += quick[1]
+            replaced += record.is_replaced
+            continue
+        try:
+            found = values_of(config, columns, record)
+            sample = _encode_sample(columns, found.by_column)
+        except BadRecordError as error:
+            bad.add(record, error)
+            continue
+        size = text_size.unpack_from(sample, text_place)[0]
+        if not size:
+            empty += 1
+            continue
+        split = shares.choose(found.own_id, found.by_column["text"]) if shares else ""
+        samples[split].append(sample)
+        split_bytes[split] += size
+        replaced += found.is_replaced
+    counts = Counts(
+        documents=sum(map(len, samples.values())),
+        empty=empty,
+        bad=len(bad.described),
+        bad_records=tuple(bad.described[:MAX_LISTED]),
+        input_bytes=block.input_bytes,
+        text_bytes=sum(split_bytes.values()),
+        bad_files=dict(bad.files),
+        split_bytes=split_bytes if shares else {},
+        causes=merge_causes([bad.causes]),
+        replaced=replaced,
+    )
+    joined = {name: _join_samples(several) for name, several in samples.items()}
+    return EncodedBlock(joined, counts, bad.first, b"".join(bad.rejects))
+
+
+def _read_records(block: InputBlock, config: ConvertConfig, *, is_plain: bool) -> Iterator[Record]:
+    # if the text is also the ID, it must be a string, because an ID is not read from bytes
+    if is_plain and config.id_key != config.text_field and isinstance(block, Utf8Block):
+        return block.utf8_records(config.text_field, config.errors)
+    return block.records(config.text_field, config.errors)
+
+
+def _join_samples(samples: Sequence[bytes]) -> EncodedSamples:
+    sizes = np.fromiter(map(len, samples), np.int64, len(samples))
+    return EncodedSamples(join_bytes(samples, np.empty(int(sizes.sum()), np.uint8)), sizes)
+
+
+def _encode_plain(record: Record, text_key: str, id_key: str) -> tuple[bytes, int] | None:
+    """Encode a sample that has only the columns `id` and `text`, faster than `encode_sample`.
+
+    Returns the sample and the size of its text in bytes. Returns None if `encode_sample` must
+    encode the record, or if the record is bad or empty.
+    """
+    fields = record.fields
+    if type(fields) is not dict:
+        return None
+    text, own_id = fields.get(text_key), fields.get(id_key)
+    if type(own_id) is not str and (own_id is not None or "." in id_key):
+        return None
+    try:
+        data = text if type(text) is Utf8 else text.encode() if type(text) is str else b""
+        name = (own_id or record.name).encode()
+    except UnicodeEncodeError:
+        return None
+    if not data or len(name) + len(data) > MAX_SAMPLE_BYTES:
+        return None
+    return b"".join((_TWO_SIZES.pack(len(name), len(data)), name, data)), len(data)
+
+
+def _encode_sample(columns: Sequence[Column], values: Mapping[str, Any]) -> bytes:
+    try:
+        return encode_sample(columns, values)
+    except ValueError as error:
+        raise BadRecordError(str(error)) from error

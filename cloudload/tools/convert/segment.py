@@ -1,0 +1,327 @@
+"""Convert units of the input to the shards of one folder, and convert a segment of a plan.
+
+    units ─► blocks ─► samples ─► shards
+             read      encoded    compressed, hashed, stored
+             thread    caller     thread
+
+    NNNNN/.convert/          the segment's own journal, while it is converted
+    NNNNN/shard.MMMMM…       its shards, which have no folder if there is only one segment
+    .convert/NNNNN.done.json the note of a finished segment: its part of the index, and its counts
+    .convert/NNNNN.rejects.jsonl   its bad records, if they are kept
+
+Every object is a pure function of the plan and the segment's number. A retry, a second copy, or a
+worker that was presumed dead can only write the same bytes under the same names.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, BinaryIO, TypeVar
+
+from cloudload.data.mds.index import Column
+from cloudload.data.mds.survey import JOURNAL_FOLDER
+from cloudload.data.mds.writer import ShardBuffer
+from cloudload.data.storage.objects import write_object
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import ConvertError
+from cloudload.system.daemon_threads import DaemonThreadPool
+from cloudload.system.ordered_results import run_in_order
+from cloudload.system.temp_files import scratch_file
+from cloudload.tools.convert.columns import PeekableBlocks
+from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.input_files import check_unchanged
+from cloudload.tools.convert.inputs import group_units
+from cloudload.tools.convert.output import Output, does_exist, read_if_exists
+from cloudload.tools.convert.plan import check_versions
+from cloudload.tools.convert.records import BlockStart, FileUnit, InputBlock, InputUnit
+from cloudload.tools.convert.rejects import rejects_name, store_rejects
+from cloudload.tools.convert.report import Counts, order
+from cloudload.tools.convert.samples import BadRecord, EncodedBlock, ShardContext, encode_block
+from cloudload.tools.convert.segment_journal import SegmentJournal
+from cloudload.tools.convert.segments import Segment, count_bytes
+from cloudload.tools.convert.shards import ShardCutter, ShardJob
+from cloudload.tools.convert.stored_shards import StoredShard, store_shard
+from cloudload.tools.convert.work import Entries, FinishedWork, InputPosition, check_documents
+from cloudload.tools.count.group import CountWork
+
+logger = logging.getLogger("cloudload.convert")
+
+T = TypeVar("T")
+StoreShard = Callable[[ShardContext, ShardBuffer, ShardJob], StoredShard]
+
+_END: Any = object()
+_CLOSE_S = 30.0
+_MOST_CAUSES = 5
+
+
+@dataclass(frozen=True)
+class SegmentWork:
+    """The data that all segments of a plan share. It is sent to every worker."""
+
+    output: Output
+    config: ConvertConfig
+    columns: tuple[Column, ...]
+    versions: Mapping[str, str]
+    plan: str
+    """The digest of the plan."""
+    version: str
+    """The plan's `plan_version`."""
+    has_folders: bool
+    """Whether each segment has a folder."""
+    skip_bad: bool
+    keeps_rejects: bool
+    count: CountWork | None = None
+    """How to count tokens, or None if they are not counted."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """The note of a finished segment: its counts, and the index entries of its shards.
+
+    Names in the entries are relative to the segment's folder. `lengths` are the token lengths of
+    the shards, if they are counted.
+    """
+
+    entries: Entries
+    counts: Counts
+    lengths: list[str]
+
+
+def note_name(number: int) -> str:
+    """Return the name of the note that marks a segment as finished."""
+    return f"{JOURNAL_FOLDER}/{number:05}.done.json"
+
+
+def convert_segment(
+    work: SegmentWork,
+    numbered: tuple[int, Segment],
+    on_bytes: Callable[[int], object] = lambda _: None,
+) -> int:
+    """Convert a segment unless its note exists. `numbered` is (number, parts).
+
+    See `convert_numbered`.
+    """
+    number, parts = numbered
+    check_versions(work.versions)
+    if is_finished(work.output.home, number, work.plan, with_rejects=work.keeps_rejects):
+        on_bytes(sum(map(count_bytes, parts)))
+        return 0
+    units = list(group_units(parts, work.config.block_bytes))
+    return convert_numbered(work, number, units, on_bytes)
+
+
+def convert_numbered(
+    work: SegmentWork,
+    number: int,
+    units: Sequence[InputUnit],
+    on_bytes: Callable[[int], object],
+    blocks: PeekableBlocks | None = None,
+) -> int:
+    """Convert the units of a segment, and store its note.
+
+    Returns the number of shards that earlier runs stored, but 0 if there are several segments.
+
+    `on_bytes` is called with the number of stored bytes of each converted block. Raises the errors
+    of `convert_units`, and `ConvertError` if this process's versions differ from the plan's, or if
+    the note belongs to another plan.
+    """
+    home = work.output.home
+    output = work.output.of_segment(number) if work.has_folders else work.output
+    journal = SegmentJournal(output, work.plan, work.version)
+    with scratch_file() as rejects:
+        done = convert_units(
+            units,
+            work.config,
+            journal,
+            columns=work.columns,
+            skip_bad=work.skip_bad,
+            on_bytes=on_bytes,
+            rejects=rejects if work.keeps_rejects else None,
+            count=work.count,
+            blocks=blocks,
+        )
+        if work.keeps_rejects:
+            store_rejects(rejects, join_url(home, rejects_name(number)))
+    stored = sum(entry["samples"] for entries in done.entries.values() for entry in entries)
+    check_documents(output.journal, stored, done.counts)
+    note = {"plan": work.plan, "entries": done.entries, "counts": done.counts.to_json()}
+    if work.count is not None:
+        note["lengths"] = done.lengths
+    write_object(join_url(home, note_name(number)), json.dumps(note).encode())
+    journal.remove()
+    # two processes that convert the same segment must return the same
+    return 0 if work.has_folders else done.resumed
+
+
+def is_finished(location: str, number: int, plan: str, *, with_rejects: bool) -> bool:
+    """Whether a segment has a note.
+
+    With `with_rejects`, a segment with bad records must also have a file of rejects. Raises
+    `ConvertError` if the note belongs to another plan.
+    """
+    note = read_note(location, number, plan)
+    if note is None or not (with_rejects and note.counts.bad):
+        return note is not None
+    return does_exist(join_url(location, rejects_name(number)))
+
+
+def read_note(location: str, number: int, plan: str) -> Note | None:
+    """Return the note of a segment, or None if it is not finished.
+
+    Raises `ConvertError` if the note belongs to another plan.
+    """
+    data = read_if_exists(join_url(location, note_name(number)))
+    if data is None:
+        return None
+    note = json.loads(data)
+    if note["plan"] != plan:
+        raise ConvertError(
+            f"another conversion, with different inputs or options, wrote segment {number} to this "
+            "output. Use a separate output for each conversion, and start over (--overwrite)"
+        )
+    entries = note["entries"]
+    return Note(
+        entries if isinstance(entries, dict) else {"": entries},
+        Counts.from_json(note["counts"]),
+        note.get("lengths", []),
+    )
+
+
+def convert_units(
+    units: Sequence[InputUnit],
+    config: ConvertConfig,
+    journal: SegmentJournal,
+    *,
+    columns: tuple[Column, ...],
+    skip_bad: bool,
+    on_bytes: Callable[[int], object],
+    rejects: BinaryIO | None = None,
+    count: CountWork | None = None,
+    blocks: PeekableBlocks | None = None,
+    store: StoreShard = store_shard,
+) -> FinishedWork:
+    """Convert units to shards in the journal's folder, starting after the shards that it lists.
+
+    `on_bytes` is called with the number of stored bytes of the work that was finished before, and
+    then of each block. Bad records are written to `rejects` as JSON Lines. With `count`, the tokens
+    of each shard are counted. `blocks` are all blocks of the units, if some were already read,
+    because an iterator cannot be read twice. `store` is called with each shard. Raises
+    `ConvertError`, `StoreError`, the errors of readers, and those of `measure_shard`.
+    """
+    is_begun = blocks is not None and blocks.is_begun
+    done = FinishedWork.none(journal.output.splits) if is_begun else journal.read()
+    if done.resumed:
+        logger.info("resuming after %d shards", done.resumed)
+    if (position := _first_to_read(done, rejects)) is None:
+        return done
+    on_bytes(position.counts.input_bytes)
+    # one thread stores, so that shards are stored in order
+    reader, storer = (DaemonThreadPool(1, f"cloudload-{name}") for name in ("read", "store"))
+    try:
+        unread = iter(blocks) if blocks and is_begun else read_blocks(units, position, config)
+        form = config.shard_format(columns)
+        context = ShardContext(config, form, journal, rejects is not None, count)
+        cutter = ShardCutter(form, done, position.counts)
+        ahead = _read_ahead(unread, units, reader)
+        jobs = cutter.cut(_encode(context, ahead, skip_bad, on_bytes, rejects))
+        stored = run_in_order(partial(storer.submit, store, context, ShardBuffer()), jobs, 1)
+        for job, shard in stored:
+            done.entries[job.split].append(shard.entry)
+            done.lengths.extend(shard.lengths)
+    finally:
+        storer.close(_CLOSE_S)
+        reader.close(_CLOSE_S)
+    return replace(done, counts=cutter.counts)
+
+
+def _first_to_read(done: FinishedWork, rejects: BinaryIO | None) -> InputPosition | None:
+    """Return the position at which to start reading, or None if nothing is left to read.
+
+    It is the position at which the next shard begins. If rejects of stored shards must be written
+    again, it is the start of the segment, but these shards are not stored again.
+    """
+    counts = done.next.counts if done.next else done.counts
+    return InputPosition() if rejects is not None and counts.bad else done.next
+
+
+def read_blocks(
+    units: Sequence[InputUnit], position: InputPosition, config: ConvertConfig
+) -> Iterator[tuple[int, InputBlock]]:
+    """Yield (unit index, block), starting at `position`.
+
+    Raises `StoreError` after the last block of a file that changed since it was listed.
+    """
+    for number in range(position.unit, len(units)):
+        start = position.start if number == position.unit else BlockStart()
+        unit = units[number]
+        for block in unit.blocks(start, config.block_bytes, config.fields()):
+            yield number, block
+        if isinstance(unit, FileUnit):  # whole text files are not read before their block is used
+            check_unchanged(unit.file)
+
+
+def _read_ahead(
+    items: Iterator[T], units: Sequence[InputUnit], threads: DaemonThreadPool
+) -> Iterator[T]:
+    """Yield the items. A thread reads the next item while the caller uses the current one.
+
+    The user's iterators and stdin are read in the caller's thread, which Ctrl-C can interrupt.
+    """
+    if not all(unit.files and all(file.url != "-" for file in unit.files) for unit in units):
+        yield from items
+        return
+    waiting = threads.submit(next, items, _END)
+    while (item := waiting.result()) is not _END:
+        waiting = threads.submit(next, items, _END)
+        yield item
+
+
+def _encode(
+    context: ShardContext,
+    blocks: Iterable[tuple[int, InputBlock]],
+    skip_bad: bool,
+    on_bytes: Callable[[int], object],
+    rejects: BinaryIO | None,
+) -> Iterator[tuple[InputPosition, EncodedBlock]]:
+    """Yield (position, samples) for each block, after writing its rejects.
+
+    Raises `ConvertError` for a block with bad records, unless `skip_bad`.
+    """
+    for unit, block in blocks:
+        samples = encode_block(context, block)
+        counts = samples.counts
+        if samples.first_bad and not skip_bad:
+            raise ConvertError(_describe_bad(samples.first_bad, counts))
+        if rejects is not None:
+            rejects.write(samples.rejects)
+        on_bytes(counts.input_bytes)
+        yield InputPosition(unit, block.start), samples
+
+
+def _describe_bad(first: BadRecord, counts: Counts) -> str:
+    """Describe the first bad record of a block, and the next step. `counts` are the block's."""
+    more, others, good = "", counts.bad - 1, counts.documents + counts.empty
+    if others:
+        more = f", the first of {counts.bad:,} bad records in a block of {counts.bad + good:,}"
+    are_all_bad = not good
+    if are_all_bad and first.has_no_text:
+        advice = "Set text_key (--text-key) to the name of the field that has the text"
+    elif are_all_bad and others:
+        advice = "Check format (--format), text_key (--text-key) and keep (--keep)"
+    else:
+        advice = (
+            "Repair the input, or run again with skip_bad (--skip-bad) to leave bad records out"
+        )
+    return f"{first.where}{more}: {first.problem}. {_list_causes(counts)}{advice}"
+
+
+def _list_causes(counts: Counts) -> str:
+    """List the most frequent causes of bad records in a sentence. There is none for one cause."""
+    if len(counts.causes) < 2:
+        return ""
+    most = order(counts.causes, _MOST_CAUSES).items()
+    return f"Causes: {'; '.join(f'{cause} ({number:,})' for cause, number in most)}. "

@@ -1,0 +1,139 @@
+"""The journal of a segment: its finished shards, so that a killed conversion resumes after them.
+
+    .convert/00000.json      the first shard: the digest of the plan, the shard's index entry, and
+                             where the next shard begins
+    shard.00000.mds.zstd     stored after its journal entry
+
+They are in the segment's folder; the only segment of a small conversion has no folder. A rerun
+resumes after the longest run of entries, from 00000, whose shards exist. An entry is stored only if
+there is none, and never changes. So if two conversions with different documents write to the same
+place, one of them is refused before it replaces a shard of the other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from cloudload.data.mds.own_objects import SHARD
+from cloudload.data.mds.survey import JOURNAL_FOLDER
+from cloudload.data.storage.objects import create_object, delete_object
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import ConvertError
+from cloudload.tools.convert.output import Output, is_stored, list_sizes_at, read_if_exists
+from cloudload.tools.convert.plan import plan_version, refuse_replaced
+from cloudload.tools.convert.report import Counts
+from cloudload.tools.convert.work import FinishedWork, InputPosition
+
+_ENTRY_NAME = re.compile(re.escape(JOURNAL_FOLDER) + r"/\d{5,}\.json")
+
+
+class SegmentJournal:
+    """The journal of the segment at an output, for the plan with the digest `plan`.
+
+    `version` is the plan's `plan_version`, or "" if the plan need not be there. Methods raise
+    `StoreError` if they cannot read or write the journal, and `ConvertError` if an entry belongs to
+    another plan.
+    """
+
+    def __init__(self, output: Output, plan: str, version: str = "") -> None:
+        self.output, self.plan, self._version = output, plan, version
+        self._location = output.journal
+
+    def read(self) -> FinishedWork:
+        """Read the finished work, up to the first entry or shard that is missing."""
+        none = FinishedWork.none(self.output.splits)
+        done, counts = none, none.counts
+        names = list_sizes_at(self._location)
+        shards = {split: self._list_shards(split, names) for split in self.output.splits}
+        found = sorted(filter(_ENTRY_NAME.fullmatch, names), key=lambda name: (len(name), name))
+        with ThreadPoolExecutor(16) as threads:
+            for number, data in enumerate(threads.map(self._read, found)):
+                if data is None or found[number] != _entry_name(number):
+                    break
+                entry = json.loads(data)
+                self._check_plan(entry, number)
+                split, shard = entry.get("split", ""), entry["shard"]
+                if not is_stored(shard["zip_data"] or shard["raw_data"], shards[split]):
+                    break
+                done.entries[split].append(shard)
+                done.lengths.extend(entry.get("lengths", []))
+                following = InputPosition.from_json(entry["next"]) if entry["next"] else None
+                done.positions[split] = following
+                counts = Counts.from_json(entry["counts"])
+        return replace(done, counts=counts, resumed=sum(map(len, done.entries.values())))
+
+    def record(
+        self,
+        number: int,
+        split: str,
+        shard: Mapping[str, Any],
+        *,
+        following: InputPosition | None,
+        counts: Counts,
+        lengths: Sequence[str] = (),
+    ) -> None:
+        """Store the entry of a shard, before the shard is stored.
+
+        `number` is the shard's index across all splits, and `shard` is its entry for `index.json`.
+        `following` is the position of the split's next shard, or None after the last one. `counts`
+        are the counts before that position. `lengths` are the shard's token lengths, if they are
+        counted. Raises `ConvertError` if the stored entry is of another shard, or if the plan was
+        removed or replaced.
+        """
+        if self._version and plan_version(self.output.home) != self._version:
+            raise refuse_replaced(self.output.home)
+        content: dict[str, Any] = {
+            "plan": self.plan,
+            "shard": shard,
+            "next": following.to_json() if following else None,
+            "counts": counts.to_json(),
+        }
+        if split:
+            content["split"] = split
+        if lengths:
+            content["lengths"] = list(lengths)
+        url = join_url(self._location, _entry_name(number))
+        entry = json.loads(create_object(url, json.dumps(content).encode()))
+        self._check_plan(entry, number)
+        if entry["shard"] != shard:
+            raise self._refusal(number)
+
+    def remove(self) -> None:
+        """Remove the entries.
+
+        The folder and temporary files remain, because another process that converts the same
+        segment may still write to them.
+        """
+        for name in list_sizes_at(join_url(self._location, JOURNAL_FOLDER)):
+            if _ENTRY_NAME.fullmatch(f"{JOURNAL_FOLDER}/{name}"):
+                delete_object(join_url(self._location, f"{JOURNAL_FOLDER}/{name}"))
+
+    def _check_plan(self, entry: Mapping[str, Any], number: int) -> None:
+        if entry.get("plan") != self.plan:
+            raise self._refusal(number)
+
+    def _refusal(self, number: int) -> ConvertError:
+        return ConvertError(
+            "another conversion, with different inputs or options, or by another version of "
+            f"cloudload, wrote shard {number} to {redact(self._location)}. Use a separate output "
+            "for each conversion, and start over (--overwrite)"
+        )
+
+    def _list_shards(self, split: str, names: Mapping[str, int]) -> dict[str, int]:
+        """Map the names of a split's shards to their sizes in bytes. `names` is the listing."""
+        found = list_sizes_at(self.output.shards(split)) if split else names
+        return {name: size for name, size in found.items() if SHARD.fullmatch(name)}
+
+    def _read(self, name: str) -> bytes | None:
+        # another process may finish the same segment at the same time, and remove the journal
+        return read_if_exists(join_url(self._location, name))
+
+
+def _entry_name(number: int) -> str:
+    return f"{JOURNAL_FOLDER}/{number:05}.json"

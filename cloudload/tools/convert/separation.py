@@ -1,0 +1,166 @@
+"""Keep what a conversion writes apart from what it reads.
+
+    convert corpus corpus/mds             the output is inside the input: a rerun would read it
+    convert data/a.jsonl link-to-data     the output contains input files: --overwrite removes them
+    convert a.jsonl ./link-to-a.jsonl …   one file is in the inputs twice
+
+Locations are compared as `storage.locations` does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from cloudload.data.mds.index import INDEX_NAME
+from cloudload.data.mds.own_objects import REPORT_NAME
+from cloudload.data.storage.globs import find_glob
+from cloudload.data.storage.locations import canonical, name_inside, same_or_inside
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import is_local, join_url
+from cloudload.errors import ConvertError
+from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.output import read_if_exists
+
+_SHARD_NAMES = ("shard.00000.mds", "shard.00000.mds.zstd", "00000/shard.00000.mds.zstd")
+_WRITTEN = ("", INDEX_NAME, REPORT_NAME, *_SHARD_NAMES)
+_HUB_FILES = ("hf://datasets/", "hf://buckets/")
+
+
+def check_output(location: str, splits: Sequence[str], inputs: Any) -> None:
+    """Raise `ValueError` if the folder of the output is inside an input, or contains one."""
+    names = [join_url(split, name) if split else name for split in splits for name in _WRITTEN]
+    for item in _list_locations(inputs):
+        glob = find_glob(item)
+        if same_or_inside(glob.folder if glob else item, location):
+            raise ValueError(_describe_contained(location))
+        _check_outside("the output", location, item, names)
+
+
+def check_file(what: str, url: str, inputs: Any) -> None:
+    """Raise `ValueError` if a file to write, such as a report, is an input, or is inside one.
+
+    `what` names the file in the error.
+    """
+    for item in _list_locations(inputs):
+        _check_outside(what, url, item, [""])
+
+
+def check_listed(location: str, files: Iterable[InputFile]) -> None:
+    """Raise `ValueError` if an input file is in the folder of the output, through any links."""
+    if not is_local(location):
+        return
+    output = canonical(location)
+    folders = {os.path.dirname(file.url) for file in files if is_local(file.url)}
+    if any(f"{os.path.realpath(folder)}/".startswith(f"{output}/") for folder in folders):
+        raise ValueError(_describe_contained(location))
+
+
+def check_removed(location: str, names: Iterable[str], files: Iterable[InputFile]) -> None:
+    """Raise `ConvertError` if one of the output's files, which will be removed, is an input."""
+    if not is_local(location):
+        return
+    removed = {identity: name for name in names for identity in _identify(join_url(location, name))}
+    local = (file for file in files if is_local(file.url)) if removed else ()
+    for file in local:
+        for identity in _identify(file.url):
+            if identity in removed:
+                raise ConvertError(
+                    f"the input {file.display_name} is the file {removed[identity]} of the output "
+                    f"{redact(location)}, which would be removed. Choose another output"
+                )
+
+
+def check_rejects(url: str) -> None:
+    """Raise `ValueError` if there is a file at `url` that does not have rejects."""
+    data = read_if_exists(url, most_bytes=1 << 20)
+    if not data:
+        return
+    try:
+        fields = json.loads(data.partition(b"\n")[0])
+        is_reject = {"file", "place", "error"} <= fields.keys()
+    except (ValueError, AttributeError):
+        is_reject = False
+    if not is_reject:
+        raise ValueError(
+            f"{redact(url)} exists, but is not a file of rejects. Choose another file for rejects "
+            "(--rejects)"
+        )
+
+
+def check_twice(inputs: Sequence[Sequence[InputFile]]) -> None:
+    """Raise `ValueError` if a file is in the inputs twice, by two names or through a link.
+
+    Several links to one file that is not an input are several files.
+    """
+    files = [file for several in inputs for file in several]
+    folders = {os.path.dirname(file.url) for file in files if _is_path(file)}
+    real = {folder: os.path.realpath(folder) for folder in folders}
+    links = [file for file in files if _is_path(file) and os.path.islink(file.url)]
+    if len(inputs) == 1 and len(set(real.values())) == len(real) and not links:
+        return  # usual, and a million names need no memory
+    places: dict[str, InputFile] = {}
+    for file in files:
+        place = file.url if file.url == "-" else canonical(file.url)
+        if _is_path(file):
+            folder, name = os.path.split(file.url)
+            place = os.path.join(real[folder], name)
+        if (other := places.setdefault(place, file)) is not file:
+            raise _found_twice(other, file)
+    for link in links:
+        target = os.path.realpath(link.url)
+        if target in places:
+            raise _found_twice(places[target], link)
+
+
+def _is_path(file: InputFile) -> bool:
+    return file.url != "-" and is_local(file.url)
+
+
+def _found_twice(first: InputFile, second: InputFile) -> ValueError:
+    again = "" if first.url == second.url else f", again as {second.display_name}"
+    return ValueError(
+        f"{first.display_name} is in the inputs twice{again}, so its documents would be written "
+        "twice. List the file once"
+    )
+
+
+def _list_locations(inputs: Any) -> Iterator[str]:
+    """Yield the inputs that are locations of files."""
+    for item in inputs if isinstance(inputs, list | tuple) else [inputs]:
+        location = os.fspath(item) if isinstance(item, str | os.PathLike) else "-"
+        is_hub_name = location.startswith("hf://") and not location.startswith(_HUB_FILES)
+        if location and location != "-" and not is_hub_name:
+            yield location
+
+
+def _check_outside(what: str, location: str, item: str, names: Sequence[str]) -> None:
+    """Raise `ValueError` if an input has `location`, or is a glob of one of `names` below it."""
+    glob = find_glob(item)
+    found = name_inside(location, glob.folder if glob else item)
+    if found is None:
+        return
+    if glob and not any(glob.matches(join_url(found, name) if found else name) for name in names):
+        return
+    is_input = not found and glob is None
+    verb = "is the input" if is_input else "is inside the input"
+    harm = "which it would replace" if is_input else "so it would be read as input"
+    raise ValueError(
+        f"{what} {redact(location)} {verb} {redact(item)}, {harm}. Choose a location outside the "
+        "input"
+    )
+
+
+def _describe_contained(location: str) -> str:
+    return f"the output {redact(location)} contains input files. Choose a different folder"
+
+
+def _identify(path: str) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of a file, if it exists."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return
+    yield status.st_dev, status.st_ino

@@ -1,0 +1,130 @@
+"""Cut encoded samples into shards.
+
+samples of consecutive blocks ─► ShardCutter ─► ShardJob, which `store_shard` stores
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cloudload.data.mds.writer import ShardFormat
+from cloudload.system.arrays import Ints
+from cloudload.tools.convert.report import Counts
+from cloudload.tools.convert.samples import EncodedBlock, EncodedSamples
+from cloudload.tools.convert.work import FinishedWork, InputPosition
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """A shard to store.
+
+    `number` is its index among the shards of its split, and `place` among those of all splits.
+    `parts` are the encoded samples, to be joined in order. `sizes` is int64 [samples], in bytes.
+    `next` is the position at which the next shard of the split begins, or None after the last one.
+    `counts` covers the blocks before the one in which the next shard begins; for the last shard,
+    all blocks.
+    """
+
+    place: int
+    split: str
+    number: int
+    parts: tuple[memoryview, ...]
+    sizes: Ints
+    next: InputPosition | None
+    counts: Counts
+
+
+class ShardCutter:
+    """Cuts samples into shards as `MDSWriter` does, and tracks the input position of each cut.
+
+    A sample that would make a shard larger than `shard_bytes` begins the next shard of its split. A
+    sample larger than that gets a shard to itself. No shard is empty.
+
+    `done` describes the stored shards, whose samples are skipped. `counts` covers the blocks before
+    the first one to cut, and later also the blocks that have been cut.
+    """
+
+    def __init__(self, form: ShardFormat, done: FinishedWork, counts: Counts) -> None:
+        self.counts, self._place = counts, done.resumed
+        self._splits = [
+            _SplitCutter(form, split, len(done.entries[split]), position)
+            for split, position in done.positions.items()
+        ]
+
+    def cut(self, blocks: Iterable[tuple[InputPosition, EncodedBlock]]) -> Iterator[ShardJob]:
+        """Cut (position, samples) of consecutive blocks into shards, and yield them in order."""
+        for position, block in blocks:
+            start = replace(position, counts=self.counts)
+            for cutter in self._splits:
+                yield from map(self._number, cutter.cut(start, block.samples[cutter.split]))
+            self.counts = self.counts.plus(block.counts)
+        for cutter in self._splits:
+            yield from map(self._number, cutter.finish(self.counts))
+
+    def _number(self, job: ShardJob) -> ShardJob:
+        self._place += 1
+        return replace(job, place=self._place - 1)
+
+
+class _SplitCutter:
+    """Cuts the samples of one split.
+
+    `number` is the index of the first shard to cut, and `position` is where that shard begins, or
+    None if all shards of the split are stored.
+    """
+
+    def __init__(
+        self, form: ShardFormat, split: str, number: int, position: InputPosition | None
+    ) -> None:
+        self.split, self._next, self._position = split, number, position
+        # from the block of `position` on, also if blocks are shorter than when it was stored
+        self._left_to_skip = position.sample if position else 0
+        self._limit, self._empty_bytes = form.shard_bytes, form.empty_bytes()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._parts: list[memoryview] = []
+        self._sizes: list[Ints] = []
+        self._bytes = self._empty_bytes
+
+    def cut(self, block: InputPosition, samples: EncodedSamples) -> Iterator[ShardJob]:
+        """Add the samples of a block, and yield the shards that are full."""
+        ends = np.concatenate([[0], np.cumsum(samples.sizes)])
+        costs = ends + 4 * np.arange(len(ends))  # a shard stores a 4-byte offset per sample
+        data = samples.data
+        first = self._count_stored(block, samples)
+        while first < len(samples.sizes):
+            room = self._limit - self._bytes
+            last = int(np.searchsorted(costs, costs[first] + room, side="right")) - 1
+            if last <= first and self._parts:
+                yield self._flush(replace(block, sample=first), block.counts)
+                continue
+            last = max(last, first + 1)
+            self._parts.append(data[int(ends[first]) : int(ends[last])])
+            self._sizes.append(samples.sizes[first:last])
+            self._bytes += int(costs[last] - costs[first])
+            first = last
+
+    def finish(self, counts: Counts) -> Iterator[ShardJob]:
+        """Yield the last shard, if any. `counts` covers all blocks."""
+        if self._parts:
+            yield self._flush(None, counts)
+
+    def _count_stored(self, block: InputPosition, samples: EncodedSamples) -> int:
+        """Return the number of a block's samples that are already in stored shards."""
+        following = self._position
+        if following is None or block.block < following.block:
+            return len(samples.sizes)
+        first = min(self._left_to_skip, len(samples.sizes))
+        self._left_to_skip -= first
+        return first
+
+    def _flush(self, following: InputPosition | None, counts: Counts) -> ShardJob:
+        sizes, parts = np.concatenate(self._sizes), tuple(self._parts)
+        job = ShardJob(0, self.split, self._next, parts, sizes, following, counts)
+        self._next += 1
+        self._reset()
+        return job

@@ -1,0 +1,178 @@
+"""The values of a sample, from the fields of a record.
+
+{"body": "ab", "url": "u", "n": None} ─► text "ab", id "a.jsonl:1", url "u", n None
+{"body": ["ab"]}                      └► BadRecordError: the field 'body' is a list, not text
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from cloudload.config.choices import REPLACE
+from cloudload.data.mds.index import Column
+from cloudload.data.mds.writer import shorten
+from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.partitions import partition_fields
+from cloudload.tools.convert.readers.typed_text import parse_text
+from cloudload.tools.convert.records import (
+    Record,
+    find_field,
+    list_fields,
+    make_utf8,
+    name_kind,
+    replace_surrogates,
+)
+
+_MOST_NAMED = 20
+
+
+class BadRecordError(Exception):
+    """A record cannot be converted. The message says why."""
+
+
+class NoTextError(BadRecordError):
+    """A record has no field `text_key`."""
+
+
+class Values(NamedTuple):
+    """The values of a sample by column, and the record's own ID, or None if it has none.
+
+    `is_replaced` says whether characters of the record were replaced, because they are not Unicode.
+    """
+
+    by_column: dict[str, Any]
+    own_id: str | None
+    is_replaced: bool
+
+
+def values_of(config: ConvertConfig, columns: Iterable[Column], record: Record) -> Values:
+    """Return the values of a record. Raises `BadRecordError` if it cannot be converted."""
+    if record.fields is None:
+        raise BadRecordError(record.problem)
+    text, is_replaced = _text(record.fields, config)
+    own_id = _describe_id(_optional(record.fields, config.id_key))
+    values = {"text": text, "id": record.name if own_id is None else own_id}
+    for column in columns:
+        if column.name not in values:
+            values[column.name] = _kept_value(_find_kept(record, column), column)
+    if config.errors == REPLACE:
+        valid = {name: replace_surrogates(value) for name, value in values.items()}
+        is_replaced, values = is_replaced or valid != values, valid
+        own_id = None if own_id is None else values["id"]
+    return Values(values, own_id, is_replaced or record.is_replaced)
+
+
+def _describe_id(value: Any) -> str | None:
+    """Return the text of an ID, or None for a value that cannot be an ID.
+
+    Bytes that are not text are in hex. A float that equals an integer is written as an integer,
+    because tables with missing IDs store the others as floats.
+    """
+    if isinstance(value, bytes):
+        with contextlib.suppress(UnicodeDecodeError):
+            if (text := value.decode()).isprintable():
+                return text or None
+        return value.hex()
+    if isinstance(value, float) and math.isfinite(value):
+        return str(int(value) if value.is_integer() else value)
+    is_usable = isinstance(value, str | int | UUID) and not isinstance(value, bool)
+    return str(value) or None if is_usable else None
+
+
+def _find_kept(record: Record, column: Column) -> Any:
+    """Return the value of a kept field: of the record, or if it has no such field, of its path."""
+    try:
+        return find_field(record.fields or {}, column.name)
+    except KeyError:
+        text = partition_fields(record).get(column.name)
+    try:
+        return None if text is None else parse_text(column.name, text, column.encoding)
+    except ValueError:
+        raise BadRecordError(
+            f"the record has no field {column.name!r}, and the folder {column.name}={text} of its "
+            f"path is not {column.encoding}. Keep it as another encoding, such as {column.name}:str"
+        ) from None
+
+
+def _optional(fields: Mapping[str, Any], name: str) -> Any:
+    with contextlib.suppress(KeyError):
+        return find_field(fields, name)
+    return None
+
+
+def _text(fields: Mapping[str, Any], config: ConvertConfig) -> tuple[str, bool]:
+    """Return (the text of a record, whether bytes were replaced)."""
+    key = config.text_field
+    try:
+        value = find_field(fields, key)
+    except KeyError:
+        names = sorted(set(list_fields(fields)))
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        found = f"{', '.join(names[:_MOST_NAMED])}{more}" if names else "none"
+        raise NoTextError(f"the record has no field {key!r}. Its fields are: {found}") from None
+    if config.is_json_text and value is not None:
+        return json.dumps(_plain_json(value, key), ensure_ascii=False), False
+    if isinstance(value, bytes):
+        data, is_replaced = make_utf8(value, config.errors)
+        try:
+            return data.decode(), is_replaced
+        except UnicodeDecodeError as error:
+            raise BadRecordError(
+                f"the field {key!r} is not UTF-8 (byte 0x{value[error.start]:02x} at offset "
+                f"{error.start})"
+            ) from None
+    if not isinstance(value, str):
+        advice = ""
+        if isinstance(value, list | dict):
+            advice = f". To use its JSON as text, set text_key (--text-key) to {key}:json"
+        raise BadRecordError(f"the field {key!r} is {name_kind(value)}, not text{advice}")
+    return value, False
+
+
+def _to_json(value: Any) -> Any:
+    """Convert a value that JSON cannot express: dates, decimals and UUIDs to text, arrays to lists.
+
+    Raises `TypeError` for any other value, such as bytes.
+    """
+    if isinstance(value, date | time | timedelta | Decimal | UUID):
+        return str(value)
+    if hasattr(value, "tolist"):  # of NumPy and torch
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, bytes):
+        raise TypeError("it contains bytes. To keep them, name their field, such as meta.raw:bytes")
+    raise TypeError(f"it contains {name_kind(value)}")
+
+
+def _plain_json(value: Any, name: str) -> Any:
+    """Convert a field's value to types of JSON. Raises `BadRecordError` if that is impossible."""
+    if isinstance(value, str | int | float | None):
+        return value
+    try:
+        return json.loads(json.dumps(value, default=_to_json))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRecordError(
+            f"the field {name!r} cannot be written as JSON (it is {shorten(value)}: {error})"
+        ) from error
+
+
+def _kept_value(value: Any, column: Column) -> Any:
+    if column.encoding == "json":
+        return _plain_json(value, column.name)
+    kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bytes": (bytes,)}
+    numbers = (int, float) if column.encoding.startswith("float") else (int,)
+    if isinstance(value, bool) or not isinstance(value, kinds.get(column.encoding, numbers)):
+        found = "missing or null" if value is None else name_kind(value)
+        raise BadRecordError(
+            f"the field {column.name!r} is {found}, not {column.encoding}. To allow any value, "
+            f"keep {column.name}:json"
+        )
+    return value

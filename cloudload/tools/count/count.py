@@ -1,0 +1,302 @@
+"""Count the tokens of a dataset, or resume counting."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from cloudload.config.checks import as_integer
+from cloudload.config.choices import OnError, TokenDtype, TokenizerBackend
+from cloudload.config.rows import TEXT_KEY, RowsConfig
+from cloudload.config.stream import Stream
+from cloudload.config.transform import Transform
+from cloudload.data.cache.folder import default_cache
+from cloudload.data.mds.dataset import Corpus, Dataset
+from cloudload.data.mds.own_objects import LENGTHS, LENGTHS_PLACE
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.objects import delete_object
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import join_url
+from cloudload.rows.tokenization.backend import choose_backend
+from cloudload.run.lengths.files import place_of
+from cloudload.run.lengths.key import make_key
+from cloudload.run.recipe import Recipe, open_recipe
+from cloudload.system.option_names import suggests_names
+from cloudload.system.progress_bar import open_progress_bar
+from cloudload.tools.count.estimate import CountEstimate, estimate
+from cloudload.tools.count.finish import Counted, finish_count
+from cloudload.tools.count.group import CountWork, GroupJob, count_group, list_found, list_groups
+from cloudload.tools.count.report import CountReport
+from cloudload.tools.count.tally import Tally, check_column, merge_tallies
+from cloudload.tools.engines.local import open_processes
+from cloudload.tools.engines.shares import Share
+from cloudload.tools.engines.units import run_units
+
+logger = logging.getLogger("cloudload.count")
+_READ_AT_ONCE = 8
+
+
+@suggests_names
+def count_tokens(
+    dataset: str | os.PathLike[str] | Stream,
+    *,
+    tokenizer: Any = None,
+    split: str | None = None,
+    text_key: str = TEXT_KEY,
+    tokens_key: str | None = None,
+    tokens_dtype: TokenDtype | None = None,
+    transform: Transform | None = None,
+    transform_id: str | None = None,
+    on_error: OnError = "raise",
+    tokenizer_backend: TokenizerBackend = "auto",
+    out: str | os.PathLike[str] | None = None,
+    by: str | None = None,
+    again: bool = False,
+    processes: int | None = None,
+    executor: Executor | None = None,
+    worker: str | None = None,
+    retry: Retry | None = None,
+    progress: bool = True,
+) -> CountReport | None:
+    """Count the tokens of each sample of a dataset, and store the lengths for later runs.
+
+    To resume a count that was stopped or killed, call this again. Lengths do not depend on
+    `seq_len`, packing, bos, eos, `min_tokens` or the world size, so one count serves every run with
+    this data, tokenizer, column and transform.
+
+    Args:
+        dataset: folder or URL of an MDS dataset.
+        tokenizer: as for `CloudLoader`.
+        split: the subfolder to count, such as `train`.
+        text_key: the column that contains the document.
+        tokens_key: the column that contains the document as token IDs, for pre-tokenized data.
+        tokens_dtype: dtype of the IDs, if that column contains bytes.
+        transform: as for `CloudLoader`.
+        transform_id: as for `CloudLoader`.
+        on_error: as for `CloudLoader`.
+        tokenizer_backend: as for `CloudLoader`.
+        out: location of the lengths. By default, the folder `lengths` of the dataset.
+        by: a column, such as `source`. The report then has the number of documents and tokens for
+            each value of the column. There may be up to 10,000 values. Shards that are already
+            counted are read again.
+        again: whether to remove existing lengths, and to count all documents again. Use it if
+            documents changed although the names of the data, the tokenizer, and the transform did
+            not, such as with an unchanged `transform_id`. To resume such a count, omit it.
+        processes: number of worker processes, one per available core by default.
+        executor: runs the units of work instead of local processes: any
+            `concurrent.futures.Executor`, such as a `cloudload.engines.ray.RayExecutor`.
+        worker: `I/N` (from 0) or `auto`, for one job of an array: count every N-th group. The job
+            that finds all groups counted writes the index.
+        retry: how long to retry a request to the store.
+        progress: show a progress bar on stderr.
+
+    Returns:
+        The report, or None if other jobs of the array have not finished.
+
+    Raises:
+        ValueError: an argument is invalid.
+        DatasetError: the dataset or a document is damaged, or the column `by` does not exist or has
+            more than 10,000 values.
+        TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
+        StoreError: the dataset cannot be read, or the lengths cannot be written.
+        WorkerError: a worker process failed or died.
+    """
+    began, retry = time.monotonic(), retry or Retry()
+    stream = dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
+    documents = {
+        "text_key": text_key,
+        "tokens_key": tokens_key,
+        "tokens_dtype": tokens_dtype,
+        "transform": transform,
+        "transform_id": transform_id,
+        "on_error": on_error,
+    }
+    recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
+    [data] = recipe.corpus.datasets
+    work = prepare(recipe, backend, place_of(data, None if out is None else os.fspath(out)), retry)
+    if by is not None:
+        _check_by(data, by, worker)
+    if again:
+        _remove_lengths(work, worker)
+    jobs = list_groups(work, data)
+    left = _list_uncounted(work, jobs)
+    own = left if worker is None else _take_share(worker, jobs, left)
+    units = own if by is None else _mark_counted(jobs, left)
+    processes = len(os.sched_getaffinity(0)) if processes is None else processes
+    processes = as_integer("processes", processes, 1)
+    tallies = _count(work, units, by, min(processes, len(units)) or 1, executor, progress=progress)
+    if missing := _list_uncounted(work, jobs) if worker is not None else []:
+        logger.info("other jobs have not yet counted %d of %d groups", len(missing), len(jobs))
+        return None
+    counted = finish_count(work, data, jobs)
+    report = _report(data, work, counted, len(own), time.monotonic() - began)
+    if by is None:
+        return report
+    return replace(report, by=by, values=merge_tallies(by, tallies).list_values())
+
+
+@suggests_names
+def estimate_tokens(
+    dataset: str | os.PathLike[str] | Stream,
+    share: float = 0.01,
+    *,
+    tokenizer: Any = None,
+    split: str | None = None,
+    text_key: str = TEXT_KEY,
+    tokens_key: str | None = None,
+    tokens_dtype: TokenDtype | None = None,
+    transform: Transform | None = None,
+    transform_id: str | None = None,
+    on_error: OnError = "raise",
+    tokenizer_backend: TokenizerBackend = "auto",
+    retry: Retry | None = None,
+) -> CountEstimate:
+    """Estimate the tokens of a dataset from a sample of its documents. Writes nothing.
+
+    Args:
+        dataset: folder or URL of an MDS dataset.
+        share: the share of the samples to tokenize, above 0 and at most 1. At least 2,000 samples
+            from at least 16 shards are read, if the dataset has that many.
+        tokenizer: as for `count_tokens`.
+        split: as for `count_tokens`.
+        text_key: as for `count_tokens`.
+        tokens_key: as for `count_tokens`.
+        tokens_dtype: as for `count_tokens`.
+        transform: as for `count_tokens`.
+        transform_id: as for `count_tokens`.
+        on_error: as for `count_tokens`.
+        tokenizer_backend: as for `count_tokens`.
+        retry: as for `count_tokens`.
+
+    Raises:
+        ValueError: an argument is invalid.
+        DatasetError: the dataset or a document is damaged.
+        TokenizerError: the tokenizer cannot be loaded, or cannot encode a document.
+        StoreError: the dataset cannot be read.
+    """
+    retry = retry or Retry()
+    stream = dataset if isinstance(dataset, Stream) else Stream(os.fspath(dataset), split=split)
+    documents = {
+        "text_key": text_key,
+        "tokens_key": tokens_key,
+        "tokens_dtype": tokens_dtype,
+        "transform": transform,
+        "transform_id": transform_id,
+        "on_error": on_error,
+    }
+    recipe, backend = _open(stream, tokenizer, tokenizer_backend, retry, documents)
+    return estimate(recipe, backend, share, retry)
+
+
+def _open(
+    stream: Stream, tokenizer: Any, backend: str, retry: Retry, documents: Mapping[str, Any]
+) -> tuple[Recipe, str]:
+    """Open the recipe of a run that reads only this stream, and choose its tokenizer backend."""
+    config = RowsConfig(streams=(stream,), seq_len=1, bos=None, eos=None, **documents)
+    recipe = open_recipe(config, tokenizer, retry)
+    text = recipe.tokenizer.json if recipe.has_text else ""
+    return recipe, choose_backend(text, backend, default_cache()).name
+
+
+def prepare(recipe: Recipe, backend: str, place: str, retry: Retry) -> CountWork:
+    """Return the settings for counting a recipe's only dataset, which all groups share."""
+    small = replace(recipe, corpus=Corpus(()), components=())
+    return CountWork(small, backend, make_key(recipe, 0), place, retry)
+
+
+def _take_share(worker: str, jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
+    numbers = {job.shards.number for job in Share.parse(worker).take(jobs)}
+    return [job for job in left if job.shards.number in numbers]
+
+
+def _list_uncounted(work: CountWork, jobs: Sequence[GroupJob]) -> list[GroupJob]:
+    """Return the groups whose files do not exist."""
+    found = list_found(work)
+    return [job for job in jobs if job.shards.name not in found]
+
+
+def _remove_lengths(work: CountWork, worker: str | None) -> None:
+    """Remove the lengths that belong to a key: first the indexes, without which none are used."""
+    folder = join_url(work.place, work.key.digest)
+    if worker is not None:
+        raise ValueError(
+            "again (--again) removes the lengths of all groups, but worker counts only a share of "
+            f"them. Remove the folder {redact(folder)}, and run without again"
+        )
+    indexes, groups = list[str](), list[str]()
+    for name in sorted(list_found(work)):
+        if LENGTHS.fullmatch(f"{LENGTHS_PLACE}/{work.key.digest}/{name}"):
+            (indexes if name.endswith(".json") else groups).append(join_url(folder, name))
+    for url in indexes + groups:
+        delete_object(url, work.retry)
+
+
+def _check_by(dataset: Dataset, by: str, worker: str | None) -> None:
+    check_column(dataset, by)
+    if worker is not None:
+        raise ValueError(
+            "by (--by) needs all groups of shards, but worker (--worker) counts only a share of "
+            "them. After all jobs of the array have finished, run again with by (--by) and without "
+            "worker (--worker)"
+        )
+
+
+def _mark_counted(jobs: Sequence[GroupJob], left: Sequence[GroupJob]) -> list[GroupJob]:
+    numbers = {job.shards.number for job in left}
+    return [replace(job, is_counted=job.shards.number not in numbers) for job in jobs]
+
+
+def _count(
+    work: CountWork,
+    jobs: Sequence[GroupJob],
+    by: str | None,
+    processes: int,
+    executor: Executor | None,
+    *,
+    progress: bool,
+) -> list[Tally | None]:
+    """Count groups, and return their tallies."""
+    total = sum(job.raw_bytes for job in jobs)
+    with open_progress_bar("count", total, shown=progress and bool(jobs)) as bar:
+        count, local = partial(count_group, work, by=by), open_processes(processes)
+        tallies = []
+        with nullcontext(executor) if executor is not None else local as engine:
+            for _, result in run_units(count, jobs, engine):
+                bar.update(result.raw_bytes)
+                tallies.append(result.tally)
+        return tallies
+
+
+def _report(
+    dataset: Dataset, work: CountWork, counted: Counted, num_counted: int, seconds: float
+) -> CountReport:
+    index = counted.index
+    samples, empty, filtered, failed = (
+        index.total(name) for name in ("samples", "empty", "filtered", "failed")
+    )
+    tokens, text_bytes = index.total("tokens"), index.total("text_bytes")
+    return CountReport(
+        dataset=redact(dataset.url),
+        lengths=redact(counted.url),
+        tokenizer=work.recipe.tokenizer.fingerprint,
+        samples=samples,
+        documents=samples - empty - filtered - failed,
+        empty=empty,
+        filtered=filtered,
+        failed=failed,
+        tokens=tokens,
+        text_bytes=text_bytes,
+        tokens_per_byte=tokens / max(1, text_bytes),
+        stats=counted.spread.summarize(),
+        groups=len(index.groups),
+        length_bytes=index.total("bytes"),
+        counted_groups=num_counted,
+        seconds=round(seconds, 3),
+    )

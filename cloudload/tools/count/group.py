@@ -1,0 +1,279 @@
+"""Count one group: read the samples of its shards, tokenize them, and write their lengths."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from cloudload.config.choices import ONCE
+from cloudload.data.cache.memory_shards import MemoryShards
+from cloudload.data.cache.shard_cache import ShardCache
+from cloudload.data.mds.dataset import Corpus, Dataset
+from cloudload.data.mds.shard import Shard
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.objects import list_objects, read_object, write_object
+from cloudload.data.storage.redaction import explain, redact
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import DatasetError, StoreError
+from cloudload.loading.workers.document_reader import DocumentReader, ShardSource
+from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
+from cloudload.rows.tokenization.tokenizer import TokenizerSpec
+from cloudload.run.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
+from cloudload.run.lengths.index import Group, LengthsKey, ShardRange, cut_groups
+from cloudload.run.recipe import Recipe
+from cloudload.system.arrays import Ints
+from cloudload.system.temp_files import explained_full_disk
+from cloudload.tools.count.tally import Tally
+
+BYTES_AT_ONCE = 1 << 19
+"""Bytes of samples that are tokenized at once, so that texts and IDs stay in the CPU's cache."""
+_SHARDS_AHEAD = 2
+_TOTALS = ("tokens", "empty", "filtered", "failed", "text_bytes")
+
+
+@dataclass(frozen=True)
+class CountWork:
+    """The settings for counting a dataset, which all groups share. Every worker receives them."""
+
+    recipe: Recipe
+    """The recipe of a run that reads only this dataset. Its corpus is empty, to keep it small."""
+    backend: str
+    """The tokenizer backend."""
+    key: LengthsKey
+    place: str
+    """The location of the lengths."""
+    retry: Retry
+
+    def url_of(self, shards: ShardRange) -> str:
+        """Return the location of a group's file."""
+        return join_url(self.place, f"{self.key.digest}/{shards.name}")
+
+
+@dataclass(frozen=True)
+class GroupJob:
+    """A group to count."""
+
+    dataset: Dataset
+    """The dataset with only the group's shards."""
+    shards: ShardRange
+    is_counted: bool = False
+    """Whether the group's file exists. If so, only the values of a column are read."""
+
+    @property
+    def raw_bytes(self) -> int:
+        """Total uncompressed size of the group's shards."""
+        return int(self.dataset.table.raw_bytes.sum())
+
+
+def list_groups(work: CountWork, dataset: Dataset) -> list[GroupJob]:
+    """Return the groups of a dataset, in order."""
+    return [
+        GroupJob(replace(dataset, shards=dataset.table[shards.first : shards.stop]), shards)
+        for shards in cut_groups(dataset.table, work.key)
+    ]
+
+
+def list_found(work: CountWork) -> set[str]:
+    """Return the names of the existing files. Raises `StoreError` if they cannot be listed."""
+    try:
+        found = list_objects(join_url(work.place, work.key.digest), work.retry)
+    except StoreError as error:
+        if not error.is_missing:
+            raise
+        return set()
+    return {item.url.rpartition("/")[2] for item in found}
+
+
+class GroupResult(NamedTuple):
+    """The result of counting a group."""
+
+    raw_bytes: int
+    """Total uncompressed size of the group's shards."""
+    tally: Tally | None
+    """Documents and tokens by the values of a column, or None if the caller chose no column."""
+
+
+def count_group(work: CountWork, job: GroupJob, by: str | None = None) -> GroupResult:
+    """Count a group, and write its file unless it exists. `by` is the column of the tally, or None.
+
+    Raises the errors of `DocumentReader` and of `Tally.add_shard`, `TokenizerError` for a text that
+    cannot be encoded, and `StoreError` if the file cannot be written.
+    """
+    recipe = replace(work.recipe, corpus=Corpus((job.dataset,)))
+    tally = Tally(by) if by is not None else None
+    with (
+        explained_full_disk(),
+        tempfile.TemporaryDirectory(prefix="cloudload-count-") as folder,
+        open_meter(recipe, work.backend, Path(folder), work.retry) as meter,
+    ):
+        if job.is_counted:
+            _, lengths = read_group(work, job)
+            _tally(meter, recipe.corpus, lengths, tally)
+        else:
+            lengths, text_bytes = _measure(meter, recipe.corpus, tally)
+            write_group(work, job.shards, lengths, text_bytes)
+    return GroupResult(job.raw_bytes, tally)
+
+
+def write_group(work: CountWork, shards: ShardRange, lengths: Ints, text_bytes: int) -> None:
+    """Write the file of a group.
+
+    `lengths` is int64 [samples]. A length may be `FILTERED` or `FAILED`. Raises `StoreError` if the
+    file cannot be written.
+    """
+    header = {
+        "key": work.key.digest,
+        "shards": shards.digest,
+        "samples": len(lengths),
+        "tokens": int(lengths[lengths > 0].sum()),
+        "empty": int((lengths == 0).sum()),
+        "filtered": int((lengths == FILTERED).sum()),
+        "failed": int((lengths == FAILED).sum()),
+        "text_bytes": text_bytes,
+    }
+    write_object(work.url_of(shards), encode_group(header, lengths), work.retry)
+
+
+def read_group(work: CountWork, job: GroupJob) -> tuple[Group, Ints]:
+    """Read the file of a counted group. Returns its entry for the index, and its lengths.
+
+    Raises `DatasetError` if the file is damaged, and `StoreError` if it cannot be read.
+    """
+    url = work.url_of(job.shards)
+    data = read_object(url, work.retry)
+    try:
+        found = decode_group(data)
+        if len(found.short) != job.shards.samples:
+            raise ValueError(
+                f"it has {len(found.short):,} samples, but its shards have {job.shards.samples:,}"
+            )
+        totals = {name: int(found.header[name]) for name in _TOTALS}
+    except (ValueError, KeyError, TypeError) as error:
+        raise DatasetError(
+            f"{redact(url)} is damaged: {explain(error)}. Remove the file, and count again"
+        ) from error
+    group = Group(
+        name=job.shards.name,
+        hash=hashlib.sha256(data).hexdigest(),
+        bytes=len(data),
+        samples=len(found.short),
+        **totals,
+    )
+    return group, found.widen()
+
+
+def _measure(meter: LengthMeter, corpus: Corpus, tally: Tally | None) -> tuple[Ints, int]:
+    """Return the length of each sample, int64 [samples], and the total bytes of all texts."""
+    parts, text_bytes = [np.empty(0, np.int64)], 0
+    for number, (start, stop) in enumerate(itertools.pairwise(corpus.shard_starts.tolist())):
+        if start < stop:
+            lengths, size = meter.measure(np.arange(start, stop))
+            if tally is not None:
+                tally.add_shard(meter.shard(number), lengths)
+            parts.append(lengths)
+            text_bytes += size
+    return np.concatenate(parts), text_bytes
+
+
+def _tally(meter: LengthMeter, corpus: Corpus, lengths: Ints, tally: Tally | None) -> None:
+    for number, (start, stop) in enumerate(itertools.pairwise(corpus.shard_starts.tolist())):
+        if start < stop and tally is not None:
+            tally.add_shard(meter.shard(number), lengths[start:stop])
+
+
+class LengthMeter:
+    """Reads and tokenizes samples of a corpus to find their lengths."""
+
+    def __init__(self, recipe: Recipe, backend: str, shards: ShardSource) -> None:
+        self._shards, self._corpus = shards, recipe.corpus
+        self.reader = DocumentReader(recipe, shards)
+        has_text, config = recipe.has_text, recipe.config
+        self._recipe, self._backend = recipe, backend
+        # a transform changes the text, so its size differs from that of the stored column
+        has_stored_text = has_text and config.transform is None
+        self._stored_column = config.text_key if has_stored_text else None
+
+    @functools.cached_property
+    def _tokenizer(self) -> DocumentTokenizer | None:
+        """The tokenizer, opened when the first sample is measured, or None for token IDs."""
+        recipe = self._recipe
+        return _open_tokenizer(recipe.tokenizer, self._backend) if recipe.has_text else None
+
+    def measure(self, samples: Ints) -> tuple[Ints, int]:
+        """Return the lengths of samples of one shard, and the total bytes of their texts.
+
+        `samples` and the lengths are int64 [samples]. A length may be `FILTERED` or `FAILED`.
+        Raises the errors of `DocumentReader`, and `TokenizerError` for a text that cannot be
+        encoded.
+        """
+        number = int(self._corpus.shards_of(samples[:1])[0])
+        shard = self.shard(number)
+        within = samples - self._corpus.shard_starts[number]
+        ends = np.cumsum(shard.sample_bytes()[within]) // BYTES_AT_ONCE
+        parts = np.split(samples, np.flatnonzero(np.diff(ends)) + 1)
+        measure = self._measure_tokens if self._tokenizer is None else self._measure_texts
+        found = [measure(part) for part in parts]
+        lengths = np.concatenate([part for part, _ in found])
+        if self._stored_column is None:
+            return lengths, sum(size for _, size in found)
+        return lengths, int(self._stored_bytes(shard, within)[lengths != FAILED].sum())
+
+    def shard(self, number: int) -> Shard:
+        """Return the shard with index `number`, and prefetch the next two."""
+        last = len(self._corpus.shard_sizes)
+        self._shards.prefetch(range(number, min(number + 1 + _SHARDS_AHEAD, last)))
+        return self._shards.shard(number)
+
+    def _measure_texts(self, samples: Ints) -> tuple[Ints, int]:
+        """Return the lengths of samples, and the bytes of their texts.
+
+        Returns 0 bytes if `_stored_bytes` counts them instead.
+        """
+        assert self._tokenizer is not None
+        texts = self.reader.read_texts(samples)
+        kept = [text for text in texts if isinstance(text, str)]
+        _, offsets = self._tokenizer.encode_flat(kept)
+        size = 0 if self._stored_column else sum(len(text.encode()) for text in kept)
+        if len(kept) == len(texts):
+            return np.diff(offsets), size
+        lengths = np.array([FILTERED if text is None else FAILED for text in texts], np.int64)
+        lengths[[isinstance(text, str) for text in texts]] = np.diff(offsets)
+        return lengths, size
+
+    def _stored_bytes(self, shard: Shard, within: Ints) -> Ints:
+        """Return the size of each sample's text in a shard, in bytes: int64 [samples]."""
+        assert self._stored_column is not None
+        starts, stops = shard.find_values(within, shard.column_index(self._stored_column))
+        return stops - starts
+
+    def _measure_tokens(self, samples: Ints) -> tuple[Ints, int]:
+        sizes = np.zeros(len(samples), np.int64)
+        for places, _, found in self.reader.read_tokens(samples):
+            sizes[places] = found
+        return sizes, 4 * int(sizes.sum())
+
+
+@contextlib.contextmanager
+def open_meter(recipe: Recipe, backend: str, folder: Path, retry: Retry) -> Iterator[LengthMeter]:
+    """Open a meter that stores shards in `folder` if they are too large for memory."""
+    cache = ShardCache(recipe.corpus, folder, retry, threads=_SHARDS_AHEAD, verify=ONCE)
+    shards = MemoryShards(recipe.corpus, cache, retry, threads=_SHARDS_AHEAD)
+    try:
+        yield LengthMeter(recipe, backend, shards)
+    finally:
+        shards.close()
+
+
+@functools.lru_cache(1)
+def _open_tokenizer(spec: TokenizerSpec, backend: str) -> DocumentTokenizer:
+    """Open a tokenizer once for all groups that a process counts."""
+    return DocumentTokenizer(spec, backend)

@@ -1,0 +1,139 @@
+"""Count the tokens of shards as they are written, and join their lengths to a dataset's groups.
+
+    shard in memory ─► ShardLengths ─► text in a journal        while the data is written
+    all of them, in order ─► groups ─► 00000-….lengths          before the data's own index
+    groups with older shards that were not counted ─► counted as `count_tokens` does
+
+The files have the same bytes as those that `count_tokens` writes for the finished dataset.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloudload.config.rows import RowsConfig
+from cloudload.config.stream import Stream
+from cloudload.data.cache.folder import default_cache
+from cloudload.data.mds.dataset import Corpus, Dataset
+from cloudload.data.mds.index import ShardInfo
+from cloudload.data.mds.own_objects import LENGTHS_PLACE
+from cloudload.data.mds.shard import Shard
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import join_url
+from cloudload.rows.tokenization.backend import choose_backend
+from cloudload.run.lengths.group_file import decode_group, encode_group
+from cloudload.run.lengths.key import make_key
+from cloudload.run.recipe import open_recipe_without_data
+from cloudload.system.arrays import Ints
+from cloudload.tools.count.group import (
+    CountWork,
+    GroupJob,
+    LengthMeter,
+    list_found,
+    list_groups,
+    read_group,
+    write_group,
+)
+
+
+@dataclass(frozen=True)
+class ShardLengths:
+    """The lengths of consecutive shards."""
+
+    lengths: Ints
+    """Length of each sample, or `FILTERED` or `FAILED`: int64 [samples]."""
+    text_bytes: int
+    """Bytes of UTF-8 text that were tokenized."""
+
+    def encode(self) -> str:
+        """Return the lengths as ASCII text, to store them in a journal."""
+        header = {"samples": len(self.lengths), "text_bytes": self.text_bytes}
+        return base64.b64encode(encode_group(header, self.lengths)).decode()
+
+    @staticmethod
+    def decode(text: str) -> ShardLengths:
+        """Decode text that `encode` returned. Raises `ValueError` if it is damaged."""
+        found = decode_group(base64.b64decode(text))
+        return ShardLengths(found.widen(), found.header["text_bytes"])
+
+
+def open_count_work(location: str, tokenizer: Any, **documents: Any) -> CountWork:
+    """Return the settings for counting a dataset that will be written to `location`.
+
+    `documents` are options of `RowsConfig`, such as `transform`. Raises `TokenizerError` if the
+    tokenizer cannot be loaded, and `ValueError` for an invalid option.
+    """
+    config = RowsConfig((Stream(location),), seq_len=1, bos=None, eos=None, **documents)
+    recipe = open_recipe_without_data(config, tokenizer)
+    backend = choose_backend(recipe.tokenizer.json, "auto", default_cache()).name
+    place = join_url(location, LENGTHS_PLACE)
+    return CountWork(recipe, backend, make_key(recipe, 0), place, Retry())
+
+
+def measure_shard(
+    work: CountWork, location: str, info: ShardInfo, raw: bytes | memoryview
+) -> ShardLengths:
+    """Count the tokens of each sample of a shard in the dataset at `location`.
+
+    `raw` are the raw bytes of the shard, which need not be stored yet.
+    Raises the errors of `LengthMeter.measure`.
+    """
+    recipe = replace(work.recipe, corpus=Corpus((Dataset(location, (info,), ""),)))
+    shard = Shard(Path(info.raw.name), info, memoryview(raw))
+    shard.url = redact(join_url(location, info.stored.name))
+    meter = LengthMeter(recipe, work.backend, _OneShard(shard))
+    return ShardLengths(*meter.measure(np.arange(info.samples)))
+
+
+@dataclass(frozen=True)
+class _OneShard:
+    """A `ShardSource` whose only shard is in memory."""
+
+    only: Shard
+
+    def shard(self, number: int) -> Shard:
+        return self.only
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        pass
+
+
+def write_groups(
+    work: CountWork, dataset: Dataset, num_old: int, new: Iterable[ShardLengths]
+) -> list[GroupJob]:
+    """Write the files of all groups with shards after the first `num_old`, from their lengths.
+
+    `new` has one item for each of these shards, in order. Returns the groups that still need
+    counting, because they contain older shards that were not counted. Raises `StoreError` if a file
+    cannot be read or written, and `DatasetError` if an older group's file is damaged.
+    """
+    found, following = list_found(work), iter(new)
+    old = list_groups(work, replace(dataset, shards=dataset.shards[:num_old]))
+    uncounted = []
+    for job in list_groups(work, dataset):
+        if job.shards.stop > num_old:
+            own = job.shards.stop - max(job.shards.first, num_old)
+            parts = list(itertools.islice(following, own))
+            before = [group for group in old if group.shards.first == job.shards.first]
+            if all(group.shards.name in found for group in before):
+                parts[:0] = _read_parts(work, before)
+                lengths = np.concatenate([part.lengths for part in parts])
+                write_group(work, job.shards, lengths, sum(part.text_bytes for part in parts))
+                continue
+        if job.shards.name not in found:
+            uncounted.append(job)
+    return uncounted
+
+
+def _read_parts(work: CountWork, groups: Sequence[GroupJob]) -> Iterator[ShardLengths]:
+    for job in groups:
+        group, lengths = read_group(work, job)
+        yield ShardLengths(lengths, group.text_bytes)

@@ -1,0 +1,212 @@
+"""The nodes of a run: their caches, downloads, and download costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from cloudload.data.cache.folder import cached_bytes
+from cloudload.data.mds.dataset import Corpus, are_in_place, join_columns
+from cloudload.data.storage.urls import is_local
+from cloudload.loading.delivery.working_set import measure_working_set
+from cloudload.stats import READ
+from cloudload.tools.forecast.asked_run import AskedRun, Case
+from cloudload.tools.forecast.cases import Cases
+from cloudload.tools.forecast.figure import Figure
+from cloudload.tools.forecast.node_cache import (
+    Downloads,
+    ShardSizes,
+    fetch_again,
+    find_levels,
+    measure_peak,
+    simulate_cache,
+)
+from cloudload.tools.forecast.run_plan import NodePlan, Point
+from cloudload.tools.forecast.shard_uses import ShardUses
+
+_MOST_EPOCHS_AGAIN = 2  # epochs of read-ahead after the run; only tiny datasets need more
+
+
+class NodeForecast:
+    """Computes the parts of a `RunPlan` that concern nodes."""
+
+    def __init__(self, asked: AskedRun, cases: Cases, found: Sequence[Case]) -> None:
+        self._asked, self._cases, self._found = asked, cases, found
+        self._plan, self._world, self._limit = asked.plan, asked.world, asked.limit
+        self._corpus, self._prices = asked.plan.recipe.corpus, asked.prices
+        self._sizes = _measure_shards(self._corpus)
+
+    def plan_node(self, node: int) -> NodePlan:
+        """Forecast the shard cache and the downloads of a node."""
+        parts = [self._measure_node(case, node) for case in self._found]
+        is_listed = all(case.uses.needed.is_listed for case in self._found)
+        is_exact = self._cases.is_exact and is_listed
+        # regardless of lengths, a whole run on one node reads all documents
+        is_whole = all(case.extent.is_whole for case in self._found)
+        is_all_read = is_listed and is_whole and self._asked.num_nodes == 1
+
+        def join(name: str) -> Figure:
+            found = self._join([part[name] for part in parts])
+            is_sure = (is_exact or is_all_read) and found.low == found.high
+            return replace(found, is_exact=is_sure)
+
+        working = [part["working"].value for part in parts]
+        is_known = is_listed and self._cases.fill.is_exact
+        error = self._cases.error if is_known else math.nan
+        peak = Figure.exact(working[0]) if is_exact else Figure.predicted(working, error)
+        epochs = [part["by_epoch"] for part in parts]
+        most = max(len(each) for each in epochs)
+        by_epoch = np.mean([np.pad(each, (0, most - len(each))) for each in epochs], axis=0)
+        return NodePlan(
+            node=node,
+            shards=join("shards"),
+            all_bytes=join("all"),
+            working_set_bytes=peak,
+            needed_bytes=join("needed"),
+            bytes_downloaded=join("bytes"),
+            bytes_by_epoch=tuple(np.rint(by_epoch).astype(int).tolist()),
+            requests=join("requests"),
+        )
+
+    def _join(self, figures: list[Figure]) -> Figure:
+        """Combine a figure from all cases. Its error is unknown if `best_fit` is approximated."""
+        mean = float(np.mean([each.value for each in figures]))
+        if not self._cases.fill.is_exact:
+            return Figure.around(mean, math.nan)
+        low, high = min(each.low for each in figures), max(each.high for each in figures)
+        if len(figures) > 1:
+            spread = Figure.predicted([each.value for each in figures])
+            low, high = max(0.0, min(low, spread.low)), max(high, spread.high)
+        return Figure(mean, low, high)
+
+    def _measure_node(self, case: Case, node: int) -> dict[str, Any]:
+        sizes = self._sizes
+        needed, ahead = case.of_node(node)
+        low, value, high = self._simulate(case, node)
+        held = [np.unique(each.shards[sizes.stored[each.shards] > 0]) for each in (needed, ahead)]
+        total = [int(sizes.cached[each].sum()) for each in held]
+        early = self._asked.limit_ahead(case.extent) + self._rows_of_documents_ahead(case)
+        working = measure_peak(needed, sizes.cached)
+        fetched = measure_peak(ahead, sizes.cached, early)
+        return {
+            "shards": Figure(len(held[0]), len(held[0]), len(held[1])),
+            "all": Figure(total[0], total[0], total[1]),
+            "working": Figure(working, working, working),
+            "needed": Figure(
+                min(total[1], fetched), working, min(total[1], fetched + self._downloading)
+            ),
+            "bytes": _figure([float(each.times @ sizes.stored) for each in (value, low, high)]),
+            "requests": _figure([float(each.times.sum()) for each in (value, low, high)]),
+            "by_epoch": value.by_epoch,
+        }
+
+    @property
+    def _downloading(self) -> int:
+        """Maximum bytes that the workers of a node download at a time."""
+        return int(np.sort(self._sizes.cached)[-self._downloads_at_once :].sum())
+
+    @property
+    def _downloads_at_once(self) -> int:
+        threads = self._plan.delivery.download_threads
+        return self._asked.num_workers * self._world.ranks_per_node * threads
+
+    def _simulate(self, case: Case, node: int) -> list[Downloads]:
+        """Return the minimum, expected, and maximum downloads of a node."""
+        found = self._simulate_beginning(*case.of_node(node))
+        if case.extent.played is None:
+            return list(found)
+        factor = case.extent.rows / case.extent.played.rows
+        return [each.extend(factor) for each in found]
+
+    def _simulate_beginning(
+        self, needed: ShardUses, ahead: ShardUses
+    ) -> tuple[Downloads, Downloads, Downloads]:
+        sizes, limit = self._sizes, self._limit
+        low = simulate_cache(needed, sizes, None)
+        most = int(sizes.cached[np.unique(ahead.shards)].sum())
+        if limit is None or limit >= most:
+            return low, low, simulate_cache(ahead, sizes, None)
+        last_epoch = int(needed.epochs.max(initial=0)) + _MOST_EPOCHS_AGAIN
+        again = fetch_again(ahead.take(ahead.epochs <= last_epoch), sizes)
+        once = simulate_cache(ahead, sizes, None)
+        high = replace(again, times=np.maximum(again.times, once.times))
+        return low, simulate_cache(needed, sizes, limit), high
+
+    def _rows_of_documents_ahead(self, case: Case) -> int:
+        """Estimate the number of rows that are made from the documents fetched ahead."""
+        read = int(case.extent.counts[:, list(READ)].sum())
+        rows_of_document = case.extent.rows / max(1, read)
+        return round(max(self._asked.documents_ahead) * self._plan.num_lanes * rows_of_document)
+
+    def measure_least(self) -> int:
+        """Return the cache limit in bytes below which a loader on some node refuses to start."""
+        recipe, nodes = self._plan.recipe, self._asked.open_world().node_of_lane
+        orders = [each.orders(self._plan.cache_root)(0) for each in recipe.components]
+        return max(
+            measure_working_set(
+                recipe.corpus,
+                recipe.components,
+                orders,
+                own_lanes=np.flatnonzero(nodes == node),
+                downloads_at_once=self._downloads_at_once,
+            )
+            for node in range(self._asked.num_nodes)
+        )
+
+    def draw_timeline(self, node_plans: Sequence[NodePlan]) -> tuple[Point, ...]:
+        """Return the shards in use over the run, on the node with the largest working set."""
+        node = max(node_plans, key=lambda each: each.working_set_bytes.value).node
+        case = self._found[0]
+        beginning = case.extent.beginning
+        found = find_levels(case.of_node(node).needed, self._sizes.cached, beginning.rows)
+        # the rest of an extrapolated run is drawn as its beginning, stretched
+        steps = (
+            found.rows * case.extent.rows // max(1, beginning.rows) // self._plan.global_batch + 1
+        )
+        columns = (steps.tolist(), found.bytes.tolist(), found.shards.tolist())
+        return tuple(Point(*each) for each in zip(*columns, strict=True))
+
+    def find_costs(self) -> Mapping[str, Figure]:
+        """Return the cost of all nodes by store and route. Omits stores without a price."""
+        schemes = np.array(_schemes_of_shards(self._corpus))
+        costs: dict[str, list[Figure]] = {}
+        for case in self._found:
+            found = [self._simulate(case, node) for node in range(self._asked.num_nodes)]
+            totals = [
+                np.sum([each.times for each in downloads], axis=0)
+                for downloads in zip(*found, strict=True)
+            ]
+            for scheme in sorted(set(schemes.tolist()) & self._prices.stores.keys()):
+                store, own = self._prices.stores[scheme], schemes == scheme
+                low, value, high = (
+                    store.cost(total[own].sum(), total[own] @ self._sizes.stored[own])
+                    for total in totals
+                )
+                for route in value:
+                    figure = Figure(value[route], low[route], high[route])
+                    costs.setdefault(f"{scheme}, {route}", []).append(figure)
+        return {name: self._join(figures) for name, figures in costs.items()}
+
+
+def _figure(values: Sequence[float]) -> Figure:
+    value, low, high = values
+    return Figure(value, low, high)
+
+
+def _measure_shards(corpus: Corpus) -> ShardSizes:
+    stored = [each.table.stored_bytes * ~are_in_place(each) for each in corpus.datasets]
+    return ShardSizes(cached_bytes(corpus), join_columns(stored))
+
+
+def _schemes_of_shards(corpus: Corpus) -> list[str]:
+    """Return the URL scheme of each shard; "" for a local folder."""
+    schemes: list[str] = []
+    for dataset in corpus.datasets:
+        scheme = "" if is_local(dataset.url) else urlsplit(dataset.url).scheme
+        schemes += [scheme] * len(dataset.shards)
+    return schemes

@@ -1,0 +1,249 @@
+"""Summarize an MDS dataset: counts, bytes and columns from the index, sizes from a few shards.
+
+index.json                        exact      samples, shards, bytes, columns, codecs, hashes
+offsets of some shards            sampled    the sizes of samples; exact if all shards are read
+convert-report.json, if any       exact      the writer, and the bytes of text
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cloudload.config.stream import Stream
+from cloudload.data.mds.dataset import Dataset, open_corpus
+from cloudload.data.mds.document_columns import is_token_array
+from cloudload.data.mds.index import FIXED_FORMATS, Column, ShardInfo
+from cloudload.data.mds.own_objects import REPORT_NAME
+from cloudload.data.mds.shard_start import open_shard_start
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.objects import read_object
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import StoreError
+from cloudload.system.arrays import Ints
+from cloudload.system.daemon_threads import DaemonThreadPool
+from cloudload.system.json_text import to_json
+from cloudload.system.ordered_results import run_in_order
+from cloudload.tools.inspect.distribution import Distribution
+
+NO_COMPRESSION = "none"
+_MOST_REPORT_BYTES = 1 << 26
+_NUM_THREADS = 8
+
+
+@dataclass(frozen=True)
+class ColumnInfo:
+    """A column of a dataset."""
+
+    name: str
+    """The column's name."""
+    encoding: str
+    """The MDS encoding, such as `str` or `ndarray:uint16:2048`."""
+    bytes: int | None
+    """Bytes per sample; None if they vary."""
+    holds: str
+    """`text`, `token IDs`, `text or token IDs`, `a number`, `JSON`, or `other` if cloudload does
+    not read it."""
+    shards: int
+    """Number of shards that have the column with this encoding."""
+    tokens: int | None
+    """Number of token IDs in the column; None if the index does not determine it."""
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """A summary of an MDS dataset. All values are exact, except `sample_bytes` if it is sampled."""
+
+    dataset: str
+    """The dataset's location, without secrets."""
+    samples: int
+    """Number of samples."""
+    shards: int
+    """Number of shards."""
+    raw_bytes: int
+    """Bytes of the shards before compression."""
+    stored_bytes: int
+    """Bytes of the shards as stored."""
+    columns: tuple[ColumnInfo, ...]
+    """The columns. A column is listed once for each encoding that it has in a shard."""
+    compression: Mapping[str, int]
+    """Number of shards with each compression, such as `zstd` or `none`."""
+    hashes: Mapping[str, int]
+    """Number of shards whose stored file has a hash of each algorithm."""
+    samples_per_shard: Distribution | None
+    """Samples in each shard; None without shards."""
+    shard_bytes: Distribution | None
+    """Raw bytes of each shard; None without shards."""
+    sample_bytes: Distribution | None
+    """Bytes of each sample, all columns together; None if no shard was read."""
+    shards_read: int
+    """Number of shards read for `sample_bytes`, which is exact if all shards were read."""
+    writer: str | None
+    """The program that wrote the dataset; None if it wrote no report."""
+    text_bytes: int | None
+    """Bytes of UTF-8 text in the documents, from the writer's report; None without a report."""
+    index_hash: str
+    """SHA-256 of `index.json`, in hex digits."""
+
+    def to_json(self) -> str:
+        """Return the summary as indented JSON."""
+        return to_json(self)
+
+
+def read_info(
+    dataset: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    sample: int = 8,
+    retry: Retry | None = None,
+) -> DatasetInfo:
+    """Summarize an MDS dataset.
+
+    Reads the index, the first bytes of a few shards, and the report that `convert` wrote.
+
+    Args:
+        dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
+        split: the subfolder to summarize, such as `train`.
+        sample: number of shards whose offsets are read for the sizes of samples, spread evenly over
+            the dataset. With 0, no shard is read. If the dataset has at most this number of shards,
+            the sizes are exact.
+        retry: how long to retry a request to the store.
+
+    Raises:
+        ValueError: an argument is invalid.
+        DatasetError: the index or a shard is damaged, or the dataset has no samples.
+        StoreError: the index or a shard cannot be read.
+    """
+    if sample < 0:
+        raise ValueError(f"sample is {sample}. Use an integer of at least 0")
+    retry = retry or Retry()
+    stream = Stream(os.fspath(dataset), split=split)
+    [found] = open_corpus([stream.location], retry).datasets
+    shards = tuple(found.shards)
+    chosen = _spread(shards, sample)
+    samples = sum(shard.samples for shard in shards)
+    report = _read_report(found.url, samples, retry)
+    return DatasetInfo(
+        dataset=redact(found.url),
+        samples=samples,
+        shards=len(shards),
+        raw_bytes=sum(shard.raw.bytes for shard in shards),
+        stored_bytes=sum(shard.stored.bytes for shard in shards),
+        columns=_list_columns(shards),
+        compression=dict(Counter(shard.compression or NO_COMPRESSION for shard in shards)),
+        hashes=dict(Counter(name for shard in shards for name in shard.stored.hashes)),
+        samples_per_shard=_distribute(shards, lambda shard: shard.samples),
+        shard_bytes=_distribute(shards, lambda shard: shard.raw.bytes),
+        sample_bytes=Distribution.of(_read_sizes(found, chosen, retry)),
+        shards_read=len(chosen),
+        writer="cloudload convert" if report is not None else None,
+        text_bytes=(report or {}).get("text_bytes"),
+        index_hash=found.index_hash,
+    )
+
+
+def _spread(shards: Sequence[ShardInfo], number: int) -> Sequence[ShardInfo]:
+    """Choose at most `number` shards that have samples, spread evenly."""
+    full = [shard for shard in shards if shard.samples]
+    if number >= len(full):
+        return full
+    return [full[place * len(full) // number] for place in range(number)]
+
+
+def _distribute(
+    shards: Sequence[ShardInfo], value: Callable[[ShardInfo], int]
+) -> Distribution | None:
+    return Distribution.of(np.fromiter(map(value, shards), np.int64, len(shards)))
+
+
+def _list_columns(shards: Iterable[ShardInfo]) -> tuple[ColumnInfo, ...]:
+    num_shards: Counter[Column] = Counter()
+    num_samples: Counter[Column] = Counter()
+    # group shards first, because in most datasets all of them share one tuple of columns
+    for columns, group in _group_by_columns(shards).items():
+        for column in columns:
+            num_shards[column] += len(group)
+            num_samples[column] += sum(shard.samples for shard in group)
+    return tuple(
+        ColumnInfo(
+            column.name,
+            column.encoding,
+            column.bytes,
+            _describe_content(column.encoding),
+            number,
+            _count_tokens(column, num_samples[column]),
+        )
+        for column, number in num_shards.items()
+    )
+
+
+def _group_by_columns(
+    shards: Iterable[ShardInfo],
+) -> dict[tuple[Column, ...], list[ShardInfo]]:
+    groups: dict[tuple[Column, ...], list[ShardInfo]] = {}
+    for shard in shards:
+        groups.setdefault(shard.columns, []).append(shard)
+    return groups
+
+
+def _describe_content(encoding: str) -> str:
+    if is_token_array(encoding):
+        return "token IDs"
+    if encoding in FIXED_FORMATS:
+        return "a number"
+    return {"str": "text", "bytes": "text or token IDs", "json": "JSON"}.get(encoding, "other")
+
+
+def _count_tokens(column: Column, num_samples: int) -> int | None:
+    """Count the token IDs in a column of arrays with a fixed shape; None for other columns."""
+    if column.bytes is None or not is_token_array(column.encoding):
+        return None
+    _, dtype, _ = column.encoding.split(":")
+    return num_samples * column.bytes // np.dtype(dtype).itemsize
+
+
+def _read_sizes(dataset: Dataset, shards: Sequence[ShardInfo], retry: Retry) -> Ints:
+    """Return the size in bytes of every sample in `shards`: int64 [samples]."""
+
+    def read(info: ShardInfo) -> Ints:
+        with open_shard_start(dataset, info, 0, retry) as shard:
+            return shard.sample_bytes()
+
+    threads = DaemonThreadPool(_NUM_THREADS, "cloudload-info")
+    try:
+        sizes = run_in_order(partial(threads.submit, read), shards, _NUM_THREADS)
+        return np.concatenate([np.empty(0, np.int64), *(found for _, found in sizes)])
+    finally:
+        threads.close(timeout_s=1.0)
+
+
+def _read_report(url: str, samples: int, retry: Retry) -> dict[str, Any] | None:
+    """Read the report that `convert` wrote beside the index.
+
+    None without a valid report of a dataset with that many samples. Another program may have
+    replaced the dataset, and not the report.
+    """
+    try:
+        data = read_object(join_url(url, REPORT_NAME), retry, _MOST_REPORT_BYTES)
+        report = json.loads(data)["report"]
+    except StoreError as error:
+        # a store may deny access to an object that does not exist
+        if error.kind.is_transient:
+            raise
+        return None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    is_report = (
+        isinstance(report, dict)
+        and isinstance(report.get("text_bytes"), int)
+        and report.get("documents") == samples
+    )
+    return report if is_report else None

@@ -1,0 +1,223 @@
+"""Read samples of an MDS dataset: the first samples, or those that match an ID or a pattern.
+
+the first samples    the first bytes of the first shards      hashes are not checked
+an ID, a pattern     whole shards, in order, until found      hashes of downloads are checked
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from cloudload.config.checks import as_integer
+from cloudload.config.rows import TEXT_KEY
+from cloudload.config.stream import Stream
+from cloudload.data.mds.dataset import Dataset, is_in_place, open_corpus
+from cloudload.data.mds.document_columns import check_text_column, is_token_array
+from cloudload.data.mds.download import download_shard
+from cloudload.data.mds.index import FIXED_FORMATS, Column, ShardInfo
+from cloudload.data.mds.shard import ID_KEY, Shard
+from cloudload.data.mds.shard_start import open_shard_start, open_temporary
+from cloudload.data.mds.token_columns import open_token_column
+from cloudload.data.storage.base import Retry
+from cloudload.data.storage.redaction import redact
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import DatasetError
+from cloudload.system.temp_files import explained_full_disk
+
+_READABLE = ("str", "bytes", "json", *FIXED_FORMATS)
+_DEFAULT_LIMIT = 5
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A value that cloudload does not decode, such as an image or a pickle."""
+
+    encoding: str
+    """The MDS encoding."""
+    bytes: int
+    """The size of the value in bytes."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A sample of a dataset."""
+
+    sample: int
+    """The index of the sample in the dataset, from 0."""
+    shard: str
+    """The file name of the sample's uncompressed shard within the dataset."""
+    values: Mapping[str, Any]
+    """The decoded value of each column: `str`, `bytes`, a number, or a JSON value. Token IDs are a
+    list. A value that cannot be decoded safely is `Unread`."""
+    match: tuple[int, int] | None = None
+    """The first match of the pattern in the text, as characters [start, stop)."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, as JSON types.
+
+        A `bytes` value becomes text if it is UTF-8, and otherwise `{"base64": …}`. An `Unread`
+        value becomes its encoding and size.
+        """
+        values = {name: _to_json(value) for name, value in self.values.items()}
+        return {**asdict(self), "values": values}
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Unread):
+        return asdict(value)
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
+
+
+def read_samples(
+    dataset: str | os.PathLike[str],
+    *,
+    split: str | None = None,
+    limit: int | None = None,
+    id: str | None = None,
+    pattern: str | None = None,
+    text_key: str | None = None,
+    retry: Retry | None = None,
+) -> Iterator[Sample]:
+    """Yield samples of an MDS dataset, in the order in which they are stored.
+
+    Args:
+        dataset: the folder or URL that contains `index.json`, or that contains the folder `split`.
+        split: the subfolder to read, such as `train`.
+        limit: maximum number of samples; by default 5, or 1 with `id`.
+        id: yield only samples whose column `id` is this text.
+        pattern: yield only samples whose text contains this regular expression.
+        text_key: the column that holds the document, by default `text`. If given, the column must
+            exist. Only `pattern` uses it.
+        retry: how long to retry a request to the store.
+
+    Raises:
+        ValueError: an argument is invalid.
+        DatasetError: the index or a shard is damaged, a needed column is missing, or the dataset
+            has no samples.
+        StoreError: the index or a shard cannot be read.
+    """
+    limit = (1 if id is not None else _DEFAULT_LIMIT) if limit is None else limit
+    limit = as_integer("limit", limit, 1)
+    retry, stream = retry or Retry(), Stream(os.fspath(dataset), split=split)
+    expression = _compile(pattern)
+    [found] = open_corpus([stream.location], retry).datasets
+    chosen = _Filter(id, expression, text_key or TEXT_KEY)
+    if text_key is not None or pattern is not None:
+        check_text_column([found], chosen.text_key)
+    chosen.check(found)
+    is_searched = id is not None or expression is not None
+    return _read(found, _open_whole if is_searched else open_shard_start, limit, retry, chosen)
+
+
+def _compile(pattern: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if pattern is None else re.compile(pattern)
+    except re.error as error:
+        raise ValueError(
+            f"{pattern!r} is not a regular expression: {error}. Escape special characters with \\"
+        ) from None
+
+
+@dataclass(frozen=True)
+class _Filter:
+    """Chooses samples by ID and by a pattern in the text."""
+
+    id: str | None
+    pattern: re.Pattern[str] | None
+    text_key: str
+
+    def find(self, shard: Shard, sample: int) -> tuple[bool, tuple[int, int] | None]:
+        """Return whether a sample is chosen, and the range of the pattern's first match."""
+        if self.id is not None and not shard.has_id(sample, self.id):
+            return False, None
+        if self.pattern is None:
+            return True, None
+        [text] = shard.read_texts([sample], shard.column_index(self.text_key))
+        match = self.pattern.search(text)
+        return match is not None, match and match.span()
+
+    def check(self, dataset: Dataset) -> None:
+        """Raise `DatasetError` if an ID is given, but not all shards have a column of IDs."""
+        sets = dataset.table.column_sets()
+        if self.id is not None and any(ID_KEY not in _names(columns) for columns in sets):
+            raise DatasetError(
+                f"{redact(dataset.url)} has shards without a column {ID_KEY!r}, so documents "
+                "cannot be found by ID. Search by text instead (pattern, --grep)"
+            )
+
+
+def _names(columns: Iterable[Column]) -> set[str]:
+    return {column.name for column in columns}
+
+
+_OpenShard = Callable[[Dataset, ShardInfo, int, Retry], contextlib.AbstractContextManager[Shard]]
+
+
+@contextlib.contextmanager
+def _open_whole(dataset: Dataset, info: ShardInfo, _: int, retry: Retry) -> Iterator[Shard]:
+    """Open a whole shard: in place, or downloaded to a temporary file, with its hash checked."""
+    if is_in_place(dataset, info):
+        with open_shard_start(dataset, info, info.samples, retry) as shard:
+            yield shard
+        return
+    url = join_url(dataset.url, info.stored.name)
+    with explained_full_disk(), tempfile.NamedTemporaryFile(prefix="cloudload-head-") as file:
+        target = cast("BinaryIO", file)
+        fault = download_shard(
+            url, info, target, retry, checks_hash=True, count_bytes=lambda _: None
+        ).fault
+        if fault is not None:
+            raise DatasetError(f"{redact(url)} {fault}. Convert or copy the shard again")
+        file.flush()
+        yield open_temporary(Path(file.name), info, url)
+
+
+def _read(
+    dataset: Dataset, open_shard: _OpenShard, limit: int, retry: Retry, chosen: _Filter
+) -> Iterator[Sample]:
+    first = 0
+    for info in dataset.shards:
+        # a shard without samples may have no file
+        if info.samples:
+            with open_shard(dataset, info, limit, retry) as shard:
+                for sample in range(info.samples):
+                    is_chosen, match = chosen.find(shard, sample)
+                    if is_chosen:
+                        values = _read_values(shard, sample)
+                        yield Sample(first + sample, info.raw.name, values, match)
+                        limit -= 1
+                        if not limit:
+                            return
+        first += info.samples
+
+
+def _read_values(shard: Shard, sample: int) -> dict[str, Any]:
+    return {
+        column.name: _read_value(shard, sample, place, column.encoding)
+        for place, column in enumerate(shard.info.columns)
+    }
+
+
+def _read_value(shard: Shard, sample: int, column: int, encoding: str) -> Any:
+    name = shard.info.columns[column].name
+    if encoding in _READABLE:
+        return shard.read_columns(sample, [name])[name]
+    if is_token_array(encoding):
+        [ids] = open_token_column(shard, name, None).read(shard, np.array([sample]))
+        return np.frombuffer(ids.values[0], ids.dtype).tolist()
+    return Unread(encoding, len(shard.read_bytes(sample, column)))

@@ -1,0 +1,286 @@
+"""Find the documents and sources whose losses stand out in some steps.
+
+    mean loss of each document ─► minus the median of its steps ─► compared with documents of
+                                                                  similar length and the same source
+    mean loss of each source   ─► compared with earlier periods of the same length
+
+A score is the distance from the median in standard deviations, estimated from the median absolute
+deviation. This estimate is robust, so outliers do not hide themselves or one another.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cloudload.system.arrays import Floats, Ints
+from cloudload.tools.losses.log_file import (
+    EPOCH,
+    ROW,
+    SAMPLE,
+    START,
+    STEP,
+    STOP,
+    STREAM,
+    TOKENS,
+)
+from cloudload.tools.losses.mean import MeanLoss
+from cloudload.tools.losses.read import Losses
+
+THRESHOLD = 6.0
+"""Default minimum score at which a document or source stands out."""
+
+_GROUP, _FEWEST_IN_GROUP, _PER_WINDOW = 256, 32, 64
+_MOST_PERIODS, _FEWEST_PERIODS = 20, 5
+_TO_DEVIATION = 1.4826
+_LEAST_SCALE = 1e-3
+
+
+@dataclass(frozen=True)
+class DocumentLoss:
+    """A document whose loss stands out in the chosen steps."""
+
+    step: int
+    """The first of the steps that trained on the document, from 1."""
+    row: int
+    """The run index of the first row with the document, from 0."""
+    stream: str
+    """The name of the stream."""
+    epoch: int
+    """The index of the epoch, from 0."""
+    sample: int
+    """The index of the sample within its stream, from 0."""
+    start: int
+    """The index of the document's first token in the chosen steps. A bos has index 0."""
+    stop: int
+    """The index after the document's last token in the chosen steps."""
+    tokens: int
+    """Number of the document's tokens in the chosen steps that have a loss."""
+    loss: float
+    """The mean loss of these tokens."""
+    expected: float
+    """The median loss of documents of the same source, and of similar length and step."""
+    score: float
+    """The distance of `loss` from `expected`, in robust standard deviations; infinite if a loss is
+    not a number."""
+    last_step: int
+    """The last of the steps that trained on the document."""
+    worst_step: int
+    """The step in which the document's tokens had the highest mean loss."""
+
+
+@dataclass(frozen=True)
+class SourceLoss:
+    """The loss of a source in the chosen steps."""
+
+    stream: str
+    """The name of the stream."""
+    documents: int
+    """Number of the source's documents in the chosen steps."""
+    tokens: int
+    """Number of tokens that have a loss."""
+    loss: float
+    """The mean loss of these tokens."""
+    before: float | None
+    """The median of the source's mean losses in up to 20 earlier periods of the same length; None
+    if the log has fewer than 5 such periods."""
+    score: float | None
+    """The distance of `loss` from `before`, in robust standard deviations; None if unknown."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The result of `blame`: the documents and sources that stand out in the chosen steps."""
+
+    steps: range
+    """The range of the chosen steps, from 1, that are in the log."""
+    num_documents: int
+    tokens: int
+    """Number of tokens that have a loss."""
+    loss: float
+    """The mean loss of these tokens; NaN without tokens."""
+    documents: tuple[DocumentLoss, ...]
+    """The documents that stand out, highest score first."""
+    sources: tuple[SourceLoss, ...]
+    """All sources, in the order of the streams."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name. They are JSON types, but may contain infinities and NaN."""
+        return {**asdict(self), "steps": [self.steps.start, self.steps.stop]}
+
+
+def blame(
+    losses: Losses,
+    steps: range | None = None,
+    *,
+    threshold: float = THRESHOLD,
+    min_tokens: int = 8,
+    top: int = 10,
+) -> Blame:
+    """Find the documents and sources whose losses stand out in `steps` (default: all).
+
+    Returns at most `top` documents with a score of at least `threshold`. Ignores documents with
+    fewer than `min_tokens` tokens in these steps, because their mean losses are noisy. Raises
+    `ValueError` if none of the steps are in the log.
+    """
+    asked = losses.steps if steps is None else steps
+    chosen = losses.of_steps(asked)
+    if not len(chosen.records.table):
+        raise ValueError(
+            f"the log has no steps {asked.start:,} to {asked.stop - 1:,}. Use steps from "
+            f"{losses.steps.start:,} to {losses.steps.stop - 1:,}"
+        )
+    documents = _sum_documents(chosen)
+    expected, scores = _score_documents(documents, min_tokens)
+    scores[documents.tokens < min_tokens] = -math.inf
+    highest = np.argsort(-scores, kind="stable")[:top]
+    found = [
+        _describe(documents, place, losses.streams, expected[place], scores[place])
+        for place in highest[scores[highest] >= threshold].tolist()
+    ]
+    tokens = chosen.tokens
+    return Blame(
+        steps=chosen.steps,
+        num_documents=len(documents.tokens),
+        tokens=tokens,
+        loss=MeanLoss(tokens, float(chosen.records.sums.sum())).mean,
+        documents=tuple(found),
+        sources=tuple(_score_sources(losses, asked, documents)),
+    )
+
+
+class _Documents(NamedTuple):
+    """The documents of the chosen steps, each with its first record in these steps."""
+
+    first: Ints
+    """int64 [documents, 8], with the columns of records."""
+    stops: Ints
+    tokens: Ints
+    sums: Floats
+    last_steps: Ints
+    worst_steps: Ints
+
+    @property
+    def means(self) -> Floats:
+        means: Floats = self.sums / np.maximum(1, self.tokens)
+        return means
+
+
+def _sum_documents(losses: Losses) -> _Documents:
+    table, sums = losses.records
+    order = np.lexsort([table[:, ROW], table[:, SAMPLE], table[:, EPOCH], table[:, STREAM]])
+    table, sums = table[order], sums[order]
+    is_new = np.ones(len(table), np.bool_)
+    is_new[1:] = (table[1:, [STREAM, EPOCH, SAMPLE]] != table[:-1, [STREAM, EPOCH, SAMPLE]]).any(1)
+    starts = np.flatnonzero(is_new)
+    # a loss that is not a number is the worst
+    means = np.nan_to_num(sums / np.maximum(1, table[:, TOKENS]), nan=np.inf)
+    by_mean = np.lexsort([-means, np.cumsum(is_new)])
+    return _Documents(
+        table[starts],
+        np.maximum.reduceat(table[:, STOP], starts),
+        np.add.reduceat(table[:, TOKENS], starts),
+        np.add.reduceat(sums, starts),
+        np.maximum.reduceat(table[:, STEP], starts),
+        table[by_mean[starts], STEP],
+    )
+
+
+def _score_documents(documents: _Documents, min_tokens: int) -> tuple[Floats, Floats]:
+    """Return the expected loss and the score of each document: float64 [documents] each."""
+    means, streams = documents.means, documents.first[:, STREAM]
+    is_known = np.isfinite(means) & (documents.tokens >= min_tokens)
+    expected = np.full(len(means), np.nan)
+    scores = np.full(len(means), np.inf)
+    known = np.flatnonzero(is_known)
+    if len(known):
+        trend = _find_trend(documents.first[known, STEP], means[known])
+        centers, scales = np.empty(len(known)), np.empty(len(known))
+        for group in _group(streams[known], documents.tokens[known]):
+            centers[group], scales[group] = _measure(means[known][group] - trend[group])
+        expected[known] = trend + centers
+        scores[known] = (means[known] - expected[known]) / scales
+    return expected, scores
+
+
+def _find_trend(steps: Ints, means: Floats) -> Floats:
+    """Return the median loss around each document's step: float64 [documents].
+
+    The median is over about 64 documents of nearby steps. It is subtracted from the losses, because
+    the loss falls during training, especially at the start.
+    """
+    trend = np.empty(len(means))
+    order = np.argsort(steps, kind="stable")
+    for window in np.array_split(order, max(1, len(order) // _PER_WINDOW)):
+        trend[window] = np.median(means[window])
+    return trend
+
+
+def _group(streams: Ints, tokens: Ints) -> list[Ints]:
+    """Group documents by source and length.
+
+    All sources with fewer than 32 documents are treated as one source.
+    """
+    sources, counts = np.unique(streams, return_counts=True)
+    small = sources[counts < _FEWEST_IN_GROUP]
+    parts = [np.flatnonzero(streams == source) for source in sources if source not in small]
+    if len(small):
+        parts.append(np.flatnonzero(np.isin(streams, small)))
+    groups: list[Ints] = []
+    for part in parts:
+        order = part[np.argsort(tokens[part], kind="stable")]
+        groups += np.array_split(order, max(1, len(order) // _GROUP))
+    return groups
+
+
+def _measure(values: Floats) -> tuple[float, float]:
+    """Return the median of values, and a robust estimate of their standard deviation."""
+    center = float(np.median(values))
+    deviation = _TO_DEVIATION * float(np.median(np.abs(values - center)))
+    return center, max(deviation, _LEAST_SCALE)
+
+
+def _describe(
+    documents: _Documents, place: int, streams: tuple[str, ...], expected: float, score: float
+) -> DocumentLoss:
+    first = documents.first[place].tolist()
+    return DocumentLoss(
+        step=first[STEP],
+        row=first[ROW],
+        stream=streams[first[STREAM]],
+        epoch=first[EPOCH],
+        sample=first[SAMPLE],
+        start=first[START],
+        stop=int(documents.stops[place]),
+        tokens=int(documents.tokens[place]),
+        loss=float(documents.means[place]),
+        expected=float(expected),
+        score=float(score),
+        last_step=int(documents.last_steps[place]),
+        worst_step=int(documents.worst_steps[place]),
+    )
+
+
+def _score_sources(losses: Losses, steps: range, documents: _Documents) -> list[SourceLoss]:
+    earlier = _list_periods(losses, steps)
+    found = []
+    for name, total in losses.of_steps(steps).means().items():
+        stream = losses.streams.index(name)
+        values = [means[name].mean for means in earlier if name in means]
+        before, score = None, None
+        if len(values) >= _FEWEST_PERIODS:
+            before, scale = _measure(np.array(values))
+            score = (total.mean - before) / scale
+        count = int((documents.first[:, STREAM] == stream).sum())
+        found.append(SourceLoss(name, count, total.tokens, total.mean, before, score))
+    return found
+
+
+def _list_periods(losses: Losses, steps: range) -> list[Any]:
+    """Return the mean losses of up to 20 earlier periods of the same length, latest first."""
+    first = max(losses.steps.start, steps.start - _MOST_PERIODS * len(steps))
+    starts = range(steps.start - len(steps), first - 1, -len(steps))
+    return [losses.of_steps(range(start, start + len(steps))).means() for start in starts]

@@ -1,0 +1,239 @@
+"""Find the steps and rows that read a given document."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cloudload.errors import DatasetError
+from cloudload.loading.batch import Batch
+from cloudload.loading.loader import CloudLoader
+from cloudload.loading.workers.plan import Plan
+from cloudload.loading.workers.trace import Tracer
+from cloudload.order.canonical import positions_of
+from cloudload.rows.packing.residue import residue_spans
+from cloudload.rows.packing.tables import CURSOR_ORDINAL, SPAN_EPOCH, SPAN_SAMPLE, SPAN_STREAM
+from cloudload.run.lengths.occurrences import FoundSpan, find_spans
+from cloudload.run.lengths.run_lengths import RunLengths
+from cloudload.tools.provenance.state_run import Run, open_lane
+
+_ROWS_AT_ONCE = 16
+_MARGIN_DOCUMENTS = 64
+
+
+@dataclass(frozen=True)
+class Occurrence:
+    """Tokens [start, stop) of a document in a row of a step."""
+
+    step: int
+    """The step, from 1."""
+    row: int
+    """The index of the row within the global batch, from 0."""
+    stream: str
+    """The name of the stream."""
+    epoch: int
+    """The epoch, from 0."""
+    sample: int
+    """The index of the sample within its stream, from 0."""
+    start: int
+    """The index of the first token within the document."""
+    stop: int
+    """One past the index of the last token."""
+
+
+def find_samples(run: Run, identifier: str, **delivery: Any) -> list[tuple[int, int]]:
+    """Return the (stream, sample) indices of every sample whose column `id` is `identifier`.
+
+    Compares IDs as strings. Reads all shards. `delivery` takes options of `DeliveryConfig`. Raises
+    `DatasetError` if no sample has this ID, and the errors of `Run.loader`.
+    """
+    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        tracer = Tracer(loader.plan())
+        found = tracer.find_id(identifier)
+        tracer.close()
+    if not found:
+        raise DatasetError(
+            f"no sample has {identifier!r} in its column 'id'. Check the ID, or pass the sample's "
+            "index (--sample)"
+        )
+    return found
+
+
+def explain_absence(run: Run, stream: int, sample: int, **delivery: Any) -> str | None:
+    """Return why no row of a run has a sample, or None if nothing leaves the sample out.
+
+    `stream` and `sample` are indices, from 0. `delivery` takes options of `DeliveryConfig`. Raises
+    `DatasetError` if the sample cannot be read, and the errors of `Run.loader`.
+    """
+    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        tracer = Tracer(loader.plan())
+        try:
+            return tracer.explain_absence(stream, sample)
+        finally:
+            tracer.close()
+
+
+def find_document(
+    run: Run, stream: int, sample: int, last_step: int, *, quick: bool = False, **delivery: Any
+) -> Iterator[Occurrence]:
+    """Yield each occurrence of a sample after the state, up to and including `last_step`.
+
+    With token lengths, this reads no data, unless the state is in the tail. Without them, it reads
+    every row up to `last_step`. `stream` and `sample` are indices, from 0. `delivery` takes options
+    of `DeliveryConfig`. Raises `ValueError` for a `last_step` that is not after the state, and for
+    a stream or sample that does not exist. Also raises the errors of `Run.loader`.
+
+    With `quick` and without lengths, in an endless run with at least one document per lane and
+    epoch, it reads only the lanes that probably contain the sample, and yields epoch by epoch. It
+    misses occurrences in lanes that advance by more than twice as many epochs as the fastest lane
+    that it reads, plus 64 documents.
+    """
+    last_row = run.rows_of_step(last_step)[-1]
+    with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        plan = loader.plan()
+        _check_sample(plan, stream, sample)
+        if (found := _find_by_lengths(run, plan, stream, sample, last_row)) is not None:
+            yield from found
+            return
+        lanes = plan.recipe.components[_component_of(plan, stream)].lanes
+        if quick and lanes.epochs is None and lanes.num_positions >= lanes.num_lanes:
+            yield from _find_in_lanes(run, plan, (stream, sample), last_row, delivery)
+            return
+        for batch in _batches_until(loader, last_row):
+            yield from _occurrences(run, batch, (stream, sample), last_row)
+
+
+def _find_by_lengths(
+    run: Run, plan: Plan, stream: int, sample: int, last_row: int
+) -> Iterator[Occurrence] | None:
+    """Return the occurrences up to `last_row`; None if token lengths do not determine them."""
+    position = plan.position
+    if plan.lengths is None or position.tail is not None:
+        return None
+    if position.table_rows < position.rows:
+        return None
+    lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
+    place = _component_of(plan, stream)
+    first = plan.recipe.components[place].first_sample
+    within = int(plan.recipe.corpus.stream_starts[stream]) + sample - first
+    spans = find_spans(lengths, position, place, within, last_row + 1)
+    return (_occurrence_of(run, stream, sample, span) for span in spans)
+
+
+def _occurrence_of(run: Run, stream: int, sample: int, span: FoundSpan) -> Occurrence:
+    step = run.step_of_row(span.row)
+    place = span.row - run.rows_of_step(step).start
+    name = run.labels[stream]
+    return Occurrence(step, place, name, span.epoch, sample, span.start, span.stop)
+
+
+def _find_in_lanes(
+    run: Run, plan: Plan, document: tuple[int, int], last_row: int, delivery: Mapping[str, Any]
+) -> Iterator[Occurrence]:
+    """Yield a document's occurrences up to `last_row`, epoch by epoch; see `find_document`.
+
+    `document` is (stream, sample). Each lane that may contain the document is read once.
+    """
+    place = _component_of(plan, document[0])
+    component = plan.recipe.components[place]
+    num_lanes, num_positions = component.lanes.num_lanes, component.lanes.num_positions
+    epoch, starts = _current_epochs(plan, place)
+    last_epoch = max(starts)
+    margin = 1 + _MARGIN_DOCUMENTS * num_lanes // num_positions
+    ends: dict[int, int] = {}
+    found: defaultdict[int, list[Occurrence]] = defaultdict(list)
+    while epoch <= last_epoch:
+        # in an epoch without the document, read one lane to find how far lanes advance
+        for lane in _lanes_of(plan, *document, epoch) or [epoch % num_lanes]:
+            if lane in ends:
+                continue
+            ends[lane] = starts[lane]
+            with open_lane(run, lane, _ROWS_AT_ONCE, delivery) as loader:
+                for batch in _batches_until(loader, last_row):
+                    ends[lane] = max(ends[lane], _last_epoch(batch, component.streams))
+                    for occurrence in _occurrences(run, batch, document, last_row):
+                        found[occurrence.epoch].append(occurrence)
+        yield from sorted(found.pop(epoch, []), key=lambda each: (each.step, each.row))
+        advance = max(end - starts[lane] for lane, end in ends.items())
+        is_known = len(ends) == num_lanes
+        last_epoch = max(ends.values()) if is_known else max(starts) + 2 * advance + margin
+        epoch += 1
+
+
+def _batches_until(loader: CloudLoader, last_row: int) -> Iterator[Batch]:
+    """Yield the batches of a loader, up to the one that reaches `last_row`."""
+    for batch in loader:
+        yield batch
+        if batch.rows[-1] >= last_row:
+            return
+
+
+def _occurrences(
+    run: Run, batch: Batch, document: tuple[int, int], last_row: int
+) -> Iterator[Occurrence]:
+    """Yield each occurrence of a document, (stream, sample), in a batch's rows up to `last_row`."""
+    rows, spans = batch.rows, batch.spans
+    is_found = (spans[:, [SPAN_STREAM, SPAN_SAMPLE]] == document).all(1)
+    for row, stream, epoch, sample, start, stop in spans[is_found].tolist():
+        number = int(rows[row])
+        if number <= last_row:
+            step = run.step_of_row(number)
+            place = number - run.rows_of_step(step).start
+            yield Occurrence(step, place, run.labels[stream], epoch, sample, start, stop)
+
+
+def _check_sample(plan: Plan, stream: int, sample: int) -> None:
+    """Raise `ValueError` if the stream or the sample does not exist."""
+    sizes = np.diff(plan.recipe.corpus.stream_starts).tolist()
+    if not 0 <= stream < len(sizes):
+        raise ValueError(
+            f"the run has no stream {stream}. Use a stream from 0 to {len(sizes) - 1} (--sample "
+            "STREAM:N)"
+        )
+    if not 0 <= sample < sizes[stream]:
+        raise ValueError(
+            f"{plan.recipe.labels[stream]} has no sample {sample}. Use a sample from 0 to "
+            f"{sizes[stream] - 1} (--sample)"
+        )
+
+
+def _component_of(plan: Plan, stream: int) -> int:
+    return next(
+        place
+        for place, component in enumerate(plan.recipe.components)
+        if stream in component.streams
+    )
+
+
+def _current_epochs(plan: Plan, component: int) -> tuple[int, list[int]]:
+    """Return the first epoch with a document that is not yet in a row, and each lane's epoch."""
+    lanes, position = plan.recipe.components[component].lanes, plan.position
+    ordinals = position.cursors[component, :, CURSOR_ORDINAL].tolist()
+    current = [lanes.epoch_position(lane, ordinal)[0] for lane, ordinal in enumerate(ordinals)]
+    waiting = [
+        lanes.epoch_position(lane, document)[0]
+        for lane, ordinal in enumerate(ordinals)
+        for document, _, _ in residue_spans(position.residue(component, lane), ordinal)
+    ]
+    return min(current + waiting), current
+
+
+def _lanes_of(plan: Plan, stream: int, sample: int, epoch: int) -> list[int]:
+    """Return the lanes that read a sample in an epoch with at least one document per lane."""
+    component = plan.recipe.components[_component_of(plan, stream)]
+    within = int(plan.recipe.corpus.stream_starts[stream]) + sample - component.first_sample
+    positions = positions_of(component.orders(plan.cache_root)(epoch), within)
+    lanes: list[int] = np.flatnonzero(
+        np.isin(component.lanes.first_positions, positions % plan.num_lanes)
+    ).tolist()
+    return lanes
+
+
+def _last_epoch(batch: Batch, streams: range) -> int:
+    """Return the latest epoch of the documents from `streams` in a batch; -1 if there are none."""
+    is_own = np.isin(batch.spans[:, SPAN_STREAM], streams)
+    return int(batch.spans[is_own, SPAN_EPOCH].max(initial=-1))

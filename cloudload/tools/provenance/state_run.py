@@ -1,0 +1,204 @@
+"""Open the run of a state, and create loaders that continue it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from cloudload.config.choices import AUTO
+from cloudload.config.stream import Stream
+from cloudload.config.stream_names import name_streams
+from cloudload.config.transform import GIVEN_ID, Transform
+from cloudload.data.storage.redaction import explain
+from cloudload.errors import StreamChangedError
+from cloudload.loading.loader import CloudLoader
+from cloudload.rows.tokenization.tokenizer import WITHOUT_TOKENIZER
+from cloudload.run.recipe import HELD_CONFIG_FIELDS
+from cloudload.run.sources import read_sources
+from cloudload.run.state import Saved, read_state
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: one of its states, and the arguments that create its loader."""
+
+    state: Mapping[str, Any]
+    arguments: Mapping[str, Any]
+    """Keyword arguments of `CloudLoader`. Arguments of `loader` override them."""
+    global_batch: int
+    """Number of rows per step."""
+    last_step: int | None = None
+    """The last step of this part of the run; None for the last part. See `run_parts`."""
+    on_change: Mapping[str, str] = field(default_factory=dict)
+    """The changes that the run accepted after the state; see `CloudLoader.load_state_dict`."""
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the run's streams, in order."""
+        return [stream.label for stream in self.arguments["data"]]
+
+    @cached_property
+    def saved(self) -> Saved:
+        """The parsed state.
+
+        Raises `StreamChangedError` if it is damaged, has a different format version, or is only
+        one rank's part.
+        """
+        return read_state(self.state)
+
+    @property
+    def can_end(self) -> bool:
+        """Whether the run, or a stream of its mixture, ends after a number of epochs."""
+        capped = [stream for stream in self.arguments["data"] if stream.max_epochs is not None]
+        return self.arguments["epochs"] is not None or bool(capped)
+
+    def loader(self, **delivery: Any) -> CloudLoader:
+        """Create a loader at the state's position.
+
+        `delivery` takes options of `DeliveryConfig`. Raises the errors of `CloudLoader` and of its
+        `load_state_dict`.
+        """
+        loader = CloudLoader(**{**self.arguments, **delivery})
+        loader.load_state_dict(self.state, on_change=self.on_change)
+        return loader
+
+    def rows_of_step(self, step: int) -> range:
+        """Return the rows of a step, as indices in the run.
+
+        Raises `ValueError` for a step that is not after the state.
+        """
+        position = self.saved.position
+        if step <= position.batches:
+            raise ValueError(
+                f"step {step:,} is too early, because the state was saved after step "
+                f"{position.batches:,}. Use a later step or an earlier state"
+            )
+        start = position.rows + (step - 1 - position.batches) * self.global_batch
+        return range(start, start + self.global_batch)
+
+    def step_of_row(self, row: int) -> int:
+        """Return the step that contains a row after the state. `row` is an index in the run."""
+        position = self.saved.position
+        return position.batches + 1 + (row - position.rows) // self.global_batch
+
+
+def open_run(
+    state: Mapping[str, Any],
+    *,
+    data: list[str] | None = None,
+    tokenizer: Any = None,
+    transform: Transform | str | None = None,
+    global_batch: int | None = None,
+    lengths: str | os.PathLike[str] | None = None,
+) -> Run:
+    """Open the run that a state belongs to.
+
+    Args:
+        state: a state of the run.
+        data: a URL for each stream, if the data has moved.
+        tokenizer: the tokenizer, if it has moved or the state does not record it.
+        transform: the run's transform, if it had one: a function, or `module:function`.
+        global_batch: rows per step, if the state was saved before the first batch.
+        lengths: folder or URL of the token lengths, if they are not with the data.
+
+    Raises:
+        StreamChangedError: the state is damaged, or has no tokenizer and none is passed.
+        ValueError: another argument is missing or invalid.
+    """
+    saved = read_state(state)
+    sources = read_sources(state["sources"])
+    tokenizer = tokenizer or sources.tokenizer
+    if tokenizer is None and state["tokenizer"] != WITHOUT_TOKENIZER:
+        raise StreamChangedError(
+            "the state does not record the tokenizer's location. Pass the tokenizer (--tokenizer)"
+        )
+    if isinstance(transform, str):
+        transform = import_transform(transform)
+    if transform is None and state["transform"] is not None:
+        raise ValueError(
+            f"the run used the transform {state['transform']!r}. Pass the same transform "
+            "(--transform)"
+        )
+    global_batch = global_batch or saved.position.global_batch
+    if not global_batch:
+        raise ValueError(
+            "the state was saved before the first batch, so it does not record the rows per step. "
+            "Pass the number of rows per step (--global-batch)"
+        )
+    streams = name_streams(_move_streams(sources.streams, data))
+    names = [stream.label for stream in streams]
+    schedule = [
+        (row, dict(zip(names, weights, strict=False))) for row, weights in saved.mixture.schedule
+    ]
+    arguments = {
+        **{name: saved.fields[name] for name in HELD_CONFIG_FIELDS},
+        "data": list(streams),
+        "tokenizer": tokenizer,
+        "transform": transform,
+        "transform_id": _read_transform_id(state["transform"]),
+        "seq_len": saved.seq_len,
+        "num_lanes": saved.layout.num_lanes,
+        "bos": sources.bos,
+        "eos": sources.eos,
+        "tokens_key": sources.tokens_key,
+        "tokens_dtype": sources.tokens_dtype,
+        "schedule": schedule if sources.is_mixed else None,
+        "stopping": saved.stopping,
+        "lengths": AUTO if lengths is None else lengths,
+    }
+    return Run(state, arguments, global_batch)
+
+
+def start_run(global_batch: int, **options: Any) -> Run:
+    """Open the run of a loader with the given options, at its beginning.
+
+    `options` takes arguments of `CloudLoader`, such as the result of `config_from_yaml`. The batch
+    size and the world have no effect. Raises the errors of `CloudLoader` and of `open_run`.
+    """
+    alone = {"batch_size": global_batch, "dp_rank": 0, "dp_world_size": 1, "device_mesh": None}
+    with CloudLoader(**{**options, **alone}) as loader:
+        state = loader.state_dict()
+    given = {name: options.get(name) for name in ("tokenizer", "transform", "lengths")}
+    return open_run(state, **given, global_batch=global_batch)
+
+
+def _read_transform_id(name: str | None) -> str | None:
+    """Return the `transform_id` that the user gave the run, or None."""
+    return name.removeprefix(GIVEN_ID) if name and name.startswith(GIVEN_ID) else None
+
+
+def _move_streams(streams: list[Stream], data: list[str] | None) -> list[Stream]:
+    if data is None:
+        return streams
+    if len(data) != len(streams):
+        raise ValueError(
+            f"data has {len(data)} locations, but the state has {len(streams)} streams. Pass one "
+            "location for each stream (--data)"
+        )
+    pairs = zip(streams, data, strict=True)
+    return [replace(stream, remote=url, split=None) for stream, url in pairs]
+
+
+def import_transform(path: str) -> Transform:
+    """Import a transform, given as `module:function`. Raises `ValueError` if that fails."""
+    module, _, name = path.partition(":")
+    try:
+        transform: Transform = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:  # the module may raise anything
+        raise ValueError(
+            f"transform {path!r} cannot be imported ({explain(error)}). Use "
+            "module:function, with the module's folder in PYTHONPATH"
+        ) from error
+    return transform
+
+
+def open_lane(run: Run, lane: int, batch_size: int, delivery: Mapping[str, Any]) -> CloudLoader:
+    """Create a loader that reads one lane, as the lane's rank in a world with one rank per lane."""
+    options = {**delivery, "num_workers": 0}
+    return run.loader(
+        batch_size=batch_size, dp_rank=lane, dp_world_size=run.saved.layout.num_lanes, **options
+    )

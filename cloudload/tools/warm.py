@@ -1,0 +1,236 @@
+"""Fetch the shards that a node reads next into its cache, before the run starts or resumes.
+
+    loader at a state ─► cursors of the node's lanes ─► next documents ─► shards, in order of use
+                                                                              └─► threads ─► cache
+
+The loader then finds these shards on disk, and does not download them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cloudload.config.checks import as_integer
+from cloudload.data.cache.counters import TrafficCounter
+from cloudload.data.cache.fetch import Fetcher
+from cloudload.data.mds.dataset import Corpus, is_in_place
+from cloudload.loading.delivery.world import World, check_world
+from cloudload.loading.loader import CloudLoader
+from cloudload.loading.workers.plan import Plan
+from cloudload.order.dealing import deal_lanes, find_lane_hosts
+from cloudload.rows.packing.residue import residue_spans
+from cloudload.rows.packing.tables import CURSOR_ORDINAL
+from cloudload.system.arrays import Flags, Ints
+from cloudload.system.daemon_threads import DaemonThreadPool
+from cloudload.system.ordered_results import run_in_order
+from cloudload.system.progress_bar import open_progress_bar
+
+_ORDINALS_AT_ONCE, _CLOSE_S = 256, 2.0
+
+
+@dataclass(frozen=True)
+class WarmReport:
+    """The result of warming a cache."""
+
+    shards: int
+    """Number of requested shards that are now in the cache."""
+    bytes: int
+    """Total size of the requested shards, in uncompressed bytes."""
+    shards_downloaded: int
+    """Number of requested shards that had to be downloaded."""
+    bytes_downloaded: int
+    """Number of stored bytes that were downloaded."""
+    is_all: bool
+    """Whether the requested shards are all that the node reads in the next epoch."""
+
+
+def warm_cache(
+    loader: CloudLoader,
+    *,
+    nodes: int = 1,
+    node: int = 0,
+    ranks_per_node: int = 1,
+    shards: int | None = None,
+    max_bytes: int | None = None,
+    cache_limit: int | None = None,
+    threads: int = 8,
+    progress: bool = False,
+) -> WarmReport:
+    """Fetch the shards that a node reads first, starting at the loader's position.
+
+    Assumes that all lanes advance at the same pace. Shards that are mapped in place are not
+    fetched.
+
+    Args:
+        loader: a loader of the run, at the position from which the run starts or resumes. Its own
+            rank and world have no effect, and it is not iterated.
+        nodes: number of machines in the run.
+        node: index of this machine, from 0.
+        ranks_per_node: number of data-parallel ranks on each machine.
+        shards: maximum number of shards. By default, all that the node reads in an epoch.
+        max_bytes: maximum total size of the shards, in uncompressed bytes.
+        cache_limit: the run's `cache_limit` in bytes. The shards stay within it.
+        threads: number of concurrent downloads.
+        progress: whether to show a progress bar on stderr.
+
+    Raises:
+        ValueError: for an invalid number, or a world that cannot share the lanes.
+        StoreError, DatasetError, CacheError: as the loader does.
+    """
+    nodes, ranks_per_node = (
+        as_integer("nodes", nodes, 1),
+        as_integer("ranks_per_node", ranks_per_node, 1),
+    )
+    node, threads = as_integer("node", node, 0, nodes - 1), as_integer("threads", threads, 1)
+    shards = None if shards is None else as_integer("shards", shards, 0)
+    max_bytes = None if max_bytes is None else as_integer("max_bytes", max_bytes, 0)
+    plan = loader.plan()
+    world = World(node * ranks_per_node, nodes * ranks_per_node, ranks_per_node)
+    check_world(plan.num_lanes, world.size, has_lengths=plan.lengths is not None)
+    limits = [each for each in (max_bytes, cache_limit) if each is not None]
+    own = _find_lanes(plan, world, node)
+    chosen, is_all = _choose(plan, own, shards, min(limits, default=None))
+    delivery, traffic = plan.delivery, _Downloads()
+    fetcher = Fetcher(plan.cache_root, delivery.retry, cache_limit, delivery.verify, traffic)
+    size = _fetch(plan.recipe.corpus, fetcher, chosen, threads, progress=progress)
+    return WarmReport(
+        shards=len(chosen),
+        bytes=size,
+        shards_downloaded=traffic.num_fetched,
+        bytes_downloaded=traffic.take().bytes_downloaded,
+        is_all=is_all,
+    )
+
+
+def _find_lanes(plan: Plan, world: World, node: int) -> Ints:
+    """Return the lanes that the ranks of a node own: int64 [lanes]."""
+    hosts, lanes = np.array(world.hosts), [each.lanes for each in plan.recipe.components]
+    lane_hosts = find_lane_hosts(plan.num_lanes, hosts, deal_lanes(lanes, hosts))
+    return np.flatnonzero(lane_hosts == node)
+
+
+def _choose(
+    plan: Plan, own: Ints, most_shards: int | None, most_bytes: int | None
+) -> tuple[list[int], bool]:
+    """Return the shards to fetch, in order of use, and whether they are all that the node reads."""
+    corpus = plan.recipe.corpus
+    chosen: list[int] = []
+    size = 0
+    for shard in _list_shards(plan, own):
+        dataset, info = corpus.find_shard(shard)
+        if is_in_place(dataset, info):
+            continue
+        size += info.raw.bytes
+        if len(chosen) == most_shards or (most_bytes is not None and size > most_bytes):
+            return chosen, False
+        chosen.append(shard)
+    return chosen, True
+
+
+def _list_shards(plan: Plan, own: Ints) -> Iterator[int]:
+    """Yield the shards that lanes read in the next epoch, each once, in order of use."""
+    is_known = np.zeros(len(plan.recipe.corpus.shard_sizes), np.bool_)
+    for place in range(len(plan.recipe.components)):
+        lanes, ordinals = _list_residues(plan, own, place)
+        yield from _take_new(_find_shards(plan, place, lanes, ordinals), is_known)
+    longest = max(-(-each.lanes.stride // each.lanes.num_lanes) for each in plan.recipe.components)
+    for start in range(0, longest + 1, _ORDINALS_AT_ONCE):
+        found = [
+            _find_step(plan, own, place, start) for place in range(len(plan.recipe.components))
+        ]
+        steps = np.concatenate([step for step, _ in found])
+        shards = np.concatenate([part for _, part in found])
+        yield from _take_new(shards[np.argsort(steps, kind="stable")], is_known)
+
+
+def _take_new(shards: Ints, is_known: Flags) -> Iterator[int]:
+    """Yield each new shard in order of first occurrence, and mark it in `is_known`."""
+    for shard in dict.fromkeys(shards.tolist()):
+        if not is_known[shard]:
+            is_known[shard] = True
+            yield shard
+
+
+def _list_residues(plan: Plan, own: Ints, place: int) -> tuple[Ints, Ints]:
+    """Return the lane and ordinal of each document in a residue: int64 [documents] each.
+
+    A lane that resumes must read these documents again.
+    """
+    pairs = [
+        (lane, ordinal)
+        for lane in own.tolist()
+        for ordinal, _, _ in residue_spans(
+            plan.position.residue(place, lane),
+            int(plan.position.cursors[place, lane, CURSOR_ORDINAL]),
+        )
+    ]
+    lanes, ordinals = np.array(pairs, np.int64).reshape(-1, 2).T
+    return lanes, ordinals
+
+
+def _find_step(plan: Plan, own: Ints, place: int, start: int) -> tuple[Ints, Ints]:
+    """Find up to 256 documents of each lane, starting `start` documents after its cursor.
+
+    Returns the documents' distances from the cursor, and their shards: int64 [documents] each.
+    """
+    component = plan.recipe.components[place]
+    of_epoch = -(-component.lanes.stride // component.lanes.num_lanes)
+    steps = np.arange(start, min(start + _ORDINALS_AT_ONCE, of_epoch + 1))
+    distances, lanes = (each.ravel() for each in np.meshgrid(steps, own, indexing="ij"))
+    ordinals = plan.position.cursors[place, lanes, CURSOR_ORDINAL] + distances
+    epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
+    is_there = positions < component.lanes.num_positions
+    if component.lanes.epochs is not None:
+        is_there &= epochs < component.lanes.epochs
+    shards = _find_shards(plan, place, lanes[is_there], ordinals[is_there])
+    return distances[is_there], shards
+
+
+def _find_shards(plan: Plan, place: int, lanes: Ints, ordinals: Ints) -> Ints:
+    """Return the shards of a component's documents: int64 [documents]."""
+    component = plan.recipe.components[place]
+    epochs, positions = component.lanes.epoch_positions(lanes, ordinals)
+    samples = component.orders(plan.cache_root).samples_at(epochs, positions)
+    return plan.recipe.corpus.shards_of(samples + component.first_sample)
+
+
+def _fetch(
+    corpus: Corpus, fetcher: Fetcher, chosen: list[int], threads: int, *, progress: bool
+) -> int:
+    """Fetch shards concurrently. Returns their total size, in uncompressed bytes."""
+    sizes = {shard: corpus.find_shard(shard)[1].raw.bytes for shard in chosen}
+    pool = DaemonThreadPool(threads, "cloudload-fetch")
+
+    def submit(shard: int) -> Future[Path | None]:
+        return pool.submit(fetcher.fetch, shard, *corpus.find_shard(shard))
+
+    try:
+        with open_progress_bar("fetch", sum(sizes.values()), shown=progress) as bar:
+            for shard, _ in run_in_order(submit, chosen, 2 * threads):
+                bar.update(sizes[shard])
+    finally:
+        pool.close(_CLOSE_S)
+    return sum(sizes.values())
+
+
+class _Downloads(TrafficCounter):
+    """A counter of traffic that also counts the shards that were fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fetched = set[str]()
+
+    @property
+    def num_fetched(self) -> int:
+        """Number of shards that were fetched."""
+        return len(self._fetched)
+
+    def count_fetch(self, url: str, size: int, seconds: float) -> None:
+        """Record that a shard was fetched."""
+        super().count_fetch(url, size, seconds)
+        self._fetched.add(url)
