@@ -231,7 +231,7 @@ def test_streaming_deletes_the_only_copy_of_a_shard(tmp_path: Path, kind: str) -
 
 
 ELSEWHERE = {
-    # tests/unit/check
+    # tests/unit/tools/check
     *("codec-missing", "encoding-unread", "unlisted", "leftover"),
     # tests/promises/test_check_after_tools.py
     *("unfinished", "lengths-damaged", "lengths-old"),

@@ -14,8 +14,8 @@ from cloudload import convert_to_mds
 from cloudload.data.storage import hub
 from cloudload.errors import StoreError, TokenizerError
 from cloudload.rows.tokenization.tokenizer import load_tokenizer
-from tests.unit.tokenization.test_framing import hub as hub_cache
-from tests.unit.tokenization.test_framing import write_files
+from tests.unit.rows.tokenization.test_framing import hub as hub_cache
+from tests.unit.rows.tokenization.test_framing import write_files
 
 __all__ = ["hub_cache"]
 
