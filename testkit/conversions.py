@@ -9,7 +9,7 @@ import hashlib
 import json
 import lzma
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,35 @@ def note_each_write(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], objec
         note(url)
 
     monkeypatch.setattr("cloudload.data.storage.objects.upload_file", noting)
+
+
+def convert_until(shards: int, *args: Any, **options: Any) -> None:
+    """Start a conversion, which fails when it has stored this many shards."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, shards)
+        with pytest.raises(StoreError, match="no room"):
+            convert_to_mds(*args, **options)
+
+
+def convert_until_write(ending: str, *args: Any, **options: Any) -> None:
+    """Start a conversion, which fails when it has stored an object whose URL has this ending."""
+
+    def stop(url: str) -> None:
+        if url.endswith(ending):
+            raise StoreError("killed")
+
+    with pytest.MonkeyPatch.context() as patch:
+        note_each_write(patch, stop)
+        with pytest.raises(StoreError, match="killed"):
+            convert_to_mds(*args, **options)
+
+
+def write_lines(path: Path, rows: Iterable[str | Mapping[str, Any]]) -> Path:
+    """Write texts or records as JSON Lines, and return the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records = ({"text": row} if isinstance(row, str) else row for row in rows)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
 
 
 def write_corpus(folder: Path, files: int = 3, lines: int = 400, seed: int = 1) -> Path:

@@ -1,9 +1,11 @@
-"""Fields of a state, encoded without cloudload's own code."""
+"""Fields of a state, encoded without cloudload's own code, and states without some fields."""
 
 from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -19,3 +21,8 @@ def residues(*parts: list[int], sizes: list[int] | None = None) -> str:
     return base64.b64encode(
         zlib.compress(np.frombuffer(numbers, np.uint8).reshape(-1, 4).T.tobytes())
     ).decode()
+
+
+def without(state: Mapping[str, Any], *fields: str) -> dict[str, Any]:
+    """A copy of the state without these fields."""
+    return {name: value for name, value in state.items() if name not in fields}

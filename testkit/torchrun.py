@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cloudload import CloudLoader
-from cloudload.batch import Batch
 from cloudload.testing import Leg, run_leg
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.servers import free_ports
@@ -60,11 +58,6 @@ class Corpus:
 
         rows, _ = run_leg(make_loader, Leg(batches=number))
         return [list(row.input_ids) for row in rows]
-
-
-def rows_of(batches: Iterable[Batch]) -> list[list[int]]:
-    """The token IDs of each row of the batches."""
-    return [row for batch in batches for row in batch["input_ids"].tolist()]
 
 
 @dataclass(frozen=True)

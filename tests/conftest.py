@@ -10,6 +10,9 @@ small_disk        a folder on a file system of 32 KB
 folder            a dataset of 60 documents; `larger_folder` has 300
 fresh_tokenizers  clears the process's tokenizer caches
 tokenizer_folder  a byte-level BPE of 400 tokens, as `AutoTokenizer.from_pretrained` reads it
+tokenizer_file    the byte tokenizer as a `tokenizer.json`, for commands
+module_folder     a folder for the fixtures of one module
+cli               a function that runs a command, checks its exit status, and returns its output
 """
 
 from __future__ import annotations
@@ -18,14 +21,15 @@ import gc
 import itertools
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from testkit.clients import environment, models_read_once, new_clients
-from testkit.corpora import random_documents, write_mds
+from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.examples import EXAMPLES
 from testkit.fault_proxy import FaultProxy, start_fault_proxy
 from testkit.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
@@ -184,6 +188,37 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokenizer")
     save_tokenizer(train_tokenizer(texts * 3, 400, (END_OF_TEXT, "<|pad|>")), folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of the byte tokenizer's `tokenizer.json`."""
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    byte_tokenizer().save(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def module_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for the fixtures of one module."""
+    return tmp_path_factory.mktemp("module")
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """A function that runs a command, checks its exit status, and returns what it printed.
+
+    The result has the texts `out` and `err`.
+    """
+
+    def run(*arguments: object, status: int = 0) -> Any:
+        from cloudload.cli import main
+
+        capsys.readouterr()
+        assert main(list(map(str, arguments))) == status
+        return capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from cloudload.errors import RanksDisagreeError
 from cloudload.testing import Leg, run_leg
 from testkit.conversions import QUIET
 from testkit.corpora import random_documents
-from testkit.torchrun import Corpus, Run, launch, read_ends, read_lines, rows_of
+from testkit.loaders import rows_of
+from testkit.torchrun import Corpus, Run, launch, read_ends, read_lines
 
 
 @pytest.fixture(scope="module")

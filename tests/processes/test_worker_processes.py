@@ -22,9 +22,9 @@ from cloudload.loading.workers import processes as worker_processes
 from cloudload.loading.workers.worker_main import Memory, work
 from cloudload.system.temp_files import TAG
 from testkit.corpora import EOS, byte_tokenizer, write_mds
-from testkit.loaders import make_loader
+from testkit.loaders import make_loader, rows_of
 from testkit.processes import children_of
-from testkit.torchrun import Corpus, rows_of
+from testkit.torchrun import Corpus
 
 
 @pytest.fixture(scope="module")
