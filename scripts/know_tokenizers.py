@@ -1,6 +1,6 @@
 """Check tokenizers, and add those that pass to the table of known tokenizers.
 
-    python scripts/know_tokenizers.py gpt2-folder llama3-folder
+    python -m scripts.know_tokenizers gpt2-folder llama3-folder
 
 Each tokenizer is loaded twice, from its folder and as an object of the installed transformers,
 because the resulting tokenizer.json may differ. For both, fastokens is compared with Hugging Face
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "cloudload" / "tokenization" / "known_tokenizers.json"
+TABLE = ROOT / "cloudload" / "rows" / "tokenization" / "known_tokenizers.json"
 
 
 def main() -> int:

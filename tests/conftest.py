@@ -177,7 +177,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     ID 0 is `<|endoftext|>`, and ID 1 is `<|pad|>`.
     """
-    from scripts.train_tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
+    from testkit.trained_tokenizers import END_OF_TEXT, save_tokenizer, train_tokenizer
 
     texts = [
         "the quick brown fox jumps over the lazy dog",

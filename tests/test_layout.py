@@ -51,6 +51,15 @@ FLOORS = {
 """The packages and modules of a room. Each may import only from the lines before its own."""
 DISKS = {"order": "epoch_orders", "rows/packing": None}
 """For each package of pure arithmetic, the only module that may access files, or None."""
+FOLDERS = {
+    "testkit": "benchmarks",
+    "scripts": "testkit",
+    "examples": "testkit",
+    "stress": "testkit",
+    "benchmarks": "testkit scripts examples",
+    "tests": "testkit scripts examples stress benchmarks",
+}
+"""The folders beside the package, and those that each may import. All may import `cloudload`."""
 TOUCHES_DISK = re.compile(r"^(pathlib|os|io|tempfile|shutil|mmap)\b")
 
 
@@ -146,6 +155,20 @@ def test_a_package_lists_each_of_its_modules_once(package: str) -> None:
     files = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")]
     folders = [path.parent.name for path in folder.glob("*/__init__.py")]
     assert sorted(listed) == sorted(files + folders)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folders_beside_the_package_import_each_other_in_no_circle(folder: str) -> None:
+    allowed = {folder, *FOLDERS[folder].split()}
+    for path in (PACKAGE.parent / folder).rglob("*.py"):
+        tops = {name.partition(".")[0] for name in imports_of(path)} & FOLDERS.keys()
+        assert tops <= allowed, f"{path} must not import {tops - allowed}"
+
+
+def test_the_package_imports_no_folder_beside_it() -> None:
+    for module, path in MODULES.items():
+        tops = {name.partition(".")[0] for name in imports_of(path)}
+        assert not tops & FOLDERS.keys(), f"{module} must not import {tops & FOLDERS.keys()}"
 
 
 @pytest.mark.parametrize("package", DISKS)

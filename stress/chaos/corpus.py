@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from cloudload import convert_to_mds, count_tokens
-from scripts.train_tokenizer import save_tokenizer, standard_library_texts, train_tokenizer
+from testkit.trained_tokenizers import save_tokenizer, standard_library_texts, train_tokenizer
 
 
 def make_tokenizer(folder: Path) -> str:

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders
 from cloudload.config.choices import FASTOKENS, HF
 from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.rows.tokenization.tokenizer import load_tokenizer
-from scripts.train_tokenizer import END_OF_TEXT, train_tokenizer
 from stress.fuzz.target import Choices, Target, expect, random_seeds
 from testkit.corpora import EOS, byte_tokenizer
+from testkit.trained_tokenizers import END_OF_TEXT, train_tokenizer
 
 
 class Case(NamedTuple):

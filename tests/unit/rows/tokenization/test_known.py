@@ -118,12 +118,11 @@ def test_a_wrong_entry_ends_the_run_when_a_document_has_different_ids(
 def test_the_table_is_for_verified_versions_and_this_version_of_the_checks() -> None:
     table = known.read_table()
     assert table
+    assert know_tokenizers.TABLE.exists()
     for conditions, names in table.items():
         found = re.fullmatch(r"(checks-\d+)-fastokens-(.+)-tokenizers-([\d.]+)-\w+", conditions)
         assert found is not None
-        assert found[1] == list_checked()[0], (
-            "the table is outdated. Run scripts/know_tokenizers.py"
-        )
+        assert found[1] == list_checked()[0], "the table is outdated. Run scripts.know_tokenizers"
         assert found[2] in gate.MEASURED_VERSIONS
         assert names
         for digest, name in names.items():

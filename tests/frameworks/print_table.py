@@ -3,7 +3,7 @@
 Run the tests first, and then this program:
 
     scripts/test-frameworks --junitxml frameworks.xml
-    python -m stress.framework_table frameworks.xml > benchmarks/FRAMEWORKS.md
+    python -m tests.frameworks.print_table frameworks.xml > benchmarks/FRAMEWORKS.md
 """
 
 from __future__ import annotations
