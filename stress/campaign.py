@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,19 @@ from testkit.servers import S3Server, start_s3
 
 Run = Callable[[Path, S3Server, FaultProxy], dict[str, Any]]
 """A function that runs a campaign and returns its summary, whose key `failures` lists failures."""
+
+
+def make_parser(
+    text: str | None, options: Mapping[str, tuple[Any, str]]
+) -> argparse.ArgumentParser:
+    """Make a parser with a help text and options. `options` maps names to (default, help)."""
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, (default, meaning) in options.items():
+        shown = f"{meaning} (default: {default})"
+        parser.add_argument(name, type=type(default), default=default, help=shown)
+    return parser
 
 
 @dataclass

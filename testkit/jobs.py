@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testkit.left_behind import shared_memory
+from testkit.processes import command_of, running_processes
 from testkit.warm_start import Program, start
 
 
@@ -40,15 +41,7 @@ class Job:
 
     def family(self) -> set[int]:
         """The PIDs of the live processes in the job's session."""
-        members = set()
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                state, _, _, session = (
-                    path.read_text(errors="replace").rpartition(")")[2].split()[:4]
-                )
-                if int(session) == self.process.pid and state != "Z":
-                    members.add(int(path.parent.name))
-        return members
+        return {each.pid for each in running_processes() if each.session == self.process.pid}
 
     def workers(self) -> set[int]:
         """The PIDs of the job's live worker processes."""
@@ -82,10 +75,3 @@ def start_job(
     arguments = [json.dumps(defaults | options)]
     process = start("testkit.lone_trainer", arguments, variables)
     return Job(data, process, cache, out)
-
-
-def command_of(pid: int) -> bytes:
-    """The command line of a process, or empty bytes if the process has ended."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    return b""

@@ -15,10 +15,10 @@
     disks        file systems for caches, which are small from the start or run out of bytes or
                  inodes during a job, if this user may mount (root, or user namespaces)
 
-A campaign is a finite or endless run with one packing, mixture and shuffle. A sequence of jobs,
-each with a different world, continues the run from its last checkpoint. The datasets may have token
-lengths, and a job may use them or not. If it uses them, the number of lanes need not be a multiple
-of the number of ranks. Every rank writes a hash of each row.
+A campaign is a series of training runs. A run is finite or endless, and has one packing, mixture
+and shuffle. A sequence of jobs, each with a different world, continues it from its last checkpoint.
+The datasets may have token lengths, and a job may use them or not. If it uses them, the number of
+lanes need not be a multiple of the number of ranks. Every rank writes a hash of each row.
 
 A job must leave no process, nothing in /dev/shm, and no lock or part file. If nothing was killed,
 this is checked when the job has ended, and otherwise when the next job has started. A job hangs if
@@ -27,7 +27,7 @@ processes wait for a core. If a rank is killed while it connects, the others may
 five minutes, because gloo does. The exit status is 1 in any of these cases:
 
 - a row was lost, repeated, or changed between checkpoints
-- a job hung, left something behind, or failed because of a short stop
+- a job hung, left something behind, or failed because of a short pause
 - an error is neither cloudload's nor caused by a broken connection between ranks
 
 Prints a line for each job, and at the end a summary as JSON. `--summary` also writes the summary so
@@ -37,76 +37,43 @@ far to a file after each job.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from stress.campaign import run_in_folder
-from stress.chaos.campaigns import Campaigns
-from stress.chaos.disks import enter_namespace
-from stress.chaos.family import MARK
-from stress.chaos.stores import start_stores
-from stress.chaos.together import run_together
+from stress.campaign import make_parser, run_in_folder
+from stress.chaos.campaign import Campaign
+from stress.chaos.monitor import MARK
+from stress.chaos.report import add_summaries, write_summary
+from stress.chaos.storage import enter_namespace, start_stores
+
+OPTIONS: dict[str, tuple[Any, str]] = {
+    "--restarts": (200, "minimum number of jobs"),
+    "--faults": (10_000, "minimum number of injected faults"),
+    "--share": (0.4, "fraction of shard requests that get a fault"),
+    "--documents": (6_000, "number of documents in the largest stream of a run"),
+    "--wipe": (0.5, "probability that a cache is wiped before a job"),
+    "--max-delay": (2.0, "maximum seconds from a job's first step to the signal that ends it"),
+    "--jobs": (25, "maximum number of jobs in a run"),
+    "--minutes": (1_000.0, "number of minutes after which no new job starts"),
+    "--parallel": (1, "number of campaigns to run at the same time, each on its own stores"),
+    "--seed": (0, "random seed"),
+}
+_SEEDS_APART, _SUMMARY_EVERY_S = 1_003, 10.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument(
-        "--restarts", type=int, default=200, help="minimum number of jobs (default: 200)"
-    )
-    parser.add_argument(
-        "--faults",
-        type=int,
-        default=10_000,
-        help="minimum number of injected faults (default: 10000)",
-    )
-    parser.add_argument(
-        "--share",
-        type=float,
-        default=0.4,
-        help="fraction of shard requests that get a fault (default: 0.4)",
-    )
-    parser.add_argument(
-        "--documents",
-        type=int,
-        default=6_000,
-        help="number of documents in the largest stream of a campaign (default: 6000)",
-    )
-    parser.add_argument(
-        "--wipe",
-        type=float,
-        default=0.5,
-        help="probability that a cache is wiped before a job (default: 0.5)",
-    )
-    parser.add_argument(
-        "--pause",
-        type=float,
-        default=2.0,
-        help="maximum seconds from a job's first step to the signal that ends it (default: 2)",
-    )
-    parser.add_argument(
-        "--jobs", type=int, default=25, help="maximum number of jobs in a campaign (default: 25)"
-    )
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=1_000.0,
-        help="number of minutes after which no new job starts (default: 1000)",
-    )
-    parser.add_argument(
-        "--together",
-        type=int,
-        default=1,
-        help="number of campaigns to run at the same time, each on its own stores (default: 1)",
-    )
+    parser = make_parser(__doc__, OPTIONS)
     parser.add_argument(
         "--summary", help="JSON file to which the summary so far is written after each job"
     )
-    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
     args = parser.parse_args()
-    if args.together > 1:
-        return run_together("stress.chaos", sys.argv[1:], args)
+    if args.parallel > 1:
+        return run_in_folder("chaos", lambda folder: _run_parallel(args, folder))
     enter_namespace("stress.chaos")
     os.environ.pop(MARK, None)
     return run_in_folder("chaos", lambda folder: _run(args, folder))
@@ -114,7 +81,55 @@ def main() -> int:
 
 def _run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with start_stores() as stores:
-        return Campaigns(args, folder, stores).run()
+        summary = Campaign(args, folder, stores).run()
+    if args.summary:
+        write_summary(args.summary, summary)
+    return summary
+
+
+def _run_parallel(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run campaigns in parallel, each with another seed and a share of the restarts and faults.
+
+    Prints the output of all, and returns the sum of their summaries.
+    """
+    files = [folder / f"{number}.json" for number in range(args.parallel)]
+    processes = [_start(args, number, file) for number, file in enumerate(files)]
+    with ThreadPoolExecutor(args.parallel) as threads:
+        printing = [threads.submit(_print, *each) for each in enumerate(processes)]
+        while wait(printing, _SUMMARY_EVERY_S).not_done:
+            if args.summary:
+                write_summary(args.summary, _add_files(files))
+    total = _add_files(files)
+    for number, process in enumerate(processes):
+        if (status := process.wait()) and not total["failures"]:
+            total["failures"].append(f"campaign {number} exited with status {status}")
+    if args.summary:
+        write_summary(args.summary, total)
+    return total
+
+
+def _start(args: argparse.Namespace, number: int, file: Path) -> subprocess.Popen[str]:
+    own = {
+        "--parallel": 1,
+        "--seed": args.seed + number * _SEEDS_APART,
+        "--restarts": -(-args.restarts // args.parallel),
+        "--faults": -(-args.faults // args.parallel),
+        "--summary": file,
+    }
+    more = [str(part) for pair in own.items() for part in pair]
+    command = [sys.executable, "-m", "stress.chaos", *sys.argv[1:], *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def _print(number: int, process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(f"[{number}] {line}", end="", flush=True)
+
+
+def _add_files(files: list[Path]) -> dict[str, Any]:
+    found = [json.loads(file.read_text()) for file in files if file.exists()]
+    return {"failures": [], **add_summaries(found)}
 
 
 if __name__ == "__main__":

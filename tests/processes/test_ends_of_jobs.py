@@ -24,10 +24,10 @@ from cloudload import CloudLoader
 from cloudload.testing import Leg, run_leg
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.fault_proxy import Fault, FaultProxy
-from testkit.jobs import Job, command_of, start_job
+from testkit.jobs import Job, start_job
 from testkit.left_behind import left_overs, orphans
 from testkit.patience import soon
-from testkit.processes import children_of
+from testkit.processes import children_of, command_of
 from testkit.servers import BUCKET
 
 SOON_S = 25.0

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cloudload.errors import WorkerError
-from testkit.jobs import command_of
 from testkit.loaders import make_loader
+from testkit.processes import command_of
 
 NUM_DOCUMENTS = 60
 

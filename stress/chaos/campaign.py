@@ -1,0 +1,201 @@
+"""Continue training runs with jobs, and compare the rows of each run with an undisturbed run."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import shutil
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cloudload import convert_to_mds, count_tokens
+from stress.chaos.job import JobRunner
+from stress.chaos.monitor import ProcessTree
+from stress.chaos.rank import count_small_groups, hash_rows
+from stress.chaos.report import Report, write_summary
+from stress.chaos.scenario import MAX_GLOBAL_BATCH, RUN_KINDS, Job, TrainingRun, draw_job
+from stress.chaos.storage import (
+    Store,
+    can_mount,
+    damage_caches,
+    environment_of_jobs,
+    resize,
+    unmount,
+)
+from testkit.conversions import QUIET
+from testkit.trained_tokenizers import save_tokenizer, standard_library_texts, train_tokenizer
+
+_WORDS = ("the", "fox", "jumps", "über", "狐", "🦊", "lazy", "import", "self")
+
+
+class Campaign:
+    """A series of training runs of all kinds."""
+
+    def __init__(self, args: argparse.Namespace, folder: Path, stores: Sequence[Store]) -> None:
+        self._args, self._folder, self._stores = args, folder, stores
+        self._draw, self._report, self._tree = random.Random(args.seed), Report(), ProcessTree()
+        count_small_groups()
+        texts = (text[:2_000] for text in islice(standard_library_texts(), 100))
+        save_tokenizer(train_tokenizer(texts, 600), folder / "tokenizer")
+        self._has_disks = can_mount(folder)
+        self._began = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """Run until there are enough jobs and faults, and return a summary."""
+        with self._tree.started():
+            while not self._is_over():
+                self._train(self._args.seed + self._report.runs)
+                self._report.runs += 1
+        return self._summarize()
+
+    def _summarize(self) -> dict[str, Any]:
+        return self._report.summary((time.monotonic() - self._began) / 60)
+
+    def _is_over(self) -> bool:
+        report, args = self._report, self._args
+        is_enough: bool = report.jobs >= args.restarts and report.faults.total() >= args.faults
+        return is_enough or time.monotonic() > self._began + 60.0 * args.minutes
+
+    def _train(self, number: int) -> None:
+        store = self._draw.choice(self._stores)
+        run = self._make_run(number, store)
+        try:
+            trained, stop = self._run_jobs(run, store)
+            self._report.rows += compare(run, trained, stop, self._report)
+        finally:
+            for cache in run.folder.glob("cache-*"):
+                unmount(cache)
+            shutil.rmtree(run.folder, ignore_errors=True)
+
+    def _make_run(self, number: int, store: Store) -> TrainingRun:
+        kind, draw = RUN_KINDS[number % len(RUN_KINDS)], self._draw
+        has_lengths = kind.needs_lengths or draw.random() < 0.5
+        tokenizer = str(self._folder / "tokenizer" / "tokenizer.json")
+        urls = [store.url(f"{number}/{stream}") for stream in range(len(kind.proportions or "x"))]
+        for stream, url in enumerate(urls):
+            documents = _draw_documents(draw, self._args.documents // (stream + 1))
+            rows = ({"text": text} for text in documents)
+            convert_to_mds(rows, url, shard_bytes=1_500, **QUIET)
+            if has_lengths:
+                count_tokens(url, tokenizer=tokenizer, tokenizer_backend="hf", **QUIET)
+        folder = self._folder / f"run-{number}"
+        folder.mkdir()
+        has_disks = self._has_disks and draw.random() < 0.5
+        variables = environment_of_jobs(self._stores)
+        return TrainingRun(
+            kind, number, folder, tuple(urls), tokenizer, has_lengths, has_disks, variables
+        )
+
+    def _run_jobs(self, run: TrainingRun, store: Store) -> tuple[dict[int, str], int]:
+        """Run the jobs of a training run.
+
+        Returns the hashes of the rows up to the last checkpoint, by row, and the row at which that
+        checkpoint stops.
+        """
+        trained: dict[int, str] = {}
+        seen: dict[int, str] = {}
+        start = 0
+        for _ in range(self._args.jobs):
+            job, outcome = self._run_job(run, store)
+            stop = 0
+            if run.state_file.exists():
+                stop = json.loads(run.state_file.read_text())["rows"]
+            found = _rows_of(job)
+            self._check_rows(f"{run.kind.name}, job {job.number}", found, seen, range(start, stop))
+            trained.update({row: found[row] for row in range(start, stop) if row in found})
+            self._report.rows_again += sum(row >= stop for row in found)
+            print(
+                f"{run.kind.name} on {store.scheme}, job {job.number}: rows {start:,} to "
+                f"{stop:,}, {outcome}, {self._report.faults.total():,} faults so far",
+                flush=True,
+            )
+            if self._args.summary:
+                write_summary(self._args.summary, self._summarize())
+            start = stop
+            if run.end_file.exists() or self._is_over():
+                break
+        return trained, start
+
+    def _run_job(self, run: TrainingRun, store: Store) -> tuple[Job, str]:
+        caches = sorted(run.folder.glob("cache-*"))
+        for cache in caches:
+            resize(cache, None)
+        damage_caches(caches, self._draw, self._args.wipe)
+        store.set_faults(self._draw, self._args.share)
+        self._report.jobs += 1
+        job = draw_job(self._draw, self._report.jobs, run)
+        runner = JobRunner(
+            job, store, self._tree, self._report, self._draw, max_delay_s=self._args.max_delay
+        )
+        return job, runner.run()
+
+    def _check_rows(
+        self, what: str, found: dict[int, str], seen: dict[int, str], saved: range
+    ) -> None:
+        """Check that a job read every row up to its last checkpoint, and that no row changed."""
+        for row, row_hash in found.items():
+            if seen.setdefault(row, row_hash) != row_hash:
+                self._report.fail(f"{what}: row {row} differs from the same row in an earlier job")
+        if missing := [row for row in saved if row not in found]:
+            self._report.fail(
+                f"{what}: rows before the job's last checkpoint are missing ({len(missing)} in "
+                f"total): {missing[:5]}"
+            )
+
+
+def compare(run: TrainingRun, trained: dict[int, str], stop: int, report: Report) -> int:
+    """Compare the rows that the jobs trained on with those of an undisturbed run.
+
+    Checks rows [0, stop), and records differences in `report`. Returns the number of checked rows.
+    """
+    expected: dict[int, str] = {}
+    # at the end, a job may pad the rows to its global batch, which is smaller than this batch
+    with run.make_loader(
+        batch_size=MAX_GLOBAL_BATCH,
+        num_workers=0,
+        local=run.folder / "undisturbed",
+        tokenizer_backend="hf",
+        lengths="require" if run.kind.needs_lengths else "off",
+    ) as loader:
+        for batch in loader:
+            expected.update(hash_rows(batch))
+            if len(expected) >= stop:
+                break
+    if run.end_file.exists():
+        stop = min(stop, len(expected))
+        if len(trained) < len(expected) - MAX_GLOBAL_BATCH:
+            report.fail(
+                f"{run.kind.name}: the run ended after {len(trained)} of {len(expected)} rows"
+            )
+    if different := [row for row in range(stop) if trained.get(row) != expected.get(row)]:
+        report.fail(
+            f"{run.kind.name}: rows differ from those of an undisturbed run ({len(different)} in "
+            f"total): {different[:5]}"
+        )
+    return stop
+
+
+def _draw_documents(draw: random.Random, number: int) -> list[str]:
+    """Documents that vary in length. 1% of them are empty."""
+    return [
+        ""
+        if draw.random() < 0.01
+        else " ".join([str(each), *draw.choices(_WORDS, k=int(draw.lognormvariate(3.5, 1.0)))])
+        for each in range(number)
+    ]
+
+
+def _rows_of(job: Job) -> dict[int, str]:
+    """Read the row hashes that a job's ranks wrote, except lines that a killed rank cut short."""
+    rows: dict[int, str] = {}
+    for rank in range(job.ranks):
+        with contextlib.suppress(FileNotFoundError):
+            for line in job.rows_file(rank).read_text().splitlines(keepends=True):
+                if line.endswith("\n"):
+                    rows.update({int(row): row_hash for row, row_hash in json.loads(line).items()})
+    return rows
