@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -188,3 +188,38 @@ class NaiveRun:
             for index, lane in (divmod(row, self.num_lanes) for row in range(number))
             for rows in [lanes[lane]]
         ]
+
+    def all_rows(self) -> list[list[Span]]:
+        """The spans of every row of a finite run: those of its lanes, then those of its tail.
+
+        The tail begins at the first row that its lane cannot fill. It packs what is left of all
+        documents, by ordinal and lane, as one lane.
+        """
+        number = 0
+        while (found := self.rows(number + 1))[-1]:
+            number += 1
+        rows, stops = found[:-1], dict[tuple[int, int], int]()
+        for lane, ordinal, _, stop in itertools.chain.from_iterable(rows):
+            stops[lane, ordinal] = stop
+        left = [
+            (ordinal, lane, stops.get((lane, ordinal), 0), size)
+            for lane in range(self.num_lanes)
+            for ordinal, size in enumerate(self.documents(lane, (self.epochs or 0) * _many(self)))
+            if not (self.packing.cuts and (lane, ordinal) in stops)
+        ]
+        packer, left = replace(self.packing, fair_from=None).packer(), sorted(left)
+        for index, (_, _, start, size) in enumerate(left):
+            packer.add(index, size - start)
+        packer.finish()
+        tail = [
+            [
+                (left[index][1], left[index][0], left[index][2] + start, left[index][2] + stop)
+                for index, start, stop, _ in row.pieces
+            ]
+            for row in packer.rows
+        ]
+        return rows + tail
+
+
+def _many(run: NaiveRun) -> int:
+    return len(run.sizes) // run.num_lanes + 1
