@@ -1,21 +1,14 @@
-"""Run a stress campaign, optionally on an S3 server behind a fault proxy, and report failures."""
+"""The options, the folder and the failures of a stress campaign."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from testkit.fault_proxy import FaultProxy, start_fault_proxy
-from testkit.servers import S3Server, start_s3
-
-Run = Callable[[Path, S3Server, FaultProxy], dict[str, Any]]
-"""A function that runs a campaign and returns its summary, whose key `failures` lists failures."""
 
 
 def make_parser(
@@ -52,14 +45,3 @@ def run_in_folder(name: str, run: Callable[[Path], dict[str, Any]]) -> int:
         summary = run(Path(folder))
     print(json.dumps(summary, indent=2))
     return 1 if summary["failures"] else 0
-
-
-def run_on_s3(name: str, run: Run) -> int:
-    """Run a campaign on an S3 server behind a fault proxy, like `run_in_folder`."""
-
-    def run_there(folder: Path) -> dict[str, Any]:
-        with start_s3() as server, start_fault_proxy(server.endpoint) as proxy:
-            os.environ.update(server.environment())
-            return run(folder, server, proxy)
-
-    return run_in_folder(name, run_there)

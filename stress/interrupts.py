@@ -27,10 +27,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stress.campaign import Failures, run_in_folder
+from stress.campaign import Failures, make_parser, run_in_folder
 from testkit.interrupted import KINDS, Check, Subject, list_reads, open_subject, read_rows
 
 BATCHES, SWITCH_S = 30, 1e-5
+OPTIONS = {
+    "--interrupts": (10_000, "number of interrupts"),
+    "--threads": (4, "number of threads that read"),
+    "--seed": (0, "seed of the choices"),
+}
 
 
 class Campaign(Failures):
@@ -51,14 +56,13 @@ class Campaign(Failures):
             sys.setswitchinterval(SWITCH_S)
             for kind, subject in subjects.items():
                 self._read_in_threads(kind, subject)
-        counts = dict(sorted(self.counts.items()))
         return {
             "interrupts": self._total(" interrupted"),
             "handlers": self._total(" handled"),
             "reads from threads": self._total(" read"),
             "threads": self._options.threads,
             "failures": self.failures,
-            "counts": counts,
+            "counts": dict(sorted(self.counts.items())),
         }
 
     def _total(self, suffix: str) -> int:
@@ -85,12 +89,11 @@ class Campaign(Failures):
             self.fail(f"{what}: {fault}")
 
     def _read_in_threads(self, kind: str, subject: Subject) -> None:
-        loader, number = subject.loader, self._options.threads
+        number = self._options.threads
         subject.restart()
-        states = [subject.start, *(loader.state_dict() for _ in loader.take(BATCHES))]
-        expected = {
-            what: read() for what, read in list_reads(subject, subject.read_batches()[-1]).items()
-        }
+        states = self._train(subject)
+        reads = list_reads(subject, subject.read_batches()[-1])
+        expected = {what: read() for what, read in reads.items()}
         reads = list_reads(subject, subject.read_batches()[-1])
         names = random.Random(self._options.seed).choices(sorted(reads), k=50 * number)
         with ThreadPoolExecutor(number) as threads:
@@ -101,13 +104,17 @@ class Campaign(Failures):
         subject.restart()
         with ThreadPoolExecutor(number) as threads:
             watching = [threads.submit(self._watch, subject, is_over) for _ in range(number)]
-            trained = [subject.start, *(loader.state_dict() for _ in loader.take(BATCHES))]
+            trained = self._train(subject)
             is_over.set()
         self._note_read(f"{kind}: training", trained == states)
         for state in (state for each in watching for state in each.result()):
             self._note_read(f"{kind}: state_dict while training", state in states)
         self._read_rows(kind, subject)
         print(f"{kind}: {self._total(' read'):,} reads from threads so far", flush=True)
+
+    def _train(self, subject: Subject) -> list[Any]:
+        """Read batches from the first row, and return the state before and after each of them."""
+        return [subject.start, *(subject.loader.state_dict() for _ in subject.loader.take(BATCHES))]
 
     def _watch(self, subject: Subject, is_over: threading.Event) -> list[Any]:
         states = []
@@ -137,13 +144,8 @@ def name(kind: str, has_lengths: bool) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--interrupts", type=int, default=10_000, help="number (default: 10,000)")
-    parser.add_argument("--threads", type=int, default=4, help="threads that read (default: 4)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the choices (default: 0)")
-    return run_in_folder("interrupts", Campaign(parser.parse_args()).run)
+    args = make_parser(__doc__, OPTIONS).parse_args()
+    return run_in_folder("interrupts", Campaign(args).run)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,17 @@ def train_tokenizer(
     return tokenizer
 
 
+def small_tokenizer() -> Any:
+    """A tokenizer with 400 tokens. ID 0 is `<|endoftext|>`, and ID 1 is `<|pad|>`."""
+    texts = [
+        "the quick brown fox jumps over the lazy dog",
+        "one two three, one two four",
+        "Grüße an die Füchse",
+        "狐 🦊 狐 🦊",
+    ]
+    return train_tokenizer(texts * 3, 400, (END_OF_TEXT, "<|pad|>"))
+
+
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
     """Write the two files that `AutoTokenizer.from_pretrained(folder)` reads."""
     folder.mkdir(parents=True, exist_ok=True)

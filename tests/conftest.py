@@ -30,6 +30,7 @@ from hypothesis import settings
 
 from testkit.clients import environment, models_read_once, new_clients
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
+from testkit.disks import mounted
 from testkit.examples import EXAMPLES
 from testkit.fault_proxy import FaultProxy, start_fault_proxy
 from testkit.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
@@ -156,19 +157,11 @@ def gcs_proxy(gcs_server: GCSServer) -> Iterator[FaultProxy]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A folder on a 32 KB file system, for tests that fill a disk. Only root can mount it."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=32k", "none", str(folder)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip("needs root to mount a small file system")
     try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        with mounted(tmp_path / "small", "size=32k") as folder:
+            yield folder
+    except subprocess.CalledProcessError:
+        pytest.skip("needs root to mount a small file system")
 
 
 @pytest.fixture(scope="session")
@@ -177,16 +170,10 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     ID 0 is `<|endoftext|>`, and ID 1 is `<|pad|>`.
     """
-    from testkit.trained_tokenizers import END_OF_TEXT, save_tokenizer, train_tokenizer
+    from testkit.trained_tokenizers import save_tokenizer, small_tokenizer
 
-    texts = [
-        "the quick brown fox jumps over the lazy dog",
-        "one two three, one two four",
-        "Grüße an die Füchse",
-        "狐 🦊 狐 🦊",
-    ]
     folder = tmp_path_factory.mktemp("tokenizer")
-    save_tokenizer(train_tokenizer(texts * 3, 400, (END_OF_TEXT, "<|pad|>")), folder)
+    save_tokenizer(small_tokenizer(), folder)
     return folder
 
 

@@ -25,9 +25,9 @@ from stress.chaos.storage import (
     damage_caches,
     environment_of_jobs,
     resize,
-    unmount,
 )
 from testkit.conversions import QUIET
+from testkit.disks import unmount
 from testkit.trained_tokenizers import save_tokenizer, standard_library_texts, train_tokenizer
 
 _WORDS = ("the", "fox", "jumps", "über", "狐", "🦊", "lazy", "import", "self")

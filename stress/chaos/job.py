@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from stress.chaos.monitor import Monitor, ProcessTree, kill
 from stress.chaos.report import Report
 from stress.chaos.scenario import CONNECTING, NUM_LANES, Job, Pause
-from stress.chaos.storage import Store, left_overs, mount, resize
+from stress.chaos.storage import AMPLE, Store, left_overs, resize
+from testkit.disks import mount
 from testkit.left_behind import orphans, shared_memory
 from testkit.patience import soon
 from testkit.processes import command_of
@@ -84,7 +85,7 @@ class JobRunner:
         for cache in self.job.caches:
             cache.mkdir(exist_ok=True)
             if self.job.run.has_disks:
-                mount(cache)
+                mount(cache, AMPLE)
                 resize(cache, self.draw if self.job.scenario.disk == "small" else None)
 
     def _await_step(self, old_files: set[tuple[str, int]]) -> None:

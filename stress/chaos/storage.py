@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudload.system.temp_files import TAG
+from testkit.disks import mounted, remount
 from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
 from testkit.servers import BUCKET, GCSServer, S3Server, start_gcs, start_s3
 
@@ -90,7 +91,7 @@ def environment_of_jobs(stores: Sequence[Store]) -> dict[str, str]:
 # ---------------------------------------------------------------- disks
 
 _NAMESPACE = "CLOUDLOAD_CHAOS_NAMESPACE"
-_AMPLE = "size=1g,nr_inodes=1000000"
+AMPLE = "size=1g,nr_inodes=1000000"
 
 
 def enter_namespace(module: str) -> None:
@@ -101,12 +102,12 @@ def enter_namespace(module: str) -> None:
     """
     if _NAMESPACE in os.environ:
         with contextlib.suppress(subprocess.CalledProcessError):
-            _run("mount", "-t", "tmpfs", "none", "/dev/shm")
+            subprocess.run(["mount", "-t", "tmpfs", "none", "/dev/shm"], check=True)
         return
     command = ["unshare", "--mount", "--propagation", "private"]
     command += [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
     with contextlib.suppress(subprocess.CalledProcessError, FileNotFoundError):
-        _run(*command, "true")
+        subprocess.run([*command, "true"], check=True, capture_output=True)
         os.environ[_NAMESPACE] = "1"
         os.execvp("unshare", [*command, sys.executable, "-m", module, *sys.argv[1:]])
 
@@ -115,25 +116,9 @@ def can_mount(folder: Path) -> bool:
     """Whether this process may mount file systems in a separate namespace."""
     if _NAMESPACE not in os.environ:
         return False
-    try:
-        mount(folder / "trial")
-        unmount(folder / "trial")
-    except subprocess.CalledProcessError:
-        return False
-    return True
-
-
-def mount(folder: Path) -> None:
-    """Mount an empty file system with ample space, unless one is mounted at `folder`."""
-    folder.mkdir(exist_ok=True)
-    if not folder.is_mount():
-        _run("mount", "-t", "tmpfs", "-o", _AMPLE, "none", str(folder))
-
-
-def unmount(folder: Path) -> None:
-    """Unmount the file system at `folder`, if there is one, once no process uses it."""
-    if folder.is_mount():
-        _run("umount", "--lazy", str(folder))
+    with contextlib.suppress(subprocess.CalledProcessError), mounted(folder / "trial", AMPLE):
+        return True
+    return False
 
 
 def resize(folder: Path, draw: random.Random | None) -> None:
@@ -143,9 +128,9 @@ def resize(folder: Path, draw: random.Random | None) -> None:
     files have already outgrown the new size.
     """
     for _ in range(20 if folder.is_mount() else 0):
-        options = _AMPLE if draw is None else _draw_size(folder, draw)
+        options = AMPLE if draw is None else _draw_size(folder, draw)
         with contextlib.suppress(subprocess.CalledProcessError):
-            _run("mount", "-o", f"remount,{options}", str(folder))
+            remount(folder, options)
             return
 
 
@@ -157,10 +142,6 @@ def _draw_size(folder: Path, draw: random.Random) -> str:
     used = (found.f_blocks - found.f_bfree) * found.f_frsize
     more = draw.choice([8, 32, 100, 400, 1_000]) << 10
     return f"size={used + more},nr_inodes=1000000"
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
 
 
 # ---------------------------------------------------------------- caches

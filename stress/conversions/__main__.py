@@ -21,17 +21,26 @@ JSON.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
+import os
 import sys
+from pathlib import Path
+from typing import Any
 
-from stress.campaign import run_on_s3
+from stress.campaign import make_parser, run_in_folder
 from stress.conversions.campaign import MODES, Campaign
+from testkit.fault_proxy import start_fault_proxy
+from testkit.servers import start_s3
+
+OPTIONS = {
+    "--kills": (120, "total number of processes to kill"),
+    "--pause": (2.0, "maximum seconds from a stored or deleted object to the next kill"),
+    "--seed": (0, "random seed"),
+}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    add, modes = parser.add_argument, list(MODES)
+    parser, modes = make_parser(__doc__, OPTIONS), list(MODES)
     if importlib.util.find_spec("ray") is None:
         print(
             "The mode ray is skipped, because the package ray is not installed. Install it: "
@@ -39,23 +48,21 @@ def main() -> int:
             flush=True,
         )
         modes.remove("ray")
-    add("--kills", type=int, default=120, help="total number of processes to kill (default: 120)")
-    add(
+    parser.add_argument(
         "--modes",
         nargs="+",
         default=modes,
         choices=list(MODES),
         help="modes to run (default: all, but ray only if it is installed)",
     )
-    add(
-        "--pause",
-        type=float,
-        default=2.0,
-        help="maximum seconds from a stored or deleted object to the next kill (default: 2)",
-    )
-    add("--seed", type=int, default=0, help="random seed (default: 0)")
     args = parser.parse_args()
-    return run_on_s3("conversions", lambda *store: Campaign(args, *store).run())
+
+    def run(folder: Path) -> dict[str, Any]:
+        with start_s3() as server, start_fault_proxy(server.endpoint) as proxy:
+            os.environ.update(server.environment())
+            return Campaign(args, folder, server, proxy).run()
+
+    return run_in_folder("conversions", run)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudload.convert import convert_to_mds
 from cloudload.data.storage.objects import read_object, write_object
 from cloudload.tools.convert.output import list_sizes_at
 from stress.campaign import Failures
 from stress.conversions.cluster import Cluster
+from stress.conversions.job import SPLITS, convert
 from testkit import ROOT
 from testkit.conversions import dataset_bytes
 from testkit.fault_proxy import Fault, FaultProxy
@@ -29,7 +29,6 @@ from testkit.processes import children_of
 from testkit.segments import SETTINGS, mixed_corpus
 from testkit.servers import BUCKET, S3Server
 
-SPLITS = "train=0.8,val=0.2"
 INPUT = f"s3://{BUCKET}/input"
 FAULTS = [
     Fault("", "status", share=0.06),
@@ -37,7 +36,7 @@ FAULTS = [
     Fault("GET", "truncate", share=0.02, at=100),
 ]
 """Faults that together fail about one request in ten."""
-PATIENCE_S = 900.0
+TIMEOUT_S = 900.0
 
 OPTIONS = [
     *("--shard-bytes", str(SETTINGS["shard_bytes"])),
@@ -45,7 +44,7 @@ OPTIONS = [
     *("--keep", "n", "--split", SPLITS, "--skip-bad", "--quiet"),
 ]
 _CLI = ["cloudload", "convert", INPUT, "{out}", *OPTIONS, "--rejects", "{rejects}"]
-_JOB = ["stress.conversions.job", INPUT, "{out}", "{rejects}", SPLITS]
+_JOB = ["stress.conversions.job", INPUT, "{out}", "{rejects}"]
 
 MODES: dict[str, list[list[str]]] = {
     "1 process": [[*_CLI, "--processes", "1"]],
@@ -60,7 +59,7 @@ MODES: dict[str, list[list[str]]] = {
 
 
 @dataclass
-class Found(Failures):
+class Report(Failures):
     """The counts and failures of all conversions."""
 
     conversions: int = 0
@@ -77,29 +76,29 @@ class Campaign:
         self, args: argparse.Namespace, folder: Path, server: S3Server, proxy: FaultProxy
     ) -> None:
         self.args, self._folder, self._server, self._proxy = args, folder, server, proxy
-        self.draw, self.found = random.Random(args.seed), Found()
+        self.draw, self.report = random.Random(args.seed), Report()
         proxy.set_faults(FAULTS)
 
     def run(self) -> dict[str, Any]:
         """Run the conversions, and return a summary."""
-        began, found = time.monotonic(), self.found
+        began, report = time.monotonic(), self.report
         expected = self._convert_undisturbed()
         turns = [(mode, fails) for mode in self.args.modes for fails in (False, True)]
-        while found.kills.total() < self.args.kills:
-            mode, fails = turns[found.conversions % len(turns)]
-            left = max(1, len(turns) - found.conversions)
-            wanted = -(-(self.args.kills - found.kills.total()) // left)
+        while report.kills.total() < self.args.kills:
+            mode, fails = turns[report.conversions % len(turns)]
+            left = max(1, len(turns) - report.conversions)
+            wanted = -(-(self.args.kills - report.kills.total()) // left)
             self._convert(mode, fails, wanted, expected)
         return {
             "objects": len(expected),
-            "conversions": found.conversions,
-            "starts": found.starts,
-            "killed": dict(found.kills),
-            "kills": found.kills.total(),
-            "requests through the proxy": found.requests,
-            "faults": dict(found.faults),
+            "conversions": report.conversions,
+            "starts": report.starts,
+            "killed": report.kills,
+            "kills": report.kills.total(),
+            "requests through the proxy": report.requests,
+            "faults": report.faults,
             "minutes": round((time.monotonic() - began) / 60, 1),
-            "failures": found.failures,
+            "failures": report.failures,
         }
 
     def _convert_undisturbed(self) -> dict[str, str]:
@@ -108,10 +107,7 @@ class Campaign:
         for path in sorted(corpus.iterdir()):
             write_object(f"{INPUT}/{path.name}", path.read_bytes())
         out, rejects = self._folder / "out", self._folder / "rejects"
-        options = SETTINGS | {"block_bytes": 8 << 20}
-        report = convert_to_mds(
-            corpus, out, splits=SPLITS, skip_bad=True, rejects=rejects, **options
-        )
+        report = convert(corpus, out, rejects)
         assert report.segments >= 50
         assert report.bad > 50
         assert all(split["documents"] > 100 for split in report.splits.values())
@@ -120,86 +116,78 @@ class Campaign:
         return _hash_objects(str(out), str(rejects))
 
     def _convert(self, mode: str, fails: bool, kills: int, expected: dict[str, str]) -> None:
-        """Convert to a new location with at most `kills` kills, and compare the objects."""
-        found, began, before = self.found, time.monotonic(), self.found.kills.copy()
-        place = f"s3://{BUCKET}/{found.conversions}"
-        names = {"out": f"{place}/out", "rejects": f"{place}/rejects.jsonl"}
-        found.conversions += 1
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        """Convert to a new folder with at most `kills` kills, and compare the objects."""
+        report, began, before = self.report, time.monotonic(), self.report.kills.copy()
+        folder = f"s3://{BUCKET}/{report.conversions}"
+        names = {"out": f"{folder}/out", "rejects": f"{folder}/rejects.jsonl"}
+        report.conversions += 1
+        variables = os.environ | {"PYTHONPATH": str(ROOT)}
         if fails:
-            environment |= self._server.environment(self._proxy.endpoint)
+            variables |= self._server.environment(self._proxy.endpoint)
         with contextlib.ExitStack() as stack:
             cluster = None
             if mode == "ray":
-                cluster = stack.enter_context(Cluster(environment))
+                cluster = Cluster(variables)
+                stack.callback(cluster.shutdown)
                 names["address"] = cluster.address
             commands = [[word.format(**names) for word in words] for words in MODES[mode]]
             self.draw.shuffle(commands)
-            _Jobs(commands, names["out"], environment, cluster, self).run(kills)
+            _Jobs(commands, names["out"], variables, cluster, self).run(kills)
         objects = _hash_objects(names["out"], names["rejects"])
-        if objects != expected:
-            differ = sorted(
-                name
-                for name in objects.keys() | expected
-                if objects.get(name) != expected.get(name)
-            )
-            found.fail(
-                f"{place}, {mode}: objects differ from those of an undisturbed conversion, are "
-                f"missing, or are left over ({len(differ)} in total): {differ[:5]}"
+        differ = sorted(name for name, _ in objects.items() ^ expected.items())
+        if differ:
+            report.fail(
+                f"{folder}, {mode}: objects differ from those of an undisturbed conversion, are "
+                f"missing, or are left over: {list(dict.fromkeys(differ))[:5]}"
             )
         requests = self._proxy.requests()
         self._proxy.set_faults(FAULTS)  # also clears the recorded requests
-        found.requests += len(requests)
-        found.faults.update(each.action for each in requests if each.action)
-        did = ", ".join(f"{number} {name}" for name, number in (found.kills - before).items())
-        store = "failing store" if fails else "store"
-        seconds = time.monotonic() - began
-        print(f"{mode}, {store}, {seconds:.0f} s, kills: {did or 'none'}", flush=True)
+        report.requests += len(requests)
+        report.faults.update(each.action for each in requests if each.action)
+        killed = ", ".join(f"{number} {name}" for name, number in (report.kills - before).items())
+        store, seconds = "failing store" if fails else "store", time.monotonic() - began
+        print(f"{mode}, {store}, {seconds:.0f} s, kills: {killed or 'none'}", flush=True)
 
 
 def _hash_objects(out: str, rejects: str) -> dict[str, str]:
     return dataset_bytes(out) | {"rejects": hashlib.sha256(read_object(rejects)).hexdigest()}
 
 
+@dataclass
 class _Jobs:
     """The processes of one conversion, which are killed and restarted until they succeed."""
 
-    def __init__(
-        self,
-        commands: list[list[str]],
-        out: str,
-        environment: dict[str, str],
-        cluster: Cluster | None,
-        owner: Campaign,
-    ) -> None:
-        self._waiting, self._out, self._environment = commands, out, environment
-        self._cluster = cluster
-        self._draw, self._pause, self._found = owner.draw, owner.args.pause, owner.found
+    commands: list[list[str]]
+    """The commands that have not succeeded."""
+    out: str
+    variables: dict[str, str]
+    cluster: Cluster | None
+    campaign: Campaign
 
     def run(self, kills: int) -> None:
         """Run all processes, kill up to `kills` of them, and restart those that fail."""
-        end = time.monotonic() + PATIENCE_S
-        while self._waiting and time.monotonic() < end:
-            running = [self._start(command) for command in self._waiting]
+        end = time.monotonic() + TIMEOUT_S
+        while self.commands and time.monotonic() < end:
+            running = [self._start(command) for command in self.commands]
             harmed: set[int] = set()
             while any(process.poll() is None for process in running) and time.monotonic() < end:
                 self._wait_for_object(running)
-                self._wait(running, self._draw.uniform(0.0, self._pause))
+                self._wait(running, self.campaign.draw.uniform(0.0, self.campaign.args.pause))
                 if kills > 0 and (pids := self._kill(running)):
                     kills, harmed = kills - 1, harmed | pids
             self._collect(running, harmed)
-        if self._waiting:
-            self._found.fail(
-                f"the conversion did not finish within {PATIENCE_S:.0f} s. These commands had not "
-                f"succeeded: {self._waiting}"
+        if self.commands:
+            self.campaign.report.fail(
+                f"the conversion did not finish within {TIMEOUT_S:.0f} s. These commands had not "
+                f"succeeded: {self.commands}"
             )
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        self._found.starts += 1
+        self.campaign.report.starts += 1
         return subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=ROOT,
-            env=self._environment,
+            env=self.variables,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
@@ -211,8 +199,8 @@ class _Jobs:
 
     def _wait_for_object(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
         """Wait until an object is stored or deleted, so that some kills hit after the start."""
-        before, end = list_sizes_at(self._out), time.monotonic() + PATIENCE_S / 10
-        while list_sizes_at(self._out) == before and time.monotonic() < end:
+        before, end = list_sizes_at(self.out), time.monotonic() + TIMEOUT_S / 10
+        while list_sizes_at(self.out) == before and time.monotonic() < end:
             self._wait(running, 0.3)
             if all(process.poll() is not None for process in running):
                 return
@@ -222,38 +210,34 @@ class _Jobs:
         live = [process.pid for process in running if process.poll() is None]
         if not live:
             return set()
-        harmed, kinds = {self._draw.choice(live)}, ["process"]
+        harmed, kinds = {self.campaign.draw.choice(live)}, ["process"]
         started = next(iter(harmed))
-        workers = self._cluster.workers() if self._cluster else sorted(children_of(started))
-        kinds += ["worker"] * (2 if workers else 0) + ["raylet"] * bool(self._cluster)
-        kind = self._draw.choice(kinds)
-        if self._cluster and kind == "raylet":
-            self._cluster.replace_node()
+        workers = self.cluster.workers() if self.cluster else sorted(children_of(started))
+        kinds += ["worker"] * (2 if workers else 0) + ["raylet"] * bool(self.cluster)
+        kind = self.campaign.draw.choice(kinds)
+        if self.cluster and kind == "raylet":
+            self.cluster.replace_node()
             harmed = set(live)
         else:
-            victim = started if kind == "process" else self._draw.choice(workers)
+            victim = started if kind == "process" else self.campaign.draw.choice(workers)
             try:
                 os.kill(victim, signal.SIGKILL)
             except ProcessLookupError:
                 return set()
-        self._found.kills[f"{kind} of Ray" if self._cluster else kind] += 1
+        self.campaign.report.kills[f"{kind} of Ray" if self.cluster else kind] += 1
         return harmed
 
     def _collect(self, running: Sequence[subprocess.Popen[bytes]], harmed: set[int]) -> None:
         """Keep the failed commands to restart them, and report failures that no kill explains."""
-        left = []
-        for command, process in zip(self._waiting, running, strict=True):
+        commands, self.commands = self.commands, []
+        for command, process in zip(commands, running, strict=True):
             if process.poll() is None:
                 process.kill()
-            assert process.stderr
-            errors = process.stderr.read().decode()
-            process.wait()
-            process.stderr.close()
+            errors = process.communicate()[1].decode()
             if process.returncode:
-                left.append(command)
+                self.commands.append(command)
             if "Traceback" in errors or (process.returncode and process.pid not in harmed):
-                self._found.fail(
+                self.campaign.report.fail(
                     f"{command} exited with status {process.returncode}. The end of its stderr:\n"
                     f"{errors[-2000:]}"
                 )
-        self._waiting = left

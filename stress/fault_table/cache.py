@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 from cloudload.data.storage.objects import delete_object, read_object, write_object
 from stress.fault_table.reads import (
@@ -21,6 +18,7 @@ from stress.fault_table.reads import (
     zipped_name,
 )
 from testkit.corpora import write_mds
+from testkit.disks import mounted, remount
 
 
 def cached_shard(damage: Callable[[bytes], bytes]) -> Act:
@@ -94,19 +92,8 @@ def republished_while_read(ground: Ground) -> Seen:
 
 def full_disk(ground: Ground) -> Seen:
     """Put the cache on a file system that is smaller than a shard."""
-    with _small_disk(ground, "32k") as cache:
+    with mounted(ground.place("small"), "size=32k") as cache:
         return ground.read(ground.data(shard_bytes=80_000), cache)
-
-
-@contextlib.contextmanager
-def _small_disk(ground: Ground, size: str) -> Iterator[Path]:
-    folder = ground.place("small")
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def read_only(*, is_filled: bool) -> Act:
@@ -117,10 +104,10 @@ def read_only(*, is_filled: bool) -> Act:
 
     def act(ground: Ground) -> Seen:
         data = ground.data()
-        with _small_disk(ground, "1m") as cache:
+        with mounted(ground.place("small"), "size=1m") as cache:
             if is_filled:
                 ground.read(data, cache)
-            subprocess.run(["mount", "-o", "remount,ro", str(cache)], check=True)
+            remount(cache, "ro")
             return ground.read(data, cache)
 
     return act

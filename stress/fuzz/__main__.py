@@ -27,38 +27,30 @@ import os
 import sys
 import time
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 
+from stress.campaign import make_parser
 from stress.fuzz.atheris import start_atheris
 from stress.fuzz.engine import check, fuzz
 from stress.fuzz.targets import TARGETS
 
+OPTIONS = {
+    "--seconds": (60, "seconds per target"),
+    "--seed": (0, "random seed of the built-in engine"),
+    "--findings": (Path("fuzz-findings"), "folder for findings"),
+}
+
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "targets",
-        nargs="*",
-        metavar="TARGET",
-        help=f"targets to fuzz: {', '.join(TARGETS)} (default: all)",
-    )
-    parser.add_argument("--seconds", type=int, default=60, help="seconds per target (default: 60)")
-    parser.add_argument(
-        "--seed", type=int, default=0, help="random seed of the built-in engine (default: 0)"
-    )
+    parser = make_parser(__doc__, OPTIONS)
+    shown = f"targets to fuzz: {', '.join(TARGETS)} (default: all)"
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help=shown)
     parser.add_argument(
         "--engine",
-        choices=["auto", "atheris", "own"],
-        default="auto",
+        choices=["atheris", "own"],
+        default="atheris" if find_spec("atheris") else "own",
         help="how inputs are mutated (default: atheris if it is installed, and otherwise own)",
-    )
-    parser.add_argument(
-        "--findings",
-        type=Path,
-        default=Path("fuzz-findings"),
-        help="folder for findings (default: fuzz-findings)",
     )
     parser.add_argument(
         "--replay",
@@ -75,32 +67,23 @@ def main() -> int:
         check(TARGETS[names[0]], options.replay.read_bytes())
         print("no finding")
         return 0
-    engine = _engine(options.engine)
     print(
-        f"Fuzzing each target for {options.seconds} s with the engine {engine!r}: "
+        f"Fuzzing each target for {options.seconds} s with the engine {options.engine!r}: "
         f"{', '.join(names)}",
         flush=True,
     )
-    summary = [_fuzz_and_report(name, engine, options) for name in names]
+    summary = [_fuzz_and_report(name, options) for name in names]
     print("\n".join(["", *(line for line, _ in summary)]))
     return int(any(is_finding for _, is_finding in summary))
 
 
-def _engine(asked: str) -> str:
-    from importlib.util import find_spec
-
-    return ("atheris" if find_spec("atheris") else "own") if asked == "auto" else asked
-
-
-def _fuzz_and_report(name: str, engine: str, options: argparse.Namespace) -> tuple[str, bool]:
+def _fuzz_and_report(name: str, options: argparse.Namespace) -> tuple[str, bool]:
     options.findings.mkdir(parents=True, exist_ok=True)
-    started = time.monotonic()
-    if engine == "atheris":
-        tried, found, why = start_atheris(
-            name, TARGETS[name].seeds(), options.seconds, options.findings
-        )
+    started, target = time.monotonic(), TARGETS[name]
+    if options.engine == "atheris":
+        tried, found, why = start_atheris(name, target.seeds(), options.seconds, options.findings)
     else:
-        tried, data, why = fuzz(TARGETS[name], seconds=options.seconds, seed=options.seed)
+        tried, data, why = fuzz(target, seconds=options.seconds, seed=options.seed)
         found = options.findings / f"{name}-{zlib.crc32(data or b''):08x}"
         if data is not None:
             found.write_bytes(data)

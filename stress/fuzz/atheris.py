@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stress.fuzz.target import MOST_INPUT_BYTES, MOST_SECONDS
+from stress.fuzz.engine import MAX_INPUT_BYTES, MAX_SECONDS
+
+_REASON = re.compile(r"^(?:\S*(?:Error|Exception|Finding).*|=+ ?ERROR.*|ALARM.*)$", re.MULTILINE)
 
 
 def start_atheris(
@@ -27,23 +29,14 @@ def start_atheris(
     for number, seed in enumerate(seeds):
         (corpus / f"seed-{number}").write_bytes(seed)
     command = [sys.executable, "-m", "stress.fuzz.atheris", name, str(seconds), str(findings)]
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    tried = re.findall(r"number_of_executed_units: (\d+)", done.stdout) or re.findall(
-        r"^#(\d+)", done.stdout, re.MULTILINE
-    )
-    written = re.findall(r"Test unit written to (\S+)", done.stdout)
-    reasons = re.findall(
-        r"^(?:\S*(?:Error|Exception|Finding).*|=+ ?ERROR.*|ALARM.*)$", done.stdout, re.MULTILINE
-    )
-    failed = done.returncode or written
-    why = (reasons[-1] if reasons else done.stdout[-500:]) if failed else ""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    printed = done.stdout.decode(errors="replace")
+    tried = re.findall(r"number_of_executed_units: (\d+)", printed)
+    tried = tried or re.findall(r"^#(\d+)", printed, re.MULTILINE)
+    written = re.findall(r"Test unit written to (\S+)", printed)
+    why = ""
+    if done.returncode or written:
+        why = [printed[-500:], *_REASON.findall(printed)][-1]
     return int(tried[-1]) if tried else 0, Path(written[-1]) if written else findings, why
 
 
@@ -61,9 +54,9 @@ def main(name: str, seconds: str, findings: str) -> None:
     target.prepare()
     arguments = [
         f"-max_total_time={seconds}",
-        f"-timeout={MOST_SECONDS}",
+        f"-timeout={MAX_SECONDS}",
         "-rss_limit_mb=6000",
-        f"-max_len={MOST_INPUT_BYTES}",
+        f"-max_len={MAX_INPUT_BYTES}",
         "-print_final_stats=1",
         f"-artifact_prefix={findings}/{name}-",
         f"{findings}/corpus/{name}",

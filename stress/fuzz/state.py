@@ -14,75 +14,50 @@ from typing import Any
 import numpy as np
 
 from cloudload import CloudLoader, Stream, merge_state_dicts
-from stress.fuzz.target import Choices, Target, expect, random_seeds
+from stress.fuzz.engine import Choices, Target, expect
 from testkit.corpora import EOS, byte_tokenizer, write_mds
 
 State = dict[str, Any]
 
 _NUMBERS = (
-    0,
-    1,
-    -1,
-    2,
-    5,
-    1 << 30,
-    (1 << 31) - 1,
-    1 << 31,
-    1 << 40,
-    1 << 48,
-    (1 << 62) + 1,
-    (1 << 63) - 1,
-    1 << 63,
-    1 << 64,
+    *(0, 1, -1, 2, 5, *(1 << bits for bits in (30, 31, 40, 48, 63, 64))),
+    *((1 << 31) - 1, (1 << 62) + 1, (1 << 63) - 1),
 )
 _VALUES: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        "",
-        "0",
-        "-1",
-        "x",
-        1.5,
-        float("nan"),
-        float("inf"),
-        [],
-        {},
-        b"",
-        (),
-        "é",
-        "\0",
-        "\ud800",
-    ),
-    *(
-        "1:1",
-        "0:1",
-        "16:4",
-        "1,1",
-        "0",
-        "7,7",
-        "AAAA",
-        "[]",
-        "[[]]",
-        "null",
-        "[" * 2000,
-        "9" * 5000,
-        "1" * 19,
-        "1e9",
-    ),
-    "[[0,0,0,0,0,0]]",
-    "[[0,0,0,0,0,0],[0,0,0,0,0,0]]",
+    *(None, True, False, 1.5, float("nan"), float("inf"), [], {}, b"", ()),
+    *("", "0", "-1", "x", "é", "\0", "\ud800", "1:1", "0:1", "16:4", "1,1", "7,7", "AAAA"),
+    *("[]", "[[]]", "null", "[" * 2000, "9" * 5000, "1" * 19, "1e9"),
+    *("[[0,0,0,0,0,0]]", "[[0,0,0,0,0,0],[0,0,0,0,0,0]]"),
     '{"names": ["a"], "schedule": [[0, [NaN]]]}',
     '{"names": ["a"], "schedule": [[0, [1e308]]]}',
     '{"names": ["a", "b"], "schedule": [[0, [1, 2]]]}',
     '{"names": ["a", "b"], "schedule": [[0, [1e308, 5e-324]], [3, [0, 1]]]}',
     *_NUMBERS,
 )
+# loading rejects most changes of other fields immediately, so these are changed more often
+_DEEP_FIELDS = (
+    *("cursors", "document_sizes", "residues", "rows", "table_rows", "tail", "skipped", "counts"),
+    *("seq_len", "mixture", "num_canonical_nodes", "shuffle_block_size"),
+)
+_PACKED_FIELDS = ("cursors", "document_sizes", "residues")
+_CONCAT, _BEST_FIT = {"packing": "concat"}, {"packing": "best_fit", "open_rows": 2}
+_RUNS: tuple[tuple[bool, dict[str, Any]], ...] = (
+    (False, _CONCAT),
+    (False, {**_CONCAT, "epochs": 1}),
+    (False, {**_CONCAT, "exchange_every": 3}),
+    (False, _BEST_FIT),
+    (False, {**_BEST_FIT, "epochs": 2}),
+    (False, {"packing": "one_per_row"}),
+    (False, {"packing": "one_per_row", "overflow": "rows", "epochs": 1}),
+    (False, {**_CONCAT, "shuffle_algo": "seekable"}),
+    (True, _BEST_FIT),
+    (True, {**_CONCAT, "shuffle_algo": "py1br"}),
+)
+"""Whether a run is a mixture, and its options."""
 
 
 @functools.cache
-def sound_states() -> list[tuple[CloudLoader, State]]:
+def valid_states() -> list[tuple[CloudLoader, State]]:
     """Return pairs of a loader and one of its states, for every packing, over a tiny corpus.
 
     The states are early, late, between exchanges, and in a tail.
@@ -93,65 +68,32 @@ def sound_states() -> list[tuple[CloudLoader, State]]:
         write_mds(f"{folder}/{part}", texts[part::2], shard_samples=[7, 0, 13]) for part in range(2)
     ]
     mixed = [Stream(url, proportion=1.0, name=f"s{number}") for number, url in enumerate(urls)]
-    cases: list[tuple[Any, dict[str, Any]]] = [
-        (urls, {"packing": "concat"}),
-        (urls, {"packing": "concat", "epochs": 1}),
-        (urls, {"packing": "concat", "exchange_every": 3}),
-        (urls, {"packing": "best_fit", "open_rows": 2}),
-        (urls, {"packing": "best_fit", "open_rows": 2, "epochs": 2}),
-        (urls, {"packing": "one_per_row"}),
-        (urls, {"packing": "one_per_row", "overflow": "rows", "epochs": 1}),
-        (urls, {"packing": "concat", "shuffle_algo": "seekable"}),
-        (mixed, {"packing": "best_fit", "open_rows": 2}),
-        (mixed, {"packing": "concat", "shuffle_algo": "py1br"}),
-    ]
     found: list[tuple[CloudLoader, State]] = []
-    for data, settings in cases:
-        options: dict[str, Any] = {
-            "tokenizer": byte_tokenizer(),
-            "eos": EOS,
-            "seq_len": 8,
-            "num_lanes": 4,
-            "num_workers": 0,
-        }
+    for is_mixed, settings in _RUNS:
         loader = CloudLoader(
-            data,
+            mixed if is_mixed else urls,
             local=f"{folder}/cache",
-            batch_size=4,
+            tokenizer=byte_tokenizer(),
             tokenizer_backend="hf",
-            **options,
+            eos=EOS,
+            seq_len=8,
+            batch_size=4,
+            num_lanes=4,
+            num_workers=0,
             **settings,
         )
         states = [loader.state_dict(), *(loader.state_dict() for _ in loader.take(14))]
-        found += [
-            (loader, states[place]) for place in sorted({0, 1, 4, len(states) - 2, len(states) - 1})
-        ]
+        last = len(states) - 1
+        found += [(loader, states[batch]) for batch in sorted({0, 1, 4, last - 1, last})]
     return found
 
 
-# these fields are changed more often, because loading rejects most changes of others immediately
-_WEIGHTY_FIELDS = [
-    "cursors",
-    "document_sizes",
-    "residues",
-    "rows",
-    "table_rows",
-    "tail",
-    "skipped",
-    "counts",
-    "seq_len",
-    "mixture",
-]
-_WEIGHTY_FIELDS += ["num_canonical_nodes", "shuffle_block_size"]
-
-
-def mutate_state(choices: Choices, sound: State) -> State:
+def mutate_state(choices: Choices, valid: State) -> State:
     """Return a copy of a valid state in which up to 3 fields are changed."""
-    state: dict[Any, Any] = dict(sound)
-    names = [*sorted(state), *_WEIGHTY_FIELDS * 3]
+    state: dict[Any, Any] = dict(valid)
+    names = [*sorted(state), *_DEEP_FIELDS * 3]
     for _ in range(1 + choices.number(3)):
-        name = choices.pick(names)
-        kind = choices.number(24)
+        name, kind = choices.pick(names), choices.number(24)
         value = state.get(name)
         if kind == 0:
             state.pop(name, None)
@@ -160,9 +102,8 @@ def mutate_state(choices: Choices, sound: State) -> State:
         elif kind < 4:
             state[name] = choices.pick(_VALUES)
         elif kind < 7:
-            other = choices.pick(sound_states())[1]
-            state[name] = other.get(name)
-        elif name in ("cursors", "document_sizes", "residues") and isinstance(value, str):
+            state[name] = choices.pick(valid_states())[1].get(name)
+        elif name in _PACKED_FIELDS and isinstance(value, str):
             with contextlib.suppress(ValueError, zlib.error):
                 state[name] = _change_packed(choices, name, value)
         elif isinstance(value, bool) or not isinstance(value, int | str):
@@ -177,33 +118,24 @@ def mutate_state(choices: Choices, sound: State) -> State:
 def _change_packed(choices: Choices, name: str, value: str) -> str:
     """Change up to 3 of the integers that a base64 field encodes."""
     data = base64.b64decode(value)
-    if name == "residues":
-        planes = zlib.decompress(data)
-        data = bytes(
-            planes[start + plane * (len(planes) // 4)]
-            for start in range(len(planes) // 4)
-            for plane in range(4)
-        )
-    numbers = [number for (number,) in struct.iter_unpack("<i", data[: len(data) // 4 * 4])]
-    wide = choices.number(4) == 0 and name == "cursors"
+    if name == "residues":  # compressed, all first bytes of the integers, then all second bytes, …
+        data = np.frombuffer(zlib.decompress(data), "u1").reshape(4, -1).T.tobytes()
+    numbers = np.frombuffer(data[: len(data) // 4 * 4], "<i4").tolist()
+    is_wide = choices.number(4) == 0 and name == "cursors"
     for _ in range(1 + choices.number(3)):
-        place = choices.number(max(1, len(numbers)))
-        kind = choices.number(4)
+        at, kind = choices.number(max(1, len(numbers))), choices.number(4)
         if kind == 0 and numbers:
-            del numbers[place]
+            del numbers[at]
         elif kind == 1:
-            numbers.insert(place, choices.number(6))
+            numbers.insert(at, choices.number(6))
         elif numbers:
-            numbers[place] = choices.pick(
-                [*_NUMBERS, numbers[place] + 1, numbers[place] - 1, choices.number(30)]
-            )
-    code, bits = ("q", 63) if wide else ("i", 31)
+            near = [numbers[at] + 1, numbers[at] - 1, choices.number(30)]
+            numbers[at] = choices.pick([*_NUMBERS, *near])
+    code, bits = ("q", 63) if is_wide else ("i", 31)
     clipped = [max(-(1 << bits), min((1 << bits) - 1, number)) for number in numbers]
     data = struct.pack(f"<{len(clipped)}{code}", *clipped)
     if name == "residues":
-        data = zlib.compress(
-            bytes(data[start + plane] for plane in range(4) for start in range(0, len(data), 4))
-        )
+        data = zlib.compress(np.frombuffer(data, "u1").reshape(-1, 4).T.tobytes())
     return base64.b64encode(data).decode()
 
 
@@ -213,28 +145,23 @@ def _change_text(choices: Choices, text: str) -> str:
     if numbers and choices.number(2):
         found = choices.pick(numbers)
         now = int(found[0]) if len(found[0]) < 30 else 0
-        return (
-            text[: found.start()]
-            + str(choices.pick([now + 1, now - 1, *_NUMBERS]))
-            + text[found.end() :]
-        )
-    place = choices.number(len(text) + 1)
+        new = choices.pick([now + 1, now - 1, *_NUMBERS])
+        return f"{text[: found.start()]}{new}{text[found.end() :]}"
+    at = choices.number(len(text) + 1)
     inserted = choices.pick(["", "0", "-", ",", ":", "[", "]", '"', "\0", "\ud800", "1e9", "NaN"])
-    return text[:place] + inserted + text[place + choices.number(3) :]
+    return text[:at] + inserted + text[at + choices.number(3) :]
 
 
 def run_state(data: bytes) -> None:
     """Load a changed state and read two batches, or merge changed parts and load the result."""
     choices = Choices(data)
-    loader, sound = choices.pick(sound_states())
+    loader, valid = choices.pick(valid_states())
     if choices.number(5) == 0:
-        parts = [_part_of(sound, choices.number(3) or rank, 2) for rank in range(2)]
-        merged = merge_state_dicts(
-            [mutate_state(choices, part) if choices.number(2) else part for part in parts]
-        )
-        loader.load_state_dict(merged)
+        parts = [_part_of(valid, choices.number(3) or rank, 2) for rank in range(2)]
+        changed = [mutate_state(choices, part) if choices.number(2) else part for part in parts]
+        loader.load_state_dict(merge_state_dicts(changed))
         return
-    state = mutate_state(choices, sound)
+    state = mutate_state(choices, valid)
     try:
         loader.load_state_dict(state)
     except ValueError as error:
@@ -251,11 +178,8 @@ def _part_of(state: State, rank: int, size: int) -> State:
     """Return the part that rank `rank` of `size` would save of a state with four lanes."""
     cursors = np.frombuffer(base64.b64decode(state["cursors"]), "<i4").reshape(-1, 4, 2).copy()
     cursors[:, [lane for lane in range(4) if lane % size != rank % size]] = -1
-    return {
-        **state,
-        "part": f"{rank}/{size}",
-        "cursors": base64.b64encode(cursors.tobytes()).decode(),
-    }
+    packed = base64.b64encode(cursors.tobytes()).decode()
+    return {**state, "part": f"{rank}/{size}", "cursors": packed}
 
 
-STATE = Target(run_state, random_seeds, sound_states)
+STATE = Target(run_state, prepare=valid_states)

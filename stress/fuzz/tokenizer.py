@@ -12,9 +12,14 @@ from tokenizers import Tokenizer, decoders
 from cloudload.config.choices import FASTOKENS, HF
 from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.rows.tokenization.tokenizer import load_tokenizer
-from stress.fuzz.target import Choices, Target, expect, random_seeds
+from stress.fuzz.engine import Choices, Target, expect
 from testkit.corpora import EOS, byte_tokenizer
-from testkit.trained_tokenizers import END_OF_TEXT, train_tokenizer
+from testkit.trained_tokenizers import END_OF_TEXT, small_tokenizer
+
+_SIGNS = (
+    *("", " ", "\0", "\n\n", "é", "狐", "🦊", "e\u0301", "\u200d", "\ufeff", "the"),
+    *("<|", "|>", "<", "\ud800", "\udfff", "\U0010ffff"),
+)
 
 
 class Case(NamedTuple):
@@ -29,47 +34,16 @@ class Case(NamedTuple):
 @functools.cache
 def tokenizers() -> list[Case]:
     """Return two small tokenizers, a byte-level one and a trained BPE."""
-    texts = [
-        "the quick brown fox jumps over the lazy dog",
-        "one two three",
-        "Grüße an die Füchse",
-        "狐 🦊",
-    ]
-    trained = train_tokenizer(texts * 3, 400, (END_OF_TEXT, "<|pad|>"))
-    found = []
     with_bytes = Tokenizer.from_str(byte_tokenizer().to_str())
     with_bytes.decoder = decoders.ByteLevel()
-    for tokenizer in (with_bytes, trained):
+    found = []
+    for tokenizer in (with_bytes, small_tokenizer()):
         spec = load_tokenizer(tokenizer, [(None, None)])
-        added = {
-            token["id"]: token["content"]
-            for token in json.loads(spec.json)["added_tokens"]
-            if token["special"]
-        }
+        added = [token for token in json.loads(spec.json)["added_tokens"] if token["special"]]
+        names = [*(token["content"] for token in added), EOS, END_OF_TEXT]
         hf, fastokens = (DocumentTokenizer(spec, backend) for backend in (HF, FASTOKENS))
-        found.append(Case(hf, fastokens, set(added), [*added.values(), EOS, END_OF_TEXT]))
+        found.append(Case(hf, fastokens, {token["id"] for token in added}, names))
     return found
-
-
-_SIGNS = (
-    "",
-    " ",
-    "\0",
-    "\n\n",
-    "é",
-    "狐",
-    "🦊",
-    "e\u0301",
-    "\u200d",
-    "\ufeff",
-    "the",
-    "<|",
-    "|>",
-    "<",
-    "\ud800",
-    "\udfff",
-    "\U0010ffff",
-)
 
 
 def run_tokenizer_text(data: bytes) -> None:
@@ -81,16 +55,13 @@ def run_tokenizer_text(data: bytes) -> None:
     hf, fast, control, names = choices.pick(tokenizers())
     text = ""
     while choices:
-        text += choices.pick(
-            choices.pick([names, _SIGNS, string.printable, chr(choices.number(0x3000))])
-        )
-    ids, _ = hf.encode_flat([text])
+        kinds = [names, _SIGNS, string.printable, chr(choices.number(0x3000))]
+        text += choices.pick(choices.pick(kinds))
+    ids = hf.encode_flat([text])[0]
     expect(not control & set(ids.tolist()), f"the IDs of {text!r} contain a control ID")
-    expect(
-        ids.tolist() == fast.encode_flat([text])[0].tolist(),
-        f"the backends produce different IDs for {text!r}",
-    )
+    is_same = ids.tolist() == fast.encode_flat([text])[0].tolist()
+    expect(is_same, f"the backends produce different IDs for {text!r}")
     expect(hf.decode(ids) == text, f"the IDs of {text!r} decode to {hf.decode(ids)!r}")
 
 
-TOKENIZER_TEXT = Target(run_tokenizer_text, random_seeds, tokenizers)
+TOKENIZER_TEXT = Target(run_tokenizer_text, prepare=tokenizers)

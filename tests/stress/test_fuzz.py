@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from stress.fuzz.__main__ import main
-from stress.fuzz.engine import fuzz
-from stress.fuzz.target import Target, expect
+from stress.fuzz.engine import Target, expect, fuzz
 from stress.fuzz.targets import TARGETS
 
 
@@ -37,7 +36,7 @@ def test_the_engine_finds_the_input_that_fails() -> None:
 
 
 def test_an_input_that_takes_seconds_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stress.fuzz.engine.MOST_SECONDS", 1)
+    monkeypatch.setattr("stress.fuzz.engine.MAX_SECONDS", 1)
     found = fuzz(Target(hang, lambda: [b""]), seconds=20)
     assert found == (1, b"", "Finding: did not finish within 1 s")
 

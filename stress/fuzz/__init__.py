@@ -1,1 +1,0 @@
-"""Fuzz the code that reads data and states: `python -m stress.fuzz`."""
