@@ -31,24 +31,20 @@ five minutes, because gloo does. The exit status is 1 in any of these cases:
 - an error is neither cloudload's nor caused by a broken connection between ranks
 
 Prints a line for each job, and at the end a summary as JSON. `--summary` also writes the summary so
-far to a file after each job.
+far to a file after each job. To run several campaigns at once, start each with another `--seed`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from stress.campaign import make_parser, run_in_folder
 from stress.chaos.campaign import Campaign
 from stress.chaos.monitor import MARK
-from stress.chaos.report import add_summaries, write_summary
 from stress.chaos.storage import enter_namespace, start_stores
 
 OPTIONS: dict[str, tuple[Any, str]] = {
@@ -60,20 +56,13 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     "--max-delay": (2.0, "maximum seconds from a job's first step to the signal that ends it"),
     "--jobs": (25, "maximum number of jobs in a run"),
     "--minutes": (1_000.0, "number of minutes after which no new job starts"),
-    "--parallel": (1, "number of campaigns to run at the same time, each on its own stores"),
+    "--summary": ("", "JSON file to which the summary so far is written after each job"),
     "--seed": (0, "random seed"),
 }
-_SEEDS_APART, _SUMMARY_EVERY_S = 1_003, 10.0
 
 
 def main() -> int:
-    parser = make_parser(__doc__, OPTIONS)
-    parser.add_argument(
-        "--summary", help="JSON file to which the summary so far is written after each job"
-    )
-    args = parser.parse_args()
-    if args.parallel > 1:
-        return run_in_folder("chaos", lambda folder: _run_parallel(args, folder))
+    args = make_parser(__doc__, OPTIONS).parse_args()
     enter_namespace("stress.chaos")
     os.environ.pop(MARK, None)
     return run_in_folder("chaos", lambda folder: _run(args, folder))
@@ -81,55 +70,7 @@ def main() -> int:
 
 def _run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     with start_stores() as stores:
-        summary = Campaign(args, folder, stores).run()
-    if args.summary:
-        write_summary(args.summary, summary)
-    return summary
-
-
-def _run_parallel(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run campaigns in parallel, each with another seed and a share of the restarts and faults.
-
-    Prints the output of all, and returns the sum of their summaries.
-    """
-    files = [folder / f"{number}.json" for number in range(args.parallel)]
-    processes = [_start(args, number, file) for number, file in enumerate(files)]
-    with ThreadPoolExecutor(args.parallel) as threads:
-        printing = [threads.submit(_print, *each) for each in enumerate(processes)]
-        while wait(printing, _SUMMARY_EVERY_S).not_done:
-            if args.summary:
-                write_summary(args.summary, _add_files(files))
-    total = _add_files(files)
-    for number, process in enumerate(processes):
-        if (status := process.wait()) and not total["failures"]:
-            total["failures"].append(f"campaign {number} exited with status {status}")
-    if args.summary:
-        write_summary(args.summary, total)
-    return total
-
-
-def _start(args: argparse.Namespace, number: int, file: Path) -> subprocess.Popen[str]:
-    own = {
-        "--parallel": 1,
-        "--seed": args.seed + number * _SEEDS_APART,
-        "--restarts": -(-args.restarts // args.parallel),
-        "--faults": -(-args.faults // args.parallel),
-        "--summary": file,
-    }
-    more = [str(part) for pair in own.items() for part in pair]
-    command = [sys.executable, "-m", "stress.chaos", *sys.argv[1:], *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def _print(number: int, process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        print(f"[{number}] {line}", end="", flush=True)
-
-
-def _add_files(files: list[Path]) -> dict[str, Any]:
-    found = [json.loads(file.read_text()) for file in files if file.exists()]
-    return {"failures": [], **add_summaries(found)}
+        return Campaign(args, folder, stores).run()
 
 
 if __name__ == "__main__":

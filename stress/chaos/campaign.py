@@ -16,14 +16,13 @@ from typing import Any
 from cloudload import convert_to_mds, count_tokens
 from stress.chaos.job import JobRunner
 from stress.chaos.monitor import ProcessTree
-from stress.chaos.rank import count_small_groups, hash_rows
-from stress.chaos.report import Report, write_summary
+from stress.chaos.rank import count_small_groups, hash_rows, write_json
+from stress.chaos.report import Report
 from stress.chaos.scenario import MAX_GLOBAL_BATCH, RUN_KINDS, Job, TrainingRun, draw_job
 from stress.chaos.storage import (
     Store,
     can_mount,
     damage_caches,
-    environment_of_jobs,
     resize,
 )
 from testkit.conversions import QUIET
@@ -86,7 +85,9 @@ class Campaign:
         folder = self._folder / f"run-{number}"
         folder.mkdir()
         has_disks = self._has_disks and draw.random() < 0.5
-        variables = environment_of_jobs(self._stores)
+        variables: dict[str, str] = {}
+        for each in self._stores:
+            variables |= each.server.environment(each.proxy.endpoint)
         return TrainingRun(
             kind, number, folder, tuple(urls), tokenizer, has_lengths, has_disks, variables
         )
@@ -115,7 +116,7 @@ class Campaign:
                 flush=True,
             )
             if self._args.summary:
-                write_summary(self._args.summary, self._summarize())
+                write_json(Path(self._args.summary), self._summarize())
             start = stop
             if run.end_file.exists() or self._is_over():
                 break

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from cloudload import CloudLoader, Retry
 from cloudload.loading.delivery import exchange, gather
 from cloudload.run.lengths import index
-from stress.chaos.scenario import Job, TrainingRun
+from stress.chaos.scenario import Job
 
 
 def run_rank(job: Job, rank: int) -> None:
@@ -47,7 +48,7 @@ def run_rank(job: Job, rank: int) -> None:
     has_ended = _train(job, rank, loader)
     dist.barrier()
     if rank == 0:
-        _save(job.run, loader)
+        write_json(job.run.state_file, loader.state_dict())
         if has_ended:
             job.run.end_file.touch()
     loader.close()
@@ -88,7 +89,7 @@ def _train(job: Job, rank: int, loader: CloudLoader) -> bool:
             rows.flush()
             dist.barrier()
             if step % job.save_every == 0 and rank == 0:
-                _save(job.run, loader)
+                write_json(job.run.state_file, loader.state_dict())
             if step == job.steps:
                 return False
     return True
@@ -103,7 +104,8 @@ def hash_rows(batch: Any) -> dict[int, str]:
     }
 
 
-def _save(run: TrainingRun, loader: CloudLoader) -> None:
-    part = run.state_file.with_suffix(".new")
-    part.write_text(json.dumps(loader.state_dict()))
-    part.replace(run.state_file)
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file with a value as JSON, at once."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(value))
+    new.replace(path)

@@ -1,13 +1,10 @@
-"""Collect the counts and failures of a campaign, and add up those of several."""
+"""Collect the counts and failures of a campaign."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from stress.campaign import Failures
@@ -58,24 +55,3 @@ def _find_commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
-
-
-def write_summary(path: str, summary: dict[str, Any]) -> None:
-    """Replace the file at `path` with a summary, atomically."""
-    new = Path(f"{path}.new")
-    new.write_text(json.dumps(summary, indent=2))
-    new.replace(path)
-
-
-def add_summaries(summaries: Iterable[dict[str, Any]], *, is_max: bool = False) -> dict[str, Any]:
-    """Merge summaries: add numbers, join lists, and keep the maximum of seconds and minutes."""
-    total: dict[str, Any] = {}
-    for name, value in (item for summary in summaries for item in summary.items()):
-        keeps_max = is_max or "seconds" in name or "minutes" in name
-        if name not in total or isinstance(value, str):
-            total[name] = value
-        elif isinstance(value, dict):
-            total[name] = add_summaries([total[name], value], is_max=keeps_max)
-        else:
-            total[name] = max(total[name], value) if keeps_max else total[name] + value
-    return total

@@ -80,14 +80,6 @@ def start_stores() -> Iterator[tuple[Store, ...]]:
         yield Store("s3", s3, s3_proxy), Store("gs", gcs, gcs_proxy)
 
 
-def environment_of_jobs(stores: Sequence[Store]) -> dict[str, str]:
-    """The environment variables of jobs that read the stores through their proxies."""
-    found: dict[str, str] = {}
-    for store in stores:
-        found |= store.server.environment(store.proxy.endpoint)
-    return found
-
-
 # ---------------------------------------------------------------- disks
 
 _NAMESPACE = "CLOUDLOAD_CHAOS_NAMESPACE"

@@ -21,26 +21,255 @@ JSON.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import hashlib
 import importlib.util
 import os
+import random
+import signal
+import subprocess
 import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stress.campaign import make_parser, run_in_folder
-from stress.conversions.campaign import MODES, Campaign
-from testkit.fault_proxy import start_fault_proxy
-from testkit.servers import start_s3
+from cloudload.data.storage.objects import read_object, write_object
+from cloudload.tools.convert.output import list_sizes_at
+from stress.campaign import Failures, make_parser, run_in_folder
+from stress.conversions.cluster import Cluster
+from stress.conversions.job import SPLITS, convert
+from testkit import ROOT
+from testkit.conversions import dataset_bytes
+from testkit.fault_proxy import Fault, FaultProxy, start_fault_proxy
+from testkit.processes import children_of
+from testkit.segments import SETTINGS, mixed_corpus
+from testkit.servers import BUCKET, S3Server, start_s3
 
-OPTIONS = {
+ARGUMENTS = {
     "--kills": (120, "total number of processes to kill"),
     "--pause": (2.0, "maximum seconds from a stored or deleted object to the next kill"),
     "--seed": (0, "random seed"),
 }
+INPUT = f"s3://{BUCKET}/input"
+FAULTS = [
+    Fault("", "status", share=0.06),
+    Fault("", "reset", share=0.04),
+    Fault("GET", "truncate", share=0.02, at=100),
+]
+"""Faults that together fail about one request in ten."""
+TIMEOUT_S = 900.0
+
+OPTIONS = [
+    *("--shard-bytes", str(SETTINGS["shard_bytes"])),
+    *("--segment-bytes", str(SETTINGS["segment_bytes"])),
+    *("--keep", "n", "--split", SPLITS, "--skip-bad", "--quiet"),
+]
+_CLI = ["cloudload", "convert", INPUT, "{out}", *OPTIONS, "--rejects", "{rejects}"]
+_JOB = ["stress.conversions.job", INPUT, "{out}", "{rejects}"]
+
+MODES: dict[str, list[list[str]]] = {
+    "1 process": [[*_CLI, "--processes", "1"]],
+    "2 processes": [[*_CLI, "--processes", "2"]],
+    "5 processes": [[*_CLI, "--processes", "5"]],
+    "array": [[*_CLI, "--processes", "1", "--worker", f"{number}/7"] for number in range(7)],
+    "last first": [[*_JOB, "last first"]],
+    "twice": [[*_JOB, "twice"]],
+    "ray": [[*_CLI, "--engine", "ray", "--address", "{address}"]],
+}
+"""The commands of each mode. They run at the same time, each with `python -m`."""
+
+
+@dataclass
+class Report(Failures):
+    """The counts and failures of all conversions."""
+
+    conversions: int = 0
+    starts: int = 0
+    requests: int = 0
+    kills: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+
+
+class Campaign:
+    """A series of conversions in all modes, with and without faults, which it kills at random."""
+
+    def __init__(
+        self, args: argparse.Namespace, folder: Path, server: S3Server, proxy: FaultProxy
+    ) -> None:
+        self.args, self._folder, self._server, self._proxy = args, folder, server, proxy
+        self.draw, self.report = random.Random(args.seed), Report()
+        proxy.set_faults(FAULTS)
+
+    def run(self) -> dict[str, Any]:
+        """Run the conversions, and return a summary."""
+        began, report = time.monotonic(), self.report
+        expected = self._convert_undisturbed()
+        turns = [(mode, fails) for mode in self.args.modes for fails in (False, True)]
+        while report.kills.total() < self.args.kills:
+            mode, fails = turns[report.conversions % len(turns)]
+            left = max(1, len(turns) - report.conversions)
+            wanted = -(-(self.args.kills - report.kills.total()) // left)
+            self._convert(mode, fails, wanted, expected)
+        return {
+            "objects": len(expected),
+            "conversions": report.conversions,
+            "starts": report.starts,
+            "killed": report.kills,
+            "kills": report.kills.total(),
+            "requests through the proxy": report.requests,
+            "faults": report.faults,
+            "minutes": round((time.monotonic() - began) / 60, 1),
+            "failures": report.failures,
+        }
+
+    def _convert_undisturbed(self) -> dict[str, str]:
+        """Store the input, convert it without kills or faults, and return the objects' hashes."""
+        corpus = mixed_corpus(self._folder / "corpus", with_bad=True)
+        for path in sorted(corpus.iterdir()):
+            write_object(f"{INPUT}/{path.name}", path.read_bytes())
+        out, rejects = self._folder / "out", self._folder / "rejects"
+        report = convert(corpus, out, rejects)
+        assert report.segments >= 50
+        assert report.bad > 50
+        assert all(split["documents"] > 100 for split in report.splits.values())
+        formats = {"".join(Path(name).suffixes) for name in report.bad_files}
+        assert formats == {".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"}
+        return _hash_objects(str(out), str(rejects))
+
+    def _convert(self, mode: str, fails: bool, kills: int, expected: dict[str, str]) -> None:
+        """Convert to a new folder with at most `kills` kills, and compare the objects."""
+        report, began, before = self.report, time.monotonic(), self.report.kills.copy()
+        folder = f"s3://{BUCKET}/{report.conversions}"
+        names = {"out": f"{folder}/out", "rejects": f"{folder}/rejects.jsonl"}
+        report.conversions += 1
+        variables = os.environ | {"PYTHONPATH": str(ROOT)}
+        if fails:
+            variables |= self._server.environment(self._proxy.endpoint)
+        with contextlib.ExitStack() as stack:
+            cluster = None
+            if mode == "ray":
+                cluster = Cluster(variables)
+                stack.callback(cluster.shutdown)
+                names["address"] = cluster.address
+            commands = [[word.format(**names) for word in words] for words in MODES[mode]]
+            self.draw.shuffle(commands)
+            _Jobs(commands, names["out"], variables, cluster, self).run(kills)
+        objects = _hash_objects(names["out"], names["rejects"])
+        differ = sorted(name for name, _ in objects.items() ^ expected.items())
+        if differ:
+            report.fail(
+                f"{folder}, {mode}: objects differ from those of an undisturbed conversion, are "
+                f"missing, or are left over: {list(dict.fromkeys(differ))[:5]}"
+            )
+        requests = self._proxy.requests()
+        self._proxy.set_faults(FAULTS)  # also clears the recorded requests
+        report.requests += len(requests)
+        report.faults.update(each.action for each in requests if each.action)
+        killed = ", ".join(f"{number} {name}" for name, number in (report.kills - before).items())
+        store, seconds = "failing store" if fails else "store", time.monotonic() - began
+        print(f"{mode}, {store}, {seconds:.0f} s, kills: {killed or 'none'}", flush=True)
+
+
+def _hash_objects(out: str, rejects: str) -> dict[str, str]:
+    return dataset_bytes(out) | {"rejects": hashlib.sha256(read_object(rejects)).hexdigest()}
+
+
+@dataclass
+class _Jobs:
+    """The processes of one conversion, which are killed and restarted until they succeed."""
+
+    commands: list[list[str]]
+    """The commands that have not succeeded."""
+    out: str
+    variables: dict[str, str]
+    cluster: Cluster | None
+    campaign: Campaign
+
+    def run(self, kills: int) -> None:
+        """Run all processes, kill up to `kills` of them, and restart those that fail."""
+        end = time.monotonic() + TIMEOUT_S
+        while self.commands and time.monotonic() < end:
+            running = [self._start(command) for command in self.commands]
+            harmed: set[int] = set()
+            while any(process.poll() is None for process in running) and time.monotonic() < end:
+                self._wait_for_object(running)
+                self._wait(running, self.campaign.draw.uniform(0.0, self.campaign.args.pause))
+                if kills > 0 and (pids := self._kill(running)):
+                    kills, harmed = kills - 1, harmed | pids
+            self._collect(running, harmed)
+        if self.commands:
+            self.campaign.report.fail(
+                f"the conversion did not finish within {TIMEOUT_S:.0f} s. These commands had not "
+                f"succeeded: {self.commands}"
+            )
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        self.campaign.report.starts += 1
+        return subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=ROOT,
+            env=self.variables,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    def _wait(self, running: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and any(process.poll() is None for process in running):
+            time.sleep(0.05)
+
+    def _wait_for_object(self, running: Sequence[subprocess.Popen[bytes]]) -> None:
+        """Wait until an object is stored or deleted, so that some kills hit after the start."""
+        before, end = list_sizes_at(self.out), time.monotonic() + TIMEOUT_S / 10
+        while list_sizes_at(self.out) == before and time.monotonic() < end:
+            self._wait(running, 0.3)
+            if all(process.poll() is not None for process in running):
+                return
+
+    def _kill(self, running: Sequence[subprocess.Popen[bytes]]) -> set[int]:
+        """Kill a process, and return the PIDs of the commands that may fail because of the kill."""
+        live = [process.pid for process in running if process.poll() is None]
+        if not live:
+            return set()
+        harmed, kinds = {self.campaign.draw.choice(live)}, ["process"]
+        started = next(iter(harmed))
+        workers = self.cluster.workers() if self.cluster else sorted(children_of(started))
+        kinds += ["worker"] * (2 if workers else 0) + ["raylet"] * bool(self.cluster)
+        kind = self.campaign.draw.choice(kinds)
+        if self.cluster and kind == "raylet":
+            self.cluster.replace_node()
+            harmed = set(live)
+        else:
+            victim = started if kind == "process" else self.campaign.draw.choice(workers)
+            try:
+                os.kill(victim, signal.SIGKILL)
+            except ProcessLookupError:
+                return set()
+        self.campaign.report.kills[f"{kind} of Ray" if self.cluster else kind] += 1
+        return harmed
+
+    def _collect(self, running: Sequence[subprocess.Popen[bytes]], harmed: set[int]) -> None:
+        """Keep the failed commands to restart them, and report failures that no kill explains."""
+        commands, self.commands = self.commands, []
+        for command, process in zip(commands, running, strict=True):
+            if process.poll() is None:
+                process.kill()
+            errors = process.communicate()[1].decode()
+            if process.returncode:
+                self.commands.append(command)
+            if "Traceback" in errors or (process.returncode and process.pid not in harmed):
+                self.campaign.report.fail(
+                    f"{command} exited with status {process.returncode}. The end of its stderr:\n"
+                    f"{errors[-2000:]}"
+                )
 
 
 def main() -> int:
-    parser, modes = make_parser(__doc__, OPTIONS), list(MODES)
+    parser, modes = make_parser(__doc__, ARGUMENTS), list(MODES)
     if importlib.util.find_spec("ray") is None:
         print(
             "The mode ray is skipped, because the package ray is not installed. Install it: "

@@ -9,9 +9,9 @@ from cloudload.data.storage.objects import delete_object, read_object, write_obj
 from stress.fault_table.reads import (
     DOCUMENTS,
     OTHERS,
-    Act,
-    Ground,
-    Seen,
+    Case,
+    Outcome,
+    Workspace,
     change,
     flip,
     read_index,
@@ -20,115 +20,105 @@ from stress.fault_table.reads import (
 from testkit.corpora import write_mds
 from testkit.disks import mounted, remount
 
-
-def cached_shard(damage: Callable[[bytes], bytes]) -> Act:
-    """Return a fault that damages a cached shard and then reads the dataset again."""
-
-    def act(ground: Ground) -> Seen:
-        data, cache = ground.data(), ground.place()
-        ground.read(data, cache)
-        change(next(cache.rglob("shard.00002-*.mds")), damage)
-        return ground.read(data, cache)
-
-    return act
+SHARD, ORDERS = "**/shard.00002-*.mds", "orders/**/*"
 
 
-def cached_order(damage: Callable[[bytes], bytes]) -> Act:
-    """Return a fault that damages all cached orders and then reads the dataset again."""
+def cached(pattern: str, damage: Callable[[bytes], bytes]) -> Case:
+    """Return a fault that damages files of a cache and then reads the dataset again."""
 
-    def act(ground: Ground) -> Seen:
-        data, cache = ground.data(), ground.place()
-        ground.read(data, cache)
-        orders = [path for path in (cache / "orders").rglob("*") if path.is_file()]
-        assert orders
-        for path in orders:
+    def act(work: Workspace) -> Outcome:
+        data, cache = work.data(), work.new_path()
+        work.read(data, cache)
+        paths = [path for path in cache.glob(pattern) if path.is_file()]
+        assert paths
+        for path in paths:
             change(path, damage)
-        return ground.read(data, cache)
+        return work.read(data, cache)
 
     return act
 
 
-def corrupt_in_store(ground: Ground) -> Seen:
+def corrupt_in_store(work: Workspace) -> Outcome:
     """Damage a shard in the store, so that every fetch returns the same wrong bytes."""
-    data = ground.data()
+    data = work.data()
     url = f"{data}/{zipped_name(data, 2)}"
     write_object(url, flip(read_object(url)))
-    return ground.read(data)
+    return work.read(data)
 
 
-def missing_in_store(ground: Ground) -> Seen:
+def missing_in_store(work: Workspace) -> Outcome:
     """Delete a shard from the store, but not from the index."""
-    data = ground.data()
+    data = work.data()
     delete_object(f"{data}/{zipped_name(data, 2)}")
-    return ground.read(data)
+    return work.read(data)
 
 
-def other_header(ground: Ground) -> Seen:
+def other_header(work: Workspace) -> Outcome:
     """Change a column's encoding in the index, so that it differs from the shard's header."""
-    data = ground.data()
+    data = work.data()
     index = read_index(data)
     index["shards"][2]["column_encodings"] = ["bytes"]
     write_object(f"{data}/index.json", json.dumps(index).encode())
-    return ground.read(data)
+    return work.read(data)
 
 
-def republished(ground: Ground) -> Seen:
+def republished(work: Workspace) -> Outcome:
     """Replace a dataset that is fully cached, then read it again."""
-    data, cache = ground.data(), ground.place()
-    ground.read(data, cache)
+    data, cache = work.data(), work.new_path()
+    work.read(data, cache)
     _republish(data)
-    return ground.read(data, cache)
+    return work.read(data, cache)
 
 
 def _republish(data: str) -> None:
     write_mds(data, OTHERS, shard_bytes=4_000, compression="zstd")
 
 
-def republished_while_read(ground: Ground) -> Seen:
+def republished_while_read(work: Workspace) -> Outcome:
     """Replace the dataset after a loader has read its index."""
-    data = ground.data()
-    return ground.read(data, meanwhile=lambda: _republish(data))
+    data = work.data()
+    return work.read(data, meanwhile=lambda: _republish(data))
 
 
-def full_disk(ground: Ground) -> Seen:
+def full_disk(work: Workspace) -> Outcome:
     """Put the cache on a file system that is smaller than a shard."""
-    with mounted(ground.place("small"), "size=32k") as cache:
-        return ground.read(ground.data(shard_bytes=80_000), cache)
+    with mounted(work.new_path("small"), "size=32k") as cache:
+        return work.read(work.data(shard_bytes=80_000), cache)
 
 
-def read_only(*, is_filled: bool) -> Act:
+def read_only(*, is_filled: bool) -> Case:
     """Return a fault that puts the cache on a read-only file system.
 
     A read-only folder would not be enough, because root can write to a folder with any mode.
     """
 
-    def act(ground: Ground) -> Seen:
-        data = ground.data()
-        with mounted(ground.place("small"), "size=1m") as cache:
+    def act(work: Workspace) -> Outcome:
+        data = work.data()
+        with mounted(work.new_path("small"), "size=1m") as cache:
             if is_filled:
-                ground.read(data, cache)
+                work.read(data, cache)
             remount(cache, "ro")
-            return ground.read(data, cache)
+            return work.read(data, cache)
 
     return act
 
 
-def small_limit(ground: Ground) -> Seen:
+def small_limit(work: Workspace) -> Outcome:
     """Set `cache_limit` below the bytes of the shards that the workers use at the same time."""
-    return ground.read(ground.data(), cache_limit=9_000)
+    return work.read(work.data(), cache_limit=9_000)
 
 
-def cache_in_dataset(ground: Ground) -> Seen:
+def cache_in_dataset(work: Workspace) -> Outcome:
     """Set `local` to a folder inside the dataset."""
-    folder = ground.place("local")
+    folder = work.new_path("local")
     write_mds(folder, DOCUMENTS, shard_bytes=4_000)
-    return ground.read(str(folder), folder / "cache")
+    return work.read(str(folder), folder / "cache")
 
 
-CASES: dict[str, Act] = {
-    "cached shard cut short": cached_shard(lambda data: data[:100]),
-    "byte flipped in a cached shard": cached_shard(flip),
-    "cached shard emptied": cached_shard(lambda _: b""),
+CASES: dict[str, Case] = {
+    "cached shard cut short": cached(SHARD, lambda data: data[:100]),
+    "byte flipped in a cached shard": cached(SHARD, flip),
+    "cached shard emptied": cached(SHARD, lambda _: b""),
     "shard corrupt in the store": corrupt_in_store,
     "shard missing in the store": missing_in_store,
     "shard's header disagrees with the index": other_header,
@@ -139,7 +129,7 @@ CASES: dict[str, Act] = {
     "cache read-only, empty": read_only(is_filled=False),
     "cache read-only, filled": read_only(is_filled=True),
     "cache within a local dataset": cache_in_dataset,
-    "order file cut short": cached_order(lambda data: data[:-100]),
-    "byte flipped in the order file": cached_order(flip),
-    "order file emptied": cached_order(lambda _: b""),
+    "order file cut short": cached(ORDERS, lambda data: data[:-100]),
+    "byte flipped in the order file": cached(ORDERS, flip),
+    "order file emptied": cached(ORDERS, lambda _: b""),
 }

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from cloudload.data.mds.codecs import compress
-from cloudload.data.mds.index import Column
+from cloudload.data.mds.index import INDEX_NAME, Column
 from cloudload.data.mds.writer import ShardFormat, encode_sample
-from cloudload.data.storage.objects import write_object
-from stress.fault_table.reads import Act, Ground, Seen, change, read_index, zipped_name
+from stress.fault_table.reads import Case, Outcome, Workspace, change, zipped_name
 from testkit.corpora import encode_shard, write_mds
+from testkit.damaged_datasets import Damage, edit_entry, patch
 
 _BOMB_BYTES = 1 << 30
 
 
-def streams(column: str = "text", encoding: str = "str", values: tuple[Any, ...] = ("a",)) -> Act:
+def streams(column: str = "text", encoding: str = "str", values: tuple[Any, ...] = ("a",)) -> Case:
     """Return a fault that reads two streams, the second of which has only this column."""
 
-    def act(ground: Ground) -> Seen:
-        other = _write_raw(ground.place("two"), column, encoding, values)
-        return ground.read([ground.data(compression=None), other])
+    def act(work: Workspace) -> Outcome:
+        other = _write_raw(work.new_path("two"), column, encoding, values)
+        return work.read([work.data(compression=None), other])
 
     return act
 
@@ -42,24 +42,24 @@ def _write_raw(folder: Path, column: str, encoding: str, values: tuple[Any, ...]
     return str(folder)
 
 
-def pickle_column(ground: Ground) -> Seen:
+def pickle_column(work: Workspace) -> Outcome:
     """Change the index so that it declares the text column as pickled."""
-    folder = Path(_write_raw(ground.place("pickle"), "text", "bytes", (b"abc",)))
+    folder = Path(_write_raw(work.new_path("pickle"), "text", "bytes", (b"abc",)))
     change(folder / "index.json", lambda data: data.replace(b'["bytes"]', b'["pkl"]'))
-    return ground.read(str(folder))
+    return work.read(str(folder))
 
 
-def empty_stream(ground: Ground) -> Seen:
+def empty_stream(work: Workspace) -> Outcome:
     """Read a stream without shards together with one that has documents."""
-    return ground.read([write_mds(ground.place("empty"), []), ground.data()])
+    return work.read([write_mds(work.new_path("empty"), []), work.data()])
 
 
-def no_documents(sizes: list[int] | None) -> Act:
+def no_documents(sizes: list[int] | None) -> Case:
     """Return a fault that reads a dataset without documents.
 
     `sizes` are the numbers of samples in its shards. If None, there are no shards.
     """
-    return lambda ground: ground.read(write_mds(ground.place("empty"), [], shard_samples=sizes))
+    return lambda work: work.read(write_mds(work.new_path("empty"), [], shard_samples=sizes))
 
 
 def half_a_pair(sample: dict[str, Any]) -> str:
@@ -67,72 +67,54 @@ def half_a_pair(sample: dict[str, Any]) -> str:
     return "half a pair: \ud83e" if sample["text"].startswith("77:") else str(sample["text"])
 
 
-def changed_index(edit: Callable[[dict[str, Any]], object]) -> Act:
+def damaged(damage: Damage) -> Case:
+    """Return a fault that damages the files of a dataset of raw shards."""
+
+    def act(work: Workspace) -> Outcome:
+        data = work.data(compression=None)
+        damage(Path(data))
+        return work.read(data)
+
+    return act
+
+
+def changed_index(change: Callable[[dict[str, Any]], object]) -> Case:
     """Return a fault that changes the index's entry of one shard."""
-
-    def act(ground: Ground) -> Seen:
-        data = ground.data(compression=None)
-        index = read_index(data)
-        edit(index["shards"][2])
-        write_object(f"{data}/index.json", json.dumps(index).encode())
-        return ground.read(data)
-
-    return act
+    return damaged(edit_entry(change, 2))
 
 
-def index_of(data: bytes) -> Act:
+def index_of(data: bytes) -> Case:
     """Return a fault that replaces the index with `data`."""
-
-    def act(ground: Ground) -> Seen:
-        url = ground.data()
-        write_object(f"{url}/index.json", data)
-        return ground.read(url)
-
-    return act
+    return damaged(lambda folder: (folder / INDEX_NAME).write_bytes(data))
 
 
-def wrong_offset(ground: Ground) -> Seen:
-    """Change an offset in a shard without hashes, so that a sample stops beyond the shard."""
-    data = ground.data(compression=None, hashes=())
-    change(
-        Path(data, "shard.00002.mds"), lambda raw: raw[:8] + struct.pack("<I", 1 << 31) + raw[12:]
-    )
-    return ground.read(data)
-
-
-def bomb(ground: Ground) -> Seen:
-    """Replace a shard with a few bytes that decompress to 1 GiB."""
-    data = ground.data(hashes=())
-    zipped = compress("zstd", bytes(_BOMB_BYTES))
-    index = read_index(data)
-    index["shards"][2]["zip_data"]["bytes"] = len(zipped)
-    write_object(f"{data}/{zipped_name(data, 2)}", zipped)
-    write_object(f"{data}/index.json", json.dumps(index).encode())
-    return ground.read(data)
-
-
-def fifo(name: str) -> Act:
+def fifo(name: str) -> Case:
     """Return a fault that replaces a file with a named pipe, because opening a pipe blocks."""
 
-    def act(ground: Ground) -> Seen:
-        data = ground.data(compression=None)
-        Path(data, name).unlink()
-        os.mkfifo(Path(data, name))
-        return ground.read(data)
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
 
-    return act
+    return damaged(damage)
 
 
-CASES: dict[str, Act] = {
+def bomb(work: Workspace) -> Outcome:
+    """Replace a shard with a few bytes that decompress to 1 GiB."""
+    data = work.data(hashes=())
+    zipped = compress("zstd", bytes(_BOMB_BYTES))
+    Path(data, zipped_name(data, 2)).write_bytes(zipped)
+    edit_entry(lambda shard: shard["zip_data"].update(bytes=len(zipped)), 2)(Path(data))
+    return work.read(data)
+
+
+CASES: dict[str, Case] = {
     "text column missing in one stream of two": streams("body"),
     "text column of type int": streams("text", "int", (1,)),
     "empty stream next to a stream with documents": empty_stream,
     "no shards at all": no_documents(None),
     "shards without samples": no_documents([0, 0]),
     "invalid UTF-8 in a bytes column": streams("text", "bytes", (b"fine", b"caf\xe9")),
-    "lone surrogate from a transform": lambda ground: ground.read(
-        ground.data(), transform=half_a_pair
-    ),
+    "lone surrogate from a transform": lambda work: work.read(work.data(), transform=half_a_pair),
     "pickle column": pickle_column,
     "`..` in a file name of the index": changed_index(
         lambda shard: shard["raw_data"].update(basename="../../secret.mds")
@@ -146,7 +128,7 @@ CASES: dict[str, Act] = {
     "index says more samples than any shard has": changed_index(
         lambda shard: shard.update(samples=1 << 40)
     ),
-    "offset outside the shard": wrong_offset,
+    "offset outside the shard": damaged(patch(8, struct.pack("<I", 1 << 31), "shard.00002.mds")),
     "zstd bomb": bomb,
     "index that is not JSON": index_of(bytes(range(256))),
     "index `null`": index_of(b"null"),

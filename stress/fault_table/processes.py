@@ -20,16 +20,15 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cloudload.data.cache.folder import sweep
@@ -77,7 +76,7 @@ WAYS = {
 
 
 @dataclass(frozen=True)
-class Ground:
+class JobWorkspace:
     """The data and server of all jobs, with the proxy and folder of one job."""
 
     data: str
@@ -88,12 +87,8 @@ class Ground:
 
     def start(self, variables: Mapping[str, str] | None = None, **options: Any) -> Job:
         """Start a job with `variables` in its environment, and the options of `start_job`."""
-        return start_job(
-            self.data,
-            self.folder,
-            {**self.server.environment(self.proxy.endpoint), **(variables or {})},
-            **options,
-        )
+        given = self.server.environment(self.proxy.endpoint) | dict(variables or {})
+        return start_job(self.data, options.pop("folder", self.folder), given, **options)
 
     def silence(self, job: Job) -> None:
         """If `is_silent`, make the store's responses stop in the middle, and wait for a fetch.
@@ -103,13 +98,11 @@ class Ground:
         if self.is_silent:
             self.proxy.set_faults([Fault("GET .*shard", "stall", at=200, seconds=SILENCE_S)])
             if not soon(lambda: any(path.suffix == ".part" for path in left_overs(job.cache))):
-                raise RuntimeError(
-                    "The job started no fetch, so a silent store cannot make a fetch hang."
-                )
+                raise RuntimeError("The job started no fetch that a silent store could hang.")
 
 
 Row = tuple[str, ...]
-Case = Callable[[Ground, str], Row]
+Case = Callable[[JobWorkspace, str], Row]
 
 
 def cases() -> Iterator[tuple[str, Case, bool]]:
@@ -133,101 +126,80 @@ def measure(names: Sequence[str], threads: int = 2) -> str:
 
         def run(case: tuple[str, Case, bool]) -> Row:
             name, act, is_silent = case
-            with start_fault_proxy(server.endpoint) as proxy, _scratch() as folder:
-                return act(Ground(data, server, proxy, folder, is_silent), name)
+            with (
+                start_fault_proxy(server.endpoint) as proxy,
+                TemporaryDirectory("", "cloudload-faults-", ignore_cleanup_errors=True) as folder,
+            ):
+                return act(JobWorkspace(data, server, proxy, Path(folder), is_silent), name)
 
         with ThreadPoolExecutor(threads) as pool:
             return table("Processes", HEADS, pool.map(run, found))
 
 
-@contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="cloudload-faults-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 # ---------------------------------------------------------------- ends
 
 
-def end_by_signal(ground: Ground, name: str) -> Row:
+def end_by_signal(work: JobWorkspace, name: str) -> Row:
     """Send a signal to a worker, to the training process, or to the whole process group."""
     number, whom = SIGNALS[name]
-    job = ground.start()
+    job = work.start()
     job.wait_for(5)
-    ground.silence(job)
+    work.silence(job)
     began = time.monotonic()
     if whom == "group":
         os.killpg(job.process.pid, number)
     else:
         os.kill(min(job.workers()) if whom == "worker" else job.process.pid, number)
-    return _see_end(ground, name, job, lambda: began)
+    return _see_end(work, name, job, lambda: began)
 
 
-def end_by_transform(ground: Ground, name: str) -> Row:
+def end_by_transform(work: JobWorkspace, name: str) -> Row:
     """Run a job with a transform that fails on one document."""
-    when = ground.folder / "when"
+    when = work.folder / "when"
     with _control_group() if TRANSFORMS[name] == "hoard" else contextlib.nullcontext("") as group:
         if group is None:
-            return (
-                name,
-                "answers",
-                "",
-                "",
-                "",
-                "not measured, because no memory control group could be created (needs root and "
-                "cgroup v1)",
-            )
-        job = ground.start(
-            {"FAULT_TIME": str(when), "FAULT_CGROUP": group},
-            settings={"transform": TRANSFORMS[name]},
-            pause_s=0.0,
-        )
-        row = _see_end(ground, name, job, lambda: float(when.read_text()))
-        return (
-            row
-            if not group or _has_killed(group)
-            else (*row[:-1], f"NOT KILLED BY THE KERNEL: {row[-1]}")
-        )
+            why = "no memory control group could be created (needs root and cgroup v1)"
+            return (name, "answers", "", "", "", f"not measured, because {why}")
+        variables = {"FAULT_TIME": str(when), "FAULT_CGROUP": group}
+        job = work.start(variables, settings={"transform": TRANSFORMS[name]}, pause_s=0.0)
+        *row, message = _see_end(work, name, job, lambda: float(when.read_text()))
+        is_right = not group or _has_killed(group)
+        return (*row, message if is_right else f"NOT KILLED BY THE KERNEL: {message}")
 
 
-def end_by_call(ground: Ground, name: str) -> Row:
+def end_by_call(work: JobWorkspace, name: str) -> Row:
     """End the training loop between two batches, in one of `WAYS`, such as a call of close()."""
-    job = ground.start(way=WAYS[name])
+    job = work.start(way=WAYS[name])
     job.wait_for_line("ready")
-    ground.silence(job)
+    work.silence(job)
     began = time.monotonic()
     _write_line(job)
     if WAYS[name] in ("end", "fail"):
-        return _see_end(ground, name, job, lambda: began)
+        return _see_end(work, name, job, lambda: began)
     assert job.process.stdout is not None
     seconds, message = json.loads(job.process.stdout.readline())
     soon(lambda: not job.workers(), 5.0)
     left = f"{len(job.workers())} / {_other_left(job)}"
     _write_line(job)
-    ended = _see_end(ground, name, job, time.monotonic)
+    ended = _see_end(work, name, job, time.monotonic)
     if ended[4] != left:
         left += f"; {ended[4]} when the job exits"
     message = f"next() of the old iterator: {message}" if message else "nothing"
-    return (name, _store(ground), f"{seconds:.1f}", "continues", left, shorten(message))
+    return (name, _store(work), f"{seconds:.1f}", "continues", left, shorten(message))
 
 
-def end_a_rank(ground: Ground, name: str) -> Row:
+def end_a_rank(work: JobWorkspace, name: str) -> Row:
     """Kill the training process of rank 1, and measure how rank 0 ends."""
-    options = {"ranks": 2, "rendezvous": str(ground.folder / "rendezvous")}
-    folders = [ground.folder / f"rank-{rank}" for rank in range(2)]
-    variables = ground.server.environment(ground.proxy.endpoint)
+    options: dict[str, Any] = {"ranks": 2, "rendezvous": str(work.folder / "rendezvous")}
     one, other = (
-        start_job(ground.data, folders[rank], variables, rank=rank, **options) for rank in range(2)
+        work.start(folder=work.folder / f"rank-{rank}", rank=rank, **options) for rank in range(2)
     )
     try:
         one.wait_for(5)
-        ground.silence(one)
+        work.silence(one)
         began = time.monotonic()
         os.kill(other.process.pid, signal.SIGKILL)
-        return _see_end(ground, name, one, lambda: began)
+        return _see_end(work, name, one, lambda: began)
     finally:
         other.kill()
 
@@ -241,7 +213,7 @@ def _write_line(job: Job) -> None:
 # ---------------------------------------------------------------- the outcome
 
 
-def _see_end(ground: Ground, name: str, job: Job, began: Callable[[], float]) -> Row:
+def _see_end(work: JobWorkspace, name: str, job: Job, began: Callable[[], float]) -> Row:
     try:
         _, errors = job.process.communicate(timeout=MOST_S)
         soon(lambda: not job.family())
@@ -252,11 +224,11 @@ def _see_end(ground: Ground, name: str, job: Job, began: Callable[[], float]) ->
     if left_overs(job.cache):
         left += f" ({_after_sweep(job.cache)} after the next start)"
     job.kill()
-    return (name, _store(ground), seconds, _status(job.process.returncode), left, _message(errors))
+    return (name, _store(work), seconds, _status(job.process.returncode), left, _message(errors))
 
 
-def _store(ground: Ground) -> str:
-    return "silent" if ground.is_silent else "answers"
+def _store(work: JobWorkspace) -> str:
+    return "silent" if work.is_silent else "answers"
 
 
 def _other_left(job: Job) -> str:
@@ -287,9 +259,8 @@ def _message(errors: str) -> str:
 
 def _has_killed(group: str) -> bool:
     """Whether the kernel killed a process in the control group because memory ran out."""
-    return bool(
-        re.search(r"^oom_kill [1-9]", Path(group, "memory.oom_control").read_text(), re.MULTILINE)
-    )
+    control = Path(group, "memory.oom_control").read_text()
+    return bool(re.search(r"^oom_kill [1-9]", control, re.MULTILINE))
 
 
 @contextlib.contextmanager

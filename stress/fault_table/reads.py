@@ -19,7 +19,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,22 +38,16 @@ OTHERS = random_documents(4, 300)
 State = dict[str, Any]
 
 
-def nothing() -> None:
-    """Do nothing. This is the default of `Ground.read`'s `meanwhile`."""
-
-
 @dataclass
-class Ground:
-    """A place to create the folders and datasets of a section, and to read the datasets.
-
-    `root` is the URL or folder of the datasets.
-    """
+class Workspace:
+    """The folders and datasets of a section, and a way to read the datasets."""
 
     folder: Path
     root: str
+    """The URL or folder of the datasets."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def place(self, kind: str = "cache") -> Path:
+    def new_path(self, kind: str = "cache") -> Path:
         """Return a new path in the folder, such as `cache-7`, where nothing exists yet."""
         return self.folder / f"{kind}-{next(self.numbers)}"
 
@@ -70,44 +64,43 @@ class Ground:
         data: Any,
         cache: Path | None = None,
         *,
-        meanwhile: Callable[[], None] = nothing,
+        meanwhile: Callable[[], object] | None = None,
         **settings: Any,
-    ) -> Seen:
+    ) -> Outcome:
         """Read an epoch in a new process, which calls `meanwhile` once the loader is created."""
-        before, cache = shared_memory(), cache or self.place()
+        before, cache = shared_memory(), cache or self.new_path()
         context = multiprocessing.get_context("fork")
         ours, theirs = context.Pipe(duplex=False)
-        log = self.place("log")
+        log = self.new_path("log")
         process = context.Process(
             target=_read, args=(theirs, log, meanwhile, {"data": data, "local": cache, **settings})
         )
         process.start()
         theirs.close()
-        seen = Seen(MOST_S, "the read hung", "")
+        outcome = Outcome(MOST_S, "the read hung", "")
         if ours.poll(MOST_S):
             with contextlib.suppress(EOFError):
                 seconds, message = ours.recv()
-                seen = Seen(seconds, message, log.read_text())
+                outcome = Outcome(seconds, message, log.read_text())
         process.join(10)
         process.kill()
-        left = [
-            *sorted(orphans(before)),
-            *(path.name for path in left_overs(cache) if not cache.is_mount()),
-        ]
-        return Seen(
-            seen.seconds, f"{seen.message}{f'. LEFT: {left}' if left else ''}", seen.warnings
-        )
+        files = [] if cache.is_mount() else left_overs(cache)
+        if left := [*sorted(orphans(before)), *(path.name for path in files)]:
+            outcome = replace(outcome, message=f"{outcome.message}. LEFT: {left}")
+        return outcome
 
     def state(self, data: str, **settings: Any) -> State:
         """Return the state of a run after its first three batches."""
-        loader = _make_loader({"data": data, "local": self.place(), "num_workers": 0, **settings})
+        loader = _make_loader(
+            {"data": data, "local": self.new_path(), "num_workers": 0, **settings}
+        )
         with loader:
             list(loader.take(3))
             return dict(loader.state_dict())
 
 
 @dataclass(frozen=True)
-class Seen:
+class Outcome:
     """The outcome of a read: its seconds, its rows or error, and the warnings in its log."""
 
     seconds: float
@@ -116,20 +109,13 @@ class Seen:
 
 
 def _make_loader(settings: Mapping[str, Any]) -> CloudLoader:
-    defaults = {
-        "tokenizer": byte_tokenizer(),
-        "eos": EOS,
-        "seq_len": 64,
-        "batch_size": 4,
-        "num_workers": 2,
-        "num_lanes": 12,
-    }
-    given = {**defaults, "epochs": 1, **settings}
+    rows = {"tokenizer": byte_tokenizer(), "eos": EOS, "seq_len": 64, "num_lanes": 12, "epochs": 1}
+    given = {**rows, "batch_size": 4, "num_workers": 2, **settings}
     return CloudLoader(given.pop("data"), **given)
 
 
 def _read(
-    answer: Connection, log: Path, meanwhile: Callable[[], None], settings: dict[str, Any]
+    answer: Connection, log: Path, meanwhile: Callable[[], object] | None, settings: dict[str, Any]
 ) -> None:
     """Read an epoch in a separate process, and send (seconds, message) to `answer`."""
     logging.basicConfig(filename=log, format="%(levelname)s %(message)s", level=logging.WARNING)
@@ -139,7 +125,8 @@ def _read(
         with _make_loader(settings) as loader:
             if state is not None:
                 loader.load_state_dict(state)
-            meanwhile()
+            if meanwhile is not None:
+                meanwhile()
             for batch in loader:
                 digest.update(batch["input_ids"].numpy().tobytes())
                 rows += len(batch["input_ids"])
@@ -150,7 +137,7 @@ def _read(
 
 
 def measure_reads(
-    section: str, cases: Mapping[str, Act], names: Sequence[str], folder: Path
+    section: str, cases: Mapping[str, Case], names: Sequence[str], folder: Path
 ) -> str:
     """Measure the named faults of a section, or all if there are no names, and return the table."""
     with contextlib.ExitStack() as running:
@@ -159,31 +146,30 @@ def measure_reads(
             server = running.enter_context(start_s3())
             os.environ.update(server.environment())
             root = "s3://cloudload/files"
-        ground = Ground(folder, root)
-        ground.state(ground.data())  # imports modules once, for all forked reads
+        work = Workspace(folder, root)
+        work.state(work.data())  # imports modules once, for all forked reads
         sound = {
-            ground.read(ground.data(documents)).message: kind
+            work.read(work.data(documents)).message: kind
             for documents, kind in ((DOCUMENTS, ""), (OTHERS, "new "))
         }
         rows = [
-            (name, *_show(act(ground), sound))
+            (name, *_show(act(work), sound))
             for name, act in cases.items()
             if not names or name in names
         ]
     return table(section.capitalize(), HEADS, rows)
 
 
-def _show(seen: Seen, sound: Mapping[str, str]) -> tuple[str, str]:
-    message = seen.message
+def _show(outcome: Outcome, sound: Mapping[str, str]) -> tuple[str, str]:
+    message = outcome.message
     if message in sound:
         message = f"every {sound[message]}row, as from undamaged data"
-    warnings = "".join(
-        f". Log: {shorten(line)}" for line in sorted(set(seen.warnings.splitlines()))
-    )
-    return f"{seen.seconds:.1f}", f"{shorten(message)}{warnings}"
+    lines = sorted(set(outcome.warnings.splitlines()))
+    warnings = "".join(f". Log: {shorten(line)}" for line in lines)
+    return f"{outcome.seconds:.1f}", f"{shorten(message)}{warnings}"
 
 
-Act = Callable[[Ground], Seen]
+Case = Callable[[Workspace], Outcome]
 """A function that causes a fault, reads, and returns the outcome."""
 
 

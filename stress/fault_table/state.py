@@ -9,36 +9,36 @@ from typing import Any
 
 import numpy as np
 
-from stress.fault_table.reads import OTHERS, Act, Ground, Seen, State
+from stress.fault_table.reads import OTHERS, Case, Outcome, State, Workspace
 
 
-def changed_state(edit: Callable[[State], State], **settings: Any) -> Act:
+def changed_state(edit: Callable[[State], State], **settings: Any) -> Case:
     """Return a fault that loads a state with changed fields. `settings` are loader options."""
 
-    def act(ground: Ground) -> Seen:
-        data = ground.data()
-        state = ground.state(data, **settings)
-        return ground.read(data, state={**state, **edit(state)}, **settings)
+    def act(work: Workspace) -> Outcome:
+        data = work.data()
+        state = work.state(data, **settings)
+        return work.read(data, state={**state, **edit(state)}, **settings)
 
     return act
 
 
-def other_dataset(ground: Ground) -> Seen:
+def other_dataset(work: Workspace) -> Outcome:
     """Load the state of a run over a different dataset."""
-    return ground.read(ground.data(), state=ground.state(ground.data(OTHERS)))
+    return work.read(work.data(), state=work.state(work.data(OTHERS)))
 
 
 def _cursors(ordinal: int, offset: int, width: str = "<i4") -> str:
     return base64.b64encode(np.array([(ordinal, offset)] * 12, width).tobytes()).decode()
 
 
-CASES: dict[str, Act] = {
+CASES: dict[str, Case] = {
     "truncated base64": changed_state(lambda state: {"cursors": state["cursors"][:-3]}),
     "truncated to valid base64": changed_state(lambda state: {"cursors": state["cursors"][:-32]}),
     "edited field (seed)": changed_state(lambda _: {"seed": 18}),
     "edited field (rows: -4)": changed_state(lambda _: {"rows": -4}),
-    "field missing": lambda ground: ground.read(
-        data := ground.data(), state={"version": ground.state(data)["version"]}
+    "field missing": lambda work: work.read(
+        data := work.data(), state={"version": work.state(data)["version"]}
     ),
     "newer version": changed_state(
         lambda state: {"version": state["version"] + 1, "cloudload": "9.0"}
