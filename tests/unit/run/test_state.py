@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import base64
 import zlib
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cloudload.errors import StreamChangedError
-from testkit.corpora import random_documents, write_mds
-from testkit.loaders import make_loader
+from cloudload.run.position import DATA_START, LaneLog, Origin, Position
+from cloudload.run.recipe import Recipe
+from cloudload.run.resume import resume_position
+from cloudload.run.state import State, build_state, read_state
 from testkit.state_fields import residues, table
+from testkit.tiny_runs import tiny_recipe
+
+RECIPE = tiny_recipe([100] * 3, num_lanes=12, num_canonical_nodes=None)
+
+
+def state_of(recipe: Recipe) -> State:
+    return build_state(recipe, Position.start(recipe), "")
+
+
+def load(state: dict[str, Any], recipe: Recipe) -> Position:
+    """Read a state, and compute the position at which a run continues from it."""
+    saved = read_state(state)
+    return resume_position(saved, recipe.settle(saved.layout), {})
 
 
 def wide(*cursors: tuple[int, int]) -> str:
@@ -92,16 +107,14 @@ def wide(*cursors: tuple[int, int]) -> str:
     ],
 )
 def test_a_damaged_state_is_refused_with_the_field_named(
-    larger_folder: str, damage: dict[str, Any], message: str | None
+    damage: dict[str, Any], message: str | None
 ) -> None:
-    loader = make_loader(larger_folder)
-    damaged = {**loader.state_dict(), **damage}
+    damaged = {**state_of(RECIPE), **damage}
     if message is None:
-        loader.load_state_dict(damaged)
-        assert len(list(loader.take(2))) == 2
+        assert load(damaged, RECIPE).cursors[0, 0, 0] == 1 << 30
         return
     with pytest.raises(StreamChangedError, match=message) as refusal:
-        loader.load_state_dict(damaged)
+        load(damaged, RECIPE)
     assert len(str(refusal.value)) < 1_500
 
 
@@ -160,35 +173,103 @@ def test_a_damaged_state_is_refused_with_the_field_named(
         ({"num_canonical_nodes": "4,4"}, "cursors: "),
     ],
 )
-def test_a_damaged_part_of_a_packed_state_is_refused(
-    larger_folder: str, damage: dict[str, Any], message: str
-) -> None:
-    loader = make_loader(larger_folder, packing="best_fit")
-    state = {**loader.state_dict(), "cursors": table(*[(5, 0)] * 12), "rows": 12, "table_rows": 12}
-    loader.load_state_dict(state)
+def test_a_damaged_part_of_a_packed_state_is_refused(damage: dict[str, Any], message: str) -> None:
+    recipe = replace(RECIPE, config=replace(RECIPE.config, packing="best_fit"))
+    state = {**state_of(recipe), "cursors": table(*[(5, 0)] * 12), "rows": 12, "table_rows": 12}
+    load(state, recipe)
     with pytest.raises(StreamChangedError, match=message):
-        loader.load_state_dict({**state, **damage})
+        load({**state, **damage}, recipe)
 
 
 @pytest.mark.parametrize("state", [{}, {"version": 2}, {"rows": 4}])
-def test_what_is_no_state_is_refused(larger_folder: str, state: dict[str, Any]) -> None:
+def test_what_is_no_state_is_refused(state: dict[str, Any]) -> None:
     with pytest.raises(StreamChangedError):
-        make_loader(larger_folder).load_state_dict(state)
+        load(state, RECIPE)
 
 
-def test_keys_that_are_no_text_are_refused(larger_folder: str) -> None:
-    loader = make_loader(larger_folder)
+def test_keys_that_are_no_text_are_refused() -> None:
     strange: dict[Any, Any] = {7: 0, None: 1, "x": 2}
     with pytest.raises(StreamChangedError, match=r"unknown \['x', 7, None\]"):
-        loader.load_state_dict({**loader.state_dict(), **strange})
+        load({**state_of(RECIPE), **strange}, RECIPE)
 
 
-def test_a_cursor_within_a_document_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    loader = make_loader(
-        write_mds(tmp_path / "mds", random_documents(5, 13)), num_canonical_nodes=1
-    )
+def test_a_cursor_within_a_document_that_is_not_there_is_refused() -> None:
+    recipe = tiny_recipe([13], num_lanes=12)
     holes = [(1, 0)] + [(1, 3)] * 11
     with pytest.raises(
         StreamChangedError, match="cursors: lane 1 is within document 1, which does not exist"
     ):
-        loader.load_state_dict({**loader.state_dict(), "cursors": table(*holes)})
+        load({**state_of(recipe), "cursors": table(*holes)}, recipe)
+
+
+def test_a_state_is_read_as_it_was_built() -> None:
+    recipe = tiny_recipe([30], [40], num_lanes=12, proportions=[1, 1], packing="best_fit", epochs=9)
+    arrays = Position.start(recipe).lanes.arrays.copy()
+    arrays.cursors[1, 3] = (5, 2, 9)
+    arrays.counts[0] = range(7)
+    assert arrays.residues is not None
+    arrays.residues[0, 2] = bytes(16)
+    before = Position(
+        *(24, 24, LaneLog(replace(arrays, tails=((), ((5, 2), (7, 1)))))),
+        skipped=((4, 8),),
+        batches=3,
+        global_batch=8,
+        origin=Origin(1, 5),
+    )
+    saved = read_state(build_state(recipe, before, "backend"))
+    after = saved.position
+    assert replace(after, lanes=before.lanes) == before
+    found = after.lanes.arrays
+    assert found.residues is not None
+    assert found.cursors.tolist() == arrays.cursors.tolist()
+    assert found.counts.tolist() == arrays.counts.tolist()
+    assert found.residues.tolist() == arrays.residues.tolist()
+    assert found.tails == ((), ((5, 2), (7, 1)))
+    assert saved.layout == recipe.layout
+    assert saved.mixture == recipe.mixture
+    assert (saved.seq_len, saved.tokenizer_backend, saved.is_fair) == (5, "backend", True)
+
+
+def test_a_tail_without_rows_yet_is_kept_apart_from_no_tail() -> None:
+    recipe = tiny_recipe([30], num_lanes=12, epochs=1)
+    for tail in (None, ((5, 0),), ((7, 2), (5, 1))):
+        position = replace(Position.start(recipe), rows=24, table_rows=21, tail=tail)
+        assert read_state(build_state(recipe, position, "")).position.tail == tail
+
+
+def test_optional_keys_are_left_out_while_they_say_nothing() -> None:
+    state = state_of(tiny_recipe([30], num_lanes=12))
+    assert not {"origin", "stream_tails", "on_error", "tokens_key", "max_epochs"} & {*state}
+    older = {name: value for name, value in state.items() if name != "document_sizes"}
+    saved = read_state(older)
+    assert saved.position.origin == DATA_START
+    assert saved.fields["on_error"] == "raise"
+    assert saved.fields["tokens_key"] == saved.fields["max_epochs"] == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"origin": "1:2,3:4"}, "origin: '1:2,3:4' is not a single pair"),
+        ({"on_error": "stop"}, "on_error: 'stop' is not 'skip'"),
+        ({"stopping": "never"}, "stopping: 'never' is not one of"),
+        ({"fair_start": "log"}, "fair_start: 'log' is not 'sqrt'"),
+        ({"stream_shards": "1,x"}, "stream_shards: '1,x' is not a list of whole numbers"),
+        ({"shuffle_block_size": f"{(1 << 48) + 1}"}, "shuffle_block_size: "),
+        ({"rows": (1 << 48) + 1}, "rows: 281474976710657 is not a whole number"),
+        ({"global_batch": (1 << 31) + 1}, "global_batch: "),
+        ({"seq_len": 0}, "seq_len: 0 is not a whole number from 1"),
+        ({"num_lanes": 0}, "num_lanes: 0 is not a whole number from 1 to 4,194,304"),
+    ],
+)
+def test_a_damaged_optional_key_or_bound_is_named(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(StreamChangedError, match=message):
+        read_state({**state_of(RECIPE), **more})
+
+
+def test_a_state_that_could_not_be_loaded_is_not_built() -> None:
+    odd = replace(Position.start(RECIPE), rows=np.int64(4))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"cannot be saved, because rows is .*int64"):
+        build_state(RECIPE, odd, "")
+    with pytest.raises(ValueError, match="this state could not be loaded: batches: -1"):
+        build_state(RECIPE, replace(Position.start(RECIPE), batches=-1), "")
