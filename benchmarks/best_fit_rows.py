@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.length_tables import NUM_LANES, SEQ_LEN, make_lanes
 from cloudload.rows.packing.packers import Packing
-from cloudload.run.lengths.best_fit_rows import BestFitRows
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
+from cloudload.run.lengths.row_finder import BestFitRows
 from cloudload.run.lengths.tables import LaneTables
 
 RANKS, ROWS = 16, 200

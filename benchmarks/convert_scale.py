@@ -35,7 +35,7 @@ from benchmarks.convert.sampling import high_water_mark
 from benchmarks.figures import Row, print_tables
 from benchmarks.harness import Options, note
 from cloudload import convert_to_mds
-from cloudload.data.storage import registry
+from cloudload.data.storage import objects
 from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
 from cloudload.errors import FailureKind, WorkerError
 from cloudload.tools.convert.plan import ConversionPlan
@@ -171,7 +171,7 @@ def measure(step: str, folder: str, files: int, shards: int) -> Row:
     if step == "finish":
         digest = (place / "digest").read_text()
     store = SimulatedStore(place, files, shards, digest)
-    registry._BACKENDS["s3"] = lambda: store
+    objects._BACKENDS["s3"] = lambda: store
     began, before = time.process_time(), high_water_mark(os.getpid())
     # `_Stopping` makes the conversion fail at its first unit
     with contextlib.suppress(WorkerError):

@@ -32,8 +32,8 @@ import numpy as np
 import torch.distributed as dist
 
 from benchmarks.harness import note
-from cloudload.loading.delivery import gather
-from cloudload.loading.delivery.gather import Gather, wait_for_all
+from cloudload.loading.delivery import all_gather
+from cloudload.loading.delivery.all_gather import Gather, wait_for_all
 from cloudload.loading.delivery.progress import Report, Update, Window, move_lanes
 from cloudload.run.position import LaneArrays
 from cloudload.stats import COUNTS
@@ -69,7 +69,7 @@ def main() -> None:
     print(json.dumps({"seconds per": factors}))
     for processes in (100, 1_000, 10_000):
         for size in sizes:
-            predicted = np.array(terms(processes, gather._MOST_MEMBERS, size)) @ list(
+            predicted = np.array(terms(processes, all_gather._MOST_MEMBERS, size)) @ list(
                 factors.values()
             )
             decoding = measure_decoding(processes, arguments.rows) if size > 1 else 0.0
@@ -114,7 +114,7 @@ def measure(processes: int, most: int, size: int, rounds: int) -> dict[str, Any]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with mock.patch.object(gather, "_MOST_MEMBERS", most):
+    with mock.patch.object(all_gather, "_MOST_MEMBERS", most):
         pipes = []
         for rank in range(processes):
             receiver, sender = _FORK.Pipe(duplex=False)

@@ -23,9 +23,9 @@ from cloudload.order.lanes import Lanes
 from cloudload.order.spec import OrderConfig
 from cloudload.rows.packing.packers import Packing
 from cloudload.run.components import Component
-from cloudload.run.lengths.advance import Walker
 from cloudload.run.lengths.files import DatasetLengths
 from cloudload.run.lengths.group_file import narrow, widen
+from cloudload.run.lengths.lane_walker import Walker
 from cloudload.run.lengths.sizes import LaneSizes
 from cloudload.run.lengths.tables import LaneTables
 

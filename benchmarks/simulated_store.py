@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.harness import ROOT
 from cloudload import convert_to_mds
-from cloudload.data.storage import registry
+from cloudload.data.storage import objects
 from cloudload.data.storage.base import Backend, ObjectStream, Retry, StoredObject
 from cloudload.data.storage.versions import version_of_headers
 from cloudload.errors import FailureKind
@@ -98,7 +98,7 @@ class SimulatedStore(Backend):
 def use_store(folder: Path) -> None:
     """Make this process and its forks read s3:// URLs from a folder of `write_dataset`."""
     store = SimulatedStore(folder)
-    registry._BACKENDS["s3"] = lambda: store
+    objects._BACKENDS["s3"] = lambda: store
 
 
 def loader_options(folder: Path) -> dict[str, Any]:

@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.order.dealing import share_lanes
 from cloudload.order.lanes import Lanes
 from cloudload.order.spec import OrderConfig
+from cloudload.order.uneven_deal import share_lanes
 from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.tables import NUM_CURSOR_COLUMNS
 from cloudload.run.components import Component
-from cloudload.run.lengths.advance import Walker
-from cloudload.run.lengths.best_fit_rows import BestFitRows
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
+from cloudload.run.lengths.lane_walker import Walker
+from cloudload.run.lengths.row_finder import BestFitRows
 from cloudload.run.lengths.row_pieces import LANE, ORDINAL, ROW, START, STOP, RowPieces
 from cloudload.run.lengths.sizes import LaneSizes
 from cloudload.run.lengths.tables import LaneTables

@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from cloudload.system.html_tables import render_table
-from cloudload.system.text_tables import WIDTH, list_values, render_columns, wrap_text
+from cloudload.system.reports import WIDTH, list_values, render_columns, render_table, wrap_text
 
 COUNTS = ("tokens", "documents", "filtered", "empty", "truncated", "padding", "failed")
 TOKENS, DOCUMENTS, FILTERED, EMPTY, TRUNCATED, PADDING, FAILED = range(len(COUNTS))

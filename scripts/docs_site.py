@@ -141,7 +141,7 @@ def options_table(name: str) -> str:
     from cloudload.config.stream import Stream
     from cloudload.data.storage.base import Retry
     from cloudload.loader import CloudLoader
-    from cloudload.system.option_docs import field_docs
+    from cloudload.system.option_help import field_docs
 
     configs = {each.__name__: each for each in (RowsConfig, DeliveryConfig, Stream, Retry)}
     parameters = inspect.signature(CloudLoader.__init__).parameters
@@ -260,7 +260,7 @@ def checks_table(_: str = "") -> str:
 def errors_reference(_: str = "") -> str:
     """Return the tree of errors, the docstring of each, and the kinds of storage failures."""
     from cloudload import errors
-    from cloudload.system.option_docs import _parse_module
+    from cloudload.system.option_help import _parse_module
 
     tree = inspect.cleandoc(inspect.cleandoc(f"{errors.__doc__}").split("\n\n")[1])
     names = "\n".join(line.split("  ")[0] for line in tree.splitlines())

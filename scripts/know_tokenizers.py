@@ -43,8 +43,7 @@ def main() -> int:
 def know(folder: Path, table: Path) -> int:
     """Check a tokenizer, and add it to the table if it passes. Returns 1 if it fails, else 0."""
     from cloudload.data.cache.kept_tokenizers import digest_of
-    from cloudload.rows.tokenization.backend import list_checked
-    from cloudload.rows.tokenization.known import conditions
+    from cloudload.rows.tokenization.backend import conditions, list_checked
     from cloudload.rows.tokenization.tokenizer import load_tokenizer
 
     passed: dict[str, str] = {}
@@ -91,8 +90,11 @@ def find_problem(text: str) -> str | None:
 
 def find_difference(text: str) -> str | None:
     """Run the checks of `find_problem`, but let errors of fastokens pass through."""
-    from cloudload.rows.tokenization.backend import find_probe_mismatch, sweep_code_points
-    from cloudload.rows.tokenization.features import find_unsupported_feature
+    from cloudload.rows.tokenization.backend import (
+        find_probe_mismatch,
+        find_unsupported_feature,
+        sweep_code_points,
+    )
     from cloudload.rows.tokenization.probes import all_code_points
 
     content = json.loads(text)

@@ -34,8 +34,11 @@ def main() -> int:
 
 def sweep(name: str) -> int:
     """Print the findings for one tokenizer. Returns 1 if the backends have different IDs."""
-    from cloudload.rows.tokenization.backend import find_probe_mismatch, sweep_code_points
-    from cloudload.rows.tokenization.features import find_unsupported_feature
+    from cloudload.rows.tokenization.backend import (
+        find_probe_mismatch,
+        find_unsupported_feature,
+        sweep_code_points,
+    )
     from cloudload.rows.tokenization.probes import all_code_points
     from cloudload.rows.tokenization.tokenizer import load_tokenizer
 

@@ -18,7 +18,7 @@ from fractions import Fraction
 from functools import cache
 from itertools import accumulate
 
-from cloudload.order.mixture_step import TURN, find_step
+from cloudload.order.mixture import TURN, find_step
 from cloudload.run.components import Component
 from testkit.reference_order import canonical_order
 

@@ -7,18 +7,18 @@ import functools
 import os
 from collections.abc import Iterator, Mapping
 
-from cloudload.data.storage import registry
+from cloudload.data.storage import objects
 
 
 @contextlib.contextmanager
 def new_clients(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables, and let cloudload create new clients from them in this block."""
     with environment(variables):
-        registry._open.clear()
+        objects._open.clear()
         try:
             yield
         finally:
-            registry._open.clear()
+            objects._open.clear()
 
 
 @contextlib.contextmanager

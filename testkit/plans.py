@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.plan import RealRun, compare
 from cloudload.forecast import RunPlan
-from cloudload.tools.forecast.figure import Figure
+from cloudload.tools.forecast.result import Figure
 
 
 def check_figures(

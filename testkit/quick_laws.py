@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cloudload.order import epoch_orders
-from cloudload.order.canonical import seekable_order
+from cloudload.order import order_cache
+from cloudload.order.epoch_order import seekable_order
 from cloudload.order.seekable import SeekableOrder
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.arrays import Ids
@@ -51,5 +51,5 @@ def quick_laws() -> Iterator[None]:
         return find(shard_sizes.astype(np.int64).tobytes(), config, epoch, sampling)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(epoch_orders, "seekable_order", keep)
+        patch.setattr(order_cache, "seekable_order", keep)
         yield

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cloudload.order.canonical import fill_order, seekable_order
+from cloudload.order.epoch_order import fill_order, seekable_order
 from cloudload.order.mixture import Mixture, _shares
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig, Sampling, num_positions

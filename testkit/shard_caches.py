@@ -8,7 +8,7 @@ from typing import Any
 from cloudload import CloudLoader, Retry
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus, open_corpus
-from cloudload.data.mds.location import Location
+from cloudload.data.storage.locations import Location
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 
 DOCUMENTS = random_documents(11, 600)

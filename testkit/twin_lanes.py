@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from hypothesis import strategies as st
 
+from cloudload.rows.packing.fill import Framing, fill_rows
 from cloudload.rows.packing.lane_packer import CutRows, LaneRows, PackerLanes
 from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.residue import unpack_residue
-from cloudload.rows.packing.rows import Framing, fill_rows
 from cloudload.rows.packing.tables import (
     BASE,
     COUNT,

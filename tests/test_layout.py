@@ -49,7 +49,7 @@ FLOORS = {
     ],
 }
 """The packages and modules of a room. Each may import only from the lines before its own."""
-DISKS = {"order": "epoch_orders", "rows/packing": None}
+DISKS = {"order": "order_cache", "rows/packing": None}
 """For each package of pure arithmetic, the only module that may access files, or None."""
 FOLDERS = {
     "testkit": "benchmarks",

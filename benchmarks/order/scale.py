@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.figures import Row
 from benchmarks.harness import Message, Side, Take, serve
-from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.order_cache import EpochOrders
 from cloudload.order.spec import OrderConfig
 from cloudload.system.arrays import Ints
 

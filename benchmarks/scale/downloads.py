@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from benchmarks.figures import Row
-from cloudload.loading.delivery.repeated_downloads import count_machines
+from cloudload.loading.delivery.start_log import count_machines
 from cloudload.loading.delivery.world import World
-from cloudload.order.dealing import deal_lanes, find_lane_hosts
 from cloudload.order.lanes import Lanes
+from cloudload.order.uneven_deal import deal_lanes, find_lane_hosts
 
 _DOCUMENTS = 10_000_000_000
 

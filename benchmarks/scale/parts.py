@@ -24,8 +24,8 @@ from benchmarks.harness import ONE_THREAD, ROOT
 from benchmarks.length_tables import measure as measure_tables
 from benchmarks.order.scale import build_ours
 from benchmarks.simulated_store import URL, loader_options, short_texts, use_store
+from cloudload.data.cache.fetch import publish, reserve
 from cloudload.data.cache.folder import sweep
-from cloudload.data.cache.space import publish, reserve
 from cloudload.order.spec import OrderConfig
 from cloudload.system.temp_files import make_folder
 

@@ -4,14 +4,12 @@
                            │     └─► Stream        change on resume
                            └─► DeliveryConfig      how rows are delivered; may always change
 
-    rows          `RowsConfig`                  options        split options into the configs
-    delivery      `DeliveryConfig`              choices        accepted values
-    stream        `Stream`                      checks         errors for wrong values
-    stream_names  default names of streams      code_digest    a digest of a function's code
-    transform     `Text`, names of transforms   lambda_source  the source of a lambda
-    local_imports  values that code imports where it runs
+    rows       `RowsConfig`                   options      split options into the configs
+    delivery   `DeliveryConfig`               choices      accepted values
+    stream     `Stream`, names of streams     checks       errors for wrong values
+    transform  `Text`, names of transforms    code_digest  a digest of a function's code
 
-`cloudload.system.option_docs` turns the docstring below each field into help and documentation.
+`cloudload.system.option_help` turns the docstring below each field into help and documentation.
 """
 
 from __future__ import annotations

@@ -7,16 +7,34 @@
 Code of the standard library and of installed packages counts by name only, except for the package
 of the function itself. Other values may differ between processes, so the digest leaves them out, as
 it does code that is found only at run time. It names both.
+
+Find the source of a lambda, without the rest of its line.
+
+L(transform=lambda s: s["a"], batch_size=8)     lambda s: s["a"]
+pick = (lambda s: s["a"], lambda s: s["b"])     each lambda separately
+
+Find the values that code imports where it runs, such as inside a function.
+
+    def clean(sample):
+        from my_cleaning import strip     strip ─► my_cleaning.strip
+        import my_words as words          words ─► the module my_words
+
+Only modules of the program are imported here. Installed packages count by name, which the source of
+the code contains.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dis
 import enum
 import functools
 import hashlib
 import importlib
+import importlib.util
 import inspect
+import itertools
 import logging
 import os
 import re
@@ -27,18 +45,9 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dis import Instruction
 from pathlib import PurePath
 from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-
-from cloudload.config.lambda_source import find_lambda
-from cloudload.config.local_imports import (
-    FINDERS,
-    find_file,
-    list_imports,
-    list_steps,
-    loaded_name,
-)
 
 _PLAIN = (type(None), type(...), bool, int, float, complex, str, bytes, PurePath)
 _INSTALLED = tuple(
@@ -270,3 +279,148 @@ def _find_source(value: Any) -> str | None:
 def _slots_of(cls: type) -> list[str]:
     slots = [name for name, item in vars(cls).items() if isinstance(item, MemberDescriptorType)]
     return [name for name in slots if not name.startswith("__")]  # dunder names are not slots
+
+
+_Place = tuple[int, int]
+
+
+def find_lambda(function: FunctionType) -> str | None:
+    """Return a lambda's source; None if it cannot be read, or matches several lambdas."""
+    try:
+        source = "".join(inspect.findsource(function)[0])
+        nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Lambda)]
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    code = function.__code__
+    nodes = [node for node in nodes if node.lineno == code.co_firstlineno]
+    if len(nodes) > 1:
+        nodes = _pick(nodes, code)
+    return ast.get_source_segment(source, nodes[0]) if len(nodes) == 1 else None
+
+
+def _pick(nodes: list[ast.Lambda], code: CodeType) -> list[ast.Lambda]:
+    """Return the innermost lambda that contains all instructions of `code`; empty if unknown."""
+    places = [place for each in _instruction_places(code) for place in each]
+    if not places:
+        return []
+    around = [node for node in nodes if _start(node) <= min(places) and max(places) <= _stop(node)]
+    return sorted(around, key=_start)[-1:]
+
+
+def _instruction_places(code: CodeType) -> list[tuple[_Place, _Place]]:
+    """List the (line, column) at which each instruction of an expression starts and ends."""
+    positions = code.co_positions() if hasattr(code, "co_positions") else ()  # since Python 3.11
+    return [
+        ((line, column), (last_line, last_column))
+        for line, last_line, column, last_column in positions
+        if line is not None
+        and last_line is not None
+        and column is not None
+        and last_column is not None
+        and (line, column) != (last_line, last_column)  # an empty range is not an expression
+    ]
+
+
+def _start(node: ast.Lambda) -> _Place:
+    return node.body.lineno, node.body.col_offset
+
+
+def _stop(node: ast.Lambda) -> _Place:
+    return node.body.end_lineno or node.lineno, node.body.end_col_offset or 0
+
+
+FINDERS = ("__import__", "eval", "exec")
+"""Built-in functions that find code by text, so that no one can know which code they run."""
+
+
+class Import(NamedTuple):
+    """A name that code binds by an import."""
+
+    name: str
+    """The name in the code."""
+    module: str
+    attribute: str | None
+    """The imported attribute or submodule; None if the name is the module."""
+    required: str
+    """The module that must be imported, which may be a submodule of `module`."""
+
+    @property
+    def place(self) -> str:
+        """The imported value, for a message."""
+        return self.module if self.attribute is None else f"{self.module}.{self.attribute}"
+
+    def find(self) -> Any:
+        """Import the value. Raises whatever the module raises."""
+        importlib.import_module(self.required)
+        module = importlib.import_module(self.module)
+        if self.attribute is None or hasattr(module, self.attribute):
+            return module if self.attribute is None else getattr(module, self.attribute)
+        return importlib.import_module(self.place)
+
+
+def list_steps(code: CodeType) -> list[dis.Instruction]:
+    """List the instructions of code, without those that only extend the next one."""
+    return [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+
+
+def loaded_name(step: dis.Instruction) -> str | None:
+    """The name of the variable that an instruction loads; None if it loads none."""
+    is_load = "LOAD_" in step.opname and any(
+        kind in step.opname for kind in ("FAST", "DEREF", "GLOBAL", "NAME")
+    )
+    if not is_load:
+        return None
+    return step.argval[-1] if isinstance(step.argval, tuple) else str(step.argval)
+
+
+def list_imports(code: CodeType, names: Mapping[str, Any]) -> Iterator[Import]:
+    """Yield the imports in code, in their order. `names` are the globals of the code."""
+    steps = list_steps(code)
+    for number, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":
+            level, listed = steps[number - 2].argval, steps[number - 1].argval
+            module = _resolve(step.argval, level, names)
+            yield from _list_bound(steps[number + 1 :], module, listed)
+
+
+def _list_bound(
+    steps: list[dis.Instruction], module: str, listed: tuple[str, ...] | None
+) -> Iterator[Import]:
+    """Yield what the instructions after `IMPORT_NAME` bind."""
+    if listed is None:
+        is_root = steps[0].opname.startswith("STORE")
+        name = next(_stored(step) for step in steps if step.opname.startswith("STORE"))
+        yield Import(name, module.partition(".")[0] if is_root else module, None, module)
+        return
+    for step, after in itertools.pairwise(steps):
+        if step.opname == "IMPORT_FROM":
+            yield Import(_stored(after), module, step.argval, module)
+        elif not step.opname.startswith("STORE"):
+            return
+
+
+def _stored(step: dis.Instruction) -> str:
+    return step.argval[0] if isinstance(step.argval, tuple) else str(step.argval)
+
+
+def _resolve(name: str, level: int, names: Mapping[str, Any]) -> str:
+    """The full name of an imported module, whose import may be relative."""
+    package = names.get("__package__") or str(names.get("__name__", "")).rpartition(".")[0]
+    return importlib.util.resolve_name("." * level + name, package) if level else name
+
+
+def find_file(module: str) -> str | None:
+    """The file of a module's outermost package, which is not imported; None if it has none."""
+    root = module.partition(".")[0]
+    if (loaded := sys.modules.get(root)) is not None:
+        return _file_of(loaded)
+    spec = importlib.util.find_spec(root)
+    if spec is None:
+        raise ModuleNotFoundError(f"no module {root}")
+    folders = list(spec.submodule_search_locations or ())
+    return spec.origin if spec.has_location else next(iter(folders), None)
+
+
+def _file_of(module: ModuleType) -> str | None:
+    folders = list(getattr(module, "__path__", ()))
+    return getattr(module, "__file__", None) or next(iter(folders), None)

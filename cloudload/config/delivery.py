@@ -25,7 +25,7 @@ from cloudload.config.choices import (
 )
 from cloudload.data.storage.base import Retry, check_seconds
 from cloudload.segments import FIELDS
-from cloudload.system.option_docs import explained
+from cloudload.system.option_help import explained
 
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "tail": TAILS,

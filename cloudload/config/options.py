@@ -12,7 +12,7 @@ from cloudload.config.delivery import DeliveryConfig
 from cloudload.config.rows import RowsConfig
 from cloudload.config.stream import Stream
 from cloudload.data.storage.base import Retry
-from cloudload.system.memory import total_memory_bytes
+from cloudload.system.machine import total_memory_bytes
 
 _BATCH_BYTES_PER_TOKEN = 16  # input_ids and labels are int64
 _BLOCK_BYTES_PER_TOKEN = 4  # token IDs are int32

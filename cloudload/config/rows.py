@@ -33,12 +33,11 @@ from cloudload.config.choices import (
     Stopping,
     TokenDtype,
 )
-from cloudload.config.stream import Stream
-from cloudload.config.stream_names import name_streams
+from cloudload.config.stream import Stream, name_streams
 from cloudload.config.transform import GIVEN_ID, Transform, name_function
 from cloudload.data.storage.redaction import redact
 from cloudload.system.arrays import divisors
-from cloudload.system.option_docs import explained
+from cloudload.system.option_help import explained
 
 MAX_LANES = 1 << 22
 

@@ -37,23 +37,20 @@ from cloudload.loading.delivery.description import Description, describe
 from cloudload.loading.delivery.environment import current_environment
 from cloudload.loading.delivery.passes import Pass, reason_to_refuse_caller
 from cloudload.loading.delivery.start_log import StartLog
-from cloudload.loading.session import batch_counts, saving
-from cloudload.loading.session.batch_counts import NO_DATASET
-from cloudload.loading.session.current_run import CurrentRun
-from cloudload.loading.session.membership import Membership
+from cloudload.loading.session import reader, saving
+from cloudload.loading.session.current_run import CurrentRun, Membership
 from cloudload.loading.session.opening import open_run, read_arguments
 from cloudload.loading.session.preparation import make_plan
-from cloudload.loading.session.reader import Reader
-from cloudload.loading.workers.plan import Plan
+from cloudload.loading.session.reader import NO_DATASET, Reader
 from cloudload.loading.workers.trace import TracedSpan, Tracer
+from cloudload.loading.workers.worker_plan import Plan
 from cloudload.rows.packing.tables import SPAN_ROW
 from cloudload.run.recipe import Recipe
 from cloudload.run.state import State, read_state
 from cloudload.run.streaming_state import start_from_streaming
 from cloudload.stats import Stats
 from cloudload.system.arrays import Ints
-from cloudload.system.option_docs import explained_by
-from cloudload.system.option_names import suggests_names
+from cloudload.system.option_help import explained_by, suggests_names
 
 
 @explained_by(RowsConfig, DeliveryConfig)
@@ -189,7 +186,7 @@ class CloudLoader:
     @property
     def is_endless(self) -> bool:
         """Whether a pass never ends, because the run is endless and `stop_every` is not set."""
-        return batch_counts.is_endless(*self._reader.now)
+        return reader.is_endless(*self._reader.now)
 
     def __len__(self) -> int:
         """The number of batches in a full pass, or in the whole run without `stop_every`.
@@ -198,7 +195,7 @@ class CloudLoader:
         has token lengths (see `lengths`), or if every document becomes exactly one row. Raises
         `TypeError` if the number is unknown, as with stop_every="epoch".
         """
-        return batch_counts.count_pass(*self._reader.now)
+        return reader.count_pass(*self._reader.now)
 
     def count_batches(self, epochs: int = 1) -> int:
         """Return the number of global batches in `epochs` epochs of the data.
@@ -210,7 +207,7 @@ class CloudLoader:
         Raises `ValueError` if the number is unknown, or if `epochs` is below 1.
         """
         epochs = as_integer("epochs", epochs, 1)
-        return batch_counts.count_epochs(*self._reader.now, epochs)
+        return reader.count_epochs(*self._reader.now, epochs)
 
     def __bool__(self) -> bool:
         return True  # otherwise Python would call len(), which may raise

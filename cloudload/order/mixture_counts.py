@@ -17,8 +17,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from cloudload.order.mixture import Mixture, Weights, list_arcs
-from cloudload.order.mixture_step import TURN, find_step
+from cloudload.order.mixture import TURN, Mixture, Weights, find_step, list_arcs
 from cloudload.system.arrays import NEVER, Ints
 
 # ranges of up to this many rows are enumerated

@@ -7,16 +7,22 @@
              build_state ◄───────────┴───────────► read_state, resume_position
              one flat dict of JSON types           check every field, return where to continue
 
-    recipe           all that determines the rows    local_states     merge the states of ranks
-    components       streams that share an order     not_a_state      explain a wrong value
-    sources          where data and tokenizer are    resume           where to continue
-    position         rows delivered, cursors         changes          what may change on resume
-    position_checks  refuse impossible positions     appended         the data before an append
-    run_tail         pack the run's tail             same_data        recognize rewritten data
-    state            position and recipe as a dict   framing          keep the saved bos and eos
-    state_codec      arrays of a state as text       streaming_state  a StreamingDataset's state
-    lane_texts       lanes of a state as text        lengths          positions from token lengths
+    recipe           all that determines the rows
+    components       streams that share an order
+    sources          where data and tokenizer are
+    position         rows delivered, cursors
+    run_tail         pack the run's tail
+    state            position and recipe as a dict
+    state_codec      arrays of a state as text
+    lane_texts       lanes of a state as text
     streaming        Streaming's arguments
+    local_states     merge the states of ranks
+    not_a_state      explain a wrong value
+    resume           where to continue, also after an append
+    changes          what may change on resume
+    same_data        recognize rewritten data
+    streaming_state  a StreamingDataset's state
+    lengths          positions from token lengths
 
 A recipe does not depend on the world size.
 """

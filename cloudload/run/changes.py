@@ -14,14 +14,14 @@ import numpy as np
 
 from cloudload.config.choices import SKIP
 from cloudload.errors import StreamChangedError
-from cloudload.order.order_ids import KNOWN_VERSIONS
+from cloudload.order.order_cache import KNOWN_VERSIONS
 from cloudload.run.recipe import MAX_EPOCHS_FIELD, ORDER_FIELD, SAMPLES_FIELD, Recipe
 from cloudload.run.same_data import explain_data, has_same_samples
 from cloudload.run.sources import read_sources
 from cloudload.run.state import Saved
 from cloudload.run.state_codec import show
 from cloudload.stats import FAILED
-from cloudload.system.package_versions import package_version
+from cloudload.system.machine import package_version
 
 logger = logging.getLogger("cloudload.resume")
 

@@ -18,10 +18,9 @@ from pathlib import Path
 from cloudload.config.rows import RowsConfig
 from cloudload.data.cache.folder import ORDERS_FOLDER
 from cloudload.data.mds.dataset import Corpus, join_columns
-from cloudload.order.epoch_orders import EpochOrders
 from cloudload.order.lanes import Lanes
 from cloudload.order.layout import Layout
-from cloudload.order.order_ids import identify_order
+from cloudload.order.order_cache import EpochOrders, identify_order
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.arrays import Ints
 

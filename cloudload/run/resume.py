@@ -10,19 +10,32 @@ different rows           seq_len                             cursors count token
 after a bad document     on_error="skip" after "raise"       no document has failed so far
 refused                  other fields of the recipe, listed with both values; the user may accept
                          a change of some of them with `on_change`
+
+Find a run's original data if shards were appended to its datasets after the run began.
+
+index now        shard 0 … shard 119 │ shard 120 … shard 159
+state            data: fingerprint of shards 0 to 119
+the run reads    shard 0 … shard 119
+
+The order of documents depends on all of a run's data, so a run reads the same shards until it ends.
+Only a new run reads the appended shards.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from cloudload.data.mds.dataset import Corpus
 from cloudload.errors import StreamChangedError
+from cloudload.order.lanes import Lanes
 from cloudload.order.mixture import Mixture
-from cloudload.rows.packing.residue import unpack_residue
+from cloudload.rows.packing.residue import residue_spans, unpack_residue
 from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
 from cloudload.run.changes import (
     CONTENT_FIELDS,
@@ -34,10 +47,12 @@ from cloudload.run.changes import (
     find_changes,
     refuse_changes,
 )
+from cloudload.run.components import Component
 from cloudload.run.position import LaneArrays, LaneLog, Position
-from cloudload.run.position_checks import check_cursors, check_stream_tails
-from cloudload.run.recipe import Recipe
+from cloudload.run.recipe import SAMPLES_FIELD, Recipe
+from cloudload.run.same_data import CHOOSE_FIELD, DATA_FIELD
 from cloudload.run.state import Saved
+from cloudload.system.arrays import Ints
 
 logger = logging.getLogger("cloudload.resume")
 
@@ -162,3 +177,161 @@ def _change_seq_len(saved: Saved, position: Position, seq_len: int) -> Position:
         ordinal = int(position.cursors[place][CURSOR_ORDINAL])
         residues[place] = unpack_residue(residues[place], ordinal)
     return position.with_lanes(residues=residues)
+
+
+def check_cursors(position: Position, components: Sequence[Component]) -> None:
+    """Raise `StreamChangedError` for an impossible cursor, residue, or tail."""
+    for component, cursors in zip(components, position.cursors, strict=True):
+        _check_lanes(component.lanes, cursors)
+    if position.tail is not None:
+        _check_tail(position, components[0].lanes.epochs)
+    if position.residues is not None:
+        for place, lane in np.ndindex(position.residues.shape):
+            ordinal = int(position.cursors[place, lane, CURSOR_ORDINAL])
+            try:
+                residue_spans(position.residue(place, lane), ordinal)
+            except ValueError as error:
+                raise StreamChangedError(
+                    f"residues: lane {lane} has {error}. The state is damaged. Load an earlier one"
+                ) from error
+
+
+def _check_lanes(lanes: Lanes, cursors: Ints) -> None:
+    for lane, (ordinal, offset, size) in enumerate(cursors.tolist()):
+        end = lanes.end(lane)
+        if 0 < size <= offset:
+            raise StreamChangedError(
+                f"document_sizes: lane {lane} is at token {offset} of document {ordinal}, which "
+                f"has {size} tokens. The state is damaged. Load an earlier one"
+            )
+        if end is not None and (ordinal > end or (ordinal == end and offset)):
+            raise StreamChangedError(
+                f"cursors: lane {lane} is at document {ordinal}, but ends at document {end} with "
+                f"epochs={lanes.epochs}. The state is damaged, or was saved with more epochs or "
+                "with epochs=None. Load an earlier one, or use more epochs"
+            )
+    ordinals, offsets, _ = cursors.T
+    _, positions = lanes.epoch_positions(np.arange(lanes.num_lanes), ordinals)
+    if len(within := np.flatnonzero((positions >= lanes.num_positions) & (offsets > 0))):
+        raise StreamChangedError(
+            f"cursors: lane {within[0]} is within document {ordinals[within[0]]}, which does not "
+            "exist. The state is damaged. Load an earlier one"
+        )
+
+
+def check_stream_tails(position: Position, recipe: Recipe) -> None:
+    """Raise `StreamChangedError` if a stream of the mixture has an impossible tail."""
+    if recipe.has_stream_ends and (position.rows != position.table_rows or position.tail):
+        raise StreamChangedError(
+            f"table_rows: a mixture whose streams end is at row {position.rows:,}, but its cursors "
+            f"are from row {position.table_rows:,}. The state is damaged. Load an earlier one"
+        )
+    for component, stages in zip(recipe.components, position.lanes.arrays.tails, strict=False):
+        is_possible = all(seq_len >= 1 for seq_len, _ in stages) and recipe.has_stream_ends
+        if stages and (component.lanes.epochs is None or not is_possible):
+            raise StreamChangedError(
+                f"stream_tails: {stages} (seq_len, rows) is not a tail of a stream with "
+                f"epochs={component.lanes.epochs}. The state is damaged. Load an earlier one"
+            )
+
+
+def _check_tail(position: Position, epochs: int | None) -> None:
+    assert position.tail is not None
+    if epochs is None:
+        raise StreamChangedError(
+            "tail: the state has a tail, but the run is endless. The state is damaged. Load an "
+            "earlier one"
+        )
+    delivered = sum(rows for _, rows in position.tail)
+    is_possible = all(seq_len >= 1 and rows >= 0 for seq_len, rows in position.tail)
+    if not is_possible or delivered != position.rows - position.table_rows:
+        raise StreamChangedError(
+            f"tail: the stages {position.tail} (seq_len, rows) do not cover rows "
+            f"{position.table_rows} to {position.rows}. The state is damaged. Load an earlier one"
+        )
+
+
+def keep_beginning(saved: Saved, recipe: Recipe) -> Recipe:
+    """Return a copy of a recipe that reads only the shards of a saved run.
+
+    Returns the recipe itself if no shards were appended, or if its data does not begin with the
+    saved data. In the second case, `resume_position` refuses the data.
+    """
+    shards = [len(dataset.shards) for dataset in recipe.corpus.datasets]
+    pairs = zip(_list_fingerprints(saved.fields), _list_fingerprints(recipe.fields), strict=False)
+    for component, (wanted, now) in zip(recipe.components, pairs, strict=False):
+        if _are_same(wanted, now):
+            continue
+        streams = component.streams
+        found = _find_shards(saved, recipe.corpus, component, wanted)
+        if found is None:
+            return recipe
+        shards[streams.start : streams.stop] = found
+    is_whole = shards == [len(dataset.shards) for dataset in recipe.corpus.datasets]
+    return recipe if is_whole else recipe.take(shards)
+
+
+def describe_left_out(recipe: Recipe) -> Iterator[str]:
+    """Describe each dataset whose later shards a run does not read."""
+    for stream, dataset in zip(recipe.config.streams, recipe.corpus.datasets, strict=True):
+        if dataset.num_left_out:
+            number = len(dataset.shards)
+            yield (
+                f"{stream.label}: this run reads only the first {number:,} of "
+                f"{number + dataset.num_left_out:,} shards, because the others were added after it "
+                "began. A new run reads all shards"
+            )
+
+
+def _list_fingerprints(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The (data, samples) fingerprints of each component; "" for a missing fingerprint."""
+    data, samples = (str(fields.get(name, "")).split(",") for name in (DATA_FIELD, SAMPLES_FIELD))
+    return list(itertools.zip_longest(data, samples[: len(data)], fillvalue=""))
+
+
+def _are_same(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    return any(each and each == now for each, now in zip(one, other, strict=True))
+
+
+def _find_shards(
+    saved: Saved, corpus: Corpus, component: Component, wanted: tuple[str, str]
+) -> list[int] | None:
+    """The number of shards that a saved run reads of each stream of a component.
+
+    None if the component's data does not begin with the saved data, whose fingerprints are
+    `wanted`.
+    """
+    streams = component.streams
+    if len(streams) == 1:
+        found = corpus.find_beginning(streams.start, *wanted)
+        return None if found is None else [found]
+    shards = [len(dataset.shards) for dataset in corpus.datasets]
+    for numbers in _list_candidates(saved, corpus, component, shards):
+        is_possible = len(numbers) == len(shards) and all(map(int.__le__, numbers, shards))
+        if not is_possible:
+            continue
+        part = corpus.take(numbers)
+        if _are_same(wanted, (part.fingerprint(streams), part.fingerprint_samples(streams))):
+            return list(numbers)
+    return None
+
+
+def _list_candidates(
+    saved: Saved, corpus: Corpus, component: Component, shards: Sequence[int]
+) -> Iterator[Sequence[int]]:
+    """Yield the possible numbers of shards of the streams when the run began.
+
+    A state records these numbers. An older state does not, so it is assumed that only one stream
+    has grown.
+    """
+    if saved.stream_shards:
+        yield saved.stream_shards
+        return
+    choose = str(saved.fields[CHOOSE_FIELD])
+    if component.sampling is not None or not choose.isdecimal():
+        return
+    appended = corpus.num_samples - int(choose)
+    for stream, dataset in enumerate(corpus.datasets):
+        ends = np.cumsum(dataset.table.samples)
+        for place in np.flatnonzero(ends == ends[-1:] - appended).tolist():
+            yield [*shards[:stream], place + 1, *shards[stream + 1 :]]

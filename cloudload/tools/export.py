@@ -18,9 +18,9 @@ import numpy as np
 
 from cloudload.config.checks import as_choice, as_integer
 from cloudload.config.choices import AUTO, TOKEN_DTYPES
-from cloudload.data.mds.hidden_datasets import refuse_to_hide
 from cloudload.data.mds.index import INDEX_NAME, Column
 from cloudload.data.mds.own_objects import JOURNAL, is_of_dataset
+from cloudload.data.mds.survey import refuse_to_hide
 from cloudload.data.mds.writer import (
     DEFAULT_SHARD_BYTES,
     ShardFormat,
@@ -38,8 +38,8 @@ from cloudload.loading.loader import CloudLoader
 from cloudload.rows.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 from cloudload.rows.tokenization.framing import MOST_IDS
 from cloudload.system.arrays import Ids
-from cloudload.system.json_text import to_json
-from cloudload.system.option_names import suggests_names
+from cloudload.system.option_help import suggests_names
+from cloudload.system.reports import to_json
 
 logger = logging.getLogger("cloudload.export")
 

@@ -21,14 +21,13 @@ from cloudload.data.cache.fetch import Fetcher
 from cloudload.data.mds.dataset import Corpus, is_in_place
 from cloudload.loading.delivery.world import World, check_world
 from cloudload.loading.loader import CloudLoader
-from cloudload.loading.workers.plan import Plan
-from cloudload.order.dealing import deal_lanes, find_lane_hosts
+from cloudload.loading.workers.worker_plan import Plan
+from cloudload.order.uneven_deal import deal_lanes, find_lane_hosts
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.rows.packing.tables import CURSOR_ORDINAL
 from cloudload.system.arrays import Flags, Ints
-from cloudload.system.daemon_threads import DaemonThreadPool
-from cloudload.system.ordered_results import run_in_order
 from cloudload.system.progress_bar import open_progress_bar
+from cloudload.system.threads import DaemonThreadPool, run_in_order
 
 _ORDINALS_AT_ONCE, _CLOSE_S = 256, 2.0
 

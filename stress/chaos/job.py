@@ -23,7 +23,7 @@ from testkit.processes import command_of
 _MARGIN_S = 30.0
 """A job counts as hung if it writes nothing for its ranks' timeout plus this many seconds."""
 _CONNECT_S = 300.0
-"""How long gloo waits for a connection; see `cloudload.loading.delivery.gather`."""
+"""How long gloo waits for a connection; see `cloudload.loading.delivery.all_gather`."""
 _UNDER_TORCH_S = 12.0
 _OF_CLOUDLOAD = "cloudload.errors."
 _EXPLAINED = ("StoreError", "DatasetError", "RanksDisagreeError")

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from cloudload import CloudLoader, Retry
-from cloudload.loading.delivery import exchange, gather
+from cloudload.loading.delivery import all_gather, exchange
 from cloudload.run.lengths import index
 from stress.chaos.scenario import Job
 
@@ -62,9 +62,9 @@ def count_small_groups() -> None:
 
 
 def _die_while_connecting(delay_s: float) -> None:
-    connect = gather.Gather
+    connect = all_gather.Gather
 
-    def die(*arguments: Any) -> gather.Gather:
+    def die(*arguments: Any) -> all_gather.Gather:
         threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
         return connect(*arguments)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cloudload.convert import convert_to_mds
 from cloudload.errors import CloudloadError
-from cloudload.tools.convert.outline import outline_conversion
+from cloudload.tools.convert.dry_run import outline_conversion
 from cloudload.tools.convert.output import list_sizes_at
 from cloudload.tools.convert.report import ConvertReport
 from testkit.segments import SETTINGS, LastFirst, Twice

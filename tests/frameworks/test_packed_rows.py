@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cloudload import CloudLoader, FromStart
-from cloudload.integrations.packed_rows import check_packed_rows
+from cloudload.integrations.transformers import check_packed_rows
 from cloudload.rows.packing.tables import SPAN_ROW, SPAN_START, SPAN_STOP
 from testkit.loaders import make_loader
 from tests.frameworks.small import Model

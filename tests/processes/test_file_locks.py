@@ -224,7 +224,7 @@ import atexit, sys
 from pathlib import Path
 
 def read():
-    from cloudload.system.daemon_threads import DaemonThreadPool
+    from cloudload.system.threads import DaemonThreadPool
     pool = DaemonThreadPool(1, "fetch")
     try:
         pool.submit(take).result()

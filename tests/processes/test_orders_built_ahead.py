@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from cloudload.data.cache.folder import sweep
-from cloudload.order import epoch_orders
-from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order import order_cache
+from cloudload.order.order_cache import EpochOrders
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.file_locks import locked
 from testkit.reference_order import canonical_order
@@ -28,7 +28,7 @@ AHEAD = OrderConfig(True, "py1br", 20, 4, 1)
 @pytest.fixture
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Build orders of any size in the background, even tiny ones."""
-    monkeypatch.setattr("cloudload.order.epoch_orders._BACKGROUND_FROM_POSITIONS", 0)
+    monkeypatch.setattr("cloudload.order.order_cache._BACKGROUND_FROM_POSITIONS", 0)
 
 
 def wait_until(condition: Any) -> bool:
@@ -89,7 +89,7 @@ def test_a_daemonic_worker_may_build_ahead(tmp_path: Path) -> None:
 
 
 def build_ahead(folder: Path) -> None:
-    epoch_orders._BACKGROUND_FROM_POSITIONS = 0
+    order_cache._BACKGROUND_FROM_POSITIONS = 0
     assert EpochOrders(folder, np.array(SHARDS), AHEAD).build_in_background(1)
     assert wait_until(lambda: orders_in(folder) == ["epoch-1.npy"])
 
@@ -102,8 +102,8 @@ def test_a_builder_ends_with_the_training_process_and_leaves_nothing(
 import multiprocessing, os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from cloudload.order import epoch_orders
-from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order import order_cache
+from cloudload.order.order_cache import EpochOrders
 from cloudload.order.spec import OrderConfig
 folder = Path({str(tmp_path)!r})
 def build():

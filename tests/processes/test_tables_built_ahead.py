@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cloudload import CloudLoader
-from cloudload.run.lengths import advance, tables
+from cloudload.run.lengths import lane_walker, tables
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.testing import Leg, run_leg
 from cloudload.tools.count import count_tokens
@@ -83,8 +83,8 @@ def test_ranks_that_enter_an_epoch_find_its_table_built(
     run_leg(lambda **rank: make("require", **rank), first)
     wait_until(lambda: "table-1.int64" in tables_in(cache))
     # without this, the few documents between two states would be scanned without a table
-    monkeypatch.setattr(advance, "_SCANNED_WITH_TABLE", 0)
-    monkeypatch.setattr(advance, "_SCANNED_WITHOUT", 0)
+    monkeypatch.setattr(lane_walker, "_SCANNED_WITH_TABLE", 0)
+    monkeypatch.setattr(lane_walker, "_SCANNED_WITHOUT", 0)
     built, opened = note_calls(monkeypatch, "_build"), note_calls(monkeypatch, "_open")
     rows, found = run_leg(lambda **rank: make("require", **rank), second, states[-1])
     assert rows == expected_rows

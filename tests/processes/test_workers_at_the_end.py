@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from cloudload import CloudLoader, Stream
-from cloudload.loading.workers.plan import Plan
 from cloudload.loading.workers.worker import Worker
+from cloudload.loading.workers.worker_plan import Plan
 from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, write_mds
 from testkit.loaders import make_loader

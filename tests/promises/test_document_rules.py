@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import cli
-from cloudload.tools.check import check_dataset, duplicates, groups, mojibake
-from cloudload.tools.check.document_rules import DOCUMENT_RULES
+from cloudload.tools.check import check_dataset, document_rules, duplicates, groups
+from cloudload.tools.check.document_rules import DOCUMENT_RULES, find_mojibake
 from cloudload.tools.check.findings import MOST_LISTED, CheckReport
-from cloudload.tools.check.mojibake import find_mojibake
 from testkit.corpora import EOS, byte_tokenizer, write_mds
 
 PLAIN = [f"document {number}, ascii" for number in range(70)]
@@ -105,7 +104,7 @@ def test_texts_of_many_languages_break_no_rule(tmp_path: Path) -> None:
 @settings(max_examples=200)
 def test_text_that_is_read_as_latin_1_is_found_and_its_ascii_is_not(text: str) -> None:
     wrong = wrongly(text, "latin-1")
-    unclear = set(mojibake._BETWEEN + mojibake._ENDING)
+    unclear = set(document_rules._BETWEEN + document_rules._ENDING)
     if any(ord(each) >= 0x800 and set(wrongly(each, "latin-1")[1:]) - unclear for each in text):
         assert find_mojibake(wrong.encode())
     assert not find_mojibake(text.encode("ascii", "ignore"))

@@ -11,7 +11,7 @@ import pytest
 
 from cloudload.errors import CacheError
 from cloudload.loading.delivery.run_log import RunLog
-from cloudload.run.lengths import lane_marks
+from cloudload.run.lengths import best_fit_checkpoints
 from cloudload.run.position import Position
 from testkit.corpora import random_documents, write_mds
 from testkit.interrupted import KINDS, Check, open_subject
@@ -61,9 +61,10 @@ def test_marks_of_earlier_versions_are_never_read(tmp_path: Path) -> None:
 
 def _mislead(content: bytes) -> bytes:
     """Make each leap in a file of marks one row longer."""
-    leaps, _ = lane_marks._parse(content)
+    leaps, _ = best_fit_checkpoints._parse(content)
     return b"".join(
-        lane_marks._encode(key, leap._replace(rows=leap.rows + 1)) for key, leap in leaps.items()
+        best_fit_checkpoints._encode(key, leap._replace(rows=leap.rows + 1))
+        for key, leap in leaps.items()
     )
 
 

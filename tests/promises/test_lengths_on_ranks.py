@@ -11,12 +11,11 @@ import pytest
 from cloudload import CloudLoader, Stream
 from cloudload.batch import Batch
 from cloudload.errors import RanksDisagreeError
-from cloudload.loading.delivery.thread_environment import HubExchange
 from cloudload.loading.workers.document_reader import DocumentReader
-from cloudload.loading.workers.plan import Plan
 from cloudload.loading.workers.worker import Worker
+from cloudload.loading.workers.worker_plan import Plan
 from cloudload.system.arrays import Ints
-from cloudload.testing import Leg, run_leg
+from cloudload.testing import HubExchange, Leg, run_leg
 from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader

@@ -12,8 +12,8 @@ import pytest
 
 from cloudload import CloudLoader, Stream
 from cloudload.errors import StreamChangedError
-from cloudload.loading.delivery.agreement import advise_on_difference, list_facts
-from cloudload.order.order_ids import hash_fixed_order, identify_order
+from cloudload.loading.delivery.rank_checks import advise_on_difference, list_facts
+from cloudload.order.order_cache import hash_fixed_order, identify_order
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.verified_files import mark_verified
 from cloudload.tools.count import count_tokens

@@ -17,7 +17,7 @@ from cloudload.testing import Leg, run_leg
 from cloudload.tools.cli.plan import describe_plan
 from cloudload.tools.forecast.budget import parse_tokens
 from cloudload.tools.forecast.page import render_plan
-from cloudload.tools.forecast.prices import read_prices
+from cloudload.tools.forecast.request import read_prices
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 from testkit.plans import check_figures

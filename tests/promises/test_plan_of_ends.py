@@ -12,8 +12,7 @@ from cloudload import CloudLoader, Stream, count_tokens
 from cloudload.forecast import RunPlan, plan_run
 from cloudload.run.state import read_state
 from cloudload.tools.cli.plan import describe_plan
-from cloudload.tools.forecast.page import render_plan
-from cloudload.tools.forecast.picture import draw_plan
+from cloudload.tools.forecast.page import draw_plan, render_plan
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.plans import check_figures
 from testkit.servers import BUCKET, S3Server

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cloudload import CloudLoader
+from cloudload.loading.delivery.working_set import measure_run
 from cloudload.rows.packing.tables import CURSOR_OFFSET
-from cloudload.run.lengths.working_set import measure_run
 from cloudload.tools.count import count_tokens
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader

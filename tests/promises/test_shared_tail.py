@@ -10,7 +10,7 @@ import pytest
 
 from cloudload.loading.delivery import tail_sharing
 from cloudload.loading.delivery.exchange import Exchange
-from cloudload.loading.workers import kept_documents
+from cloudload.loading.workers import tail_reader
 from cloudload.loading.workers.document_reader import DocumentReader
 from cloudload.testing import Leg, assert_same_rows
 from cloudload.tools.count import count_tokens
@@ -93,7 +93,7 @@ def test_a_tail_too_large_to_share_has_the_same_rows(
     monkeypatch.setattr(tail_sharing, "_MOST_LOCAL_TOKENS", 30)
     monkeypatch.setattr(tail_sharing, "_TOKENS_OF_BLOCK", 16)
     monkeypatch.setattr(tail_sharing, "_WORDS_OF_ROUND", 9)
-    monkeypatch.setattr(kept_documents, "_MOST_KEPT_BYTES", 3_000)
+    monkeypatch.setattr(tail_reader, "_MOST_KEPT_BYTES", 3_000)
     first = next(taken for taken, state in enumerate(states) if state["tail"])
     for number, taken in enumerate(range(first - 2, len(states) - 1)):
         leg = NODES[number % 3]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from cloudload import CloudLoader, Stream
 from cloudload.errors import DatasetError
 from cloudload.loading.workers.document_reader import DocumentReader
-from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.order_cache import EpochOrders
 from cloudload.provenance import find_document, open_run, trace_steps
-from cloudload.run.lengths import occurrences
+from cloudload.run.lengths import rows_of_document
 from cloudload.tools.count import count_tokens
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.examples import EXAMPLES
@@ -83,7 +83,7 @@ def test_where_finds_the_rows_that_reading_finds(
     sample = chosen // 2 % SIZES[stream]
     with pytest.MonkeyPatch.context() as patch:
         expected = list(find_document(run, stream, sample, LAST_STEP, lengths="off", num_workers=0))
-        patch.setattr(occurrences, "_ROWS_AT_ONCE", rows_at_once)
+        patch.setattr(rows_of_document, "_ROWS_AT_ONCE", rows_at_once)
         patch.setattr(DocumentReader, "read_texts", refuse)
         found = list(find_document(run, stream, sample, LAST_STEP, lengths="require"))
     assert found == expected

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.data.storage import registry
+from cloudload.data.storage import objects
 from cloudload.data.storage.base import StoredObject
 from cloudload.data.storage.objects import (
     create_object,
@@ -126,14 +126,14 @@ def http_place(tmp_path: Path) -> Iterator[Place]:
 def streaming_place(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A folder in S3, which cloudload reads with StreamingDataset's downloader."""
     pytest.importorskip("streaming")
-    s3 = registry.backend_of(s3_url)
+    s3 = objects.backend_of(s3_url)
 
     def put(name: str, data: bytes) -> None:
         with monkeypatch.context() as patch:
-            patch.setitem(registry._open, (os.getpid(), "s3"), s3)
+            patch.setitem(objects._open, (os.getpid(), "s3"), s3)
             write_object(join_url(s3_url, name), data)
 
-    monkeypatch.setitem(registry._open, (os.getpid(), "s3"), StreamingStore())
+    monkeypatch.setitem(objects._open, (os.getpid(), "s3"), StreamingStore())
     return Place(s3_url, put)
 
 

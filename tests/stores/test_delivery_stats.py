@@ -12,7 +12,7 @@ import pytest
 from cloudload import CloudLoader, Retry, Stream
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import open_corpus
-from cloudload.data.mds.location import Location
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.objects import list_objects, read_object, write_object
 from cloudload.errors import DatasetError
 from cloudload.stats import DeliveryStats, Traffic

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.data.storage import registry
+from cloudload.data.storage import objects
 from cloudload.data.storage.objects import list_objects, read_object, write_object
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import StoreError
@@ -99,7 +99,7 @@ def test_a_new_login_to_google_cloud_is_used(
     monkeypatch.delenv("STORAGE_EMULATOR_HOST")
     variables["API_ENDPOINT_OVERRIDE"] = variables.pop("STORAGE_EMULATOR_HOST")
     with new_clients(variables):
-        store = registry.backend_of(gcs_url)
+        store = objects.backend_of(gcs_url)
         assert not store.renew_credentials(0.0)
         monkeypatch.setattr("google.auth.credentials.Credentials.before_request", lambda *_: None)
         assert list_objects(gcs_url) == []

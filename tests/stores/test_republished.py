@@ -17,7 +17,7 @@ from cloudload import CloudLoader
 from cloudload.data.cache.folder import STARTED
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus, open_corpus
-from cloudload.data.mds.location import Location
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.objects import list_objects, read_object, write_object
 from cloudload.errors import DatasetError
 from cloudload.testing import Leg, run_leg

@@ -20,7 +20,7 @@ from cloudload import CloudLoader
 from cloudload.data.cache.folder import ACCOUNT
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.dataset import Corpus, open_corpus
-from cloudload.data.mds.location import Location
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.objects import read_object, write_object
 from cloudload.errors import CacheError, DatasetError, FailureKind, StoreError
 from cloudload.system.temp_files import TAG, make_folder

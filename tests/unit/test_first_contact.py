@@ -16,9 +16,8 @@ from cloudload.errors import StreamChangedError
 from cloudload.provenance import load_state
 from cloudload.tools.cli.blame import _name_steps
 from cloudload.tools.cli.output import notice_after
-from cloudload.tools.losses.blame import blame
+from cloudload.tools.losses.blame import Losses, blame
 from cloudload.tools.losses.log_file import SAMPLE, STEP, TOKENS, Records
-from cloudload.tools.losses.read import Losses
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import make_loader
 

@@ -16,8 +16,7 @@ import pytest
 
 from cloudload.errors import StoreError, TokenizerError
 from cloudload.loading.delivery.world import explain_few_cores
-from cloudload.rows.tokenization.hub import _explain
-from cloudload.rows.tokenization.tokenizer import load_tokenizer
+from cloudload.rows.tokenization.tokenizer import _explain, load_tokenizer
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import make_loader
 

@@ -11,7 +11,7 @@ import pytest
 from cloudload import CloudLoader, Retry, Stream
 from cloudload.config import DeliveryConfig, RowsConfig
 from cloudload.segments import FIELDS
-from cloudload.system.option_docs import field_docs
+from cloudload.system.option_help import field_docs
 
 NOT_FIELDS = {"self", "data", "tokenizer", "device_mesh"}
 NOT_OPTIONS = {"streams", "has_mesh"}

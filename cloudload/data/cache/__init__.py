@@ -5,11 +5,10 @@
                          fetch         cached and valid? ─────► map it
                                          no ─► under the shard's lock: reserve, download, rename
 
-    shard_cache  map and prefetch shards           counters       hits, misses, bytes
-    fetch        download once per node            usage          bytes of shards in use at each row
-    folder       names and cleanup                 memory_shards  shards read once, without a file
-    space        reserve bytes, evict old shards   republished    data replaced during a run
-    kept_tokenizers  results of tokenizers, in the cache
+    shard_cache      map and prefetch shards    counters       hits, misses, bytes
+    fetch            download once per node     usage          bytes in use at each row
+    folder           names and cleanup          memory_shards  shards read once, no file
+    kept_tokenizers  a tokenizer's results      republished    data replaced during a run
 
 The cache has no daemon and no index, because the files and their locks are its only state. The
 account of the bytes in use only saves listings, and may be removed at any time.

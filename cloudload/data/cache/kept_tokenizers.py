@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cloudload.system.file_locks import locked, remove_orphans
-from cloudload.system.package_versions import package_version
+from cloudload.system.machine import package_version
 from cloudload.system.temp_files import lock_path, partial_file
 from cloudload.system.verified_files import is_unmodified, mark_verified
 

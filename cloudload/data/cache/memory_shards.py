@@ -25,7 +25,7 @@ from cloudload.data.storage.objects import read_object_version
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import DatasetError
-from cloudload.system.daemon_threads import DaemonThreadPool, await_unless_failed
+from cloudload.system.threads import DaemonThreadPool, await_unless_failed
 
 logger = logging.getLogger("cloudload.cache")
 

@@ -30,7 +30,7 @@ from cloudload.data.storage.urls import join_url, local_path
 from cloudload.errors import CacheError, DatasetError
 from cloudload.system.activity import Wait, doing
 from cloudload.system.arrays import Ints
-from cloudload.system.daemon_threads import DaemonThreadPool, await_unless_failed
+from cloudload.system.threads import DaemonThreadPool, await_unless_failed
 from cloudload.system.verified_files import mark_used
 
 logger = logging.getLogger("cloudload.cache")

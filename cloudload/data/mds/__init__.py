@@ -4,16 +4,14 @@
     shard         uint32 count │ uint32 offsets[count + 1] │ JSON header │ samples
     sample        uint32 size of each variable-sized column │ the columns' bytes, by column name
 
-    open_index        open the index of a dataset   download       fetch and check a shard
-    index_parser      parse an index to a table     codecs         compression of shards
-    index             check entries of the index    hashes         hashes in an index
-    shard_table       the shards as columns         fingerprints   compare datasets on resume
-    dataset           a dataset, and a corpus       writer         samples to a shard's bytes
-    shard             read samples                  not_a_dataset  explain a wrong location
-    shard_start       a shard's first samples       survey         a folder without an index
-    document_columns  check columns of documents    raw_files      advise on raw files
-    token_columns     read token IDs                own_objects    names of our objects
-    hidden_datasets   refuse to hide a dataset      location       a folder, and a split in it
+    open_index        open the index of a dataset       download       fetch and check a shard
+    index_parser      parse an index to a table         codecs         compression of shards
+    index             check entries of the index        hashes         hashes in an index
+    shard_table       the shards as columns             fingerprints   compare datasets on resume
+    dataset           a dataset, and a corpus           writer         samples to a shard's bytes
+    shard             read samples                      not_a_dataset  explain a wrong location
+    shard_start       a shard's first samples           survey         a folder without an index
+    document_columns  columns of texts and token IDs    own_objects    names of our objects
 
 The format is MosaicML Streaming's (`streaming/base/format/mds`). Tests check that `writer` produces
 the same bytes as its `MDSWriter`, except for a hash that it adds to the index (`hashes`). All input

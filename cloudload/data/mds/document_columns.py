@@ -1,4 +1,15 @@
-"""Check the columns that hold documents, as text or as token IDs, before a run starts.
+"""Read token IDs from columns of pre-tokenized samples, many at a time.
+
+encoding              value of a sample               dtype of the IDs
+bytes                 IDs                             not stored, so the user passes it
+ndarray:uint16:2048   IDs                             in the encoding
+ndarray:uint16        shape, IDs                      in the encoding
+ndarray               dtype, shape, IDs               in each sample
+json                  a list of integers              int64
+
+shape   a byte with the number of axes and the width of a length, then the length of each axis
+
+Check the columns that hold documents, as text or as token IDs, before a run starts.
 
 text          str, bytes
 token IDs     bytes, ndarray, ndarray:uint16, ndarray:uint16:2048, json
@@ -6,16 +17,20 @@ token IDs     bytes, ndarray, ndarray:uint16, ndarray:uint16:2048, json
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping
-from typing import Literal, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from cloudload.data.mds.dataset import Dataset
 from cloudload.data.mds.index import Column
+from cloudload.data.mds.shard import Shard
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import DatasetError
+from cloudload.system.arrays import Ints
 
 TokenDtype = Literal["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
 TOKEN_DTYPES = get_args(TokenDtype)
@@ -127,3 +142,156 @@ def _check_encoding(where: str, column: Column, dtype: str | None) -> None:
             f"{where} has the encoding {encoding}, but its index lists {column.bytes} bytes per "
             f"sample, not {shape_bytes}. Write the dataset again"
         )
+
+
+_DTYPES_BY_CODE = {
+    **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16"},
+    **{32: "uint32", 33: "int32", 64: "uint64", 65: "int64"},
+}
+"""The integer dtype of a value with the encoding `ndarray`, by the value's first byte."""
+
+Dtype = np.dtype[Any]
+
+
+class RawIds(NamedTuple):
+    """The token IDs of those samples of a shard that have the same dtype."""
+
+    places: Ints
+    """The samples' indices in the list of requested samples: int64 [samples]."""
+    values: list[memoryview]
+    """The bytes of each sample's IDs. Unless they come from JSON, they are views of the shard."""
+    dtype: Dtype
+
+
+@dataclass(frozen=True)
+class TokenColumn:
+    """The column of token IDs of a shard."""
+
+    index: int
+    name: str
+    dtype: Dtype | None
+    """The dtype of the IDs; None for JSON, and if each sample states its own dtype."""
+    has_shape: bool
+    """Whether each value begins with its shape."""
+    is_json: bool = False
+
+    def read(self, shard: Shard, samples: Ints) -> Iterator[RawIds]:
+        """Find the IDs of `samples`, which are indices in the shard: int64 [samples].
+
+        Yields one item for each dtype. Raises `DatasetError` if a sample is damaged or does not
+        match its encoding.
+        """
+        data = shard.data
+        starts, stops = shard.find_values(samples, self.index)
+        places = np.arange(len(samples))
+        if self.is_json:
+            values = [
+                _parse_list(shard, sample, self.name, data[start:stop])
+                for sample, start, stop in zip(
+                    samples.tolist(), starts.tolist(), stops.tolist(), strict=True
+                )
+            ]
+            yield RawIds(places, values, np.dtype("<i8"))
+            return
+        for dtype, chosen in self._group_by_dtype(shard, samples, starts, stops):
+            firsts = starts[chosen] + (self.dtype is None)
+            if self.has_shape:
+                firsts = _skip_shapes(shard, samples[chosen], firsts, stops[chosen], dtype)
+            sizes = stops[chosen] - firsts
+            if (odd := np.flatnonzero(sizes % dtype.itemsize)).size:
+                self._refuse_size(shard, int(samples[chosen][odd[0]]), int(sizes[odd[0]]), dtype)
+            pairs = zip(firsts.tolist(), stops[chosen].tolist(), strict=True)
+            yield RawIds(places[chosen], [data[start:stop] for start, stop in pairs], dtype)
+
+    def _group_by_dtype(
+        self, shard: Shard, samples: Ints, starts: Ints, stops: Ints
+    ) -> Iterator[tuple[Dtype, slice | Ints]]:
+        if self.dtype is not None:
+            yield self.dtype, slice(None)
+            return
+        if (empty := np.flatnonzero(starts == stops)).size:
+            raise _no_array(shard, int(samples[empty[0]]), "the value is empty")
+        codes = np.frombuffer(shard.data, np.uint8)[starts]
+        for code in np.unique(codes).tolist():
+            own = np.flatnonzero(codes == code)
+            if code not in _DTYPES_BY_CODE:
+                reason = f"its dtype has the code {code}, which is not the code of an integer type"
+                raise _no_array(shard, int(samples[own[0]]), reason)
+            yield _little(_DTYPES_BY_CODE[code]), own
+
+    def _refuse_size(self, shard: Shard, sample: int, size: int, dtype: Dtype) -> None:
+        raise DatasetError(
+            f"{shard.where(sample)} has {size:,} bytes of token IDs in column {self.name!r}, which "
+            f"is not a multiple of {dtype.itemsize}, the size of {dtype.name}. Correct "
+            f"tokens_dtype. {FIND_DTYPE}"
+        )
+
+
+def open_token_column(shard: Shard, name: str, dtype: str | None) -> TokenColumn:
+    """Find the column `name` of a shard; `dtype` is the dtype of a `bytes` column.
+
+    The columns must have passed `check_token_column`.
+    """
+    index = shard.column_index(name)
+    encoding = shard.info.columns[index].encoding
+    if encoding == "json":
+        return TokenColumn(index, name, None, has_shape=False, is_json=True)
+    if encoding == "bytes":
+        assert dtype is not None
+        return TokenColumn(index, name, _little(dtype), has_shape=False)
+    _, _, rest = encoding.partition(":")
+    own, _, shape = rest.partition(":")
+    return TokenColumn(index, name, _little(own) if own else None, has_shape=not shape)
+
+
+def _little(dtype: str) -> Dtype:
+    return np.dtype(dtype).newbyteorder("<")
+
+
+def _skip_shapes(shard: Shard, samples: Ints, starts: Ints, stops: Ints, dtype: Dtype) -> Ints:
+    """The start of each value's IDs, after its shape: int64 [samples]."""
+    if (empty := np.flatnonzero(starts >= stops)).size:
+        raise _no_array(shard, int(samples[empty[0]]), "the value has no shape")
+    data = np.frombuffer(shard.data, np.uint8)
+    heads = data[starts]
+    firsts = np.empty_like(starts)
+    for head in np.unique(heads).tolist():
+        own = np.flatnonzero(heads == head)
+        num_axes, width = head >> 2, 1 << (head & 3)
+        firsts[own] = starts[own] + 1 + num_axes * width
+        counts = np.ones(len(own), np.float64)
+        fits = firsts[own] <= stops[own]
+        if num_axes and fits.all():
+            at = starts[own][:, None] + 1 + np.arange(num_axes * width)
+            lengths = data[at].view(f"<u{width}").astype(np.float64)
+            counts = lengths.prod(axis=1)
+        fits &= counts * dtype.itemsize == stops[own] - firsts[own]
+        if not fits.all():
+            place = own[np.flatnonzero(~fits)[0]]
+            raise _no_array(
+                shard,
+                int(samples[place]),
+                f"its shape does not match its number of {dtype.name} values",
+            )
+    return firsts
+
+
+def _parse_list(shard: Shard, sample: int, name: str, data: memoryview) -> memoryview:
+    try:
+        found = json.loads(bytes(data))
+        ids = np.array(found, None if found else np.int64) if isinstance(found, list) else None
+        if ids is None or ids.ndim != 1 or ids.dtype.kind != "i":
+            raise ValueError("the value is not a list of integers")
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(
+            f"{shard.where(sample)} has no list of token IDs in the JSON column {name!r} "
+            f"({str(error)[:200]}). Write the dataset again"
+        ) from error
+    return ids.astype("<i8").data.cast("B")
+
+
+def _no_array(shard: Shard, sample: int, reason: str) -> DatasetError:
+    return DatasetError(
+        f"{shard.where(sample)} does not contain a valid array of integers, because {reason}. "
+        "Write the dataset again"
+    )

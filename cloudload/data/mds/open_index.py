@@ -31,7 +31,6 @@ from cloudload._version import __version__
 from cloudload.data.mds.fingerprints import DATA, INDEX, SUFFIX, fingerprint
 from cloudload.data.mds.index import INDEX_NAME, MOST_INDEX_BYTES
 from cloudload.data.mds.index_parser import parse_index
-from cloudload.data.mds.location import Location
 from cloudload.data.mds.not_a_dataset import (
     advise_on_hub_name,
     explain_hub_name,
@@ -39,6 +38,7 @@ from cloudload.data.mds.not_a_dataset import (
 )
 from cloudload.data.mds.shard_table import ShardTable, map_table
 from cloudload.data.storage.base import Retry
+from cloudload.data.storage.locations import Location
 from cloudload.data.storage.nearby import raise_if_nothing
 from cloudload.data.storage.objects import name_endpoint, read_object_version
 from cloudload.data.storage.redaction import redact
@@ -47,7 +47,7 @@ from cloudload.data.storage.versions import Version
 from cloudload.errors import DatasetError, StoreError
 from cloudload.system.array_files import make_own_folder
 from cloudload.system.file_locks import locked, remove_orphans
-from cloudload.system.network_folders import network_type
+from cloudload.system.machine import network_type
 from cloudload.system.temp_files import lock_path, make_folder
 from cloudload.system.verified_files import mark_used
 

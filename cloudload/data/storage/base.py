@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import FailureKind
-from cloudload.system.option_docs import explained
-from cloudload.system.option_names import suggests_fields
+from cloudload.system.option_help import explained, suggests_fields
 
 CHUNK_BYTES = 1 << 16  # small, so that even a slow connection delivers a chunk within `timeout_s`
 

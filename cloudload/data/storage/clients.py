@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import FailureKind, StoreError
-from cloudload.system.daemon_threads import settle
+from cloudload.system.threads import settle
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -17,9 +18,26 @@ from cloudload.data.storage.urls import (
     BUCKET_SCHEMES,
     SCHEME_ALIASES,
     is_local,
+    join_url,
     local_path,
     scheme_of,
 )
+
+
+@dataclass(frozen=True)
+class Location:
+    """The location of a dataset, as its user wrote it.
+
+    For example, `Location("s3://bucket/corpus", "train").url` is `"s3://bucket/corpus/train"`.
+    """
+
+    remote: str
+    split: str | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL of the folder that contains `index.json`."""
+        return join_url(self.remote, self.split or "").rstrip("/")
 
 
 def same_or_inside(inner: str, outer: str) -> bool:

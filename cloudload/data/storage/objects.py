@@ -15,12 +15,17 @@ deadline. Each read that uses the network is limited to `Retry.timeout_s`.
 If a request fails, every function raises `StoreError`, with a `FailureKind` as its `kind`. Reads
 from an open stream raise the client's errors instead. If the target of a download cannot be written
 to, for instance because the disk is full, the target's `OSError` is raised.
+
+The backend of each URL scheme. Schemes that are not listed here use fsspec.
+
+`docs/contributing/architecture.md` explains how to add a store.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -28,10 +33,14 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from cloudload.data.storage.base import CHUNK_BYTES, Retry, StoredObject, Wanted
+from cloudload.data.storage.base import CHUNK_BYTES, Backend, Retry, StoredObject, Wanted
+from cloudload.data.storage.fsspec import FsspecStore
+from cloudload.data.storage.gcs import GCSStore
 from cloudload.data.storage.local import LocalStore
-from cloudload.data.storage.registry import backend_of
 from cloudload.data.storage.retries import TargetError, Watch, retrying
+from cloudload.data.storage.s3 import GCSByHMAC, S3Store
+from cloudload.data.storage.streaming import STREAMING_ONLY, StreamingStore
+from cloudload.data.storage.urls import scheme_of
 from cloudload.data.storage.versions import UNKNOWN, Version
 from cloudload.errors import StoreError
 from cloudload.system.temp_files import scratch_file
@@ -283,3 +292,28 @@ def peek_folder(url: str, retry: Retry | None = None) -> list[str]:
         return list(islice(backend.peek(url, retry), MOST_PEEKED))
 
     return sorted(retrying("list", url, backend, retry, attempt))
+
+
+def _make_gcs() -> Backend:
+    return GCSByHMAC() if "GCS_KEY" in os.environ and "GCS_SECRET" in os.environ else GCSStore()
+
+
+_BACKENDS: dict[str, Callable[[], Backend]] = {
+    "file": LocalStore,
+    "s3": S3Store,
+    "gs": _make_gcs,
+    **dict.fromkeys(STREAMING_ONLY, StreamingStore),
+}
+
+_open: dict[tuple[int, str], Backend] = {}
+
+
+def backend_of(url: str) -> Backend:
+    """Return the backend of a URL's scheme, and create it on first use.
+
+    Each process creates its own backends, so a forked worker never uses an inherited connection.
+    """
+    scheme = scheme_of(url)
+    key = (os.getpid(), scheme)
+    # if several threads create a backend at the same time, keep the first
+    return _open.get(key) or _open.setdefault(key, _BACKENDS.get(scheme, FsspecStore)())

@@ -16,8 +16,8 @@ from cloudload.data.cache.counters import WorkerCounts
 from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.workers.block import Block
-from cloudload.loading.workers.block_sources import Blocks
-from cloudload.loading.workers.plan import NextPhase, Plan, SharedDocuments
+from cloudload.loading.workers.processes import Blocks
+from cloudload.loading.workers.worker_plan import NextPhase, Plan, SharedDocuments
 
 OpenBlocks = Callable[[Plan, WorkerCounts, threading.Event], Blocks]
 """Starts the workers of a plan, and repeatedly yields one block of each worker, until another

@@ -17,13 +17,12 @@ from cloudload.loading.delivery.working_set import (
     open_current_orders,
 )
 from cloudload.loading.delivery.world import World
-from cloudload.loading.workers.plan import Mixed, Plan
+from cloudload.loading.workers.worker_plan import Mixed, Plan
 from cloudload.order.mixture import Weights
 from cloudload.run.recipe import FAIR_FIELD
 from cloudload.stats import MEASURED_S, DeliveryStats
 from cloudload.system.arrays import NEVER
-from cloudload.system.html_tables import render_table
-from cloudload.system.text_tables import list_values
+from cloudload.system.reports import list_values, render_table
 
 GIVEN, DATA, STATE, DEFAULT = "given", "from the data", "from the state", "default"
 DERIVED, MEASURED = "from batch_size and ranks", "measured"

@@ -17,8 +17,8 @@ from cloudload.config.delivery import DeliveryConfig
 from cloudload.data.cache.counters import WorkerCounts
 from cloudload.loading.delivery.exchange import DistributedExchange, Exchange
 from cloudload.loading.delivery.world import World, find_world, is_first_process
-from cloudload.loading.workers.block_sources import Blocks, inline_blocks, process_blocks
-from cloudload.loading.workers.plan import Plan
+from cloudload.loading.workers.processes import Blocks, inline_blocks, process_blocks
+from cloudload.loading.workers.worker_plan import Plan
 
 
 class Environment:

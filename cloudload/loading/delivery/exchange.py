@@ -30,8 +30,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cloudload.errors import RanksDisagreeError
-from cloudload.loading.delivery.agreement import advise_on_difference, differ_in_found_lengths
-from cloudload.loading.delivery.gather import Gather, wait_for_all
+from cloudload.loading.delivery.all_gather import Gather, wait_for_all
+from cloudload.loading.delivery.rank_checks import advise_on_difference, differ_in_found_lengths
 from cloudload.loading.delivery.world import World
 from cloudload.system.activity import doing
 from cloudload.system.arrays import Ints

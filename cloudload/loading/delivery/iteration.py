@@ -41,24 +41,26 @@ import numpy as np
 
 from cloudload.errors import WorkerError
 from cloudload.loading.batch import Batch
-from cloudload.loading.delivery import tail_exchange
+from cloudload.loading.delivery import tail_sharing
 from cloudload.loading.delivery.block_stream import BlockStream, OpenBlocks
 from cloudload.loading.delivery.collate import join_blocks
 from cloudload.loading.delivery.exchange import Exchange
-from cloudload.loading.delivery.known_lanes import KnownLanes, check_not_dry, start_check
 from cloudload.loading.delivery.progress import (
     Joined,
+    KnownLanes,
     Report,
     Update,
     Window,
+    check_not_dry,
     merge_reports,
     move_lanes,
     report_batch,
+    start_check,
 )
 from cloudload.loading.delivery.run_log import RunLog
 from cloudload.loading.delivery.start_log import StartLog
 from cloudload.loading.delivery.tail_sharing import share_documents
-from cloudload.loading.workers.plan import Foreseen, InTail, Measuring, Mixed, Phase, Plan
+from cloudload.loading.workers.worker_plan import Foreseen, InTail, Measuring, Mixed, Phase, Plan
 from cloudload.rows.packing.tail import next_stages
 from cloudload.run.position import LaneLog, Position, join_ranges
 from cloudload.stats import TOKENS
@@ -105,7 +107,7 @@ class Iteration(Iterator[Batch]):
         self._failure: Exception | None = None
         self._wait_log = log.wait_log
         self._wait_log.restart()
-        self._lanes_end = tail_exchange.find_lanes_end(plan)
+        self._lanes_end = tail_sharing.find_lanes_end(plan)
         """The position at which the lanes ended, once the tail is packed. Cursors stay there."""
         self._discarded_tokens = 0
         """The number of tokens before the dry row in the discarded batch: those of this rank, or,
@@ -314,10 +316,10 @@ class Iteration(Iterator[Batch]):
         if plan.lengths is None:
             self._blocks.open(plan)
             self._blocks.advance()
-        message = tail_exchange.join_sizes(plan, self._blocks.current, self._discarded_tokens)
+        message = tail_sharing.join_sizes(plan, self._blocks.current, self._discarded_tokens)
         messages = self._exchange.start(message)()
-        tail = tail_exchange.pack_rest(plan, self._position.tail or (), messages)
-        self._lanes_end, self._discarded_tokens = plan.position, tail_exchange.sum_tokens(messages)
+        tail = tail_sharing.pack_rest(plan, self._position.tail or (), messages)
+        self._lanes_end, self._discarded_tokens = plan.position, tail_sharing.sum_tokens(messages)
         self._continue_in(InTail(plan.phase.start, tail))
 
     def _continue_in(self, phase: Phase) -> None:
@@ -334,7 +336,7 @@ class Iteration(Iterator[Batch]):
         if isinstance(plan.phase, Mixed):
             self._end_mixture(plan)
             return
-        self._log.record_end(*tail_exchange.count_rest(plan, position, self._discarded_tokens))
+        self._log.record_end(*tail_sharing.count_rest(plan, position, self._discarded_tokens))
         self.close()
 
     def _end_mixture(self, plan: Plan) -> None:

@@ -28,7 +28,7 @@ from cloudload.rows.tokenization.loading import start_loading
 from cloudload.run.lengths.files import CountedDataset
 from cloudload.run.lengths.open import find_lengths
 from cloudload.run.recipe import Recipe, open_recipe, open_tokenizer
-from cloudload.run.streaming.objects import adopt_streaming
+from cloudload.run.streaming.arguments import adopt_streaming
 from cloudload.system.activity import Wait, doing
 from cloudload.system.garbage import paused_collection
 

@@ -14,14 +14,13 @@ from dataclasses import replace
 
 from cloudload.config.choices import HF
 from cloudload.data.cache.folder import open_cache_folder
-from cloudload.loading.delivery.agreement import check_can_end
 from cloudload.loading.delivery.exchange import Exchange
-from cloudload.loading.delivery.known_lanes import KnownLanes
+from cloudload.loading.delivery.progress import KnownLanes
+from cloudload.loading.delivery.rank_checks import check_can_end
 from cloudload.loading.delivery.working_set import check_cache_limit, open_current_orders
 from cloudload.loading.delivery.world import count_cores, default_num_workers, explain_lone_rank
-from cloudload.loading.session.current_run import CurrentRun
-from cloudload.loading.session.membership import Membership
-from cloudload.loading.workers.plan import Foreseen, Measuring, Mixed, Phase, Plan, Steady
+from cloudload.loading.session.current_run import CurrentRun, Membership
+from cloudload.loading.workers.worker_plan import Foreseen, Measuring, Mixed, Phase, Plan, Steady
 from cloudload.rows.tokenization.backend import Choice
 from cloudload.run.recipe import Recipe
 

@@ -1,8 +1,8 @@
 """Turn documents into blocks, in worker processes.
 
-    Plan ─► worker ─► lane_reader: documents ─► packers ─► CutRows ─────► block.Pieces
+    plan ─► worker ─► lane_reader: documents ─► packers ─► CutRows ─────► block.Pieces
                  └──► tail_reader: the end of a finite run ──────────────────┘   │
-                          copies tokens into rows, once: packing.rows.fill_rows  ▼
+                          copies tokens into rows, once: packing.fill.fill_rows  ▼
     trainer ◄── transport.unpack_block ◄── PackedBlock, in shared memory ◄── block.Block
 
 The types that carry rows, from documents to a batch:
@@ -18,15 +18,18 @@ The types that carry rows, from documents to a batch:
 
 The modules:
 
-    plan             a rank's work, and its phases   document_reader  texts or IDs of samples
-    block_sources    blocks of all workers           kept_documents   a tail's documents, in memory
-    processes        start and stop processes
-    worker_main      what a process runs             bad_documents    errors to skip
-    worker           make blocks                     prefetch         fetch shards ahead of use
-    lane_reader      documents to fill rows          block            rows of several batches
-    row_reader       documents of any rows           transport        blocks in shared memory
-    dealt_rows       rows of an uneven world         trace            find the documents of rows
-    tail_reader      the end of a finite run         length_check     check lengths first
-    documents        find, fetch, tokenize           text_check       warn if it is not text
-    found_documents  which samples lanes read        work_pickles     send work without fork
+    worker_plan      a rank's work, and its phases
+    processes        start processes, take their blocks
+    worker_main      what a process runs
+    worker           make blocks
+    lane_reader      documents to fill rows
+    row_reader       documents of any rows
+    tail_reader      the end of a finite run
+    documents        find, fetch, tokenize
+    document_reader  texts or IDs of samples
+    bad_documents    errors to skip, texts to warn of
+    prefetch         fetch shards ahead of use
+    block            rows of several batches
+    transport        blocks in shared memory
+    trace            find the documents of rows
 """

@@ -15,11 +15,10 @@ import numpy as np
 
 from cloudload.config.choices import SKIP
 from cloudload.config.transform import show_function
+from cloudload.data.mds.document_columns import open_token_column
 from cloudload.data.mds.shard import SKIP_ADVICE, BadDocumentError, Shard
-from cloudload.data.mds.token_columns import open_token_column
 from cloudload.errors import DatasetError
-from cloudload.loading.workers.bad_documents import find_foreign_cause
-from cloudload.loading.workers.text_check import TextCheck
+from cloudload.loading.workers.bad_documents import TextCheck, find_foreign_cause
 from cloudload.run.recipe import Recipe
 from cloudload.stats import FETCH, READ_SHARDS, TRANSFORM
 from cloudload.system.activity import doing

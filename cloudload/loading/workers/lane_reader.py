@@ -14,10 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from cloudload.errors import DatasetError
-from cloudload.loading.workers.documents import LaneDocuments
-from cloudload.loading.workers.found_documents import FoundDocuments
-from cloudload.loading.workers.plan import Plan
+from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.loading.workers.prefetch import Prefetcher
+from cloudload.loading.workers.worker_plan import Plan
 from cloudload.rows.packing.best_fit_lanes import BestFitLanes
 from cloudload.rows.packing.concat_lanes import ConcatLanes
 from cloudload.rows.packing.lane_packer import CutRows, LaneRows, PackerLanes

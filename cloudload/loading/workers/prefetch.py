@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloudload.loading.workers.documents import LaneDocuments
-from cloudload.loading.workers.found_documents import FoundDocuments
-from cloudload.loading.workers.plan import Plan
+from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
+from cloudload.loading.workers.worker_plan import Plan
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.system.arrays import Ints, count_within
 

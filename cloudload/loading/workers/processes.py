@@ -8,6 +8,12 @@ when the socket closes, or when it checks the process, so it never waits for a d
 worker is not forked, the trainer also sends the plan over the socket. `multiprocessing` would write
 the plan to a pipe and keep both ends open, and would wait forever if the worker died before it read
 the plan.
+
+Yield one block from each worker repeatedly, from workers in this process or in others.
+
+worker 0    [batch 0] [batches 1 and 2] [batches 3 to 6] …
+worker 1    [batch 0] [batches 1 and 2] [batches 3 to 6] …
+items          first      second             third
 """
 
 from __future__ import annotations
@@ -20,25 +26,93 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from multiprocessing import process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from cloudload.data.cache.counters import WorkerCounts
 from cloudload.data.cache.folder import sweep
 from cloudload.errors import CloudloadError, WorkerError
-from cloudload.loading.workers.plan import NextPhase, Plan
-from cloudload.loading.workers.transport import PackedBlock
-from cloudload.loading.workers.work_pickles import send_work
-from cloudload.loading.workers.worker_main import FREE, HALT, HALTED, Failed, Memory, work
+from cloudload.loading.workers.block import Block, add_reports
+from cloudload.loading.workers.transport import PackedBlock, unpack_block
+from cloudload.loading.workers.worker import Worker
+from cloudload.loading.workers.worker_main import (
+    FREE,
+    HALT,
+    HALTED,
+    Failed,
+    Memory,
+    send_work,
+    work,
+)
+from cloudload.loading.workers.worker_plan import NextPhase, Plan
 from cloudload.rows.tokenization.loading import preload
+from cloudload.stats import PACK
 from cloudload.system.activity import doing
-from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
+from cloudload.system.child_processes import GUARD_ADVICE, find_missing_script
 from cloudload.system.parent_watch import SIGTERM_STATUS
+from cloudload.system.stage_times import stopwatch
 from cloudload.system.temp_files import ProcessEndsError
 
 logger = logging.getLogger("cloudload.workers")
+Blocks = Generator[list[Block], NextPhase | None, None]
+"""A generator that repeatedly yields one block from each worker.
+
+Sending it a `NextPhase` ends the current phase and drops its remaining blocks. The generator then
+yields the first blocks of the next phase."""
+
+
+def inline_blocks(plan: Plan, counts: WorkerCounts) -> Blocks:
+    """Yield blocks from workers that run in this process."""
+    numbers = range(plan.num_workers)
+    with contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(contextlib.closing(Worker(plan, number, counts.of(number))))
+            for number in numbers
+        ]
+        while True:
+            streams, change = [worker.read_blocks(plan) for worker in workers], None
+            while change is None:
+                with stopwatch(counts.times(0), PACK):
+                    blocks = [next(stream) for stream in streams]
+                counts.tokens(0)[0] += sum(block.num_tokens for block in blocks)
+                change = yield blocks
+            plan = plan.enter(change)
+            for number, worker in enumerate(workers):
+                worker.receive(plan.part_of(change, number))
+
+
+def process_blocks(plan: Plan, counts: WorkerCounts, closing: threading.Event) -> Blocks:
+    """Yield blocks from worker processes, which run ahead of the training loop.
+
+    The tokens of a block are valid until the next blocks are requested. Once another thread sets
+    `closing`, a request that waits for blocks raises `WorkerError`.
+    """
+    memory = Memory.of(plan, counts)
+    with running_workers(plan, memory, closing) as workers:
+        dropped: list[list[Block]] = [[] for _ in workers]
+        while True:
+            received = [unpack_block(worker.receive(), memory.blocks) for worker in workers]
+            change = yield list(map(add_reports, received, dropped))
+            dropped = [[] for _ in workers]
+            if change is not None:
+                plan = plan.enter(change)
+                dropped = _halt(workers, memory)
+                for number, worker in enumerate(workers):
+                    worker.enter(plan.part_of(change, number))
+
+
+def _halt(workers: Sequence[WorkerProcess], memory: Memory) -> list[list[Block]]:
+    """Wait until workers have halted. Return the dropped blocks of each worker."""
+    for worker in workers:
+        worker.ask_to_halt()
+    return [
+        [unpack_block(block, memory.blocks) for block in worker.await_halt()] for worker in workers
+    ]
+
+
 # starting an interpreter and importing torch takes several seconds
 _START_GRACE_S = 25.0
 _STARTS, _START_S, _END_S, _LOOK_EVERY_S, _SWEEP_S = 3, 60.0, 8.0, 1.0, 1.0

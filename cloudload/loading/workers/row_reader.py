@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudload.loading.workers.block import Pieces
-from cloudload.loading.workers.documents import LaneDocuments
-from cloudload.loading.workers.found_documents import FoundDocuments
+from cloudload.loading.workers.documents import FoundDocuments, LaneDocuments
 from cloudload.rows.packing.lane_packer import copy_tokens
 from cloudload.rows.packing.tables import (
     BASE,

@@ -15,15 +15,19 @@ import numpy as np
 from cloudload.data.cache.shard_cache import ShardCache
 from cloudload.data.mds.shard import ID_KEY, BadDocumentError
 from cloudload.loading.workers.document_reader import DocumentReader
-from cloudload.loading.workers.documents import LaneDocuments, open_cache, open_documents
-from cloudload.loading.workers.found_documents import FoundDocuments
-from cloudload.loading.workers.plan import Plan
-from cloudload.rows.packing.rows import Framing, fill_rows
+from cloudload.loading.workers.documents import (
+    FoundDocuments,
+    LaneDocuments,
+    open_cache,
+    open_documents,
+)
+from cloudload.loading.workers.worker_plan import Plan
+from cloudload.rows.packing.fill import Framing, fill_rows
 from cloudload.rows.packing.tables import COUNT, SIZE
 from cloudload.stats import EMPTY, FILTERED
 from cloudload.system.arrays import Ints, Tokens
-from cloudload.system.html_tables import render_table, shorten_text
-from cloudload.system.spares import Spares
+from cloudload.system.reports import render_table, shorten_text
+from cloudload.system.threads import Spares
 
 
 @dataclass(frozen=True)

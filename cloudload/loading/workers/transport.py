@@ -14,7 +14,7 @@ import numpy as np
 
 from cloudload.data.cache.counters import FirstFetch
 from cloudload.loading.workers.block import Block
-from cloudload.loading.workers.plan import Plan
+from cloudload.loading.workers.worker_plan import Plan
 from cloudload.rows.packing.residue import split_residues
 from cloudload.rows.packing.tables import NUM_CURSOR_COLUMNS, SPAN_COLUMNS
 from cloudload.stats import COUNTS, Traffic

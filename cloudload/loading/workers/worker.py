@@ -5,26 +5,56 @@
 A worker owns a share of the rank's lanes. Its blocks cover every batch, even batches in which it
 has no row. It reads, tokenizes and packs the documents of several batches together, and yields
 their rows as one block.
+
+Read the rows dealt to a worker, in a world whose size does not divide the number of lanes.
+
+    rows of own lanes ────┐
+    rows of other lanes ──┴─► pieces, from token lengths ─► documents ─► Pieces
+
+Most rows belong to the worker's own lanes, whose documents it reads only once. If a row of another
+worker contains a part of such a document, that worker also reads the document.
+
+Check a sample of the token lengths before a run relies on the lengths of unread documents.
+
+    groups of shards ─► up to 16 ─► a shard of each ─► its first samples ─► lengths compared
+
+A seek jumps over documents, so a wrong length among them would move every later row. A document
+that is read is always compared with its length. The choice of the sample depends only on the data.
+Only the bytes of a shard's first 4 documents are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 
 import numpy as np
 
-from cloudload.errors import StreamChangedError
+from cloudload.data.mds.dataset import Corpus
+from cloudload.data.mds.shard import Shard
+from cloudload.data.mds.shard_start import open_shard_start
+from cloudload.data.storage.base import Retry
+from cloudload.errors import StoreError, StreamChangedError
 from cloudload.loading.workers.block import Block, BlockBuilder, Pieces
-from cloudload.loading.workers.dealt_rows import DealtRows
-from cloudload.loading.workers.documents import open_cache, open_documents
-from cloudload.loading.workers.lane_reader import LaneReader
-from cloudload.loading.workers.length_check import check_some_lengths
-from cloudload.loading.workers.plan import Measuring, Mixed, NextPhase, Plan, Sharing
+from cloudload.loading.workers.document_reader import DocumentReader
+from cloudload.loading.workers.documents import (
+    FoundDocuments,
+    LaneDocuments,
+    open_cache,
+    open_documents,
+)
+from cloudload.loading.workers.lane_reader import LaneReader, find_ends
+from cloudload.loading.workers.prefetch import Prefetcher
+from cloudload.loading.workers.row_reader import RowReader
 from cloudload.loading.workers.tail_reader import RowOfTail, TailReader
-from cloudload.rows.packing.rows import Framing, fill_rows, list_spans, row_lengths
-from cloudload.rows.packing.tables import PIECE_ROW
-from cloudload.run.lengths.mixture_ending import MixtureTails
+from cloudload.loading.workers.worker_plan import Measuring, Mixed, NextPhase, Plan, Sharing
+from cloudload.rows.packing.fill import Framing, fill_rows, list_spans, row_lengths
+from cloudload.rows.packing.tables import CURSOR_ORDINAL, NUM_CURSOR_COLUMNS, PIECE_ROW
+from cloudload.run.lengths.ending import MixtureTails
+from cloudload.run.lengths.index import LengthsKey, cut_groups
+from cloudload.run.lengths.row_finder import RowFinder
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.system.arrays import NEVER, Ints, Tokens, count_within
 
@@ -244,3 +274,102 @@ class _Rows:
         dry = block.rows[block_rows[~is_cut]]
         self._first_dry = min(self._first_dry, int(dry.min(initial=NEVER)))
         return Pieces(cut.table, cut.buffers, block.take(cut, block_rows[is_cut]))
+
+
+class DealtRows:
+    """Reads the rows before the tail that are dealt to a worker. The plan must have lengths."""
+
+    def __init__(self, plan: Plan, worker: int, documents: LaneDocuments) -> None:
+        assert plan.lengths is not None
+        lengths = RunLengths(plan.recipe, plan.cache_root, plan.lengths)
+        self._finder = RowFinder(lengths, plan.position)
+        cursors = plan.position.cursors.reshape(-1, NUM_CURSOR_COLUMNS)
+        self._next_ordinals = cursors[:, CURSOR_ORDINAL].copy()
+        self._prefetcher = Prefetcher(plan, worker, documents, self._next_ordinals, find_ends(plan))
+        own = np.zeros(plan.num_lanes, np.bool_)
+        own[plan.own_lanes(worker)] = True
+        self._reader = RowReader(
+            documents,
+            plan.position,
+            prefetch=self._prefetch,
+            own_lanes=np.tile(own, len(plan.recipe.components)),
+            cuts=plan.recipe.packing.cuts,
+        )
+        self._is_awaited = True
+
+    def read(self, rows: Ints, *, is_awaited: bool) -> Pieces:
+        """Read the documents of `rows` (int64 [rows]). `is_awaited` is as for `Prefetcher.fetch`.
+
+        Raises the errors of `RowFinder.find` and `RowReader.read`.
+        """
+        self._is_awaited = is_awaited
+        return self._reader.read(self._finder.find_in_lanes(rows, np.arange(len(rows))))
+
+    def _prefetch(self, found: FoundDocuments) -> None:
+        np.maximum.at(self._next_ordinals, found.flat_lanes, found.ordinals)
+        self._prefetcher.fetch(found, is_awaited=self._is_awaited)
+        self._prefetcher.build_orders(found.flat_lanes)
+
+
+logger = logging.getLogger("cloudload.workers")
+_MOST_SHARDS, _SAMPLES_OF_SHARD = 16, 4
+
+
+def check_some_lengths(plan: Plan, documents: LaneDocuments) -> None:
+    """Compare the lengths of some documents of a plan's corpus with their texts.
+
+    Raises `DatasetError` if a length differs or a document cannot be read. If a store cannot be
+    reached, logs this and skips the remaining checks.
+    """
+    corpus, retry = plan.recipe.corpus, plan.delivery.retry
+    try:
+        for number, samples in choose_samples(corpus):
+            with _open_start(corpus, number, retry) as starts:
+                documents.compare(samples, DocumentReader(plan.recipe, starts))
+    except StoreError as error:
+        logger.info(
+            "token lengths were not checked before moving to the new position, because of a store "
+            "error: %s",
+            error,
+        )
+
+
+def choose_samples(corpus: Corpus) -> Iterator[tuple[int, Ints]]:
+    """Yield up to 16 shards to check, and the samples to check in each: int64 [samples]."""
+    groups = [
+        (stream, group)
+        for stream, dataset in enumerate(corpus.datasets)
+        for group in cut_groups(dataset.table, LengthsKey("", "", ""))
+        if group.samples
+    ]
+    first_shards = np.cumsum([0, *(len(dataset.shards) for dataset in corpus.datasets)])
+    chosen = np.unique(np.linspace(0, len(groups) - 1, _MOST_SHARDS).astype(np.int64))
+    for stream, group in (groups[place] for place in chosen.tolist()):
+        sizes = corpus.datasets[stream].table.samples
+        full = group.first + np.flatnonzero(sizes[group.first : group.stop])
+        within = int(full[int(group.digest, 16) % len(full)])
+        number = int(first_shards[stream]) + within
+        first = int(corpus.shard_starts[number])
+        yield number, np.arange(first, first + min(_SAMPLES_OF_SHARD, int(sizes[within])))
+
+
+class _ShardStart:
+    """A shard source for a `DocumentReader` that has only the start of one shard."""
+
+    def __init__(self, number: int, shard: Shard) -> None:
+        self._number, self._shard = number, shard
+
+    def shard(self, number: int) -> Shard:
+        """Return the shard, which is the only one available."""
+        assert number == self._number
+        return self._shard
+
+    def prefetch(self, numbers: Iterable[int]) -> None:
+        """Do nothing, because the shard is already open."""
+
+
+@contextlib.contextmanager
+def _open_start(corpus: Corpus, number: int, retry: Retry) -> Iterator[_ShardStart]:
+    dataset, info = corpus.find_shard(number)
+    with open_shard_start(dataset, info, _SAMPLES_OF_SHARD, retry) as shard:
+        yield _ShardStart(number, shard)

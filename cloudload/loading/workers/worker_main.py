@@ -4,6 +4,10 @@
     worker        block  block  block  block     halted                   block  block …
 
 When a worker halts, it discards the rows it has made, but keeps its shards, orders, and tokenizer.
+
+Send work to a process that was not forked, and receive it there.
+
+trainer ─► pickle: functions by name ─► socket ─► import the names, unpickle ─► worker
 """
 
 from __future__ import annotations
@@ -15,18 +19,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import Any, Final
 
 from cloudload.data.cache.counters import WorkerCounts
-from cloudload.errors import CloudloadError
-from cloudload.loading.workers.plan import Plan
+from cloudload.errors import CloudloadError, WorkerError
 from cloudload.loading.workers.transport import Slots, slot_bytes
-from cloudload.loading.workers.work_pickles import receive_work
 from cloudload.loading.workers.worker import Worker
+from cloudload.loading.workers.worker_plan import Plan
 from cloudload.stats import IDLE, PACK
 from cloudload.system.activity import published
+from cloudload.system.child_processes import send
 from cloudload.system.garbage import freeze_objects
-from cloudload.system.open_files import raise_open_file_limit
+from cloudload.system.machine import raise_open_file_limit
 from cloudload.system.parent_watch import exit_with_parent
 from cloudload.system.shared_memory import SharedMemoryRing
 from cloudload.system.stage_times import stage, stopwatch
@@ -157,3 +161,32 @@ class _Inbox:
         if self._connection.recv_bytes() == HALT:
             raise _HaltedError
         self.num_free += 1
+
+
+_ADVICE = (
+    "Workers that are not forked import the transform by its name. Define the transform at the top "
+    "level of a module (not as a lambda, in a notebook, or under `if __name__ == '__main__':`), or "
+    "pass start_method='fork'"
+)
+
+
+def send_work(connection: Connection, work: Any) -> None:
+    """Send work. Raises `WorkerError` if the work cannot be pickled, and any `CloudloadError` from
+    values that are computed during pickling, such as the position of lanes."""
+    try:
+        send(connection, work)
+    except (OSError, CloudloadError):  # these are not pickling errors
+        raise
+    except Exception as error:
+        raise WorkerError(f"cannot send work to a worker: {error}. {_ADVICE}") from error
+
+
+def receive_work(connection: Connection) -> Any:
+    """Receive work. Raises `WorkerError` if this process cannot unpickle it, for example because it
+    cannot import a name."""
+    try:
+        return connection.recv()
+    except (EOFError, OSError):  # these are errors of the connection, not of unpickling
+        raise
+    except Exception as error:
+        raise WorkerError(f"a worker cannot load its work: {error}. {_ADVICE}") from error

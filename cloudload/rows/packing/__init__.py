@@ -9,7 +9,7 @@
 
     tables          columns of all tables         best_fit_lane  its sequential part
     packers         reference packers, one lane   residue        spans not yet emitted, as bytes
-    lane_packer     packers of a worker's lanes   rows           pieces to tokens and spans
+    lane_packer     packers of a worker's lanes   fill           pieces to tokens and spans
     concat_lanes    vectorized `concat`           tail           the end of a finite run
     best_fit_lanes  vectorized `best_fit`
 

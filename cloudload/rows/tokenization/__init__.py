@@ -7,12 +7,13 @@
                                                    ▼
     each worker          DocumentTokenizer ─► encoders ─► IDs   a sample is compared with hf
 
-    tokenizer   `load_tokenizer`                        backend      choose hf or fastokens
-    document_tokenizer   `DocumentTokenizer`            features     what fastokens may get wrong
-    hub         tokenizers by name
-    loading     parse a tokenizer.json, once            probes       strings to compare both on
-    framing     bos and eos                             known        tokenizers known to pass
-    encoders    texts to IDs, in either backend         token_texts  the text of single tokens
+    tokenizer           `load_tokenizer`, by name or folder
+    document_tokenizer  `DocumentTokenizer`
+    loading             parse a tokenizer.json, once
+    framing             bos and eos
+    encoders            texts to IDs, in either backend
+    backend             choose hf or fastokens
+    probes              strings to compare both on
 
 Both backends produce the same IDs, so a run can resume with either one. Pre-tokenized data needs no
 backend, so its `TokenizerSpec` may have no tokenizer.

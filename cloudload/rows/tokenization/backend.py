@@ -10,22 +10,38 @@ For some tokenizers, fastokens silently produces different IDs. The feature chec
 known cases, and the later checks look for unknown ones. For a tokenizer in `known`, the only checks
 are the version, and whether fastokens can be imported. A loader chooses the backend when it is
 created, and passes the choice to its workers.
+
+Look up tokenizers that are known to pass every fastokens check, so nodes can skip the checks.
+
+    known_tokenizers.json    {checks, versions, and machine: {digest: name}}
+
+    "checks-2-fastokens-0.3.5-tokenizers-0.22.2-x86_64": {"<32 hex digits>": "gpt2", …}
+
+A digest is computed as for a kept result, and covers the whole tokenizer.json. The table is written
+by `scripts/know_tokenizers.py`, which compares all code points. Therefore an entry, unlike a kept
+result, does not depend on the version of Unicode. Workers still compare a sample of the IDs with hf
+during a run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import logging
+import platform
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cloudload.config.choices import FASTOKENS, HF, NO_BACKEND
 from cloudload.data.cache.kept_tokenizers import (
+    digest_of,
     keep,
     kept_path,
     learning,
@@ -34,11 +50,9 @@ from cloudload.data.cache.kept_tokenizers import (
 )
 from cloudload.errors import TokenizerError
 from cloudload.rows.tokenization.encoders import encode_flat, is_failure
-from cloudload.rows.tokenization.features import find_unsupported_feature
-from cloudload.rows.tokenization.known import is_known
 from cloudload.rows.tokenization.loading import keep_hf, load_fastokens, load_hf, make_hf
 from cloudload.rows.tokenization.probes import assigned_code_points, probes
-from cloudload.system.package_versions import package_version
+from cloudload.system.machine import package_version
 
 logger = logging.getLogger("cloudload.tokenizer")
 MEASURED_VERSIONS = ("0.3.5",)
@@ -292,3 +306,89 @@ def find_code_point_mismatch(text: str) -> str | None:
 
 def _around(point: int) -> str:
     return f"a{chr(point)}b {chr(point)}1\n{chr(point)}"
+
+
+TABLE_NAME = "known_tokenizers.json"
+
+
+def is_known(text: str, checked: Iterable[str]) -> bool:
+    """Whether the tokenizer.json `text` is known to pass on this CPU architecture.
+
+    `checked` are the names and versions of the checks and of the packages that they compare.
+    """
+    digests = read_table().get(conditions(checked))
+    return digests is not None and digest_of([text]) in digests
+
+
+def conditions(checked: Iterable[str]) -> str:
+    """The table's key for this CPU architecture and the versions `checked`; see `is_known`."""
+    return "-".join([*checked, platform.machine()])
+
+
+@functools.cache
+def read_table() -> Mapping[str, Mapping[str, str]]:
+    """Read the table: {conditions: {digest: tokenizer name}}. Empty if its file is missing."""
+    with contextlib.suppress(OSError):  # a program may be packaged without data files
+        text = files("cloudload.rows.tokenization").joinpath(TABLE_NAME).read_text("utf-8")
+        return cast("dict[str, dict[str, str]]", json.loads(text))
+    return {}
+
+
+def find_unsupported_feature(content: Mapping[str, Any]) -> str | None:
+    """Find a feature of a tokenizer.json for which fastokens may fail or give wrong IDs.
+
+    `content` is the parsed tokenizer.json. Returns a description of the first one found, or None.
+    """
+    model = content["model"]
+    if model.get("type") != "BPE":
+        return f"the tokenizer's model is {model.get('type')}, not BPE"
+    if model.get("dropout"):
+        return "the tokenizer's model has dropout"
+    if affixes := [
+        name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)
+    ]:
+        return f"the tokenizer's model has a {affixes[0]}"
+    return _check_added_tokens(content.get("added_tokens") or [], model["vocab"]) or _check_bytes(
+        content
+    )
+
+
+def _check_added_tokens(
+    tokens: Iterable[Mapping[str, Any]], vocabulary: Mapping[str, int]
+) -> str | None:
+    for token in tokens:
+        name, number = token["content"], token["id"]
+        if vocabulary.get(name, number) != number:
+            return (
+                f"the tokenizer's added token {name!r} has the ID {number}, but its ID in the "
+                f"vocabulary is {vocabulary[name]}"
+            )
+        if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]:
+            return f"the tokenizer's added token {name!r} has {flags[0]}"
+    return None
+
+
+def _check_bytes(content: Mapping[str, Any]) -> str | None:
+    model = content["model"]
+    if _has_byte_level(content.get("pre_tokenizer")) or _has_byte_level(content.get("normalizer")):
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        symbols = sorted(ByteLevel.alphabet())
+    elif model.get("byte_fallback"):
+        symbols = [f"<0x{byte:02X}>" for byte in range(256)]
+    else:
+        return "the tokenizer is not byte-level and does not fall back to bytes"
+    missing = [symbol for symbol in symbols if symbol not in model["vocab"]]
+    return (
+        f"the tokenizer's vocabulary is missing {len(missing)} of the 256 bytes, such as "
+        f"{missing[0]!r}"
+        if missing
+        else None
+    )
+
+
+def _has_byte_level(part: Any) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    inner = [*(part.get("pretokenizers") or ()), *(part.get("normalizers") or ())]
+    return part.get("type") == "ByteLevel" or any(map(_has_byte_level, inner))

@@ -11,15 +11,20 @@ on `seq_len`, the packing, bos, eos, `min_tokens`, the mixture or the world size
 every run. Lengths never change a row, a batch, a state or a statistic. They save work, and are
 required only for what must know rows in advance, such as a mixture whose streams end.
 
-    index         groups, and their index       mixture_search   the rows at which streams end
-    group_file    the file of a group           mixture_ending   the tails after these rows
-    key           what lengths depend on        best_fit_walker  `best_fit` lanes at a later row
-    files         read, verify, share           played_lanes     pack their lengths, without text
-    open          the lengths that a run uses   lane_marks       their saved states
-    sizes         sizes of a lane's documents   best_fit_rows    documents in rows of such lanes
-    tables        sums over lanes               row_finder       documents in any row
-    table_search  find units and sums           row_pieces       documents in rows of lanes
-    run_lengths   the positions of a run        occurrences      rows that contain a document
-    advance       lanes at a later row          working_set      shard bytes in use
-    ending        the end of a finite run
+    index                 groups, their index, their key
+    group_file            the file of a group
+    files                 read, verify, share
+    open                  the lengths that a run uses
+    sizes                 sizes of a lane's documents
+    tables                sums over lanes, and searches
+    run_lengths           the positions of a run
+    lane_walker           lanes at a later row
+    ending                the ends of finite runs
+    mixture_search        the rows where streams end
+    best_fit_walker       `best_fit` lanes at a later row
+    best_fit_simulation   pack lengths, without text
+    best_fit_checkpoints  saved states of that
+    row_finder            documents in any row
+    row_pieces            documents in rows of lanes
+    rows_of_document      rows that contain a document
 """

@@ -15,9 +15,9 @@ from cloudload.errors import StreamChangedError
 from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.residue import decode_residue, list_residue_spans
 from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL, CURSOR_SIZE
-from cloudload.run.lengths.advance import Advanced, Walker
-from cloudload.run.lengths.lane_marks import FORMAT, LaneMarks, LaneState
-from cloudload.run.lengths.played_lanes import PlayedLanes, Playing, explain_residue
+from cloudload.run.lengths.best_fit_checkpoints import FORMAT, LaneMarks, LaneState
+from cloudload.run.lengths.best_fit_simulation import PlayedLanes, Playing, explain_residue
+from cloudload.run.lengths.lane_walker import Advanced, Walker
 from cloudload.run.lengths.sizes import LaneSizes
 from cloudload.run.lengths.tables import LaneTables
 from cloudload.run.position import Residues

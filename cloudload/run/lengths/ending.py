@@ -2,26 +2,43 @@
 
 units left in each lane ─► first row that a lane cannot fill ─► sizes of the documents left
                                                                     └─► tail, packed when read
+
+Compute the rows of the tails of a mixture's streams, and the lanes at any row.
+
+    rows of stream b     b b b b b b b b b │ b b b b │        then its weight is 0
+    made from            its lanes         │ its tail │
+                                           └ the first row that its lane cannot fill
+
+The tail of a stream packs all tokens that remain in its lanes at that row, as if they were one
+lane. The mixture still decides which rows belong to the stream, so the tail does not change the
+shares.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cloudload.order.mixture import Mixture
+from cloudload.order.mixture_counts import Walk, count_rows
 from cloudload.rows.packing.tables import (
+    REMNANT_LANE,
+    REMNANT_ORDINAL,
     REMNANT_SIZE,
     SIZE_ABSENT,
     TAIL_REMNANT,
     TAIL_START,
     TAIL_STOP,
 )
-from cloudload.rows.packing.tail import Stages, Tail, counts_of_sizes
-from cloudload.run.position import LaneArrays
+from cloudload.rows.packing.tail import Stages, Tail, counts_of_sizes, next_stages
+from cloudload.run.lengths.lane_walker import Walker
+from cloudload.run.position import LaneArrays, Position, Residues
 from cloudload.run.recipe import Recipe
+from cloudload.run.run_tail import pack_component_tail
 from cloudload.stats import COUNTS, PADDING, TOKENS, TRUNCATED
-from cloudload.system.arrays import Ints
+from cloudload.system.arrays import NEVER, Flags, Ints
 
 
 @dataclass(frozen=True)
@@ -98,3 +115,201 @@ class TailCounts:
         if packing.cuts:
             cut_off = np.maximum(0, sizes - packing.seq_len)
             np.add.at(counts[:, TRUNCATED], streams, cut_off)
+
+
+_LISTED = 1 << 16
+
+
+@dataclass(frozen=True)
+class MixtureEnding:
+    """The ends of a mixture's streams, computed from a position. It can be pickled."""
+
+    mixture: Mixture
+    """The mixture, in which each stream has weight 0 after its end."""
+    start: int
+    """The row of the position."""
+    end: int
+    """The number of rows in the run; `NEVER` if it is endless."""
+    stream_ends: tuple[int, ...]
+    """The row after the last row of each stream; `NEVER` if the stream does not end."""
+    lane_ends: tuple[int, ...]
+    """The first row of each stream, from `start` on, that is in the stream's tail."""
+    cursors: Ints
+    """int64 [streams, lanes, 3]: the cursors at the position."""
+    residues: Residues | None
+    """Object array of bytes, [streams, lanes]: the residues at the position. None if the packing
+    has no residue."""
+    tails: tuple[Stages, ...]
+    """The stages of each stream's tail at the position; empty before its tail."""
+    ended: tuple[LaneArrays | None, ...] = ()
+    """Each stream's lanes at the row where its tail starts, as arrays with a single component. None
+    for a stream whose lanes at that row are not computed yet."""
+
+    def stages_of(self, component: int) -> Stages:
+        """The stages of a stream's tail at the position; empty before its tail."""
+        return self.tails[component] if self.tails else ()
+
+
+class MixtureTails:
+    """The tails of a mixture's streams, each packed when it is first needed.
+
+    `recipe` must have the mixture of `ending`. A tail's rows are indexed from 0.
+    """
+
+    def __init__(self, recipe: Recipe, walkers: Sequence[Walker], ending: MixtureEnding) -> None:
+        self.ending = ending
+        self._recipe, self._walkers = recipe, walkers
+        self._packed: dict[int, tuple[Tail, TailCounts]] = {}
+        self._ended: dict[int, LaneArrays] = {}
+
+    def is_in_tail(self, components: Ints, rows: Ints) -> Flags:
+        """Whether each row is in its stream's tail: bool [rows]. `components` are their streams."""
+        is_later: Flags = np.array(self.ending.lane_ends)[components] <= rows
+        return is_later
+
+    def number(self, component: int, row: int) -> int:
+        """Count the rows of a stream's tail before `row`, which must be at least `start`."""
+        ending = self.ending
+        first, row = ending.lane_ends[component], min(row, ending.end)
+        before = sum(rows for _, rows in ending.stages_of(component))
+        return before + (self._walk(component).count(first, row) if row > first else 0)
+
+    def number_rows(self, components: Ints, rows: Ints) -> Ints:
+        """The index of each row within its stream's tail: int64 [rows].
+
+        `components` (int64 [rows]) are the streams of the rows.
+        """
+        low, high = int(rows.min(initial=NEVER)), int(rows.max(initial=0))
+        if high - low > _LISTED:
+            pairs = zip(components.tolist(), rows.tolist(), strict=True)
+            return np.array([self.number(*pair) for pair in pairs], np.int64)
+        mixture, numbers = self.ending.mixture, np.empty(len(rows), np.int64)
+        listed = mixture.components(np.arange(low, high + 1), self._recipe.num_lanes)
+        for component in np.unique(components).tolist():
+            own = components == component
+            first = max(low, self.ending.lane_ends[component])
+            is_own = listed[first - low :] == component
+            before = np.cumsum(is_own) - is_own
+            numbers[own] = self.number(component, first) + before[rows[own] - first]
+        return numbers
+
+    def row_of(self, component: int, number: int) -> int:
+        """Convert a row's index in a stream's tail, `number`, to its index in the run."""
+        before = sum(rows for _, rows in self.ending.stages_of(component))
+        return self._walk(component).find(self.ending.lane_ends[component], number - before)
+
+    def _walk(self, component: int) -> Walk:
+        return Walk(self.ending.mixture, self._recipe.num_lanes, component)
+
+    def ended(self, component: int) -> LaneArrays:
+        """Return a stream's lanes at the row where its tail starts; see `arrays_of_stream`."""
+        if component not in self._ended:
+            known = self.ending.ended[component] if self.ending.ended else None
+            self._ended[component] = known or self._advance_to_end(component)
+        return self._ended[component]
+
+    def _advance_to_end(self, component: int) -> LaneArrays:
+        ending, last = self.ending, self.ending.lane_ends[component]
+        rows = count_rows(ending.mixture, self._recipe.num_lanes, ending.start, last)[component]
+        residues = None if ending.residues is None else ending.residues[component]
+        advanced = self._walkers[component].advance(ending.cursors[component], rows, residues)
+        assert not advanced.is_dry.any()
+        return arrays_of_stream(advanced.cursors, advanced.residues)
+
+    def tail(self, component: int) -> Tail:
+        """Return a stream's tail. The lanes of its remnants are flat lanes.
+
+        Raises `StreamChangedError` if a cursor does not match the lengths.
+        """
+        return self._pack(component)[0]
+
+    def counts(self, component: int) -> TailCounts:
+        """The statistics of a stream's tail. Raises the errors of `tail`."""
+        return self._pack(component)[1]
+
+    def _pack(self, component: int) -> tuple[Tail, TailCounts]:
+        if component not in self._packed:
+            recipe, walker = self._recipe, self._walkers[component]
+            stages = self.ending.stages_of(component)
+            tail = pack_stream_tail(recipe, walker, self.ended(component), stages)
+            remnants = tail.remnants.copy()
+            streams = walker.streams_of(*remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T)
+            remnants[:, REMNANT_LANE] += component * recipe.num_lanes
+            tail = replace(tail, remnants=remnants)
+            stream = recipe.components[component].streams.start
+            self._packed[component] = tail, TailCounts(recipe, tail, streams, stream)
+        return self._packed[component]
+
+
+def arrays_of_stream(cursors: Ints, residues: Residues | None) -> LaneArrays:
+    """Return a stream's lanes as arrays of one component without statistics.
+
+    `cursors` is int64 [lanes, 3], and `residues` an object array of bytes, [lanes].
+    """
+    left = None if residues is None else residues[None]
+    return LaneArrays(cursors[None], left, np.empty((0, 0), np.int64))
+
+
+def pack_stream_tail(recipe: Recipe, walker: Walker, ended: LaneArrays, stages: Stages) -> Tail:
+    """Pack the tokens that remain in a stream's lanes. The tail's rows are indexed from 0.
+
+    Raises `StreamChangedError` if a cursor or a residue does not match the lengths.
+    """
+    sizes = walker.measure_rest(ended.cursors[0])
+    return pack_component_tail(recipe, start=0, stages=stages, ended=ended, sizes=sizes)
+
+
+def advance_mixture(
+    recipe: Recipe, walkers: Sequence[Walker], tails: MixtureTails, position: Position, row: int
+) -> LaneArrays | None:
+    """Compute the lanes at `row`, which must not be after the end of the run.
+
+    Returns None if a lane of an endless stream has no tokens. Raises `CacheError` if an order or a
+    table cannot be built, and `StreamChangedError` if a cursor does not match the lengths.
+    """
+    cursors, counts = position.cursors.copy(), position.counts.copy()
+    residues = None if position.residues is None else position.residues.copy()
+    rows_before: dict[int, Ints] = {}
+    stages = [position.stages_of(component) for component in range(len(walkers))]
+    for component, walker in enumerate(walkers):
+        if not stages[component]:
+            stop = max(position.rows, min(row, tails.ending.lane_ends[component]))
+            if stop not in rows_before:
+                start = position.rows
+                rows_before[stop] = count_rows(recipe.mixture, recipe.num_lanes, start, stop)
+            left = None if residues is None else residues[component]
+            advanced = walker.advance(cursors[component], rows_before[stop][component], left)
+            if advanced.is_dry.any():
+                return None
+            cursors[component] = advanced.cursors
+            if residues is not None:
+                residues[component] = advanced.residues
+            counts[recipe.components[component].streams.start] += advanced.counts[0]
+        stages[component] = _enter_tail(recipe, tails, component, (position, row), counts)
+    return LaneArrays(cursors, residues, counts, tuple(stages) if any(stages) else ())
+
+
+def _enter_tail(
+    recipe: Recipe,
+    tails: MixtureTails,
+    component: int,
+    move: tuple[Position, int],
+    counts: Ints,
+) -> Stages:
+    """The stages of a stream's tail after `move`, from a position to a row.
+
+    Adds to `counts` the statistics of the tail's rows between the two.
+    """
+    (position, row), ending = move, tails.ending
+    before = position.stages_of(component)
+    first, stop = sum(rows for _, rows in before), tails.number(component, row)
+    has_ended = not before and row >= ending.stream_ends[component]
+    if stop > first:
+        counted = tails.counts(component)
+        counts += counted.before(stop) - counted.before(first)
+    elif has_ended:
+        counts += tails.counts(component).of_rest()
+    elif not before:
+        return ()
+    stages = ending.stages_of(component)
+    return next_stages(stages, recipe.config.seq_len, 0, stop)

@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from cloudload.config.choices import RAISE
 from cloudload.data.mds.index import ShardInfo
 from cloudload.data.mds.shard_table import ShardTable
+from cloudload.run.recipe import Recipe
 
 _GROUP_SAMPLES, _GROUP_BYTES = 1 << 20, 1 << 30
 _VERSION = 1
@@ -158,3 +160,14 @@ def _identify(shards: Iterable[ShardInfo], key: LengthsKey) -> str:
         hashes = sorted(shard.raw.hashes.items())
         digest.update(f"{shard.samples} {shard.raw.bytes} {hashes} {columns}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def make_key(recipe: Recipe, stream: int) -> LengthsKey:
+    """The key of the lengths of one stream of a recipe, given by its index."""
+    column = recipe.config.token_columns[stream]
+    if column is not None:
+        return LengthsKey("", "", json.dumps(["tokens", *column]))
+    config = recipe.config
+    skips = [config.on_error] if config.on_error != RAISE else []
+    documents = json.dumps(["text", config.text_key, config.transform_name, *skips])
+    return LengthsKey(recipe.tokenizer.fingerprint, recipe.tokenizer.token_ids, documents)

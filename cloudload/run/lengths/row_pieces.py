@@ -17,7 +17,7 @@ import numpy as np
 from cloudload.errors import DatasetError
 from cloudload.rows.packing.packers import Packing
 from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
-from cloudload.run.lengths.advance import Walker
+from cloudload.run.lengths.lane_walker import Walker
 from cloudload.run.lengths.sizes import LaneSizes, units_of
 from cloudload.system.arrays import Flags, Ints, count_within
 

@@ -18,11 +18,17 @@ from cloudload.order.mixture_counts import count_rows
 from cloudload.rows.packing.tables import CURSOR_ORDINAL, REMNANT_LANE, REMNANT_ORDINAL
 from cloudload.rows.packing.tail import Stages, Tail, next_stages
 from cloudload.run.components import Component, build_components
-from cloudload.run.lengths.advance import Walker
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
-from cloudload.run.lengths.ending import Ending, TailCounts, first_dry_row
+from cloudload.run.lengths.ending import (
+    Ending,
+    MixtureEnding,
+    MixtureTails,
+    TailCounts,
+    advance_mixture,
+    first_dry_row,
+)
 from cloudload.run.lengths.files import CorpusLengths
-from cloudload.run.lengths.mixture_ending import MixtureEnding, MixtureTails, advance_mixture
+from cloudload.run.lengths.lane_walker import Walker
 from cloudload.run.lengths.mixture_search import find_mixture_ending
 from cloudload.run.lengths.sizes import LaneSizes
 from cloudload.run.lengths.tables import LaneTables

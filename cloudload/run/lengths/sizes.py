@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.order_cache import EpochOrders
 from cloudload.rows.packing.packers import Packing
 from cloudload.run.components import Component
 from cloudload.run.lengths.group_file import FAILED as FAILED_LENGTH

@@ -4,13 +4,15 @@
                   │                 │                        │
                   └─────────────────┴────────────────────────┴─► findings ─► CheckReport
 
-    check    `check_dataset`                   findings          a finding, and the report
-    groups   shards in groups, on any engine   streaming_format  what Streaming accepts
-    index    `index.json`, entry by entry      documents         test and hash documents
-    objects  the files in the folder           document_rules    choose the tests
-    shards   a shard's bytes and samples       duplicates        repeated documents
-    rules    every kind of finding             mojibake          text in a wrong encoding
-    lengths  token lengths of the dataset
+    check           `check_dataset`
+    groups          shards in groups, on any engine
+    index           `index.json`, entry by entry
+    objects         the files in the folder, and their lengths
+    shards          a shard's bytes and samples
+    rules           every kind of finding
+    findings        a finding, and the report
+    document_rules  choose the tests; mojibake
+    duplicates      repeated documents
 
 Streaming is not imported: `streaming_format` and `rules` state what it does, and tests compare both
 with Streaming itself.

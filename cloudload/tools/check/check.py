@@ -23,7 +23,7 @@ from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import plain_location
 from cloudload.errors import DatasetError, FailureKind, StoreError
 from cloudload.rows.tokenization.framing import TokenName
-from cloudload.system.option_names import suggests_names
+from cloudload.system.option_help import suggests_names
 from cloudload.system.progress_bar import open_progress_bar
 from cloudload.tools.check.document_rules import (
     ALL,
@@ -36,8 +36,13 @@ from cloudload.tools.check.duplicates import DuplicateFinder, add_repeats
 from cloudload.tools.check.findings import CheckReport, Finding, Findings, find
 from cloudload.tools.check.groups import check_shards
 from cloudload.tools.check.index import check_index
-from cloudload.tools.check.lengths import LengthsCheck
-from cloudload.tools.check.objects import check_files, check_others, check_url, list_folder
+from cloudload.tools.check.objects import (
+    LengthsCheck,
+    check_files,
+    check_others,
+    check_url,
+    list_folder,
+)
 from cloudload.tools.check.shards import check_codecs, name_samples
 from cloudload.tools.engines.shares import Share
 

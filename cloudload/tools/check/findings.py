@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cloudload.system.json_text import to_json
+from cloudload.system.reports import to_json
 from cloudload.tools.check.rules import ERROR, RULES, SEVERITIES
 
 MOST_LISTED = 20

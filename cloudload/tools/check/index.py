@@ -1,15 +1,24 @@
 """Check `index.json`: each entry as it is parsed, then all shards together.
 
 Entries become small objects while the JSON is parsed, so that a million entries fit in memory.
+
+The index format of MosaicML Streaming 0.13. Tests compare each constant with Streaming itself.
+
+Streaming's readers take exactly the fields of an entry as arguments, so an extra or missing field
+raises `TypeError` or `KeyError`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
+
+import xxhash
 
 from cloudload.data.mds.document_columns import holds_tokens, is_token_array
 from cloudload.data.mds.hashes import fastest_hash
@@ -27,7 +36,6 @@ from cloudload.data.mds.index import (
     fault_of_name,
     parse_shard,
 )
-from cloudload.tools.check import streaming_format as streaming
 from cloudload.tools.check.findings import Finding, Findings, find
 from cloudload.tools.check.rules import BOTH, CLOUDLOAD
 from cloudload.tools.check.shards import check_codecs
@@ -87,7 +95,7 @@ def _name_of(entry: Mapping[str, Any], number: int) -> str:
 
 
 def _check_entry(entry: dict[str, Any], where: str) -> tuple[list[Finding], ShardInfo | None]:
-    if entry.get("format") in streaming.OTHER_FORMATS:
+    if entry.get("format") in OTHER_FORMATS:
         what = f"has the format {entry['format']!r}, but cloudload reads MDS"
         return [find("format", where, what)], None
     found = [*_check_fields(entry, where), *_check_compression(entry, where)]
@@ -107,10 +115,10 @@ def _check_entry(entry: dict[str, Any], where: str) -> tuple[list[Finding], Shar
 
 def _check_fields(entry: dict[str, Any], where: str) -> Iterator[Finding]:
     """Report fields that Streaming's shard reader does not accept, and missing fields."""
-    faults = [_compare_fields(entry, streaming.ENTRY_FIELDS, "")]
+    faults = [_compare_fields(entry, ENTRY_FIELDS, "")]
     for name in _FILES:
         if isinstance(entry.get(name), dict):
-            faults.append(_compare_fields(entry[name], streaming.FILE_FIELDS, f"{name}."))
+            faults.append(_compare_fields(entry[name], FILE_FIELDS, f"{name}."))
     if entry.get("version", 2) != 2:
         faults.append(f"version is {entry['version']!r:.50}, not 2")
     if any(faults):
@@ -131,7 +139,7 @@ def _check_compression(entry: dict[str, Any], where: str) -> Iterator[Finding]:
         names = ", ".join(COMPRESSIONS)
         what = f"has compressed data, but its compression is {value!r:.100}. Known names: {names}"
         yield find("compression-unknown", where, what)
-    elif is_compressed and value not in streaming.COMPRESSIONS:
+    elif is_compressed and value not in STREAMING_COMPRESSIONS:
         yield find("compression-level", where, f"compression is {value!r:.100}")
     elif value and not is_compressed:
         what = (
@@ -195,7 +203,7 @@ def _check_hashes(shards: list[ShardInfo]) -> Iterator[Finding]:
             )
             yield find("hash-absent", shard.raw.name, what)
     for name, count in counts.items():
-        if not streaming.knows_hash(name):
+        if not knows_hash(name):
             yield find("hash-unknown", "", f"Streaming cannot compute the hash {name[:100]!r}")
         elif count < len(shards):
             what = f"{count:,} of {len(shards):,} shards have the hash {name!r}"
@@ -250,10 +258,55 @@ def _list(names: Any) -> str:
 
 def _check_encoding(name: str, encoding: str, where: str, *, is_read: bool) -> Iterator[Finding]:
     column = f"column {name[:100]!r} has the encoding {encoding[:100]!r}"
-    if encoding in streaming.UNSAFE_ENCODINGS:
+    if encoding in UNSAFE_ENCODINGS:
         yield find("pickle", where, f"{column}. Reading its pickled values may run code")
-    elif not streaming.knows_encoding(encoding):
+    elif not knows_encoding(encoding):
         what = f"{column}, which Streaming does not support. Streaming decodes all columns"
         yield find("encoding-unknown", where, what)
     elif not is_read and encoding not in ("str", "bytes", "json", *FIXED_FORMATS):
         yield find("encoding-unread", where, f"{column}, which cloudload does not decode")
+
+
+_FIELD_NAMES = """
+version format samples size_limit compression hashes raw_data zip_data
+column_names column_encodings column_sizes
+"""
+_ENCODING_NAMES = """
+str bytes json str_int str_float str_decimal ndarray pkl
+int int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64
+pil jpeg png list[pil] list[jpeg] list[png] jpeg_array jpegarray
+"""
+
+ENTRY_FIELDS = frozenset(_FIELD_NAMES.split())
+"""The fields of a shard's entry."""
+
+FILE_FIELDS = frozenset({"basename", "bytes", "hashes"})
+"""The fields of `raw_data` and `zip_data`."""
+
+OTHER_FORMATS = ("csv", "json", "tsv", "xsv")
+"""Shard formats that Streaming reads besides MDS."""
+
+ENCODINGS = frozenset(_ENCODING_NAMES.split())
+"""The encodings of MDS columns. `ndarray` may have a type and shape: `ndarray:int16:2,3`."""
+
+UNSAFE_ENCODINGS = frozenset({"pkl"})
+"""Encodings that Streaming reads only with `allow_unsafe_types=True`."""
+
+_LEVELS = {"br": range(12), "bz2": range(1, 10), "gz": range(10), "zstd": range(1, 23)}
+STREAMING_COMPRESSIONS = frozenset(
+    ["br", "bz2", "gz", "snappy", "zstd"]
+    + [f"{name}:{level}" for name, levels in _LEVELS.items() for level in levels]
+)
+"""The values of `compression` that Streaming accepts besides None."""
+
+
+def knows_encoding(encoding: str) -> bool:
+    """Whether Streaming decodes columns of this encoding."""
+    return encoding in ENCODINGS or encoding.startswith("ndarray:")
+
+
+@cache
+def knows_hash(name: str) -> bool:
+    """Whether Streaming can compute this hash with this version of Python."""
+    is_hashlib = name in hashlib.algorithms_available and hasattr(hashlib, name)
+    return name in xxhash.algorithms_available or (is_hashlib and not name.startswith("shake_"))

@@ -15,11 +15,8 @@
     blame           find documents with high losses, with `losses`
     export          write rows as pre-tokenized MDS
     command         add a subcommand
-    engine          options: where units of work run
     loader_options  options: the arguments of a loader
     output          print text, JSON and messages
-    terminal_text   escape text from a dataset
-    words           options instead of Python names in errors
 
 Results go to stdout. Progress, logs and errors go to stderr. The exit status is 0 for success, 1
 for an error or if nothing matches, 2 for a wrong command line, and 130 for Ctrl-C. An error is one
@@ -40,7 +37,7 @@ from cloudload.data.storage.redaction import explain
 from cloudload.errors import CloudloadError
 from cloudload.tools.cli.blame import add_blame
 from cloudload.tools.cli.check import add_check
-from cloudload.tools.cli.command import CommandParser
+from cloudload.tools.cli.command import CommandParser, in_words_of_options
 from cloudload.tools.cli.convert import add_convert
 from cloudload.tools.cli.count import add_count
 from cloudload.tools.cli.export import add_export
@@ -52,7 +49,6 @@ from cloudload.tools.cli.plan import add_plan
 from cloudload.tools.cli.provenance import add_trace, add_where
 from cloudload.tools.cli.rows import add_rows
 from cloudload.tools.cli.state import add_state
-from cloudload.tools.cli.words import in_words_of_options
 
 _PATIENCE_S = 2.0
 _TRACEBACK = "CLOUDLOAD_TRACEBACK"

@@ -10,9 +10,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cloudload.tools.cli.command import add_command, local_path, positive_number, whole_number
-from cloudload.tools.cli.output import print_json, print_text
+from cloudload.tools.cli.output import escape, print_json, print_text, wrap
 from cloudload.tools.cli.provenance import add_data_options, parse_steps, without_start_log
-from cloudload.tools.cli.terminal_text import escape, wrap
 
 if TYPE_CHECKING:
     from cloudload.loading.workers.trace import TracedSpan

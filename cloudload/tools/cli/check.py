@@ -7,12 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, check_output, local_path, whole_number
-from cloudload.tools.cli.engine import add_engine_options, open_engine
+from cloudload.tools.cli.command import (
+    add_command,
+    add_engine_options,
+    check_output,
+    local_path,
+    open_engine,
+    whole_number,
+)
 from cloudload.tools.cli.loader_options import CHECK, add_loader_options, read_loader_options
-from cloudload.tools.cli.output import print_json, print_text
+from cloudload.tools.cli.output import escape, print_json, print_text
 from cloudload.tools.cli.provenance import without_start_log
-from cloudload.tools.cli.terminal_text import escape
 
 if TYPE_CHECKING:
     from cloudload.config.stream import Stream

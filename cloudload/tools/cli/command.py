@@ -1,4 +1,13 @@
-"""The argument parser, and helpers for the modules that add subcommands."""
+"""The argument parser, and helpers for the modules that add subcommands.
+
+Rewrite the library's error messages to name command-line options, not Python arguments.
+
+compression is 'zst'. Use zstd or None    ─►    --compression is 'zst'. Use zstd or none
+text_key was 'text' and is now 'body'     ─►    --text-key was 'text' and is now 'body'
+tokenizer is None, but …                  ─►    --tokenizer is missing, but …
+Pass on_error='skip'                      ─►    Pass --on-error skip
+use num_workers=0                         ─►    use --option num_workers=0
+"""
 
 from __future__ import annotations
 
@@ -6,13 +15,15 @@ import argparse
 import math
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cloudload.data.storage.redaction import redact
-from cloudload.system.option_names import names_of_ours
-from cloudload.tools.cli.terminal_text import escape
+from cloudload.system.option_help import names_of_ours
+from cloudload.tools.cli.output import escape
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction["CommandParser"]
@@ -154,3 +165,73 @@ def _is_part(path: Path, given: str) -> bool:
 
     name = name_inside(path_url(path), given) if given else None
     return name is not None and (not name or is_of_dataset(name))
+
+
+def add_engine_options(add: Callable[..., object], units: str) -> None:
+    """Add the options to a command. `units` names the units of its work, such as `segments`."""
+    engine = f"process the {units} on this machine or on a Ray cluster (default: local)"
+    add("--engine", default="local", choices=["local", "ray"], help=engine)
+    cluster = "the Ray cluster: auto, or ray://HOST:PORT (default: start one on this machine)"
+    add("--address", metavar="URL", help=cluster)
+    resources = "resources for each Ray task, such as cpus=1,memory=2g (default: cpus=1)"
+    add("--task-resources", metavar="NAME=N,...", help=resources)
+
+
+def open_engine(options: argparse.Namespace) -> AbstractContextManager[Executor | None]:
+    """Return a context with the executor that the options name, or None for local processes.
+
+    Raises `ValueError` for options that need `--engine ray`, and the errors of `RayExecutor`.
+    """
+    if options.engine != "ray":
+        if options.address or options.task_resources:
+            raise ValueError(
+                "--address and --task-resources require --engine ray. Add it, or omit these options"
+            )
+        return nullcontext()
+    from cloudload.tools.engines.ray import RayExecutor, parse_resources
+
+    resources = parse_resources(options.task_resources) if options.task_resources else {}
+    return RayExecutor(options.address, **resources)
+
+
+_QUOTE = "'"
+_VALUE = re.compile(
+    r"\b(pass|set|use|or|and) ([a-z_]+)=('[^']*'|[^\s'\",;)]*[^\s'\",;).])", re.IGNORECASE
+)
+_IN_YAML = {"None": "null", "True": "true", "False": "false"}
+
+
+def in_words_of_options(message: str, parser: argparse.ArgumentParser) -> str:
+    """Replace the names of Python arguments in a message with the options of `parser`.
+
+    A name without an underscore may be an ordinary word, so it is replaced only at the start of the
+    message.
+    """
+    named = {each.dest: each for each in parser._actions if each.option_strings}
+
+    def translate_value(found: re.Match[str]) -> str:
+        verb, name, value = found.groups()
+        if name in named:
+            return f"{verb} {named[name].option_strings[-1]} {value.strip(_QUOTE)}"
+        if "option" in named:  # for any argument of a loader
+            return f"{verb} --option {name}={_IN_YAML.get(value, value)}"
+        return found[0]
+
+    message = _VALUE.sub(translate_value, message)
+    for action in named.values():
+        message = _translate(message, action)
+    return message
+
+
+def _translate(message: str, action: argparse.Action) -> str:
+    name, option = action.dest, action.option_strings[-1]
+    if re.match(rf"{name} (is|was|must)\b", message):
+        takes_none = re.search(r"\bnone\b", action.help or "")
+        message = message.replace("or None", "or none" if takes_none else "or omit it")
+        message = option + message.removeprefix(name)
+        message = message.replace(f"{option} is None", f"{option} is missing", 1)
+    # some messages name both the argument and the option
+    message = re.sub(rf"\b{name}(=\w+)? \({option}\)", option, message)
+    if "_" in name:
+        message = re.sub(rf"(?<![\w./'\"-]){name}\b(?![./'\"-])", option, message)
+    return message

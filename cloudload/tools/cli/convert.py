@@ -6,14 +6,19 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from cloudload.tools.cli.command import add_command, check_output, local_path, whole_number
-from cloudload.tools.cli.engine import add_engine_options, open_engine
-from cloudload.tools.cli.output import print_json, print_text
-from cloudload.tools.cli.terminal_text import escape
+from cloudload.tools.cli.command import (
+    add_command,
+    add_engine_options,
+    check_output,
+    local_path,
+    open_engine,
+    whole_number,
+)
+from cloudload.tools.cli.output import escape, print_json, print_text
 
 if TYPE_CHECKING:
     from cloudload.tools.cli.command import Commands
-    from cloudload.tools.convert.outline import Outline
+    from cloudload.tools.convert.dry_run import Outline
     from cloudload.tools.convert.report import ConvertReport
 
 # a copy of `config.choices.INPUT_FORMATS`, which is slow to import; a test compares the two
@@ -178,7 +183,7 @@ def _check_apart(options: argparse.Namespace) -> None:
 
 def _print_outline(options: argparse.Namespace) -> int:
     from cloudload.loading.delivery.description import counted
-    from cloudload.tools.convert.outline import outline_conversion
+    from cloudload.tools.convert.dry_run import outline_conversion
 
     names = ("format", "split", "segment_bytes")
     outline = outline_conversion(options.inputs, **{name: getattr(options, name) for name in names})
@@ -261,7 +266,7 @@ def _list_skipped(report: ConvertReport) -> list[str]:
 
 def _list_hidden(report: ConvertReport) -> list[str]:
     """Return a line about hidden files and folders in the input, if there are any."""
-    from cloudload.tools.convert.listing import describe_hidden
+    from cloudload.tools.convert.dry_run import describe_hidden
 
     shown = escape(describe_hidden(report.hidden, report.hidden_names))
     return [f"             {shown}"] if report.hidden else []

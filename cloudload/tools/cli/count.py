@@ -8,8 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudload.tools.cli.command import add_command, check_output, local_path, whole_number
-from cloudload.tools.cli.engine import add_engine_options, open_engine
+from cloudload.tools.cli.command import (
+    add_command,
+    add_engine_options,
+    check_output,
+    local_path,
+    open_engine,
+    whole_number,
+)
 from cloudload.tools.cli.output import print_json, print_text
 
 if TYPE_CHECKING:
@@ -160,7 +166,7 @@ def _count(options: argparse.Namespace) -> int:
 def _draw(found: CountReport | CountEstimate, path: Path | None) -> None:
     if path is None:
         return
-    from cloudload.tools.cli.terminal_text import escape
+    from cloudload.tools.cli.output import escape
     from cloudload.tools.count.picture import draw_lengths
 
     name = escape(found.dataset)
@@ -200,7 +206,7 @@ def summarize(report: CountReport) -> str:
 
 
 def _describe_values(column: str, values: Sequence[ValueCount]) -> list[str]:
-    from cloudload.tools.cli.terminal_text import escape
+    from cloudload.tools.cli.output import escape
 
     lines = [f"by {escape(column)}", f"  {'documents':>14}  {'tokens':>18}  {'share':>7}"]
     for each in values[:_MOST_VALUES]:

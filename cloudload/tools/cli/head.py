@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from cloudload.system.progress_bar import is_terminal
 from cloudload.tools.cli.command import add_command, whole_number
-from cloudload.tools.cli.output import print_json, print_message, print_text
-from cloudload.tools.cli.terminal_text import escape, escape_lines, wrap
+from cloudload.tools.cli.output import (
+    escape,
+    escape_lines,
+    print_json,
+    print_message,
+    print_text,
+    wrap,
+)
 
 if TYPE_CHECKING:
     from cloudload.tools.cli.command import Commands

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from cloudload.tools.cli.command import add_command, whole_number
-from cloudload.tools.cli.output import print_json, print_text
-from cloudload.tools.cli.terminal_text import escape
+from cloudload.tools.cli.output import escape, print_json, print_text
 
 if TYPE_CHECKING:
     from cloudload.tools.cli.command import Commands

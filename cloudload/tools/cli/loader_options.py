@@ -106,7 +106,7 @@ def _run_config(path: Path) -> Any:
 def _parse_config(path: Path) -> Any:
     import yaml
 
-    from cloudload.run.streaming.yaml_files import explain_yaml_error
+    from cloudload.run.streaming.training_yaml import explain_yaml_error
 
     try:
         return yaml.safe_load(path.read_text("utf-8"))
@@ -118,7 +118,7 @@ def _parse_config(path: Path) -> Any:
 
 def _check_names(arguments: Mapping[str, Any], others: tuple[str, ...]) -> None:
     from cloudload.loading.loader import CloudLoader
-    from cloudload.system.option_names import explain_unknown
+    from cloudload.system.option_help import explain_unknown
 
     known = [*inspect.signature(CloudLoader).parameters, *others]
     if unknown := [name for name in arguments if name not in known]:
@@ -128,7 +128,7 @@ def _check_names(arguments: Mapping[str, Any], others: tuple[str, ...]) -> None:
 def _parse_option(text: str) -> tuple[str, Any]:
     import yaml
 
-    from cloudload.run.streaming.yaml_files import explain_yaml_error
+    from cloudload.run.streaming.training_yaml import explain_yaml_error
 
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():

@@ -1,4 +1,4 @@
-"""Print results to stdout and messages to stderr.
+r"""Print results to stdout and messages to stderr.
 
     print_text      text for people, with everything escaped that could control the terminal
     print_json      JSON: in UTF-8, or in ASCII on a terminal
@@ -6,6 +6,12 @@
     notice_after    a message if a command takes long
 
 `prepare` makes stdout accept any text: a character that its encoding lacks is replaced.
+
+Escape text from a dataset, so that it cannot control the terminal.
+
+"red \x1b[31m"      red \x1b[31m         escape sequences
+"a\u202eb"          a\u202eb             invisible characters, such as bidi controls
+"one\ntwo"          two lines            `escape_lines` keeps line breaks, `escape` does not
 """
 
 from __future__ import annotations
@@ -17,13 +23,13 @@ import logging
 import os
 import sys
 import threading
+import unicodedata
 from collections.abc import Iterator
 from typing import Any, TextIO
 
 from cloudload.data.storage.redaction import redact
-from cloudload.system.json_text import to_json
 from cloudload.system.progress_bar import is_terminal
-from cloudload.tools.cli.terminal_text import escape, escape_lines
+from cloudload.system.reports import to_json
 
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 _ASCII = {"█": "#", "…": "...", "→": "->", "±": "+-", **dict.fromkeys("▁▂▃▄▅▆▇", "=")}
@@ -117,3 +123,53 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
 
 def _escape(character: str) -> str:
     return character.encode("ascii", "backslashreplace").decode()
+
+
+_TAB = "    "
+
+
+def escape(text: str) -> str:
+    """Escape every character that is invisible or moves the cursor, line breaks included."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if is_visible(each) else each.encode("unicode_escape").decode() for each in text
+    )
+
+
+def is_visible(character: str) -> bool:
+    """Whether a terminal shows the character as itself or as a space.
+
+    Control characters, format characters (such as those that set the writing direction),
+    surrogates, private and unassigned characters, and line separators are not visible.
+    """
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def escape_lines(text: str) -> list[str]:
+    """Split text at its line feeds, expand tabs, and escape each line."""
+    return [escape(line.replace("\t", _TAB)) for line in text.split("\n")]
+
+
+def wrap(line: str, columns: int) -> Iterator[str]:
+    """Cut a line without line breaks into lines of at most `columns` terminal cells.
+
+    Cuts after the last space that fits, if there is one.
+    """
+    start, used, last_space = 0, 0, -1
+    for place, character in enumerate(line):
+        width = _count_cells(character)
+        if used + width > columns and place > start:
+            stop = last_space + 1 if last_space >= start else place
+            yield line[start:stop]
+            start, used = stop, sum(map(_count_cells, line[stop:place]))
+        if character == " ":
+            last_space = place
+        used += width
+    yield line[start:]
+
+
+def _count_cells(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

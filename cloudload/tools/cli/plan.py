@@ -20,9 +20,8 @@ from cloudload.tools.cli.loader_options import (
     add_world_options,
     read_loader_options,
 )
-from cloudload.tools.cli.output import print_json, print_text
+from cloudload.tools.cli.output import escape, print_json, print_text
 from cloudload.tools.cli.provenance import without_start_log
-from cloudload.tools.cli.terminal_text import escape
 
 if TYPE_CHECKING:
     from cloudload.tools.cli.command import Commands
@@ -84,8 +83,7 @@ def add_plan(commands: Commands) -> None:
 @without_start_log()
 def _plan(options: argparse.Namespace) -> int:
     from cloudload.tools.forecast import plan_run
-    from cloudload.tools.forecast.page import render_plan
-    from cloudload.tools.forecast.picture import draw_plan
+    from cloudload.tools.forecast.page import draw_plan, render_plan
 
     arguments = read_loader_options(options)
     if "batch_size" not in arguments:
@@ -124,7 +122,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 def describe_plan(plan: RunPlan) -> Iterator[str]:
     """Yield the lines of a plan as text for the terminal."""
-    from cloudload.tools.forecast.words import list_sections
+    from cloudload.tools.forecast.text_report import list_sections
 
     for title, rows in list_sections(plan):
         yield escape(title)

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cloudload.tools.cli.command import add_command, local_path, whole_number
-from cloudload.tools.cli.output import print_json, print_message, print_text
-from cloudload.tools.cli.terminal_text import escape
+from cloudload.tools.cli.output import escape, print_json, print_message, print_text
 
 if TYPE_CHECKING:
     from cloudload.loading.workers.trace import TracedSpan

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cloudload.tools.cli.command import add_command, local_path
 from cloudload.tools.cli.loader_options import add_loader_options, read_loader_options
-from cloudload.tools.cli.output import print_json, print_text
+from cloudload.tools.cli.output import escape, print_json, print_text
 from cloudload.tools.cli.provenance import without_start_log
-from cloudload.tools.cli.terminal_text import escape
 
 if TYPE_CHECKING:
     from cloudload.tools.cli.command import Commands
@@ -94,7 +93,7 @@ def list_lines(found: StateDescription) -> Iterator[str]:
     from cloudload.loading.delivery.description import counted
     from cloudload.run.changes import FIELD_MEANINGS
     from cloudload.run.recipe import FAIR_FIELD
-    from cloudload.tools.provenance.state_words import show_field
+    from cloudload.tools.provenance.describe_state import show_field
 
     yield (
         f"after {counted(found.steps, 'step')}: {counted(found.rows, 'row')} of "
@@ -188,7 +187,7 @@ def _diff_with_loader(state: Mapping[str, Any], options: argparse.Namespace) -> 
 
 
 def _list_differences(differences: list[Difference]) -> Iterator[str]:
-    from cloudload.tools.provenance.state_words import show_field
+    from cloudload.tools.provenance.describe_state import show_field
 
     for each in differences:
         if each.rule == "position of lanes":

@@ -22,11 +22,15 @@ from cloudload.data.mds.writer import encode_index
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import ConvertError
-from cloudload.tools.convert.claims import compare_claims, without_lengths, without_segment_bytes
 from cloudload.tools.convert.finish import Joined
 from cloudload.tools.convert.output import Output, does_exist, read_if_exists
 from cloudload.tools.convert.plan import PLAN_NAME, ConversionPlan
 from cloudload.tools.convert.report import ConvertReport
+from cloudload.tools.convert.rerun_check import (
+    compare_claims,
+    without_lengths,
+    without_segment_bytes,
+)
 
 _FOLDER = re.compile(r"(\d{5,})/")
 

@@ -9,8 +9,8 @@ from typing import Any
 from cloudload.data.mds.index import Column
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.config import ConvertConfig
-from cloudload.tools.convert.partitions import partition_fields
 from cloudload.tools.convert.records import InputBlock, Record, TypedBlock, find_field
+from cloudload.tools.convert.values import partition_fields
 
 _BLOCKS_SEARCHED = 8
 

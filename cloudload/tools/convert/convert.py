@@ -21,13 +21,13 @@ from cloudload.config.choices import CSV_QUOTING, STRICT, OnError
 from cloudload.config.transform import Transform
 from cloudload.data.mds.writer import DEFAULT_SHARD_BYTES
 from cloudload.data.storage.urls import check_location, join_url, plain_location
-from cloudload.system.option_names import suggests_names
+from cloudload.system.option_help import suggests_names
 from cloudload.tools.convert.append import read_appended_report, read_base
-from cloudload.tools.convert.changed_files import list_sizes
-from cloudload.tools.convert.claims import LENGTHS_FIELD, compare_claims, identify_inputs
 from cloudload.tools.convert.columns import PeekableBlocks, infer_columns
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.converted_files import check_same_files, leave_out_converted
+from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture, list_left_out
+from cloudload.tools.convert.finished_part import InputPosition
 from cloudload.tools.convert.inputs import (
     FolderFiles,
     list_hidden,
@@ -36,13 +36,18 @@ from cloudload.tools.convert.inputs import (
     list_units,
 )
 from cloudload.tools.convert.journal import Journal
-from cloudload.tools.convert.listing import describe_inputs, describe_mixture, list_left_out
 from cloudload.tools.convert.output import Output, read_if_exists
 from cloudload.tools.convert.plan import PLAN_NAME, ConversionPlan
 from cloudload.tools.convert.planning import agree_on_plan, list_files
 from cloudload.tools.convert.rebuild import rebuild_shards
 from cloudload.tools.convert.records import DEFAULT_BLOCK_BYTES, InputUnit
 from cloudload.tools.convert.report import ConvertReport
+from cloudload.tools.convert.rerun_check import (
+    LENGTHS_FIELD,
+    compare_claims,
+    identify_inputs,
+    list_sizes,
+)
 from cloudload.tools.convert.run import (
     Run,
     already_complete,
@@ -53,7 +58,6 @@ from cloudload.tools.convert.run import (
 from cloudload.tools.convert.segment import read_blocks
 from cloudload.tools.convert.segments import DEFAULT_SEGMENT_BYTES, Files
 from cloudload.tools.convert.separation import check_file, check_listed, check_output, check_rejects
-from cloudload.tools.convert.work import InputPosition
 from cloudload.tools.count.group import CountWork
 from cloudload.tools.count.new_shards import open_count_work
 from cloudload.tools.engines.shares import Share

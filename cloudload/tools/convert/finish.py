@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 from cloudload.data.mds.survey import JOURNAL_FOLDER
 from cloudload.data.storage.urls import join_url
-from cloudload.system.ordered_results import run_in_order
+from cloudload.system.threads import run_in_order
+from cloudload.tools.convert.finished_part import Entries
 from cloudload.tools.convert.joined_shards import JoinedShards
 from cloudload.tools.convert.output import collect_at, segment_folder
 from cloudload.tools.convert.plan import ConversionPlan
 from cloudload.tools.convert.rejects import rejects_name
 from cloudload.tools.convert.report import Counts, sum_counts
 from cloudload.tools.convert.segment import Note, note_name, read_note
-from cloudload.tools.convert.work import Entries
 
 _NUM_THREADS = 16
 _MOST_PARTS = 1_000

@@ -5,12 +5,19 @@
     units    a.jsonl │ c.txt, d.txt  0.jsonl.gz         stdin     rows of the dataset
 
 Inputs keep the caller's order. The files of an input are sorted.
+
+List the files of a folder that `datasets.save_to_disk` wrote, in the dataset's order.
+
+Dataset        state.json, dataset_info.json, data-00000-of-00002.arrow, …
+DatasetDict    dataset_dict.json, train/state.json, train/…, test/…
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,12 +25,16 @@ from urllib.parse import parse_qs, urlsplit
 
 from cloudload.config.choices import INPUT_FORMATS
 from cloudload.data.file_kinds import FORMATS_BY_EXTENSION, reason_to_refuse, split_name
+from cloudload.data.mds.codecs import check_codec
+from cloudload.data.mds.index import INDEX_NAME, MOST_INDEX_BYTES, ShardInfo
+from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.storage.hub import check_connection
+from cloudload.data.storage.objects import read_object
 from cloudload.data.storage.redaction import contains_secrets, redact
-from cloudload.errors import ConvertError
+from cloudload.data.storage.urls import join_url
+from cloudload.errors import ConvertError, DatasetError
 from cloudload.tools.convert.found_files import FoundFile, find_files, root_of
 from cloudload.tools.convert.input_files import FilePart, InputFile, Range
-from cloudload.tools.convert.mds_datasets import is_mds_folder, list_shards, refuse_index
 from cloudload.tools.convert.readers.arrow import ArrowUnit
 from cloudload.tools.convert.readers.csv import CsvUnit
 from cloudload.tools.convert.readers.json import JsonUnit
@@ -35,7 +46,6 @@ from cloudload.tools.convert.readers.text import TextUnit
 from cloudload.tools.convert.readers.webdataset import WebDatasetUnit
 from cloudload.tools.convert.readers.wet import WetUnit
 from cloudload.tools.convert.records import InputUnit, sum_bytes
-from cloudload.tools.convert.saved_datasets import select_saved_files
 from cloudload.tools.convert.separation import check_twice
 
 _MAX_BLOCK_FILES = 1024
@@ -262,3 +272,137 @@ def group_units(parts: Iterable[FilePart], block_bytes: int) -> Iterator[InputUn
             yield _UNITS[file.format](file)
     if group:
         yield TextUnit(tuple(group))
+
+
+def refuse_index(location: str, files: Sequence[FoundFile]) -> None:
+    """Raise `ConvertError` if a location is the `index.json` of an MDS dataset, not a document."""
+    if [file.name for file in files] != [INDEX_NAME] or not location.endswith(INDEX_NAME):
+        return
+    with suppress(DatasetError):
+        parse_index(read_object(files[0].url, most_bytes=MOST_INDEX_BYTES), redact(location))
+        raise ConvertError(
+            f"{redact(location)} is the index of an MDS dataset. Pass the folder that contains it"
+        )
+
+
+def is_mds_folder(files: Sequence[FoundFile]) -> bool:
+    """Whether a folder's file names look like an MDS dataset."""
+    has_index = any(file.name == INDEX_NAME for file in files)
+    return has_index and any(".mds" in file.name for file in files)
+
+
+def list_shards(folder: str, files: Sequence[FoundFile]) -> list[InputFile]:
+    """List the stored shards of the dataset in a folder, each with its entry in the index.
+
+    Raises `ConvertError` if the index is missing or invalid, if a shard is missing or has the wrong
+    size, or if a package that decompresses shards is not installed.
+    """
+    found = {file.name: file for file in files}
+    if INDEX_NAME not in found:
+        raise ConvertError(
+            f"{redact(folder)} has no {INDEX_NAME}. Pass the folder of an MDS dataset, or omit "
+            "format (--format)"
+        )
+    try:
+        data = read_object(found[INDEX_NAME].url, most_bytes=MOST_INDEX_BYTES)
+        shards = [shard for shard in parse_index(data, redact(folder)) if shard.samples]
+        for compression in {shard.compression for shard in shards}:
+            check_codec(compression or "")
+    except DatasetError as error:
+        raise ConvertError(str(error)) from error
+    return [_input_file(folder, shard, found.get(shard.stored.name)) for shard in shards]
+
+
+def _input_file(folder: str, shard: ShardInfo, found: FoundFile | None) -> InputFile:
+    stored = shard.stored
+    if found is None or found.bytes != stored.bytes:
+        fault = f"has {found.bytes:,} bytes" if found else "is missing"
+        raise ConvertError(
+            f"{redact(join_url(folder, stored.name))} {fault}, but the index lists it with "
+            f"{stored.bytes:,} bytes. Copy the dataset again"
+        )
+    return InputFile(found.url, stored.name, found.bytes, "mds", None, shard, found.tag)
+
+
+_STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
+
+_MARKS = (_STATE, _INFO, _SPLITS)
+
+
+def select_saved_files(
+    folder: str, files: Sequence[FoundFile], split: str | None
+) -> list[FoundFile]:
+    """Return the Arrow files of a saved dataset in its order, or all `files` of another folder.
+
+    `split` is the split of a `DatasetDict` to return. Raises `ValueError` if there is no such
+    split, and `ConvertError` if a file is missing, or if a saved dataset is in a subfolder.
+    """
+    # index only the marker files, because a folder may have a million files but few markers
+    by_name = {file.name: file for file in files if file.name.endswith(_MARKS)}
+    prefix = ""
+    if _SPLITS in by_name:
+        prefix = _choose_split(folder, by_name[_SPLITS], split) + "/"
+    elif _INFO not in by_name or _STATE not in by_name:
+        if inner := [name for name in by_name if name.endswith(f"/{_STATE}")]:
+            _check_not_saved(folder, inner[0].removesuffix(_STATE), by_name)
+        return list(files)
+    if prefix + _STATE not in by_name:
+        raise _lacks(folder, prefix + _STATE, _SPLITS)
+    by_name = {file.name: file for file in files}
+    state = _read_json(by_name[prefix + _STATE])
+    try:
+        names = [prefix + str(file["filename"]) for file in state["_data_files"]]
+        has_indices = bool(state.get("_indices_data_files"))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(by_name[prefix + _STATE], error) from error
+    if has_indices:
+        raise ConvertError(
+            f"{redact(folder)} is a selection of rows that an old version of datasets saved. Load "
+            "it with load_from_disk, and save it again with save_to_disk"
+        )
+    if missing := [name for name in names if name not in by_name]:
+        raise _lacks(folder, missing[0], prefix + _STATE)
+    return [by_name[name] for name in names]
+
+
+def _lacks(folder: str, name: str, listing: str) -> ConvertError:
+    return ConvertError(
+        f"{redact(folder)} lacks {name!r}, which its {listing} lists. Copy the dataset again"
+    )
+
+
+def _choose_split(folder: str, listing: FoundFile, split: str | None) -> str:
+    listed = _read_json(listing)
+    try:
+        splits = [str(name) for name in listed["splits"]]
+    except (KeyError, TypeError) as error:
+        raise _unreadable(listing, error) from error
+    chosen = splits[0] if split is None and len(splits) == 1 else split
+    if chosen is None or chosen not in splits:
+        raise ValueError(
+            f"split is {chosen!r}, but the splits of {redact(folder)} are {sorted(splits)}. Set "
+            "split to one of them"
+        )
+    return chosen
+
+
+def _check_not_saved(folder: str, inner: str, by_name: dict[str, FoundFile]) -> None:
+    if inner + _INFO in by_name:
+        raise ConvertError(
+            f"the input {redact(folder)} contains {redact(join_url(folder, inner))}, a dataset "
+            "that save_to_disk wrote. Pass that dataset as a separate input"
+        )
+
+
+def _read_json(file: FoundFile) -> Any:
+    try:
+        return json.loads(read_object(file.url))
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: FoundFile, error: Exception) -> ConvertError:
+    return ConvertError(
+        f"{redact(file.url)} does not have the format that save_to_disk writes ({error!r:.200}). "
+        "Copy the dataset again, or pass its Arrow files one by one"
+    )

@@ -22,16 +22,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cloudload.data.mds.hidden_datasets import describe_hidden, refuse_to_hide
 from cloudload.data.mds.index import INDEX_NAME
 from cloudload.data.mds.own_objects import JOURNAL, REPORT_NAME, SHARD, TEMPORARY, is_of_dataset
-from cloudload.data.mds.survey import JOURNAL_FOLDER
+from cloudload.data.mds.survey import JOURNAL_FOLDER, describe_hidden, refuse_to_hide
 from cloudload.data.storage.objects import delete_object, write_object, write_pieces
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import is_local, join_url, local_path
 from cloudload.errors import CloudloadError, ConvertError, StoreError
-from cloudload.tools.convert.claims import compare_claims
 from cloudload.tools.convert.converted_files import CONVERTED, encode_files, join_files
+from cloudload.tools.convert.finished_part import check_documents
 from cloudload.tools.convert.input_files import InputFile
 from cloudload.tools.convert.joined_shards import JoinedShards
 from cloudload.tools.convert.output import (
@@ -44,8 +43,8 @@ from cloudload.tools.convert.output import (
 )
 from cloudload.tools.convert.plan import PLAN_NAME, ConversionPlan, digest_plan, refuse_replaced
 from cloudload.tools.convert.report import ConvertReport
+from cloudload.tools.convert.rerun_check import compare_claims
 from cloudload.tools.convert.separation import check_removed
-from cloudload.tools.convert.work import check_documents
 
 _OLD_PLAN = f"{JOURNAL_FOLDER}/config.json"
 _EMPTY_FOLDERS = (f"[0-9]*/{JOURNAL_FOLDER}", JOURNAL_FOLDER, "[0-9]*", "lengths/*", "lengths")

@@ -11,7 +11,6 @@ from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.append import has_changed, read_base, stored_columns
-from cloudload.tools.convert.claims import SEGMENT_BYTES, claim_one_segment, compare_claims
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.inputs import FolderFiles
 from cloudload.tools.convert.journal import Journal
@@ -25,6 +24,7 @@ from cloudload.tools.convert.plan import (
     plan_input,
 )
 from cloudload.tools.convert.records import sum_bytes
+from cloudload.tools.convert.rerun_check import SEGMENT_BYTES, claim_one_segment, compare_claims
 from cloudload.tools.convert.segments import Files, Segments
 
 _SMALL_BYTES, _MOST_SMALL = 1 << 20, 10_000

@@ -38,8 +38,7 @@ from cloudload.tools.convert.samples import ShardContext
 from cloudload.tools.convert.segment import SegmentWork, convert_units
 from cloudload.tools.convert.segment_journal import SegmentJournal
 from cloudload.tools.convert.segments import Segment
-from cloudload.tools.convert.shards import ShardJob
-from cloudload.tools.convert.stored_shards import StoredShard
+from cloudload.tools.convert.shards import ShardJob, StoredShard
 from cloudload.tools.engines.units import run_units
 
 logger = logging.getLogger("cloudload.convert")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from cloudload.data.storage.urls import join_url
-from cloudload.system.json_text import to_json
+from cloudload.system.reports import to_json
 
 MAX_LISTED = 20
 _MOST_BAD_FILES = 1_000

@@ -2,6 +2,14 @@
 
 plan ─► convert_segments ─► processes, executor ─► shards, notes ─┬─► report, index.json
      └► convert_units ────► this process ────────► shards, note ──┘
+
+Write the token lengths of a conversion's dataset, just before its index.
+
+    journal, or notes of segments ─► lengths of each shard ─► groups, index of the lengths
+                                                           ─► then index.json of the dataset
+
+Therefore, if the dataset's index exists, so do its lengths. If a run is killed before it writes the
+index, the next run writes the same files again.
 """
 
 from __future__ import annotations
@@ -14,7 +22,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from cloudload.data.mds.dataset import Dataset
 from cloudload.data.mds.index import Column
+from cloudload.data.mds.index_parser import parse_index
 from cloudload.data.mds.own_objects import LENGTHS_PLACE
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
@@ -24,8 +34,8 @@ from cloudload.tools.convert.append import join_base, read_report_if_joined
 from cloudload.tools.convert.columns import PeekableBlocks
 from cloudload.tools.convert.config import ConvertConfig
 from cloudload.tools.convert.finish import Joined, join_notes, list_finished, read_notes
+from cloudload.tools.convert.joined_shards import JoinedShards
 from cloudload.tools.convert.journal import Journal
-from cloudload.tools.convert.lengths import write_lengths
 from cloudload.tools.convert.output import Output, does_exist, list_sizes_at
 from cloudload.tools.convert.plan import ConversionPlan, plan_version
 from cloudload.tools.convert.records import InputUnit, sum_bytes
@@ -33,7 +43,8 @@ from cloudload.tools.convert.rejects import join_rejects
 from cloudload.tools.convert.report import ConvertReport
 from cloudload.tools.convert.segment import SegmentWork, convert_numbered, convert_segment
 from cloudload.tools.convert.segments import Files
-from cloudload.tools.count.group import CountWork
+from cloudload.tools.count.group import CountWork, count_group, finish_count, list_groups
+from cloudload.tools.count.new_shards import ShardLengths, write_groups
 from cloudload.tools.engines.local import open_processes
 from cloudload.tools.engines.shares import Share
 from cloudload.tools.engines.units import Engine, run_units
@@ -393,3 +404,27 @@ def _total_bytes(units: Sequence[InputUnit]) -> int | None:
     files = [file for unit in units for file in unit.files]
     is_known = bool(files) and all(file.bytes is not None for file in files)
     return sum_bytes(files) if is_known else None
+
+
+def write_lengths(
+    work: CountWork,
+    location: str,
+    joined: JoinedShards,
+    *,
+    num_old: int,
+    lengths: Iterable[str],
+    engine: Engine | None,
+) -> int:
+    """Write the lengths of the joined shards, and return the number of tokens.
+
+    `lengths` has the encoded lengths of the shards after the first `num_old`, in order. If a group
+    contains older shards that were not counted, the engine counts the group. Raises the errors of
+    `count_group` and `finish_count`.
+    """
+    index = b"".join(joined.index())
+    dataset = Dataset(location, parse_index(index, redact(location)), "")
+    new = map(ShardLengths.decode, lengths)
+    uncounted = write_groups(work, dataset, num_old, new)
+    for _ in run_units(partial(count_group, work), uncounted, engine):
+        pass
+    return finish_count(work, dataset, list_groups(work, dataset)).index.total("tokens")

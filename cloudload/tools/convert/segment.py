@@ -28,11 +28,16 @@ from cloudload.data.mds.writer import ShardBuffer
 from cloudload.data.storage.objects import write_object
 from cloudload.data.storage.urls import join_url
 from cloudload.errors import ConvertError
-from cloudload.system.daemon_threads import DaemonThreadPool
-from cloudload.system.ordered_results import run_in_order
 from cloudload.system.temp_files import scratch_file
+from cloudload.system.threads import DaemonThreadPool, run_in_order
 from cloudload.tools.convert.columns import PeekableBlocks
 from cloudload.tools.convert.config import ConvertConfig
+from cloudload.tools.convert.finished_part import (
+    Entries,
+    FinishedWork,
+    InputPosition,
+    check_documents,
+)
 from cloudload.tools.convert.input_files import check_unchanged
 from cloudload.tools.convert.inputs import group_units
 from cloudload.tools.convert.output import Output, does_exist, read_if_exists
@@ -43,9 +48,7 @@ from cloudload.tools.convert.report import Counts, order
 from cloudload.tools.convert.samples import BadRecord, EncodedBlock, ShardContext, encode_block
 from cloudload.tools.convert.segment_journal import SegmentJournal
 from cloudload.tools.convert.segments import Segment, count_bytes
-from cloudload.tools.convert.shards import ShardCutter, ShardJob
-from cloudload.tools.convert.stored_shards import StoredShard, store_shard
-from cloudload.tools.convert.work import Entries, FinishedWork, InputPosition, check_documents
+from cloudload.tools.convert.shards import ShardCutter, ShardJob, StoredShard, store_shard
 from cloudload.tools.count.group import CountWork
 
 logger = logging.getLogger("cloudload.convert")

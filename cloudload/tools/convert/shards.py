@@ -1,20 +1,35 @@
 """Cut encoded samples into shards.
 
 samples of consecutive blocks ─► ShardCutter ─► ShardJob, which `store_shard` stores
+
+Store a shard, count its tokens, and list it in the journal.
+
+ShardJob ─► compress, hash ─► count its tokens ─► entry of the journal ─► store
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cloudload.data.mds.writer import ShardFormat
+from cloudload.data.mds.index_parser import parse_index
+from cloudload.data.mds.writer import (
+    PackedShard,
+    ShardBuffer,
+    ShardFormat,
+    encode_index,
+    pack_shard,
+)
+from cloudload.data.storage.objects import write_object
+from cloudload.data.storage.urls import join_url
 from cloudload.system.arrays import Ints
+from cloudload.tools.convert.finished_part import FinishedWork, InputPosition
 from cloudload.tools.convert.report import Counts
-from cloudload.tools.convert.samples import EncodedBlock, EncodedSamples
-from cloudload.tools.convert.work import FinishedWork, InputPosition
+from cloudload.tools.convert.samples import EncodedBlock, EncodedSamples, ShardContext
+from cloudload.tools.count.new_shards import measure_shard
 
 
 @dataclass(frozen=True)
@@ -128,3 +143,41 @@ class _SplitCutter:
         self._next += 1
         self._reset()
         return job
+
+
+class StoredShard(NamedTuple):
+    """The result of storing a shard."""
+
+    entry: dict[str, Any]
+    """The shard's entry in the index."""
+    lengths: list[str]
+    """The shard's token lengths, as `ShardLengths` encodes them; empty if they are not counted."""
+
+
+def store_shard(context: ShardContext, buffer: ShardBuffer, job: ShardJob) -> StoredShard:
+    """Build, compress, and hash a shard, count its tokens, list it in the journal, and store it.
+
+    `buffer` may be used again after the call. Raises `StoreError` if the shard or its journal entry
+    cannot be written, `ConvertError` if another conversion wrote another shard, and the errors of
+    `measure_shard`.
+    """
+    shard = pack_shard(context.form, job.number, job.sizes, job.parts, buffer)
+    location = context.journal.output.shards(job.split)
+    lengths = _count(context, location, shard)
+    context.journal.record(
+        job.place,
+        job.split,
+        shard.entry,
+        following=job.next,
+        counts=job.counts,
+        lengths=lengths,
+    )
+    write_object(join_url(location, shard.name), shard.data)
+    return StoredShard(shard.entry, lengths)
+
+
+def _count(context: ShardContext, location: str, shard: PackedShard) -> list[str]:
+    if context.work is None:
+        return []
+    [info] = parse_index(encode_index([shard.entry]), location)
+    return [measure_shard(context.work, location, info, shard.raw).encode()]

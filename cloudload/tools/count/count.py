@@ -26,13 +26,20 @@ from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url
 from cloudload.rows.tokenization.backend import choose_backend
 from cloudload.run.lengths.files import place_of
-from cloudload.run.lengths.key import make_key
+from cloudload.run.lengths.index import make_key
 from cloudload.run.recipe import Recipe, open_recipe
-from cloudload.system.option_names import suggests_names
+from cloudload.system.option_help import suggests_names
 from cloudload.system.progress_bar import open_progress_bar
 from cloudload.tools.count.estimate import CountEstimate, estimate
-from cloudload.tools.count.finish import Counted, finish_count
-from cloudload.tools.count.group import CountWork, GroupJob, count_group, list_found, list_groups
+from cloudload.tools.count.group import (
+    Counted,
+    CountWork,
+    GroupJob,
+    count_group,
+    finish_count,
+    list_found,
+    list_groups,
+)
 from cloudload.tools.count.report import CountReport
 from cloudload.tools.count.tally import Tally, check_column, merge_tallies
 from cloudload.tools.engines.local import open_processes

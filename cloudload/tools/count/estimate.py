@@ -20,7 +20,7 @@ from cloudload.data.storage.redaction import redact
 from cloudload.run.lengths.group_file import FILTERED
 from cloudload.run.recipe import Recipe
 from cloudload.system.arrays import Floats, Ints
-from cloudload.system.json_text import to_json
+from cloudload.system.reports import to_json
 from cloudload.system.temp_files import explained_full_disk
 from cloudload.tools.count.group import open_meter
 from cloudload.tools.count.report import Distribution, LengthStats

@@ -7,8 +7,10 @@ import functools
 import hashlib
 import itertools
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,10 +30,18 @@ from cloudload.loading.workers.document_reader import DocumentReader, ShardSourc
 from cloudload.rows.tokenization.document_tokenizer import DocumentTokenizer
 from cloudload.rows.tokenization.tokenizer import TokenizerSpec
 from cloudload.run.lengths.group_file import FAILED, FILTERED, decode_group, encode_group
-from cloudload.run.lengths.index import Group, LengthsKey, ShardRange, cut_groups
+from cloudload.run.lengths.index import (
+    Group,
+    LengthsIndex,
+    LengthsKey,
+    ShardRange,
+    cut_groups,
+    index_name,
+)
 from cloudload.run.recipe import Recipe
 from cloudload.system.arrays import Ints
 from cloudload.system.temp_files import explained_full_disk
+from cloudload.tools.count.report import Distribution
 from cloudload.tools.count.tally import Tally
 
 BYTES_AT_ONCE = 1 << 19
@@ -277,3 +287,42 @@ def open_meter(recipe: Recipe, backend: str, folder: Path, retry: Retry) -> Iter
 def _open_tokenizer(spec: TokenizerSpec, backend: str) -> DocumentTokenizer:
     """Open a tokenizer once for all groups that a process counts."""
     return DocumentTokenizer(spec, backend)
+
+
+_READ_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The result of a finished count."""
+
+    url: str
+    """The location of the index."""
+    index: LengthsIndex
+    spread: Distribution
+    """The distribution of the lengths."""
+
+
+def finish_count(work: CountWork, dataset: Dataset, jobs: Sequence[GroupJob]) -> Counted:
+    """Read the groups of a dataset, write their index, and return it.
+
+    `jobs` are all groups of the dataset. Raises `DatasetError` if a file is damaged, and
+    `StoreError` if a file cannot be read or written.
+    """
+    spread, groups = Distribution(), []
+    for group, lengths in read_groups(work, jobs):
+        groups.append(group)
+        spread.add(lengths)
+    data = Corpus((dataset,)).fingerprint(range(1))
+    index = LengthsIndex(asdict(work.key), data, tuple(groups))
+    url = join_url(work.place, f"{work.key.digest}/{index_name(data)}")
+    write_object(url, index.encode(), work.retry)
+    return Counted(url, index, spread)
+
+
+def read_groups(work: CountWork, jobs: Sequence[GroupJob]) -> Iterator[tuple[Group, Ints]]:
+    """Read groups in order, eight at a time; see `read_group`."""
+    with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
+        for first in range(0, len(jobs), _READ_AT_ONCE):
+            some = jobs[first : first + _READ_AT_ONCE]
+            yield from threads.map(partial(read_group, work), some)

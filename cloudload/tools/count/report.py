@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cloudload.system.arrays import Ints
-from cloudload.system.json_text import to_json
+from cloudload.system.reports import to_json
 from cloudload.tools.count.tally import ValueCount
 
 PERCENTILES = (1, 5, 25, 50, 75, 90, 95, 99, 99.9)

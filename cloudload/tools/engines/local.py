@@ -27,10 +27,9 @@ from typing import Any
 
 from cloudload.data.storage.redaction import redact
 from cloudload.errors import WorkerError
-from cloudload.system.main_script import GUARD_ADVICE, find_missing_script
-from cloudload.system.open_files import raise_open_file_limit
+from cloudload.system.child_processes import GUARD_ADVICE, find_missing_script, send
+from cloudload.system.machine import raise_open_file_limit
 from cloudload.system.parent_watch import SIGTERM_STATUS, exit_with_parent
-from cloudload.system.pipes import send
 
 logger = logging.getLogger("cloudload.engines")
 

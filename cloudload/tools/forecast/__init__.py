@@ -4,22 +4,18 @@
                              │
          budget ─► rows ─► documents ─► shards, nodes ─► bytes in use, downloads ─► cost
 
-    plan_run       `plan_run`                         node_cache  one cache: bytes, downloads
-    asked_run      the run to forecast                prices      downloads to cost (`prices.yaml`)
-    budget         tokens, steps, or epochs to rows   speed       the reader, on real shards
-    cases          real or sampled lengths            run_plan    the result
-    drawn_lengths  lengths drawn from a sample        figure      exact, or with a range
-    reading        the documents that a run reads     words       the result as text
-    document_uses  rows to documents, shards, nodes   page        as an HTML page
-    shard_uses     when a node uses a shard           picture     as a PNG
-    nodes          caches, downloads, costs by node
+    plan_run    `plan_run`, and the reader's speed    shard_uses   when a node uses a shard
+    request     the run to forecast, its prices       nodes        caches, downloads, costs
+    budget      tokens, steps, or epochs to rows      result       the result and its figures
+    cases       real or sampled lengths               text_report  as text
+    node_reads  the documents that nodes read         page         as an HTML page or a PNG
 
 A forecast value is a `Figure`: exact, or an estimate with its range.
 """
 
-from cloudload.tools.forecast.figure import Figure as Figure
 from cloudload.tools.forecast.plan_run import plan_run as plan_run
-from cloudload.tools.forecast.run_plan import NodePlan as NodePlan
-from cloudload.tools.forecast.run_plan import Point as Point
-from cloudload.tools.forecast.run_plan import RunPlan as RunPlan
-from cloudload.tools.forecast.run_plan import StreamPlan as StreamPlan
+from cloudload.tools.forecast.result import Figure as Figure
+from cloudload.tools.forecast.result import NodePlan as NodePlan
+from cloudload.tools.forecast.result import Point as Point
+from cloudload.tools.forecast.result import RunPlan as RunPlan
+from cloudload.tools.forecast.result import StreamPlan as StreamPlan

@@ -7,6 +7,13 @@
 For up to 2^24 documents, each document is listed, and the result is exact. For more, the order
 determines the shuffle blocks in which a node reads a shard, and sampled cursors determine the rows
 at which lanes reach those blocks.
+
+List the documents of a run one by one, with the shards that hold them and the rows they are in.
+
+lanes, ordinals ─► units in the lane before each document ─► its rows concat, one_per_row
+rows of lanes   ─► played lanes ─► pieces ─► documents                    best_fit
+tails           ─► remnants ─► documents
+                                  └─► order ─► shard, in an epoch; world ─► node
 """
 
 from __future__ import annotations
@@ -17,11 +24,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cloudload.order.mixture_counts import count_lane_rows
 from cloudload.order.seekable import SeekableOrder
-from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
-from cloudload.system.arrays import NEVER, Flags, Ints
-from cloudload.tools.forecast.document_uses import Part, list_documents, take_uses
-from cloudload.tools.forecast.reading import Reading
+from cloudload.rows.packing.tables import (
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    REMNANT_LANE,
+    REMNANT_ORDINAL,
+    TAIL_REMNANT,
+)
+from cloudload.run.lengths.best_fit_walker import BestFitWalker
+from cloudload.run.lengths.row_finder import BestFitRows
+from cloudload.run.lengths.row_pieces import LANE, ORDINAL, ROW
+from cloudload.run.lengths.sizes import ABSENT, units_of
+from cloudload.system.arrays import NEVER, Flags, Ints, count_within
+from cloudload.tools.forecast.node_reads import Reading, list_ends
 
 _MOST_LISTED = 1 << 24
 _MOST_CURSORS = 48
@@ -169,3 +186,225 @@ def _sample_cursors(reading: Reading, place: int) -> tuple[Ints, Ints]:
             known[row] = cursors[place, :, CURSOR_ORDINAL] + (cursors[place, :, CURSOR_OFFSET] > 0)
     known.setdefault(end, reading.stops[place])
     return np.array(list(known)), np.stack(list(known.values()))
+
+
+_DOCUMENTS_AT_ONCE = 1 << 20
+_ROWS_AT_ONCE = 1 << 16
+
+
+class Part(NamedTuple):
+    """A chunk of shard uses, with the arrays of `ShardUses`."""
+
+    nodes: Ints
+    epochs: Ints
+    shards: Ints
+    first_rows: Ints
+    last_rows: Ints
+    is_ahead: bool = False
+    """Whether the shards are only fetched ahead, because no row needs them."""
+
+
+def take_uses(part: Part, chosen: Flags) -> Part:
+    """Return a part with only the chosen uses."""
+    return part._replace(**{name: getattr(part, name)[chosen] for name in Part._fields[:-1]})
+
+
+def list_documents(reading: Reading, place: int) -> Iterator[Part]:
+    """Yield a component's uses of shards, in chunks of documents.
+
+    Raises `CacheError` if an order or a table cannot be built.
+    """
+    find = _ShardFinder(reading, place)
+    is_played = isinstance(reading.lengths.walkers[place], BestFitWalker)
+    list_lanes = _list_played if is_played else _list_cut
+    yield from list_lanes(reading, place, find)
+    yield from _list_tail(reading, place, find)
+
+
+def _find_stops(reading: Reading, place: int) -> Ints:
+    """Return the ordinal after the last document that each lane may fetch: int64 [lanes]."""
+    stops = reading.stops[place] + reading.documents_ahead[place]
+    return np.minimum(stops, list_ends(reading.recipe.components[place]))
+
+
+def _share_ordinals(stops: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Yield lanes and their ordinals before `stops` (int64 [lanes]), in chunks of ordinals.
+
+    Both are int64 [ordinals, lanes]. Some ordinals of a lane may be at or after its stop.
+    """
+    num_lanes, end = len(stops), int(stops.max(initial=0))
+    step = max(1, _DOCUMENTS_AT_ONCE // num_lanes)
+    for start in range(0, end, step):
+        shape = (min(end, start + step) - start, num_lanes)
+        ordinals = np.arange(start, start + shape[0])[:, None]
+        yield np.broadcast_to(np.arange(num_lanes), shape), np.broadcast_to(ordinals, shape)
+
+
+def _list_cut(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
+    """Yield the uses of `concat` or `one_per_row` lanes. A row has `units_of_row` units."""
+    lengths, packing = reading.lengths, reading.recipe.packing
+    tail_start, stops = reading.tail_starts[place], _find_stops(reading, place)
+    before = np.zeros(len(stops), np.int64)
+    rows = _LaneRows(reading, place, min(reading.last_row, tail_start))
+    for lanes, ordinals in _share_ordinals(stops):
+        found = lengths.walkers[place].measure(lanes, ordinals)
+        ends = before + np.cumsum(units_of(packing, found.sizes), axis=0)
+        starts = ends - units_of(packing, found.sizes)
+        before = ends[-1]
+        is_read = (ordinals < stops) & (found.kinds != ABSENT)
+        firsts = starts // lengths.units_of_row
+        counts = np.maximum(starts, ends - 1) // lengths.units_of_row - firsts + 1
+        for chosen, is_ahead in find.split(is_read, found.sizes):
+            number = counts[chosen]
+            own, ordinal = (np.repeat(each[chosen], number) for each in (lanes, ordinals))
+            in_rows = rows.at(own, np.repeat(firsts[chosen], number) + count_within(number))
+            is_cut = in_rows < tail_start
+            cut = own[is_cut], ordinal[is_cut], in_rows[is_cut]
+            yield from find.list_uses(*cut, is_ahead=is_ahead)
+
+
+def _list_played(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
+    """Yield the uses of `best_fit` lanes, which are played to find their rows."""
+    walker, start = reading.lengths.walkers[place], reading.start
+    assert isinstance(walker, BestFitWalker)
+    assert start.residues is not None
+    finder = BestFitRows(walker, start.cursors[place], start.residues[place])
+    stops = _find_stops(reading, place)
+    firsts = np.full((int(stops.max(initial=0)), len(stops)), NEVER)
+    rows = _LaneRows(reading, place, min(reading.num_rows, reading.tail_starts[place]))
+    step = max(1, _ROWS_AT_ONCE // len(stops))
+    for number in range(0, int(rows.counts.max()), step):
+        lanes, numbers = rows.list_between(number, number + step)
+        pieces = finder.find(lanes, numbers)
+        in_rows = rows.at(lanes, numbers)[pieces[:, ROW]]
+        np.minimum.at(firsts, (pieces[:, ORDINAL], pieces[:, LANE]), in_rows)
+        yield from find.list_uses(pieces[:, LANE], pieces[:, ORDINAL], in_rows)
+    yield from _list_others(reading, place, find, firsts)
+
+
+def _list_others(reading: Reading, place: int, find: _ShardFinder, firsts: Ints) -> Iterator[Part]:
+    """Yield the uses of documents that are in no row of the played lanes.
+
+    `firsts` is the first row of each document, or `NEVER`: int64 [ordinals, lanes].
+    """
+    # once the tail has begun, the documents that are in no row are in the tail
+    is_over = reading.tail_starts[place] <= reading.num_rows
+    # a lane reads a document without tokens just before the next document, for the same row
+    later = np.minimum.accumulate(firsts[::-1])[::-1]
+    stops = _find_stops(reading, place)
+    for lanes, ordinals in _share_ordinals(stops):
+        found = reading.lengths.walkers[place].measure(lanes, ordinals)
+        in_rows = later[ordinals[:, 0]]
+        is_there = (ordinals < stops) & (found.kinds != ABSENT) & (firsts[ordinals[:, 0]] == NEVER)
+        is_passed = is_there & (found.sizes == 0) & (in_rows < NEVER)
+        for chosen, is_ahead in find.split(is_passed, found.sizes):
+            passed = lanes[chosen], ordinals[chosen], in_rows[chosen]
+            yield from find.list_uses(*passed, is_ahead=is_ahead)
+        if not is_over:
+            is_left = is_there & ~is_passed
+            ahead = np.full(int(is_left.sum()), reading.num_rows)
+            yield from find.list_uses(lanes[is_left], ordinals[is_left], ahead, is_ahead=True)
+
+
+def _list_tail(reading: Reading, place: int, find: _ShardFinder) -> Iterator[Part]:
+    """Yield the uses of a component's tail. A row of a tail may have documents of any lane."""
+    if (found := reading.find_tail(place)) is None:
+        return
+    tail, in_run = found
+    num_lanes = reading.recipe.num_lanes
+    pieces = tail.pieces[: tail.piece_starts[len(in_run)]]
+    remnants = tail.remnants[pieces[:, TAIL_REMNANT]]
+    rows = np.repeat(in_run, np.diff(tail.piece_starts[: len(in_run) + 1]))
+    lanes, ordinals = remnants[:, REMNANT_LANE] % num_lanes, remnants[:, REMNANT_ORDINAL]
+    if reading.world.dealing is None and not reading.recipe.config.is_mixed:
+        owners = lanes  # the owner of a lane reads its documents for all nodes
+    else:
+        owners = rows % num_lanes
+    yield find.find(lanes, ordinals, rows, owners)
+    # with token lengths, nodes may fetch the other remnants ahead, but do not need them
+    lanes, ordinals = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]].T
+    starts = np.full(len(lanes), reading.tail_starts[place])
+    yield from find.list_uses(
+        lanes % num_lanes, ordinals, starts, is_ahead=not reading.measures_rest
+    )
+
+
+class _ShardFinder:
+    """Finds the shards of a component's documents, and the nodes that fetch them."""
+
+    def __init__(self, reading: Reading, place: int) -> None:
+        self._component = component = reading.recipe.components[place]
+        self._orders = reading.lengths.walkers[place].orders
+        self._starts = np.cumsum(component.shard_sizes) - component.shard_sizes
+        self._world, self._sharers = reading.world, reading.sharers
+        self._num_rows = reading.num_rows
+        self._first = int(reading.corpus.shards_of(np.array([component.first_sample]))[0])
+
+    def list_uses(
+        self, lanes: Ints, ordinals: Ints, rows: Ints, *, is_ahead: bool = False
+    ) -> Iterator[Part]:
+        """Yield the uses of documents, given their lanes, ordinals, and rows in the run.
+
+        If several nodes make rows of a lane, each of them may fetch all of the lane's documents.
+        """
+        part = self.find(lanes, ordinals, rows, lanes)
+        if self._sharers is None:
+            yield part._replace(is_ahead=is_ahead)
+            return
+        if not is_ahead:
+            is_dealt = rows < self._num_rows
+            yield take_uses(part, is_dealt)
+        uses, nodes = np.nonzero(self._sharers[lanes])
+        yield Part(nodes, part.epochs[uses], part.shards[uses], rows[uses], rows[uses], True)
+
+    def split(self, chosen: Flags, sizes: Ints) -> list[tuple[Flags, bool]]:
+        """Split the chosen documents by use: needed by rows, or only fetched ahead.
+
+        If several nodes make rows of a lane, no row needs the lane's documents without tokens.
+        """
+        if self._sharers is None:
+            return [(chosen, False)]
+        return [(chosen & (sizes > 0), False), (chosen & (sizes == 0), True)]
+
+    def find(self, lanes: Ints, ordinals: Ints, rows: Ints, row_lanes: Ints) -> Part:
+        """Return the uses of documents in rows of the run. `row_lanes` are the rows' lanes."""
+        epochs, positions = self._component.lanes.epoch_positions(lanes, ordinals)
+        samples = self._orders.samples_at(epochs, positions)
+        shards = np.searchsorted(self._starts, samples, side="right") - 1 + self._first
+        return Part(self._world.nodes_of(row_lanes, rows), epochs, shards, rows, rows)
+
+
+class _LaneRows:
+    """The rows that a component's lanes make before row `stop` of the run."""
+
+    def __init__(self, reading: Reading, place: int, stop: int) -> None:
+        recipe = reading.recipe
+        self._num_lanes, self._stop = recipe.num_lanes, stop
+        self._rows: Ints | None = None
+        if len(recipe.components) == 1:
+            self.counts = count_lane_rows(recipe.num_lanes, 0, stop)
+            """Number of these rows in each lane: int64 [lanes]."""
+            return
+        rows = np.arange(stop)
+        rows = rows[recipe.components_of(rows) == place]
+        lanes = rows % self._num_lanes
+        self._rows = rows[np.argsort(lanes, kind="stable")]
+        self.counts = np.bincount(lanes, minlength=self._num_lanes)
+        self._firsts = np.cumsum(self.counts) - self.counts
+
+    def at(self, lanes: Ints, numbers: Ints) -> Ints:
+        """Return the run index of the rows with these numbers in their lanes: int64 [rows].
+
+        The index is at most `stop`, which stands for all later rows.
+        """
+        if self._rows is None:
+            return np.minimum(numbers * self._num_lanes + lanes, self._stop)
+        found = np.full(len(lanes), self._stop)
+        is_there = numbers < self.counts[lanes]
+        found[is_there] = self._rows[(self._firsts[lanes] + numbers)[is_there]]
+        return found
+
+    def list_between(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """List the lane and number of each row with `start ≤ number < stop`: int64 [rows] each."""
+        each = np.clip(self.counts - start, 0, stop - start)
+        return np.repeat(np.arange(self._num_lanes), each), start + count_within(each)

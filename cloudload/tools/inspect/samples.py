@@ -22,12 +22,11 @@ from cloudload.config.checks import as_integer
 from cloudload.config.rows import TEXT_KEY
 from cloudload.config.stream import Stream
 from cloudload.data.mds.dataset import Dataset, is_in_place, open_corpus
-from cloudload.data.mds.document_columns import check_text_column, is_token_array
+from cloudload.data.mds.document_columns import check_text_column, is_token_array, open_token_column
 from cloudload.data.mds.download import download_shard
 from cloudload.data.mds.index import FIXED_FORMATS, Column, ShardInfo
 from cloudload.data.mds.shard import ID_KEY, Shard
 from cloudload.data.mds.shard_start import open_shard_start, open_temporary
-from cloudload.data.mds.token_columns import open_token_column
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.redaction import redact
 from cloudload.data.storage.urls import join_url

@@ -5,9 +5,8 @@
                      LossLog.flush ─► a file for each rank and start of the run
     afterwards       read_losses ─► Losses, each row once ─► blame ─► outliers
 
-    log       `LossLog`, on the device   read   all files of a run, each row once
-    log_file  the file format            blame  outliers
-    mean      a source's mean loss
+    log       `LossLog`, on the device    blame  read all files, find outliers
+    log_file  the file format
 
 A source is a stream. The log has a record for each document in each row: the row, the document, and
 the number and the sum of its tokens' losses.
@@ -19,11 +18,11 @@ from typing import Any as _Any
 
 from cloudload.tools.losses.blame import Blame as Blame
 from cloudload.tools.losses.blame import DocumentLoss as DocumentLoss
+from cloudload.tools.losses.blame import Losses as Losses
 from cloudload.tools.losses.blame import SourceLoss as SourceLoss
 from cloudload.tools.losses.blame import blame as blame
-from cloudload.tools.losses.mean import MeanLoss as MeanLoss
-from cloudload.tools.losses.read import Losses as Losses
-from cloudload.tools.losses.read import read_losses as read_losses
+from cloudload.tools.losses.blame import read_losses as read_losses
+from cloudload.tools.losses.log_file import MeanLoss as MeanLoss
 
 if _TYPE_CHECKING:
     from cloudload.tools.losses.log import LossLog as LossLog

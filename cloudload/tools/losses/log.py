@@ -35,12 +35,12 @@ from cloudload.tools.losses.log_file import (
     ROW,
     SUFFIX,
     TOKENS,
+    MeanLoss,
     Records,
     find_last,
     start_file,
     write_records,
 )
-from cloudload.tools.losses.mean import MeanLoss
 
 
 class _Part(NamedTuple):

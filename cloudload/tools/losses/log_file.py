@@ -16,6 +16,7 @@ import logging
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -169,3 +170,18 @@ def _parse_records(payload: bytes, num_streams: int) -> tuple[Records, Ints]:
 def _shuffle(column: Ints) -> bytes:
     """Return the bytes of a column by significance: first the lowest byte of every value."""
     return np.ascontiguousarray(column).view(np.uint8).reshape(-1, 8).T.tobytes()
+
+
+@dataclass(frozen=True)
+class MeanLoss:
+    """The mean loss of a source over some steps."""
+
+    tokens: int
+    """Number of tokens that have a loss."""
+    sum: float
+    """The sum of the tokens' losses."""
+
+    @property
+    def mean(self) -> float:
+        """The mean loss; NaN without tokens."""
+        return self.sum / self.tokens if self.tokens else float("nan")

@@ -15,11 +15,13 @@
     compare_golden  such a file, options of a loader ─► the first row that differs, and why
     find_document   a sample ─► the lanes that read it ─► its rows ─► the steps that use them
 
-    checkpoint   `load_state`                         documents    `find_document`
-    state_run    `open_run`, `start_run`              viewed_rows  `view_rows`
-    run_parts    `open_runs`, `split_steps`           row_page     `render_rows`
-    state_words  `describe_state`, `compare_states`   golden       `record_golden`, `compare_golden`
-    rows         `trace_steps`, `trace_documents`
+    checkpoint      `load_state`
+    state_run       `open_run`, `open_runs`, `start_run`
+    describe_state  `describe_state`, `compare_states`
+    documents       `find_document`
+    viewed_rows     `view_rows`, `trace_steps`, `trace_documents`
+    row_page        `render_rows`
+    golden          `record_golden`, `compare_golden`
 
 Steps are global batches, counted from 1 at the start of the run. The run's world size does not
 matter. To read a single lane, a query simulates a world with one rank per lane, and creates the
@@ -28,6 +30,11 @@ loader of that lane's rank.
 
 from cloudload.loading.workers.trace import WholeDocument as WholeDocument
 from cloudload.tools.provenance.checkpoint import load_state as load_state
+from cloudload.tools.provenance.describe_state import Difference as Difference
+from cloudload.tools.provenance.describe_state import StateDescription as StateDescription
+from cloudload.tools.provenance.describe_state import compare_states as compare_states
+from cloudload.tools.provenance.describe_state import compare_with_loader as compare_with_loader
+from cloudload.tools.provenance.describe_state import describe_state as describe_state
 from cloudload.tools.provenance.documents import Occurrence as Occurrence
 from cloudload.tools.provenance.documents import explain_absence as explain_absence
 from cloudload.tools.provenance.documents import find_document as find_document
@@ -38,18 +45,13 @@ from cloudload.tools.provenance.golden import compare_golden as compare_golden
 from cloudload.tools.provenance.golden import read_golden as read_golden
 from cloudload.tools.provenance.golden import record_golden as record_golden
 from cloudload.tools.provenance.row_page import render_rows as render_rows
-from cloudload.tools.provenance.rows import trace_documents as trace_documents
-from cloudload.tools.provenance.rows import trace_steps as trace_steps
-from cloudload.tools.provenance.run_parts import open_runs as open_runs
-from cloudload.tools.provenance.run_parts import split_steps as split_steps
 from cloudload.tools.provenance.state_run import Run as Run
 from cloudload.tools.provenance.state_run import open_run as open_run
+from cloudload.tools.provenance.state_run import open_runs as open_runs
+from cloudload.tools.provenance.state_run import split_steps as split_steps
 from cloudload.tools.provenance.state_run import start_run as start_run
-from cloudload.tools.provenance.state_words import Difference as Difference
-from cloudload.tools.provenance.state_words import StateDescription as StateDescription
-from cloudload.tools.provenance.state_words import compare_states as compare_states
-from cloudload.tools.provenance.state_words import compare_with_loader as compare_with_loader
-from cloudload.tools.provenance.state_words import describe_state as describe_state
 from cloudload.tools.provenance.viewed_rows import ViewedRow as ViewedRow
 from cloudload.tools.provenance.viewed_rows import ViewedSpan as ViewedSpan
+from cloudload.tools.provenance.viewed_rows import trace_documents as trace_documents
+from cloudload.tools.provenance.viewed_rows import trace_steps as trace_steps
 from cloudload.tools.provenance.viewed_rows import view_rows as view_rows

@@ -12,12 +12,12 @@ import numpy as np
 from cloudload.errors import DatasetError
 from cloudload.loading.batch import Batch
 from cloudload.loading.loader import CloudLoader
-from cloudload.loading.workers.plan import Plan
 from cloudload.loading.workers.trace import Tracer
-from cloudload.order.canonical import positions_of
+from cloudload.loading.workers.worker_plan import Plan
+from cloudload.order.epoch_order import positions_of
 from cloudload.rows.packing.residue import residue_spans
 from cloudload.rows.packing.tables import CURSOR_ORDINAL, SPAN_EPOCH, SPAN_SAMPLE, SPAN_STREAM
-from cloudload.run.lengths.occurrences import FoundSpan, find_spans
+from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
 from cloudload.run.lengths.run_lengths import RunLengths
 from cloudload.tools.provenance.state_run import Run, open_lane
 

@@ -31,7 +31,12 @@ from cloudload.loading.batch import Batch
 from cloudload.loading.loader import CloudLoader
 from cloudload.rows.packing.tables import SPAN_STREAM
 from cloudload.run.state import read_state
-from cloudload.tools.provenance.state_words import Difference, compare_options, shorten, show_field
+from cloudload.tools.provenance.describe_state import (
+    Difference,
+    compare_options,
+    shorten,
+    show_field,
+)
 
 DATA, TOKENIZER, ORDER = "data", "tokenizer", "order"
 NUM_ROWS = 256

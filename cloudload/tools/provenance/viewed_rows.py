@@ -2,25 +2,36 @@
 
 batch ─┬─ input_ids, labels, position_ids ─────────────────► ViewedRow
        └─ spans ─► Tracer ─► id, shard, text of documents ─► ViewedSpan
+
+Find the text of single tokens. Joined, the texts of a row's tokens are the text of the row.
+
+    byte-level BPE     "Ġthe"     " the"       "âĸ"      bytes E2 96, part of a character
+    byte fallback      "▁the"     " the"       "<0xE2>"  byte E2
+
+A byte that is only a part of a character is written as the surrogate U+DC00 plus the byte, as in
+Python's `surrogateescape`. To get the bytes of a row, join the texts of its tokens, and encode the
+result with `surrogateescape`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cloudload.errors import DatasetError
 from cloudload.loading.batch import Batch
 from cloudload.loading.loader import CloudLoader
 from cloudload.loading.workers.trace import TracedSpan, WholeDocument
-from cloudload.rows.packing.tables import SPAN_ROW
-from cloudload.rows.tokenization.token_texts import TokenTexts
+from cloudload.rows.packing.tables import SPAN_ROW, SPAN_SAMPLE, SPAN_STREAM
+from cloudload.rows.tokenization.loading import load_hf
 from cloudload.system.arrays import Ints, Tokens
-from cloudload.system.html_tables import escape_text, render_table
-from cloudload.tools.provenance.rows import check_rows, read_steps
-from cloudload.tools.provenance.state_run import Run
+from cloudload.system.reports import escape_text, render_table
+from cloudload.tools.provenance.state_run import Run, open_lane
 
 _MOST_TOKENS = 2_048
 # translucent, so that they suit light and dark notebooks
@@ -178,3 +189,167 @@ def _place_spans(traced: Iterable[tuple[TracedSpan, WholeDocument]]) -> Iterator
     for span, document in traced:
         yield ViewedSpan(place, span, document)
         place += span.stop - span.start
+
+
+_SPACE_MARK = "\u2581"
+_FALLBACK_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TokenTexts:
+    """Finds the text of tokens by ID, with the tokenizer.json `text`.
+
+    If `text` is empty, because there is no tokenizer, the text of a token is its ID.
+    """
+
+    def __init__(self, text: str) -> None:
+        content = json.loads(text) if text else {}
+        self._tokenizer = load_hf(text) if text else None
+        self._added = {each["id"]: each for each in content.get("added_tokens") or ()}
+        kinds = {
+            *_list_kinds(content.get("decoder")),
+            *_list_kinds(content.get("pre_tokenizer")),
+        }
+        self._is_byte_level = "ByteLevel" in kinds
+        self._has_fallback = "ByteFallback" in kinds or bool(
+            content.get("model", {}).get("byte_fallback")
+        )
+        self._found: dict[int, str] = {}
+
+    def of(self, ids: Iterable[int]) -> list[str]:
+        """The text of each token."""
+        return [self._found.get(id) or self._find(id) for id in ids]
+
+    def is_special(self, id: int) -> bool:
+        """Whether a token is a special token, such as bos or eos."""
+        return bool(self._added.get(id, {}).get("special"))
+
+    def _find(self, id: int) -> str:
+        self._found[id] = text = self._decode(id)
+        return text
+
+    def _decode(self, id: int) -> str:
+        if self._tokenizer is None:
+            return f"{id} "
+        if id in self._added:
+            return str(self._added[id]["content"])
+        token = self._tokenizer.id_to_token(id)
+        if token is None:
+            return f"<no token {id}>"
+        if self._has_fallback and (byte := _FALLBACK_BYTE.fullmatch(token)):
+            return _decode_bytes(bytes.fromhex(byte[1]))
+        if self._is_byte_level and all(letter in _BYTES for letter in token):
+            return _decode_bytes(bytes(_BYTES[letter] for letter in token))
+        return str(token.replace(_SPACE_MARK, " "))
+
+
+def _decode_bytes(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _list_kinds(part: Any) -> set[str]:
+    """The types of a decoder or pre-tokenizer, and of its components."""
+    if not isinstance(part, dict):
+        return set()
+    kinds = {str(part.get("type"))}
+    for inner in [*(part.get("decoders") or ()), *(part.get("pretokenizers") or ())]:
+        kinds |= _list_kinds(inner)
+    return kinds
+
+
+def _list_bytes() -> dict[str, int]:
+    """Map each letter of GPT-2's byte-level alphabet to its byte.
+
+    Printable Latin-1 letters stand for their own byte. Letters from U+0100 stand for the other
+    bytes, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES = _list_bytes()
+
+
+def trace_steps(
+    run: Run, steps: range, row: int | Sequence[int] | None = None, **delivery: Any
+) -> Iterator[tuple[int, list[TracedSpan]]]:
+    """Yield (step, spans) for each of `steps`, or fewer if the data ends first.
+
+    `steps` must be consecutive. With `row` (from 0), yields only the spans in that row, or in these
+    rows, of the global batch. In an endless run, tracing a single row reads only one lane per step.
+    `delivery` takes options of `DeliveryConfig`. Raises `ValueError` for a row that a step does not
+    have, and for a step that is not after the state. Also raises the errors of `Run.loader`.
+    """
+    rows = [row] if isinstance(row, int) else row
+    only = check_rows(run, rows)
+    for step, loader, batch, place in read_steps(run, steps, only, delivery):
+        spans = batch.spans
+        if place is not None:
+            spans = spans[spans[:, SPAN_ROW] == place]
+        elif rows is not None:
+            spans = spans[np.isin(spans[:, SPAN_ROW], list(rows))]
+        yield step, loader.open_tracer().trace(spans, batch.rows)
+
+
+def check_rows(run: Run, rows: Sequence[int] | None) -> int | None:
+    """Return the only row in `rows`, or None if `rows` does not have exactly one row.
+
+    Raises `ValueError` for a row that a global batch does not have.
+    """
+    for row in rows or ():
+        if not 0 <= row < run.global_batch:
+            raise ValueError(
+                f"row is {row}. Use a row of the step, from 0 to {run.global_batch - 1}"
+            )
+    return rows[0] if rows is not None and len(rows) == 1 else None
+
+
+def read_steps(
+    run: Run, steps: range, row: int | None, delivery: Mapping[str, Any]
+) -> Iterator[tuple[int, CloudLoader, Batch, int | None]]:
+    """Yield (step, loader, batch, row within the batch) for each of `steps`, as `trace_steps` does.
+
+    The yielded row is None if `row` is None. Each batch is valid until the next one is requested.
+    """
+    if row is None or run.can_end:
+        yield from _read_in_turn(run, steps, row, delivery)
+        return
+    for step in steps:
+        number = run.rows_of_step(step)[row]
+        with open_lane(run, number % run.saved.layout.num_lanes, 1, delivery) as loader:
+            loader.seek(number)
+            yield step, loader, next(iter(loader)), 0
+
+
+def _read_in_turn(
+    run: Run, steps: range, row: int | None, delivery: Mapping[str, Any]
+) -> Iterator[tuple[int, CloudLoader, Batch, int | None]]:
+    if not steps:
+        return
+    first = run.rows_of_step(steps[0]).start
+    with run.loader(batch_size=run.global_batch, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        loader.seek(first)
+        for step, batch in zip(steps, loader, strict=False):
+            yield step, loader, batch, row
+
+
+def trace_documents(run: Run, spans: Ints, rows: Ints, **delivery: Any) -> list[TracedSpan]:
+    """Read the documents of spans in any rows of a run, as `loader.trace` does for one batch.
+
+    `spans` is int64 [spans, 6], with the columns of `Batch.spans`, and `rows`, int64 [rows], maps
+    their rows to rows of the run. `delivery` takes options of `DeliveryConfig`. Raises
+    `DatasetError` for a stream or sample that does not exist, and the errors of `Run.loader`.
+    """
+    with run.loader(batch_size=1, dp_rank=0, dp_world_size=1, **delivery) as loader:
+        starts = loader.recipe.corpus.stream_starts
+        streams = np.minimum(spans[:, SPAN_STREAM], len(starts) - 2)
+        is_known = streams == spans[:, SPAN_STREAM]
+        is_known &= spans[:, SPAN_SAMPLE] < np.diff(starts)[streams]
+        if not is_known.all():
+            stream, sample = spans[~is_known][0, [SPAN_STREAM, SPAN_SAMPLE]].tolist()
+            raise DatasetError(
+                f"the data has no sample {sample:,} in stream {stream}. Either this is not the "
+                "data of the run, or shards are missing. Pass the data that the run read (--data)"
+            )
+        return loader.open_tracer().trace(spans, rows)

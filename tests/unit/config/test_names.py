@@ -17,7 +17,7 @@ from cloudload import (
     export_rows,
 )
 from cloudload.errors import CloudloadError
-from cloudload.system.option_names import _find_names
+from cloudload.system.option_help import _find_names
 from testkit.loaders import make_loader
 
 CALLEES: dict[str, Any] = {

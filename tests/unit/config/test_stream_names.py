@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload import Stream
-from cloudload.config.stream_names import name_streams
+from cloudload.config.stream import name_streams
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import list_settings, make_loader
 

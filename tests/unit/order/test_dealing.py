@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.order.dealing import share_lanes
 from cloudload.order.lanes import Lanes
+from cloudload.order.uneven_deal import share_lanes
 from cloudload.system.arrays import Ints
 
 HOSTS = st.lists(st.integers(1, 9), min_size=1, max_size=9).map(

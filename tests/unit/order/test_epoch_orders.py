@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cloudload.errors import CacheError
-from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.order_cache import EpochOrders
 from cloudload.order.spec import OrderConfig, Sampling
 from cloudload.system.verified_files import mark_verified
 from testkit.reference_order import canonical_order
@@ -131,7 +131,7 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from cloudload.errors import CacheError
-from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.order_cache import EpochOrders
 from cloudload.order.spec import OrderConfig
 orders = EpochOrders(Path(sys.argv[1]), np.array([10_000_000]), OrderConfig(True, "py1s", 99, 1, 1))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cloudload.errors import StreamChangedError
-from cloudload.order.mixture import Mixture, Weights, build_mixture
-from cloudload.order.mixture_step import find_step
+from cloudload.order.mixture import Mixture, Weights, build_mixture, find_step
 from cloudload.system.arrays import Ints
 from testkit.examples import EXAMPLES
 from testkit.reference_order import shares_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cloudload.order.mixture_step import find_step
+from cloudload.order.mixture import find_step
 
 LANES = [1, 7, 12, 60, 240, 960, 1000, 3840, 8192]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.order.sampling import reads_per_shard
+from cloudload.order.epoch_order import reads_per_shard
 from cloudload.order.spec import Sampling
 
 Weight = dict[str, Any]

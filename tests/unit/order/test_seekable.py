@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload import CloudLoader
-from cloudload.order.canonical import positions_of
-from cloudload.order.epoch_orders import EpochOrders
+from cloudload.order.epoch_order import positions_of
+from cloudload.order.order_cache import EpochOrders
 from cloudload.order.seekable import SeekableOrder, Shuffle
 from cloudload.order.spec import OrderConfig, Sampling
 from testkit.corpora import write_mds

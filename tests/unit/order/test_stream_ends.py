@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cloudload.order.mixture import Mixture
 from cloudload.order.mixture_counts import Walk
-from cloudload.order.stream_ends import end_streams
+from cloudload.run.lengths.mixture_search import end_streams
 from cloudload.system.arrays import NEVER
 from tests.unit.order.test_mixture_counts import WEIGHTS, mixtures
 

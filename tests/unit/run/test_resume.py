@@ -11,11 +11,17 @@ import pytest
 
 from cloudload.errors import StreamChangedError
 from cloudload.rows.packing.residue import encode_group, residue_spans
-from cloudload.run.appended import describe_left_out, keep_beginning
 from cloudload.run.position import LaneLog, Origin, Position
-from cloudload.run.position_checks import check_cursors, check_stream_tails
 from cloudload.run.recipe import Recipe
-from cloudload.run.resume import resume_mixture, resume_packing, resume_position
+from cloudload.run.resume import (
+    check_cursors,
+    check_stream_tails,
+    describe_left_out,
+    keep_beginning,
+    resume_mixture,
+    resume_packing,
+    resume_position,
+)
 from cloudload.run.state import Saved, build_state, read_state
 from testkit.tiny_runs import tiny_recipe
 

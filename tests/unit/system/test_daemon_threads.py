@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from cloudload.system.daemon_threads import DaemonThreadPool
+from cloudload.system.threads import DaemonThreadPool
 
 
 def run_calls(pool: DaemonThreadPool) -> list[threading.Thread]:

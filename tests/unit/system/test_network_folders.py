@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.system import network_folders
-from cloudload.system.network_folders import network_type
+from cloudload.system import machine
+from cloudload.system.machine import network_type
 
 
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, device: str) -> None:
@@ -18,7 +18,7 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, device: st
         "22 27 0:99999 / /proc rw,relatime - proc proc rw\n"
         f"36 27 {device} / /mnt/a\\040folder rw,noatime shared:1 master:2 - {kind} host:/a rw\n"
     )
-    monkeypatch.setattr(network_folders, "_MOUNTS", mounts)
+    monkeypatch.setattr(machine, "_MOUNTS", mounts)
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def test_the_type_of_the_mount_decides(
 def test_an_unknown_mount_counts_as_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount(tmp_path, monkeypatch, "nfs", "0:99998")
     assert network_type(tmp_path) is None
-    monkeypatch.setattr(network_folders, "_MOUNTS", tmp_path / "nothing")
+    monkeypatch.setattr(machine, "_MOUNTS", tmp_path / "nothing")
     assert network_type(tmp_path) is None
     (tmp_path / "damaged").write_text("36\n\n")
-    monkeypatch.setattr(network_folders, "_MOUNTS", tmp_path / "damaged")
+    monkeypatch.setattr(machine, "_MOUNTS", tmp_path / "damaged")
     assert network_type(tmp_path) is None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.system.package_versions import package_version
+from cloudload.system.machine import package_version
 
 NAME = "a_package_of_this_test"
 

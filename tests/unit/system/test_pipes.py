@@ -8,7 +8,7 @@ from multiprocessing import Pipe
 
 import pytest
 
-from cloudload.system.pipes import send
+from cloudload.system.child_processes import send
 
 
 def test_a_value_is_received_unchanged() -> None:

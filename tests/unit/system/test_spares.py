@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cloudload.system.spares import Spares
+from cloudload.system.threads import Spares
 
 
 class Tool:

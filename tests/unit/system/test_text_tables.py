@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloudload import Stream
-from cloudload.system.text_tables import list_values, render_columns, wrap_text
+from cloudload.system.reports import list_values, render_columns, wrap_text
 from testkit.corpora import random_documents, write_mds
 from testkit.loaders import make_loader
 

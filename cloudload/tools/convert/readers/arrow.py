@@ -28,9 +28,9 @@ from cloudload.tools.convert.readers.arrow_block import (
     check_pyarrow,
     choose_columns,
     cut_batches,
+    local_copy,
     number_rows,
 )
-from cloudload.tools.convert.readers.local_copies import local_copy
 from cloudload.tools.convert.records import BlockStart, Fields, FileUnit, InputBlock
 
 _FILE_MARK, _END_MARK, _FEATHER_1_MARK = b"ARROW1\0\0", b"ARROW1", b"FEA1"

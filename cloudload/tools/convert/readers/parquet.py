@@ -24,14 +24,15 @@ from cloudload.data.storage.objects import download_object
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.input_files import InputFile, Range, check_read
 from cloudload.tools.convert.readers.arrow_block import (
+    LONG_DOWNLOAD,
     ArrowBlock,
     check_pyarrow,
     choose_columns,
     cut_batches,
     join_batches,
+    local_copy,
     number_rows,
 )
-from cloudload.tools.convert.readers.local_copies import LONG_DOWNLOAD, local_copy
 from cloudload.tools.convert.records import BlockStart, FileUnit, InputBlock
 
 _TAIL_BYTES = 1 << 16

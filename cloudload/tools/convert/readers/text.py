@@ -9,8 +9,7 @@ from functools import partial
 
 from cloudload.config.choices import STRICT
 from cloudload.data.storage.urls import is_local
-from cloudload.system.daemon_threads import DaemonThreadPool, settle
-from cloudload.system.ordered_results import run_in_order
+from cloudload.system.threads import DaemonThreadPool, run_in_order, settle
 from cloudload.tools.convert.input_files import DamagedError, InputFile, read_whole
 from cloudload.tools.convert.records import (
     BYTE_ORDER_MARK,

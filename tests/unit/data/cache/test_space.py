@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.data.cache import space
+from cloudload.data.cache import fetch
+from cloudload.data.cache.fetch import publish, remove, reserve
 from cloudload.data.cache.folder import ACCOUNT, shard_files, space_lock, sweep
-from cloudload.data.cache.space import publish, remove, reserve
 from cloudload.errors import CacheError
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import is_temporary, lock_path, make_folder
@@ -75,20 +75,20 @@ def size_of(path: Path) -> int:
 def listings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """A list that gets a cache's root each time this process lists the files of that cache."""
     listed: list[Path] = []
-    list_all = space._list_all
+    list_all = fetch._list_all
 
     def note(root: Path) -> int:
         listed.append(root)
         return list_all(root)
 
-    monkeypatch.setattr(space, "_list_all", note)
+    monkeypatch.setattr(fetch, "_list_all", note)
     return listed
 
 
 def test_reservations_list_the_files_once_per_candidates(
     tmp_path: Path, listings: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "_MOST_CANDIDATES", 5)
+    monkeypatch.setattr(fetch, "_MOST_CANDIDATES", 5)
     for number in range(10):
         use(add(tmp_path, f"{number:02}", 100), number)
     assert len(listings) == 1
@@ -126,7 +126,7 @@ def test_the_least_recently_used_shards_are_evicted_as_if_all_were_listed(
     root = tmp_path_factory.mktemp("cache")
     expected: dict[str, int] = {}  # sizes in bytes, least recently used first
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(space, "_MOST_CANDIDATES", most)
+        patch.setattr(fetch, "_MOST_CANDIDATES", most)
         for second, (what, number, size) in enumerate(steps):
             name = str(number)
             path = root / "data" / name
@@ -147,7 +147,7 @@ def test_the_least_recently_used_shards_are_evicted_as_if_all_were_listed(
                 del expected[name]
                 remove(root, [path])
             elif what == "another process":
-                space._candidates.clear()
+                fetch._candidates.clear()
             assert shards(root) == expected
 
 
@@ -218,7 +218,7 @@ def test_files_that_others_added_count_after_ten_minutes(
     use(add(tmp_path, "new", 200), 3)
     assert sum(shards(tmp_path).values()) == 1_100
     now = time.time
-    monkeypatch.setattr("time.time", lambda: now() + space._MOST_AGE_S)
+    monkeypatch.setattr("time.time", lambda: now() + fetch._MOST_AGE_S)
     add(tmp_path, "last", 1)
     assert shards(tmp_path) == {"of an older version": 500, "new": 200, "last": 1}
 
@@ -226,17 +226,17 @@ def test_files_that_others_added_count_after_ten_minutes(
 def test_a_slow_listing_is_repeated_after_100_times_its_duration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listings: list[Path]
 ) -> None:
-    list_all, now, monotonic, late_s = space._list_all, time.time, time.monotonic, 0.0
+    list_all, now, monotonic, late_s = fetch._list_all, time.time, time.monotonic, 0.0
 
     def list_slowly(root: Path) -> int:
         nonlocal late_s
         late_s += 60
         return list_all(root)
 
-    monkeypatch.setattr(space, "_list_all", list_slowly)
+    monkeypatch.setattr(fetch, "_list_all", list_slowly)
     monkeypatch.setattr("time.time", lambda: now() + late_s)
     monkeypatch.setattr("time.monotonic", lambda: monotonic() + late_s)
-    for step_s, expected in ((0, 1), (space._MOST_AGE_S + 1, 1), (5_000, 1), (500, 2), (5_000, 2)):
+    for step_s, expected in ((0, 1), (fetch._MOST_AGE_S + 1, 1), (5_000, 1), (500, 2), (5_000, 2)):
         late_s += step_s
         add(tmp_path, f"{step_s} {expected}", 1)
         assert len(listings) == expected
@@ -257,14 +257,14 @@ def test_a_start_does_not_wait_for_a_stopped_holder(tmp_path: Path) -> None:
     add(tmp_path, "old", 400)
     with locked(space_lock(tmp_path)):
         sweep(tmp_path)
-    assert space._read(tmp_path).used is None
+    assert fetch._read(tmp_path).used is None
 
 
 def test_an_account_removed_by_a_start_during_a_change_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(add(tmp_path, "old", 400), 1)
-    read = space._read
+    read = fetch._read
 
     def read_and_sweep(root: Path) -> Any:
         found = read(root)
@@ -272,7 +272,7 @@ def test_an_account_removed_by_a_start_during_a_change_is_unknown(
         sweep(root)
         return found
 
-    monkeypatch.setattr(space, "_read", read_and_sweep)
+    monkeypatch.setattr(fetch, "_read", read_and_sweep)
     add(tmp_path, "new", 200)
     assert shards(tmp_path) == {"copied": 500, "new": 200}
 
@@ -370,7 +370,7 @@ def test_a_mapped_file_that_nfs_keeps_counts_but_is_not_evicted(tmp_path: Path) 
 def test_threads_share_candidates_and_hold_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "_MOST_CANDIDATES", 3)
+    monkeypatch.setattr(fetch, "_MOST_CANDIDATES", 3)
     make_folder(tmp_path / "data")
     failures: list[BaseException] = []
 
@@ -381,7 +381,7 @@ def test_threads_share_candidates_and_hold_the_limit(
                 with locked(lock_path(path)):
                     add(tmp_path, path.name, 90 + thread)
                 with locked(space_lock(tmp_path)):
-                    account = space._read(tmp_path).used
+                    account = fetch._read(tmp_path).used
                     assert account is not None
                     assert account <= LIMIT
         except BaseException as error:
@@ -393,7 +393,7 @@ def test_threads_share_candidates_and_hold_the_limit(
     for thread in threads:
         thread.join()
     assert not failures
-    assert space._read(tmp_path).used == sum(shards(tmp_path).values()) <= LIMIT
+    assert fetch._read(tmp_path).used == sum(shards(tmp_path).values()) <= LIMIT
 
 
 def test_a_forked_process_may_evict_the_same_candidates(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def test_a_forked_process_may_evict_the_same_candidates(tmp_path: Path) -> None:
     for number in range(14, 20):
         use(add(tmp_path, f"{number}", 100), number)
     assert sorted(shards(tmp_path)) == [f"{number}" for number in range(10, 20)]
-    assert space._read(tmp_path).used == LIMIT
+    assert fetch._read(tmp_path).used == LIMIT
 
 
 def _die_at(event: int, root: Path) -> None:
@@ -428,7 +428,7 @@ def _die_at(event: int, root: Path) -> None:
                 os._exit(9)
             left -= 1
 
-    space._candidates.clear()
+    fetch._candidates.clear()
     sys.addaudithook(count)
     use(add(root, "b", 500), 2)
     for name, size in (("c", 100), ("d", 100), ("e", 100), ("f", 300)):
@@ -456,7 +456,7 @@ def test_a_process_killed_before_any_system_call_leaves_an_account_that_holds(
         child.start()
         child.join()
         used = sum(path.stat().st_size for path in shard_files(root))
-        account = space._read(root).used
+        account = fetch._read(root).used
         known, unknown = known + (account is not None), unknown + (account is None)
         assert used <= (LIMIT if account is None else account) <= LIMIT, event
         add(root, "last", 400)
@@ -504,7 +504,7 @@ def test_processes_killed_at_any_moment_leave_an_account_that_holds(tmp_path: Pa
             time.sleep(chance.random() / 20)
             with locked(space_lock(tmp_path)):
                 used = sum(map(size_of, shard_files(tmp_path)))
-                account = space._read(tmp_path).used
+                account = fetch._read(tmp_path).used
                 known += account is not None
                 assert used <= (LIMIT if account is None else account) <= LIMIT
             place = chance.randrange(4)
@@ -519,5 +519,5 @@ def test_processes_killed_at_any_moment_leave_an_account_that_holds(tmp_path: Pa
     assert known > kills // 10
     sweep(tmp_path)
     path = add(tmp_path, "last", 1)
-    assert space._read(tmp_path).used == sum(shards(tmp_path).values())
+    assert fetch._read(tmp_path).used == sum(shards(tmp_path).values())
     assert path.exists()

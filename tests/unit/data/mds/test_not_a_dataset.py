@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cloudload.data.mds.dataset import open_corpus
-from cloudload.data.mds.location import Location
 from cloudload.data.storage.base import Retry
+from cloudload.data.storage.locations import Location
 from cloudload.errors import DatasetError, StoreError
 from testkit.corpora import write_mds
 

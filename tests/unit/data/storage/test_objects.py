@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cloudload.data.storage import registry
+from cloudload.data.storage import objects
 from cloudload.data.storage.base import Retry
 from cloudload.data.storage.fsspec import FsspecStore
 from cloudload.data.storage.objects import delete_object
@@ -33,7 +33,7 @@ def test_the_deadline_does_not_hide_the_answer_of_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = _BusyThenSilent()
-    monkeypatch.setitem(registry._BACKENDS, "busy", lambda: store)
+    monkeypatch.setitem(objects._BACKENDS, "busy", lambda: store)
     with pytest.raises(StoreError, match=r"2 attempts.*OSError: slow down") as failure:
         delete_object("busy://bucket/key", Retry(timeout_s=5, deadline_s=1, pause_s=0.01))
     assert failure.value.kind is FailureKind.BUSY

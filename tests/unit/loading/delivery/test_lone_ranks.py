@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from cloudload.errors import RanksDisagreeError
-from cloudload.loading.delivery.gather import _name_missing, wait_for_all
+from cloudload.loading.delivery.all_gather import _name_missing, wait_for_all
 from cloudload.loading.session import preparation
 from testkit.corpora import write_mds
 from testkit.loaders import make_loader

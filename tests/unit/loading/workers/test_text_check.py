@@ -11,7 +11,7 @@ import random
 import numpy as np
 import pytest
 
-from cloudload.loading.workers.text_check import Doubt, TextCheck, reason_to_doubt
+from cloudload.loading.workers.bad_documents import Doubt, TextCheck, reason_to_doubt
 
 PROSE = "The quick brown fox jumps over the lazy dog, and says so. " * 20
 IDS = np.random.default_rng(0).integers(0, 50_000, 500)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cloudload.rows.packing.rows import Framing, fill_rows, list_spans, row_lengths
+from cloudload.rows.packing.fill import Framing, fill_rows, list_spans, row_lengths
 from cloudload.rows.packing.tables import (
     BASE,
     BUFFER,

@@ -13,8 +13,8 @@ import pytest
 from cloudload.data.cache import kept_tokenizers
 from cloudload.data.cache.kept_tokenizers import digest_of, kept_path
 from cloudload.errors import TokenizerError
+from cloudload.rows.tokenization import backend, encoders
 from cloudload.rows.tokenization import backend as gate
-from cloudload.rows.tokenization import encoders, known
 from cloudload.rows.tokenization.backend import choose_backend, list_checked
 from cloudload.rows.tokenization.encoders import open_encoder
 from cloudload.rows.tokenization.loading import load_fastokens
@@ -34,8 +34,8 @@ def text() -> str:
 @pytest.fixture
 def checks(text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Make `text` the only known tokenizer, and return a list that records the checked texts."""
-    table = {known.conditions(list_checked()): {digest_of([text]): "example"}}
-    monkeypatch.setattr(known, "read_table", lambda: table)
+    table = {backend.conditions(list_checked()): {digest_of([text]): "example"}}
+    monkeypatch.setattr(backend, "read_table", lambda: table)
     checked: list[str] = []
     monkeypatch.setattr(gate, "_check", checked.append)
     return checked
@@ -116,7 +116,7 @@ def test_a_wrong_entry_ends_the_run_when_a_document_has_different_ids(
 
 
 def test_the_table_is_for_verified_versions_and_this_version_of_the_checks() -> None:
-    table = known.read_table()
+    table = backend.read_table()
     assert table
     assert know_tokenizers.TABLE.exists()
     for conditions, names in table.items():
@@ -135,13 +135,13 @@ def test_a_digest_is_that_of_a_kept_result(text: str, tmp_path: Path) -> None:
 
 
 def test_without_its_file_the_table_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "TABLE_NAME", "missing.json")
-    known.read_table.cache_clear()
+    monkeypatch.setattr(backend, "TABLE_NAME", "missing.json")
+    backend.read_table.cache_clear()
     try:
-        assert known.read_table() == {}
-        assert not known.is_known("{}", list_checked())
+        assert backend.read_table() == {}
+        assert not backend.is_known("{}", list_checked())
     finally:
-        known.read_table.cache_clear()
+        backend.read_table.cache_clear()
 
 
 def test_the_script_adds_a_tokenizer_that_passes_and_no_other(
@@ -154,9 +154,9 @@ def test_the_script_adds_a_tokenizer_that_passes_and_no_other(
     monkeypatch.setattr(points, lambda: list(range(0x20, 0x100)))
     assert know_tokenizers.know(tokenizer_folder, table) == 0
     written = json.loads(table.read_text())
-    monkeypatch.setattr(known, "read_table", lambda: written)
+    monkeypatch.setattr(backend, "read_table", lambda: written)
     text = load_tokenizer(str(tokenizer_folder)).json
-    assert known.is_known(text, list_checked())
+    assert backend.is_known(text, list_checked())
     assert written.items() >= older.items()
     monkeypatch.setattr(know_tokenizers, "find_problem", lambda _: "it differs")
     table.write_text(json.dumps(older))

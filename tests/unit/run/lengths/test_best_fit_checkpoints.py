@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloudload.run.lengths.lane_marks import LaneMarks, LaneState, Leap
+from cloudload.run.lengths.best_fit_checkpoints import LaneMarks, LaneState, Leap
 from cloudload.system.file_locks import locked
 from cloudload.system.temp_files import lock_path
 from testkit.interrupts import interrupt

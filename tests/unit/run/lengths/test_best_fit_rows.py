@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cloudload.errors import DatasetError
 from cloudload.rows.packing.residue import encode_group, encode_spans
-from cloudload.run.lengths.best_fit_rows import BestFitRows, RowOfDocument, decode_spans
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
+from cloudload.run.lengths.row_finder import BestFitRows, RowOfDocument, decode_spans
 from testkit.tiny_runs import TinyRun
 
 LENGTHS = st.lists(st.integers(0, 12), min_size=4, max_size=20).filter(

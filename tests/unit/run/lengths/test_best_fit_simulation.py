@@ -16,11 +16,11 @@ from cloudload.order.lanes import Lanes
 from cloudload.order.spec import OrderConfig
 from cloudload.rows.packing.packers import PackedRow, Packing
 from cloudload.run.components import Component
-from cloudload.run.lengths import played_lanes
-from cloudload.run.lengths.best_fit_rows import BestFitRows, decode_spans
+from cloudload.run.lengths import best_fit_simulation
+from cloudload.run.lengths.best_fit_checkpoints import DOCUMENTS_OF_MARK, LaneMarks, LaneState
+from cloudload.run.lengths.best_fit_simulation import PlayedLanes
 from cloudload.run.lengths.best_fit_walker import BestFitWalker
-from cloudload.run.lengths.lane_marks import DOCUMENTS_OF_MARK, LaneMarks, LaneState
-from cloudload.run.lengths.played_lanes import PlayedLanes
+from cloudload.run.lengths.row_finder import BestFitRows, decode_spans
 from cloudload.run.lengths.sizes import DocumentSizes, LaneSizes
 from cloudload.run.lengths.tables import LaneTables
 from cloudload.system.arrays import Ints
@@ -85,8 +85,8 @@ def test_any_row_from_any_state_is_that_of_the_packer(  # noqa: PLR0917
 ) -> None:
     """Request rows in any order from two objects that share mark files."""
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(played_lanes, "DOCUMENTS_OF_MARK", spacing)
-        patch.setattr(played_lanes, "_DOCUMENTS_AT_ONCE", at_once)
+        patch.setattr(best_fit_simulation, "DOCUMENTS_OF_MARK", spacing)
+        patch.setattr(best_fit_simulation, "_DOCUMENTS_AT_ONCE", at_once)
         folder = Path(name)
         sizes = make_sizes(lengths, folder, None)
         ends = LaneTables(folder, sizes, packing, "").ends

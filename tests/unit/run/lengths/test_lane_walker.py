@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from cloudload.errors import StreamChangedError
 from cloudload.rows.packing.tables import SIZE_ABSENT, SIZE_FAILED, SIZE_FILTERED
-from cloudload.run.lengths.advance import Walker
 from cloudload.run.lengths.group_file import FAILED as FAILED_LENGTH
 from cloudload.run.lengths.group_file import FILTERED as FILTERED_LENGTH
+from cloudload.run.lengths.lane_walker import Walker
 from cloudload.stats import COUNTS
 from cloudload.system.arrays import Ints
 from testkit.tiny_runs import TinyRun

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.run.lengths.mixture_ending import MixtureTails, arrays_of_stream
+from cloudload.run.lengths.ending import MixtureTails, arrays_of_stream
 from cloudload.run.position import Position
 from cloudload.stats import COUNTS
 from testkit.examples import EXAMPLES

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cloudload.errors import DatasetError
-from cloudload.run.lengths.occurrences import FoundSpan, find_spans
 from cloudload.run.lengths.row_finder import RowFinder
+from cloudload.run.lengths.rows_of_document import FoundSpan, find_spans
 from cloudload.run.position import Position
 from testkit.examples import EXAMPLES
 from testkit.tiny_runs import TinyRun

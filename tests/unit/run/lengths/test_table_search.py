@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloudload.run.lengths.sizes import DocumentSizes, units_of
-from cloudload.run.lengths.table_search import TableSearch
-from cloudload.run.lengths.tables import UNITS, LaneTables
+from cloudload.run.lengths.tables import UNITS, LaneTables, TableSearch
 from cloudload.stats import DOCUMENTS, TOKENS
 from testkit.tiny_runs import TinyRun
 

@@ -1,4 +1,4 @@
-"""The tables in `streaming_format` match the installed version of Streaming."""
+"""The tables in `check.index` match the installed version of Streaming."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cloudload.tools.check import streaming_format
+from cloudload.tools.check import index
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +19,10 @@ def formats() -> Any:
 def test_the_fields_of_an_entry_are_the_arguments_of_its_reader(formats: Any) -> None:
     arguments = inspect.signature(formats.MDSReader.__init__).parameters.keys()
     expected = {*arguments, "version", "format"} - {"self", "dirname", "split"}
-    assert expected == streaming_format.ENTRY_FIELDS
+    assert expected == index.ENTRY_FIELDS
     fields = {field.name for field in dataclasses.fields(formats.FileInfo)}
-    assert fields == streaming_format.FILE_FIELDS
-    assert {*streaming_format.OTHER_FORMATS, "mds"} == formats._readers.keys()
+    assert fields == index.FILE_FIELDS
+    assert {*index.OTHER_FORMATS, "mds"} == formats._readers.keys()
 
 
 @pytest.mark.usefixtures("formats")
@@ -31,9 +31,9 @@ def test_encodings_compressions_and_hashes_are_those_of_its_registries() -> None
     from streaming.base.format.mds.encodings import get_mds_encodings, is_mds_encoding_safe
     from streaming.base.hashing import get_hashes, is_hash
 
-    assert get_mds_encodings() == streaming_format.ENCODINGS
+    assert get_mds_encodings() == index.ENCODINGS
     unsafe = {name for name in get_mds_encodings() if not is_mds_encoding_safe(name)}
-    assert unsafe == streaming_format.UNSAFE_ENCODINGS
-    assert get_compressions() == streaming_format.COMPRESSIONS
+    assert unsafe == index.UNSAFE_ENCODINGS
+    assert get_compressions() == index.STREAMING_COMPRESSIONS
     for name in [*get_hashes(), "shake_128", "crc32c", "xxh3", "sha512_256"]:
-        assert streaming_format.knows_hash(name) == is_hash(name), name
+        assert index.knows_hash(name) == is_hash(name), name

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloudload import cli, convert_to_mds, export_rows
-from cloudload.tools.cli.words import in_words_of_options
+from cloudload.tools.cli.command import in_words_of_options
 from testkit.corpora import byte_tokenizer
 
 

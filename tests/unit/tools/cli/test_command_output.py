@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cloudload import cli, convert_to_mds
-from cloudload.system.json_text import to_json
+from cloudload.system.reports import to_json
 from testkit.corpora import byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
 

@@ -10,7 +10,7 @@ from cloudload.provenance import describe_state
 from cloudload.tools.cli.convert import _describe_time
 from cloudload.tools.cli.count import _describe_lengths
 from cloudload.tools.cli.state import list_lines
-from cloudload.tools.convert.outline import Outline
+from cloudload.tools.convert.dry_run import Outline
 from cloudload.tools.count.report import Bin, LengthStats
 from testkit.loaders import make_loader
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloudload.tools.cli.terminal_text import escape, escape_lines, wrap
+from cloudload.tools.cli.output import escape, escape_lines, wrap
 
 ANY_TEXT = st.text(st.characters())
 

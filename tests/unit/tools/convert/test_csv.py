@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.convert import convert_to_mds
-from cloudload.tools.convert.readers import csv_records
-from cloudload.tools.convert.readers.csv_records import split_records
+from cloudload.tools.convert.readers.csv import split_records
 from testkit.conversions import COMPRESSORS, QUIET, read_dataset, texts
 from testkit.examples import EXAMPLES
 from testkit.readers import check_blocks
@@ -237,7 +236,7 @@ def test_a_resumed_conversion_may_not_change_its_quoting(tmp_path: Path) -> None
 def test_a_record_above_the_limit_ends_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quoting: str
 ) -> None:
-    monkeypatch.setattr(csv_records, "MOST_RECORD_BYTES", 1 << 17)
+    monkeypatch.setattr(csv, "MOST_RECORD_BYTES", 1 << 17)
     path = tmp_path / "a.csv"
     path.write_bytes(b"text\ngood\n" + b"x" * (1 << 18) + b"\nlost\n")
     with pytest.raises(ConvertError, match=r"a\.csv:3: the record is larger than the limit"):

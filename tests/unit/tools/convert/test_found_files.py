@@ -15,7 +15,7 @@ from cloudload.cli import main
 from cloudload.convert import convert_to_mds
 from cloudload.data.file_kinds import find_table, hidden_part
 from cloudload.data.mds.dataset import open_corpus
-from cloudload.data.mds.location import Location
+from cloudload.data.storage.locations import Location
 from cloudload.errors import ConvertError, StoreError
 from cloudload.tools.convert.found_files import find_files
 from cloudload.tools.convert.inputs import list_inputs

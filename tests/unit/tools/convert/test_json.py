@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cloudload.errors import ConvertError
 from cloudload.tools.convert.convert import convert_to_mds
-from cloudload.tools.convert.readers.json_elements import BrokenArrayError, split_array
+from cloudload.tools.convert.readers.json import BrokenArrayError, split_array
 from testkit.conversions import COMPRESSORS, QUIET, documents, read_dataset, texts
 from testkit.examples import EXAMPLES
 from testkit.readers import check_blocks

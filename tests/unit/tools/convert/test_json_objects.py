@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cloudload.tools.convert.readers import json_objects
-from cloudload.tools.convert.readers.json_objects import parse_object
+from cloudload.tools.convert.readers import lines
+from cloudload.tools.convert.readers.lines import parse_object
 
 pytest.importorskip("orjson")
 
@@ -41,7 +41,7 @@ TOKENS = st.lists(st.sampled_from([*MARKS, *NAMED.split(), *ESCAPES.split()]), m
 
 def parse_by_the_standard_library(data: bytes) -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_objects, "orjson", None)
+        patch.setattr(lines, "orjson", None)
         return parse_object(data)
 
 

@@ -6,8 +6,8 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+from cloudload.tools.convert.dry_run import describe_inputs, describe_mixture
 from cloudload.tools.convert.inputs import list_inputs, list_units
-from cloudload.tools.convert.listing import describe_inputs, describe_mixture
 
 
 def describe(inputs: Any, format: str = "auto") -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloudload.tools.convert.split_by_hash import SplitShares, hash_document, parse_shares
+from cloudload.tools.convert.config import SplitShares, hash_document, parse_shares
 from testkit.examples import EXAMPLES
 
 HASHES = 1 << 64

@@ -1,0 +1,318 @@
+"""The orders of a run's epochs, in files that one process builds for all processes of a machine.
+
+    orders(3) ─► in memory? ─► file complete? load it ─► else take the file's lock, build, load
+    from the middle of epoch 2: a background process builds epoch 3, if that is slow
+
+Files of 64 KiB or more are mapped, and smaller files are copied to memory. This is the only module
+of `order` that touches the disk. A seekable order needs no file.
+
+Detect a version of NumPy that shuffles differently, from the order of fixed shards.
+
+    fixed shards ─► order of an epoch ─► hash ─► "" if it is the known one
+
+Except for "seekable", orders come from NumPy's random generators, whose streams NumPy may change.
+Every version so far gives the known hashes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from cloudload.errors import CacheError
+from cloudload.order.epoch_order import fill_order, id_dtype, seekable_order
+from cloudload.order.seekable import SeekableOrder
+from cloudload.order.spec import OrderConfig, Sampling, num_positions
+from cloudload.system.activity import doing
+from cloudload.system.arrays import Ids, Ints
+from cloudload.system.background_process import run_detached
+from cloudload.system.file_locks import locked
+from cloudload.system.temp_files import lock_path, make_folder, partial_file
+from cloudload.system.verified_files import has_unmodified, mark_verified
+
+logger = logging.getLogger("cloudload.order")
+# below this, mapping a file takes longer than reading it
+_MAP_FROM_BYTES = 1 << 16
+# below this, building an order is faster than starting a process
+_BACKGROUND_FROM_POSITIONS = 1 << 20
+_KEPT_POSITIONS, _MOST_KEPT_EPOCHS = 1 << 16, 256
+
+
+class EpochOrders:
+    """The orders of one component. Call it with an epoch to get that epoch's order.
+
+    `shard_sizes` is int64 [shards]. Orders of different inputs are in different subfolders of
+    `folder`.
+    """
+
+    def __init__(
+        self, folder: Path, shard_sizes: Ids, config: OrderConfig, sampling: Sampling | None = None
+    ) -> None:
+        self._parent, self._shard_sizes, self._config, self._sampling = (
+            folder,
+            shard_sizes,
+            config,
+            sampling,
+        )
+        digest = hashlib.sha256(json.dumps(asdict(config), sort_keys=True).encode())
+        digest.update(np.ascontiguousarray(shard_sizes, np.int64).tobytes())
+        if sampling is not None:
+            digest.update(json.dumps(asdict(sampling), sort_keys=True).encode())
+        # a version of NumPy that shuffles differently must not use the files of another one
+        digest.update(identify_order(config, sampling).encode())
+        self._folder = folder / digest.hexdigest()[:24]
+        self._orders: dict[int, Ids | SeekableOrder] = {}
+        self._num_positions = num_positions(shard_sizes, sampling)
+        # lanes are rarely an epoch apart, except on tiny data, where many orders are cheap to keep
+        self._kept_epochs = min(
+            _MOST_KEPT_EPOCHS, max(2, _KEPT_POSITIONS // max(1, self._num_positions))
+        )
+
+    def __call__(self, epoch: int) -> Ids | SeekableOrder:
+        """The sample ID at each position of `epoch`: integer [positions], read-only.
+
+        A seekable order is a `SeekableOrder` instead of an array. Raises `CacheError` if the order
+        has no usable file and cannot be built.
+        """
+        order = self._orders.get(epoch)
+        if order is None:
+            order = self._seek(epoch) if self._config.is_seekable else self._open(epoch)
+            # replace the dict instead of changing it, because other threads may read it
+            first = epoch - self._kept_epochs
+            kept = {each: old for each, old in self._orders.items() if each >= first}
+            self._orders = {**kept, epoch: order}
+        return order
+
+    def samples_at(self, epochs: Ints, positions: Ints) -> Ints:
+        """The sample at each position of its epoch: int64 [positions].
+
+        Raises the errors of `__call__`.
+        """
+        samples = np.empty(len(epochs), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            own = epochs == epoch
+            samples[own] = self(epoch)[positions[own]]
+        return samples
+
+    def is_ready(self, epoch: int) -> bool:
+        """Whether the order of `epoch` is in memory, is on disk, or is cheap to build."""
+        is_cheap = self._config.is_seekable or self._num_positions < _BACKGROUND_FROM_POSITIONS
+        return is_cheap or epoch in self._orders or is_whole(self._path(epoch))
+
+    def build_in_background(self, epoch: int) -> bool:
+        """Start a process that builds the order of `epoch` ahead of time, and return immediately.
+
+        Returns whether a process was started. Does nothing if the order exists, is being built, or
+        is cheap to build. If the process fails or cannot start, `__call__` builds the order.
+        """
+        if self.is_ready(epoch):
+            return False
+        try:
+            make_folder(self._folder)
+            return run_detached(
+                "cloudload.order.order_cache:build_as_asked",
+                self._request(epoch),
+                lock_path(self._path(epoch)),
+            )
+        except OSError as error:
+            logger.info(
+                "cannot build the order of epoch %d ahead of time: %s. It will be built when it is "
+                "needed",
+                epoch,
+                error,
+            )
+            return False
+
+    def build(self, epoch: int) -> None:
+        """Write the order of an epoch to its file, unless the file is complete.
+
+        The caller must hold the file's lock. Once every `_kept_epochs` epochs, this also removes
+        old orders. Raises `OSError` if the file cannot be written.
+        """
+        path = self._path(epoch)
+        if self._find(path) is not None:
+            return
+        narrow = id_dtype(self._shard_sizes)
+        with partial_file(path) as part:
+            with part.open("wb+") as file:
+                header = {
+                    "descr": narrow.str,
+                    "fortran_order": False,
+                    "shape": (self._num_positions,),
+                }
+                np.lib.format.write_array_header_1_0(file, header)  # type: ignore[no-untyped-call]
+                # on a full disk, posix_fallocate raises OSError. Without it, writing to the sparse
+                # memory map would kill the process with SIGBUS
+                os.posix_fallocate(
+                    file.fileno(), file.tell(), self._num_positions * narrow.itemsize
+                )
+                order = np.memmap(file, narrow, "r+", file.tell(), (self._num_positions,))
+                fill_order(order, self._shard_sizes, self._config, epoch, self._sampling)
+                order.flush()
+                os.fsync(file.fileno())
+            mark_verified(part)
+            part.replace(path)
+        if epoch % self._kept_epochs == 0:
+            self._remove_before(epoch - self._kept_epochs)
+
+    def _seek(self, epoch: int) -> SeekableOrder:
+        return seekable_order(self._shard_sizes, self._config, epoch, self._sampling)
+
+    def _open(self, epoch: int) -> Ids:
+        path = self._path(epoch)
+        found = self._find(path)
+        if found is not None:
+            return found
+        try:
+            make_folder(self._folder)
+            # files are removed only under their lock, so this one exists until it is mapped
+            what = f"the order of epoch {epoch}"
+            with (
+                locked(lock_path(path), what=f"build {what}", is_reentrant=True),
+                doing(f"building {what} ({self._num_positions:,} documents)"),
+            ):
+                self.build(epoch)
+                return self._load(path)
+        except (OSError, MemoryError) as error:
+            order = f"the order of epoch {epoch} ({self._num_positions:,} documents)"
+            if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
+                raise CacheError(
+                    f"not enough memory to build {order}: {error!r}. Free memory. A "
+                    "new run can also use shuffle_algo='seekable', which needs no order in memory "
+                    "(a saved run cannot switch to it)"
+                ) from error
+            raise CacheError(
+                f"cannot write {order} to {self._folder}: {error!r}. Free disk space, or set "
+                "`local` to a different folder. A new run can also use shuffle_algo='seekable', "
+                "which needs no file (a saved run cannot switch to it)"
+            ) from error
+
+    def _find(self, path: Path) -> Ids | None:
+        """Load an order from its file, or return None if the file is not complete or readable."""
+        with contextlib.suppress(OSError):
+            if is_whole(path):
+                return self._load(path)
+        return None
+
+    def _load(self, path: Path) -> Ids:
+        """Load an order from its file, which is in version 1.0 of NumPy's file format.
+
+        `np.load` would parse the header as Python code. On some versions of Python 3.11, that fails
+        if two threads do it at once (python/cpython#106905). Raises `OSError` if the file cannot be
+        read or is too short.
+        """
+        dtype, shape = id_dtype(self._shard_sizes), (self._num_positions,)
+        with path.open("rb") as file:
+            start = 10 + int.from_bytes(file.read(10)[8:], "little")
+            if os.fstat(file.fileno()).st_size < start + self._num_positions * dtype.itemsize:
+                raise OSError(f"{path} is too short")
+            order = np.memmap(file, dtype, "r", start, shape).view(np.ndarray)
+        if order.nbytes < _MAP_FROM_BYTES:
+            order = order.copy()
+            order.flags.writeable = False  # a mapped order is read-only, too
+        return order  # a plain array, because indexing a memmap is slow
+
+    def _path(self, epoch: int) -> Path:
+        return self._folder / f"epoch-{epoch}.npy"
+
+    def _remove_before(self, epoch: int) -> None:
+        """Remove the files of orders before `epoch`, except those that are locked."""
+        for old in self._folder.glob("epoch-*.npy"):
+            if int(old.stem.removeprefix("epoch-")) < epoch:
+                with locked(lock_path(old), wait=False) as is_free:
+                    if is_free:
+                        old.unlink(missing_ok=True)
+
+    def _request(self, epoch: int) -> bytes:
+        settings = {
+            "folder": str(self._parent.absolute()),
+            "config": asdict(self._config),
+            "sampling": None if self._sampling is None else asdict(self._sampling),
+            "epoch": epoch,
+        }
+        return (
+            json.dumps(settings).encode()
+            + b"\n"
+            + np.ascontiguousarray(self._shard_sizes, "<i8").tobytes()
+        )
+
+
+def build_as_asked(request: bytes) -> None:
+    """Run `EpochOrders.build` for a `_request`, as the main function of a background process."""
+    text, _, sizes = request.partition(b"\n")
+    asked = json.loads(text)
+    sampling = asked["sampling"] and Sampling(
+        **{name: tuple(value) for name, value in asked["sampling"].items()}
+    )
+    shard_sizes = np.frombuffer(sizes, "<i8").astype(np.int64)
+    EpochOrders(Path(asked["folder"]), shard_sizes, OrderConfig(**asked["config"]), sampling).build(
+        asked["epoch"]
+    )
+
+
+def is_whole(path: Path) -> bool:
+    """Whether an order's file exists and is unmodified since it was built."""
+    with contextlib.suppress(OSError):
+        return has_unmodified(path)
+    return False
+
+
+KNOWN_VERSIONS = "NumPy 1.24 to 2.4"
+_SHARD_SIZES = np.array([40, 7, 64, 31, 90, 12], np.int64)
+_SAMPLING = Sampling((3, 3), (150, 60))
+_KNOWN = {
+    ("py1e", False): "46cecfe87156a68d",
+    ("py1e", True): "399fc4bbb1a9ef0d",
+    ("py1br", False): "ff9a24017032be55",
+    ("py1br", True): "47d7db44b007cb53",
+    ("py1s", False): "380480ec8bf4d149",
+    ("py1s", True): "ed184efb88a244fd",
+    ("py2s", False): "72aae6156a25dc29",
+    ("py2s", True): "96bef1ea0d94a175",
+    ("naive", False): "3b27f78b399b6a46",
+    ("naive", True): "8886d44af7024df1",
+    ("seekable", False): "75a536d3f1596db9",
+    ("seekable", True): "46025a6ae0a8121c",
+    ("", False): "156945f6db3cab90",
+    ("", True): "c59a47ebe884787c",
+}
+"""The hash for each shuffle algorithm, "" without shuffle, and for whether samples are drawn."""
+
+
+def identify_order(config: OrderConfig, sampling: Sampling | None) -> str:
+    """The hash of the order of fixed shards, or "" if it is the one that all versions so far give.
+
+    It depends on the shuffle algorithm and on whether samples are drawn, not on the data.
+    """
+    way = config.shuffle_algo if config.shuffle else "", sampling is not None
+    found = hash_fixed_order(*way)
+    return "" if found == _KNOWN.get(way) else found
+
+
+@cache
+def hash_fixed_order(shuffle_algo: str, is_sampled: bool) -> str:
+    """The hash of the order of fixed shards. `shuffle_algo` is "" without shuffle."""
+    config = OrderConfig(
+        shuffle=bool(shuffle_algo),
+        shuffle_algo=shuffle_algo,
+        shuffle_block_size=32,
+        num_canonical_nodes=2,
+        seed=17,
+    )
+    sampling = _SAMPLING if is_sampled else None
+    number = num_positions(_SHARD_SIZES, sampling)
+    order = np.empty(number, np.int64)
+    if config.is_seekable:
+        order[:] = seekable_order(_SHARD_SIZES, config, 1, sampling)[np.arange(number)]
+    else:
+        fill_order(order, _SHARD_SIZES, config, 1, sampling)
+    return hashlib.sha256(order.astype("<i8").tobytes()).hexdigest()[:16]

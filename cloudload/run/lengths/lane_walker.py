@@ -1,0 +1,343 @@
+"""Compute the cursors and statistics of lanes at a later row, without reading documents.
+
+    lane        ····aaaa|bbbb|cccccccc|dd     cursor (a, 4), and 2 rows of 5 units further
+                    └─────┴─────┘             cursor (c, 2): tokens [4, 8) of a, b, 2 tokens of c
+
+Positions are found for all lanes of a component at once. Nearby documents are measured one by one.
+A distant document is found in three steps: its table by the tables' totals, its block by bisection,
+and the document by a scan of the block. Reading the documents would produce the same result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from cloudload.errors import StreamChangedError
+from cloudload.order.order_cache import EpochOrders
+from cloudload.rows.packing.packers import Packing
+from cloudload.rows.packing.tables import (
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    CURSOR_SIZE,
+    SIZE_ABSENT,
+    SIZE_FAILED,
+    SIZE_FILTERED,
+)
+from cloudload.run.lengths.sizes import ABSENT, DocumentSizes, LaneSizes, units_of
+from cloudload.run.lengths.tables import UNITS, LaneTables, TableSearch
+from cloudload.run.position import Residues
+from cloudload.stats import COUNTS, DOCUMENTS, FAILED, FILTERED, PADDING, TOKENS
+from cloudload.system.arrays import NEVER, Flags, Ints, count_within
+
+_SIZE_OF_KIND = {ABSENT: SIZE_ABSENT, FILTERED: SIZE_FILTERED, FAILED: SIZE_FAILED}
+
+
+# above this number of documents, a table is faster than measuring the documents one by one: a table
+# that exists, or one that must be built first
+_SCANNED_WITH_TABLE, _SCANNED_WITHOUT = 1 << 16, 1 << 22
+_SCANNED_AT_ONCE, _LEAST_OF_LANE = 1 << 20, 8
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """The state of lanes after their next rows."""
+
+    cursors: Ints
+    """int64 [lanes, 3], with columns `packing.tables.CURSOR_ORDINAL` and so on."""
+    counts: Ints
+    """int64 [streams of the component, counts]: the statistics of these rows."""
+    is_dry: Flags
+    """bool [lanes]: whether the lane ends before its rows, or has no tokens at all. If any lane is
+    dry, `cursors` is invalid, and other lanes may be dry, too."""
+    residues: Residues | None = None
+    """Object array of bytes, [lanes]; None if the packing has no residue."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """The result of `Walker.locate`: the cursors at the requested units."""
+
+    cursors: Ints
+    """int64 [places, 3], with columns `packing.tables.CURSOR_ORDINAL` and so on; the size is not
+    set."""
+    is_dry: Flags
+    """bool [places]; see `Advanced.is_dry`."""
+
+
+class Walker:
+    """Computes the cursors and statistics of one component's lanes at later rows."""
+
+    def __init__(self, tables: LaneTables, sizes: LaneSizes, packing: Packing) -> None:
+        self._tables, self._sizes, self._packing = tables, sizes, packing
+        self._unit_tokens = 1 if packing.name == "concat" else packing.seq_len
+        self._row_units = packing.row_units
+        self._search = TableSearch(tables, sizes, packing)
+
+    def advance(self, cursors: Ints, rows: Ints, residues: Residues | None = None) -> Advanced:
+        """Advance each lane from its cursor (int64 [lanes, 3]) by `rows` (int64 [lanes]).
+
+        `residues` is as in `Advanced`. Raises `CacheError` if a table cannot be built, and
+        `StreamChangedError` if a cursor does not match the length of its document.
+        """
+        after, counts = cursors.copy(), np.zeros((len(self._tables.streams), len(COUNTS)), np.int64)
+        needed = rows * self._row_units
+        moving = np.flatnonzero(needed > 0)
+        begun = moving[cursors[moving, CURSOR_OFFSET] > 0]
+        if len(begun):
+            self._finish_begun(begun, after, needed, counts)
+        moving = np.flatnonzero(needed > 0)
+        is_dry = np.zeros(len(cursors), np.bool_)
+        if len(moving):
+            moving, dry = self._scan(moving, after, needed, counts)
+            is_dry[dry] = True
+        if len(moving) and not is_dry.any():
+            is_dry[moving] = self._walk(moving, after, needed[moving], counts)
+        self._set_sizes(after, rows > 0)
+        # count all padding in the first stream, as reading the rows would
+        counts[0, PADDING], counts[1:, PADDING] = counts[:, PADDING].sum(), 0
+        return Advanced(after, counts, is_dry)
+
+    def _set_sizes(self, cursors: Ints, moved: Flags) -> None:
+        """Set `CURSOR_SIZE` of the lanes that moved: the size of the document that the cursor is
+        inside, or 0."""
+        cursors[moved, CURSOR_SIZE] = 0
+        inside = np.flatnonzero(moved & (cursors[:, CURSOR_OFFSET] > 0))
+        if len(inside):
+            found = self._sizes.measure(inside, cursors[inside, CURSOR_ORDINAL])
+            cursors[inside, CURSOR_SIZE] = found.whole
+
+    def count_units(self, cursors: Ints) -> Ints:
+        """The number of units from each cursor to the end of its lane, in a finite run.
+
+        `cursors` is int64 [lanes, 3], and the result int64 [lanes].
+        """
+        assert self._tables.end is not None
+        lanes = np.arange(len(cursors))
+        begun = np.flatnonzero(cursors[:, CURSOR_OFFSET])
+        units = np.zeros(len(cursors), np.int64)
+        found = self._measure_begun(begun, cursors)
+        units[begun] = units_of(self._packing, found.whole - cursors[begun, CURSOR_OFFSET])
+        numbers, within = np.divmod(
+            cursors[:, CURSOR_ORDINAL] + (cursors[:, CURSOR_OFFSET] > 0), self._tables.num_ordinals
+        )
+        live = np.flatnonzero(numbers < self._tables.end)
+        for number in range(int(numbers.min()), self._tables.end):
+            units += self._tables.totals(number)[:, UNITS] * (numbers <= number)
+        units[live] -= self._search.sums_before(lanes[live], numbers[live], within[live])[:, UNITS]
+        return units
+
+    def count_units_before(self, cursors: Ints, lanes: Ints, ordinals: Ints) -> Ints:
+        """The number of units from a lane's cursor to the start of a later document of the lane.
+
+        `cursors` is int64 [lanes, 3]; `lanes`, `ordinals` and the result are int64 [documents].
+        """
+        begun = np.flatnonzero(cursors[:, CURSOR_OFFSET])
+        units = np.zeros(len(cursors), np.int64)
+        found = self._measure_begun(begun, cursors)
+        units[begun] = units_of(self._packing, found.whole - cursors[begun, CURSOR_OFFSET])
+        heads = cursors[:, CURSOR_ORDINAL] + (cursors[:, CURSOR_OFFSET] > 0)
+        first = int(heads.min()) // self._tables.num_ordinals
+        own = np.unique(lanes)
+        units[own] -= self._units_since(first, own, heads[own])
+        return units[lanes] + self._units_since(first, lanes, ordinals)
+
+    def _units_since(self, first: int, lanes: Ints, ordinals: Ints) -> Ints:
+        """The number of units in each lane from the start of table `first` to a document."""
+        units: Ints = self._search.sums_since(first, lanes, ordinals)[:, UNITS]
+        return units
+
+    def count_documents(self, lanes: Ints, heads: Ints, stops: Ints) -> Ints:
+        """The statistics of the lanes' documents with ordinals in [`heads`, `stops`).
+
+        Each document counts as read to its end. The arguments are int64 [lanes]. Returns int64
+        [streams of the component, counts].
+        """
+        numbers = stops - heads
+        first = int(heads.min(initial=0 if not len(heads) else NEVER)) // self._tables.num_ordinals
+        is_ready = self._tables.is_ready(first)
+        if numbers.sum() > (_SCANNED_WITH_TABLE if is_ready else _SCANNED_WITHOUT):
+            since = partial(self._search.sums_since, first, lanes)
+            sums = since(stops) - since(heads)
+            total: Ints = sums[:, UNITS + 1 :].sum(axis=0)
+        else:
+            found = self._sizes.measure(
+                np.repeat(lanes, numbers), np.repeat(heads, numbers) + count_within(numbers)
+            )
+            total = self._tables.sum_columns(found, lambda column: column.sum())[UNITS + 1 :]
+        return total.reshape(-1, len(COUNTS))
+
+    def measure_rest(self, cursors: Ints) -> list[Ints]:
+        """The sizes of the documents from each cursor to the end of its lane, encoded as in
+        remnants.
+
+        `cursors` is int64 [lanes, 3]. Returns int64 [documents] for each lane, with `SIZE_ABSENT`,
+        `SIZE_FILTERED` and `SIZE_FAILED`. Raises `StreamChangedError` as `advance` does.
+        """
+        heads = cursors[:, CURSOR_ORDINAL]
+        numbers = np.maximum(0, self._tables.ends - heads)
+        lanes = np.repeat(np.arange(len(cursors)), numbers)
+        found = self._sizes.measure(lanes, np.repeat(heads, numbers) + count_within(numbers))
+        sizes = found.sizes.copy()
+        for kind, size in _SIZE_OF_KIND.items():
+            sizes[found.kinds == kind] = size
+        parts = np.split(sizes, np.cumsum(numbers)[:-1])
+        begun = np.flatnonzero((cursors[:, CURSOR_OFFSET] > 0) & (numbers > 0))
+        wholes = self._measure_begun(begun, cursors).whole
+        for lane, whole in zip(begun.tolist(), wholes.tolist(), strict=True):
+            parts[lane][0] = whole
+        return parts
+
+    @property
+    def orders(self) -> EpochOrders:
+        """The order of each epoch of the component."""
+        return self._sizes.orders
+
+    def measure(self, lanes: Ints, ordinals: Ints) -> DocumentSizes:
+        """Measure documents, as `LaneSizes.measure` does."""
+        return self._sizes.measure(lanes, ordinals)
+
+    def streams_of(self, lanes: Ints, ordinals: Ints) -> Ints:
+        """The stream of each document, given by lane and ordinal: int64 [documents]."""
+        return self._sizes.measure(lanes, ordinals).streams
+
+    def _measure_begun(self, lanes: Ints, cursors: Ints) -> DocumentSizes:
+        """Measure the documents that the cursors of these lanes are inside.
+
+        Raises `StreamChangedError` if a document's length has changed since its lane began to read
+        it.
+        """
+        ordinals, offsets, sizes = cursors[lanes].T
+        found = self._sizes.measure(lanes, ordinals)
+        is_wrong = (offsets > found.whole) | ((sizes > 0) & (sizes != found.whole))
+        if is_wrong.any():
+            place = int(np.argmax(is_wrong))
+            raise StreamChangedError(
+                f"lane {lanes[place]}: the state is at token {offsets[place]:,} of document "
+                f"{ordinals[place]:,}, which had {sizes[place]:,} tokens (0 if unknown), but "
+                f"according to the token lengths, it has {found.whole[place]:,}. The data, the "
+                "tokenizer, or the transform changed. Restore what changed, or set lengths='off'"
+            )
+        return found
+
+    def _finish_begun(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> None:
+        """Advance lanes within the documents that their cursors are inside.
+
+        `min_tokens` does not exclude such a document, because it was accepted before. Changes
+        `cursors`, `needed` and `counts`.
+        """
+        found, offsets = self._measure_begun(lanes, cursors), cursors[lanes, CURSOR_OFFSET]
+        left = found.whole - offsets
+        units = units_of(self._packing, left)
+        used = np.minimum(units, needed[lanes])
+        tokens = np.minimum(left, used * self._unit_tokens)
+        is_past = used == units
+        cursors[lanes, CURSOR_ORDINAL] += is_past
+        cursors[lanes, CURSOR_OFFSET] = np.where(is_past, 0, offsets + tokens)
+        needed[lanes] -= used
+        own = found.streams - self._tables.streams.start
+        np.add.at(counts, (own, np.full_like(own, TOKENS)), tokens)
+        np.add.at(counts, (own, np.full_like(own, PADDING)), used * self._unit_tokens - tokens)
+        # a document that was accepted before counts as one with tokens
+        np.add.at(counts, (own[is_past], np.full(is_past.sum(), DOCUMENTS)), 1)
+
+    def _scan(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> tuple[Ints, Ints]:
+        """Advance lanes that are between documents by measuring a limited number of documents.
+
+        Changes `cursors`, `needed`, and `counts`. Returns the lanes that need to advance further,
+        and the dry lanes, which are endless lanes without tokens; see `LaneSizes.is_barren`.
+        """
+        epoch = int(cursors[lanes, CURSOR_ORDINAL].min()) // self._tables.num_ordinals
+        budget = _SCANNED_WITH_TABLE if self._tables.is_ready(epoch) else _SCANNED_WITHOUT
+        each, barren = _LEAST_OF_LANE, np.zeros(len(lanes), np.int64)
+        most_at_once = 2 * self._sizes.component.lanes.num_positions
+        while len(lanes) and (budget := budget - each * len(lanes)) >= 0:
+            targets, starts = needed[lanes], cursors[lanes, CURSOR_ORDINAL]
+            ordinals = starts[:, None] + np.arange(each)
+            found = self._sizes.measure(np.broadcast_to(lanes[:, None], ordinals.shape), ordinals)
+            places, into, passed = self._search.find_within(found, targets)
+            sums = self._search.sum_first(found, places)
+            counts += sums[:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
+            self._set_cursors(lanes, starts + places, into, cursors, counts)
+            needed[lanes] -= passed
+            barren = np.where(passed > 0, 0, barren + each)
+            is_barren = self._sizes.is_barren(barren) & (self._tables.end is None)
+            if is_barren.any():
+                return np.flatnonzero(needed > 0), lanes[is_barren]
+            is_left = (needed[lanes] > 0) & (starts + each < self._tables.ends[lanes])
+            mean = max(1.0, passed.sum() / (each * len(lanes)))
+            lanes, barren = lanes[is_left], barren[is_left]
+            each = int(needed[lanes].max(initial=0) / mean) + _LEAST_OF_LANE
+            most = _SCANNED_AT_ONCE // max(1, len(lanes))
+            most = min(most, most_at_once) if barren.any() else most
+            each = max(_LEAST_OF_LANE, min(each, most))
+        return np.flatnonzero(needed > 0), lanes[:0]
+
+    def _set_cursors(
+        self, lanes: Ints, ordinals: Ints, into: Ints, cursors: Ints, counts: Ints
+    ) -> None:
+        """Set each lane's cursor to `into` units inside a document, and count the tokens before it.
+
+        Changes `cursors` and `counts`.
+        """
+        offsets = into * self._unit_tokens
+        cursors[lanes, CURSOR_ORDINAL], cursors[lanes, CURSOR_OFFSET] = ordinals, offsets
+        if (begun := np.flatnonzero(offsets)).size:
+            own = self.streams_of(lanes[begun], ordinals[begun]) - self._tables.streams.start
+            np.add.at(counts, (own, np.full_like(own, TOKENS)), offsets[begun])
+
+    def _walk(self, lanes: Ints, cursors: Ints, needed: Ints, counts: Ints) -> Flags:
+        """Advance lanes that are between documents by using tables. Changes `cursors` and `counts`.
+
+        Returns which lanes are dry: bool [lanes].
+        """
+        numbers, within = np.divmod(cursors[lanes, CURSOR_ORDINAL], self._tables.num_ordinals)
+        sums = -self._search.sums_before(lanes, numbers, within)
+        targets = needed - sums[:, UNITS]
+        is_dry = self._search.pass_tables(lanes, numbers, targets, sums)
+        live = np.flatnonzero(~is_dry)
+        ordinals, into, last = self._search.find(lanes[live], numbers[live], targets[live])
+        sums[live] += last
+        counts += sums[live][:, UNITS + 1 :].sum(axis=0).reshape(counts.shape)
+        self._set_cursors(lanes[live], ordinals, into, cursors, counts)
+        return is_dry
+
+    def locate(self, starts: Ints, lanes: Ints, units: Ints) -> Located:
+        """Find, for each place, the cursor that is `units` after the start of a lane.
+
+        `starts` is int64 [all lanes, 3]. `lanes` and `units` are int64 [places], where a lane may
+        be repeated. Raises `CacheError` if a table cannot be built, and `StreamChangedError` if a
+        start does not match the length of its document.
+        """
+        cursors, units = starts[lanes], units.copy()
+        begun = np.flatnonzero(cursors[:, CURSOR_OFFSET] > 0)
+        offsets = cursors[begun, CURSOR_OFFSET]
+        left = units_of(self._packing, self._measure_begun(lanes[begun], starts).whole - offsets)
+        is_past = units[begun] >= left
+        cursors[begun, CURSOR_ORDINAL] += is_past
+        cursors[begun, CURSOR_OFFSET] = np.where(
+            is_past, 0, offsets + units[begun] * self._unit_tokens
+        )
+        units[begun] -= left
+        further = np.flatnonzero(units >= 0)
+        is_dry = np.zeros(len(lanes), np.bool_)
+        is_dry[further] = self._locate(lanes[further], cursors, further, units[further])
+        return Located(cursors, is_dry)
+
+    def _locate(self, lanes: Ints, cursors: Ints, places: Ints, units: Ints) -> Flags:
+        """Move the cursors at `places`, which are between documents, by `units`.
+
+        Changes `cursors`. Returns which of them are dry: bool [places].
+        """
+        ordinals = cursors[places, CURSOR_ORDINAL]
+        numbers, within = np.divmod(ordinals, self._tables.num_ordinals)
+        sums = self._search.sums_before(lanes, numbers, within)
+        targets = units + sums[:, UNITS]
+        is_dry = self._search.pass_tables(lanes, numbers, targets, sums)
+        live = np.flatnonzero(~is_dry)
+        ordinals, into, _ = self._search.find(lanes[live], numbers[live], targets[live])
+        cursors[places[live], CURSOR_ORDINAL] = ordinals
+        cursors[places[live], CURSOR_OFFSET] = into * self._unit_tokens
+        return is_dry

@@ -1,0 +1,250 @@
+"""Find the rows that contain a document, from token lengths.
+
+    sample ─► its lane and ordinal in each epoch ─► units before it in the lane ─► rows
+                                                └─► pieces of the tail
+
+Reading all rows would find the same rows, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from cloudload.errors import DatasetError
+from cloudload.order.epoch_order import positions_of
+from cloudload.rows.packing.residue import residue_spans
+from cloudload.rows.packing.tables import (
+    CURSOR_OFFSET,
+    CURSOR_ORDINAL,
+    REMNANT_LANE,
+    REMNANT_ORDINAL,
+    TAIL_REMNANT,
+)
+from cloudload.rows.packing.tail import Tail
+from cloudload.run.lengths.best_fit_walker import BestFitWalker
+from cloudload.run.lengths.lane_walker import Walker
+from cloudload.run.lengths.row_finder import BestFitRows
+from cloudload.run.lengths.run_lengths import RunLengths
+from cloudload.run.position import Position
+from cloudload.system.arrays import Ints
+
+_ROWS_AT_ONCE = 1 << 22
+
+
+class FoundSpan(NamedTuple):
+    """Tokens [start, stop) of a document in a row of the run."""
+
+    row: int
+    place: int
+    """The span's place in its row, by which the spans of a row are sorted."""
+    epoch: int
+    start: int
+    stop: int
+
+
+class _Reading(NamedTuple):
+    """One occurrence of the document in a lane: in an epoch, the lane reads it at `ordinal`."""
+
+    epoch: int
+    lane: int
+    ordinal: int
+
+
+def find_spans(
+    lengths: RunLengths, position: Position, component: int, sample: int, stop_row: int
+) -> list[FoundSpan]:
+    """Find each span of a sample in the rows from a position to `stop_row`, in order of rows.
+
+    `sample` is an index within the component with index `component`. The position must be before
+    the tail. Raises the errors of `RunLengths.advance`, and `DatasetError` if a lane of an endless
+    run has no tokens before `stop_row`.
+    """
+    if lengths.recipe.has_stream_ends:
+        return _find_in_mixture(lengths, position, component, sample, stop_row)
+    end_of_lanes = stop_row
+    found = _advance(lengths, position, stop_row)
+    if found.tail is not None:
+        end_of_lanes = found.table_rows
+    lanes = lengths.recipe.components[component].lanes
+    ends, _ = lanes.epoch_positions(
+        np.arange(lanes.num_lanes), found.cursors[component][:, CURSOR_ORDINAL]
+    )
+    last = int(ends.max()) if lanes.epochs is None or found.tail is None else lanes.epochs - 1
+    readings = list(_list_readings(lengths, position, component, sample, last))
+    if not readings:
+        return []
+    find = _find_in_lanes if position.residues is None else _find_in_played_lanes
+    spans = list(find(lengths, position, component, readings, end_of_lanes))
+    if found.tail is not None:
+        spans += _find_in_tail(lengths, position, readings, stop_row)
+    return sorted(spans)
+
+
+def _advance(lengths: RunLengths, position: Position, row: int) -> Position:
+    found = lengths.advance(position, row, pads=True)
+    if found is None:
+        raise DatasetError(
+            f"the rows before row {row:,} are unknown, because a lane has no tokens. Set an eos, "
+            "or use more documents or a smaller num_lanes"
+        )
+    return found
+
+
+def _find_in_mixture(
+    lengths: RunLengths, position: Position, component: int, sample: int, stop: int
+) -> list[FoundSpan]:
+    """Like `find_spans`, for a mixture whose streams end."""
+    tails = lengths.find_tails(position)
+    stop = min(stop, tails.ending.end)
+    found = _advance(lengths, position, stop)
+    lanes = lengths.recipe.components[component].lanes
+    if found.stages_of(component):
+        last = (lanes.epochs or 0) - 1
+    else:
+        heads = found.cursors[component][:, CURSOR_ORDINAL]
+        last = int(lanes.epoch_positions(np.arange(lanes.num_lanes), heads)[0].max())
+    readings = list(_list_readings(lengths, position, component, sample, last))
+    if not readings:
+        return []
+    spans: list[FoundSpan] = []
+    if not position.stages_of(component):
+        end = min(stop, tails.ending.lane_ends[component])
+        find = _find_in_lanes if position.residues is None else _find_in_played_lanes
+        spans += find(lengths, position, component, readings, end)
+    if found.stages_of(component):
+        first = component * lanes.num_lanes
+        flat = [reading._replace(lane=first + reading.lane) for reading in readings]
+        rows = range(tails.number(component, position.rows), tails.number(component, stop))
+        spans += [
+            span._replace(row=tails.row_of(component, span.row))
+            for span in _find_pieces(tails.tail(component), flat)
+            if span.row in rows
+        ]
+    return sorted(spans)
+
+
+def _list_readings(
+    lengths: RunLengths, position: Position, component: int, sample: int, last_epoch: int
+) -> Iterator[_Reading]:
+    """Yield each occurrence of a sample in a lane after the position, up to `last_epoch`."""
+    orders, lanes = lengths.walkers[component].orders, lengths.recipe.components[component].lanes
+    lane_at = np.argsort(lanes.first_positions)
+    heads, waiting = (
+        position.cursors[component, :, CURSOR_ORDINAL],
+        _list_waiting(position, component),
+    )
+    oldest = heads.copy()
+    for lane, ordinal in waiting:
+        oldest[lane] = min(oldest[lane], ordinal)
+    epochs, _ = lanes.epoch_positions(np.arange(lanes.num_lanes), oldest)
+    last_epoch = last_epoch if lanes.epochs is None else min(last_epoch, lanes.epochs - 1)
+    for epoch in range(int(epochs.min()), last_epoch + 1):
+        for within in positions_of(orders(epoch), sample).tolist():
+            ordinal, place = divmod(epoch * lanes.stride + within, lanes.num_lanes)
+            lane = int(lane_at[place])
+            if ordinal >= heads[lane] or (lane, ordinal) in waiting:
+                yield _Reading(epoch, lane, ordinal)
+
+
+def _list_waiting(position: Position, component: int) -> dict[tuple[int, int], int]:
+    """The number of tokens of each document in the residues, by (lane, ordinal)."""
+    heads = position.cursors[component, :, CURSOR_ORDINAL].tolist()
+    return {
+        (lane, document): stop - start
+        for lane, head in enumerate(heads)
+        for document, start, stop in residue_spans(position.residue(component, lane), head)
+    }
+
+
+def _find_in_lanes(
+    lengths: RunLengths, position: Position, component: int, readings: list[_Reading], stop: int
+) -> Iterator[FoundSpan]:
+    """Yield the spans in rows before `stop` that are cut from lanes."""
+    walker, cursors = lengths.walkers[component], position.cursors[component]
+    lanes, ordinals = np.array([reading[1:] for reading in readings], np.int64).T
+    starts, sizes, before = _measure(walker, cursors, lanes, ordinals)
+    rows: dict[int, Ints] = {}
+    for number, reading in enumerate(readings):
+        lane = reading.lane
+        if lane not in rows:
+            rows[lane] = _list_rows(lengths, component, lane, position.table_rows, stop)
+        start, size, units = (int(each[number]) for each in (starts, sizes, before))
+        for row, first, after in lengths.cut_spans(units, size - start):
+            if row < len(rows[lane]):
+                place = max(0, units - row * lengths.units_of_row)
+                found = int(rows[lane][row])
+                yield FoundSpan(found, place, reading.epoch, start + first, start + after)
+
+
+def _find_in_played_lanes(
+    lengths: RunLengths, position: Position, component: int, readings: list[_Reading], stop: int
+) -> Iterator[FoundSpan]:
+    """Like `_find_in_lanes`, for `best_fit` lanes."""
+    walker, cursors = lengths.walkers[component], position.cursors[component]
+    assert isinstance(walker, BestFitWalker)
+    assert position.residues is not None
+    residues = position.residues[component]
+    finder, waiting = BestFitRows(walker, cursors, residues), _list_waiting(position, component)
+    lanes, ordinals = np.array([reading[1:] for reading in readings], np.int64).T
+    starts, sizes = _measure_left(walker, cursors, lanes, ordinals)
+    for reading, left in zip(readings, (sizes - starts).tolist(), strict=True):
+        _, lane, ordinal = reading
+        rows = _list_rows(lengths, component, lane, position.table_rows, stop)
+        tokens = waiting.get((lane, ordinal), left)
+        for found in finder.find_document(lane, ordinal, tokens, len(rows)):
+            row = int(rows[found.row])
+            yield FoundSpan(row, found.place, reading.epoch, found.start, found.stop)
+
+
+def _measure_left(walker: Walker, cursors: Ints, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints]:
+    """The first unread token of each document, and its size: int64 [documents] each."""
+    is_begun = (ordinals == cursors[lanes, CURSOR_ORDINAL]) & (cursors[lanes, CURSOR_OFFSET] > 0)
+    found = walker.measure(lanes, ordinals)
+    starts = np.where(is_begun, cursors[lanes, CURSOR_OFFSET], 0)
+    return starts, np.where(is_begun, found.whole, found.sizes)
+
+
+def _measure(walker: Walker, cursors: Ints, lanes: Ints, ordinals: Ints) -> tuple[Ints, Ints, Ints]:
+    """The first unread token of each document, its size, and the units before that token."""
+    starts, sizes = _measure_left(walker, cursors, lanes, ordinals)
+    is_begun = starts > 0
+    before = walker.count_units_before(cursors, lanes, np.where(is_begun, ordinals + 1, ordinals))
+    return starts, sizes, np.where(is_begun, 0, before)
+
+
+def _list_rows(lengths: RunLengths, component: int, lane: int, start: int, stop: int) -> Ints:
+    """The rows of the run, in [start, stop), that belong to a component's lane: int64 [rows]."""
+
+    recipe = lengths.recipe
+    first, found = start + (lane - start) % recipe.num_lanes, []
+    for begin in range(first, stop, _ROWS_AT_ONCE * recipe.num_lanes):
+        end = min(stop, begin + _ROWS_AT_ONCE * recipe.num_lanes)
+        rows = np.arange(begin, end, recipe.num_lanes)
+        found.append(rows[recipe.components_of(rows) == component])
+    return np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+def _find_in_tail(
+    lengths: RunLengths, position: Position, readings: list[_Reading], stop: int
+) -> Iterator[FoundSpan]:
+    """Yield the spans in rows of the tail before `stop`."""
+    tail = lengths.pack_tail(lengths.find_ending(position))
+    return (span for span in _find_pieces(tail, readings) if span.row < stop)
+
+
+def _find_pieces(tail: Tail, readings: list[_Reading]) -> Iterator[FoundSpan]:
+    """Yield the spans in rows of a tail."""
+    epoch_of = {reading[1:]: reading.epoch for reading in readings}
+    pairs = tail.remnants[:, [REMNANT_LANE, REMNANT_ORDINAL]]
+    lanes = np.array([lane for lane, _ in epoch_of])
+    for remnant in np.flatnonzero(np.isin(pairs[:, 0], lanes)).tolist():
+        epoch = epoch_of.get((int(pairs[remnant, 0]), int(pairs[remnant, 1])))
+        if epoch is None:
+            continue
+        for piece in np.flatnonzero(tail.pieces[:, TAIL_REMNANT] == remnant).tolist():
+            row = tail.first_row + int(np.searchsorted(tail.piece_starts, piece, "right")) - 1
+            _, first, after = tail.pieces[piece].tolist()
+            yield FoundSpan(row, piece, epoch, first, after)

@@ -1,0 +1,46 @@
+"""The program's main script, which a child process imports first unless it is forked.
+
+spawn, forkserver ─► new interpreter ─► imports the script ─► receives its work
+
+The script must therefore be a file, and must not start processes when it is imported.
+
+Send a value through a pipe. If that fails, the error can be collected safely.
+
+`Connection.send` writes from a view of a `BytesIO`, and the traceback of a failed write refers to
+both. If that traceback becomes part of a reference cycle, collecting it aborts Python 3.12.1
+(python/cpython#111049) and prints an ignored exception on Python 3.13 (python/cpython#111331).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+GUARD_ADVICE = (
+    "A worker that is not forked first imports the program's main script, and that import may have "
+    "failed (see stderr). In the script, put the code that starts the work under `if __name__ == "
+    "'__main__':`"
+)
+"""The advice in an error about a worker that ended before it received its work."""
+
+
+def find_missing_script() -> str | None:
+    """Return the main script's name, such as `<stdin>`, if other processes cannot import it.
+
+    If they can, return None.
+    """
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    is_importable = path is None or main.__spec__ is not None or os.path.exists(path)
+    return None if is_importable else path
+
+
+def send(connection: Connection, value: Any) -> None:
+    """Pickle the value and send it; `Connection.recv` receives it.
+
+    Raises `OSError` if the pipe is closed, and the pickler's error if the value has no pickle.
+    """
+    connection.send_bytes(bytes(ForkingPickler.dumps(value)))

@@ -1,0 +1,86 @@
+"""Versions of installed packages. The version of an imported package cannot change, so it is read
+only once, because that parses a file. Other packages may be installed while a notebook runs.
+
+Detect whether a folder is on a network file system.
+
+On a network file system, another machine can remove a file that a process on this machine has
+mapped. If the process then reads the mapped memory, SIGBUS kills it. Locks may work only between
+processes of one machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import sys
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed package; None if the package is not installed.
+
+    `name` is the name of both the package and its module.
+    """
+    return _read_once(name) if name in sys.modules else _read(name)
+
+
+def _read(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+_read_once = cache(_read)
+
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # a container's limit, in bytes
+
+
+def total_memory_bytes() -> int:
+    """The machine's physical memory, or the container's limit if that is lower."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # there is no such file, or it says "max"
+        return min(physical, int(_CGROUP_LIMIT.read_text()))
+    return physical
+
+
+_MOST_OPEN_FILES = 1 << 16
+
+
+def raise_open_file_limit() -> None:
+    """Raise this process's soft limit on open files to the hard limit, but not above 65,536."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+_NETWORK = re.compile(
+    "nfs4?|cifs|smb3|smbfs|afs|ceph|lustre|gpfs|beegfs|glusterfs|orangefs|wekafs"
+    # most other FUSE file systems are remote, such as fuse.sshfs, fuse.gcsfuse, and fuse.juicefs
+    r"|fuse(\.(?!fuse-overlayfs|mergerfs|bindfs|lxcfs).*)?"
+)
+
+
+def network_type(folder: Path) -> str | None:
+    """The type of the network file system that a folder is on, or will be on once it is created.
+
+    Returns None for a local file system, and if the type is unknown.
+    """
+    with contextlib.suppress(OSError, StopIteration, IndexError):
+        existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+        device = os.stat(existing).st_dev
+        for line in _MOUNTS.read_text(errors="replace").splitlines():
+            mount, _, source = line.partition(" - ")
+            if mount.split()[2] == f"{os.major(device)}:{os.minor(device)}":
+                kind = source.split()[0]
+                return kind if _NETWORK.fullmatch(kind) else None
+    return None

@@ -1,0 +1,158 @@
+"""A thread pool that never delays the exit of a process, and objects for one caller at a time.
+
+    spares = Spares(open_reader, close_reader)
+    with spares.lend() as reader:      a spare reader, or a new one
+        reader.read(…)                 meanwhile, threads and signal handlers get others
+
+After an exception, the object is closed, because it may be in the midst of a change.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+_Calls = queue.SimpleQueue[_Call | None]
+
+
+class DaemonThreadPool:
+    """A pool of daemon threads, for which the interpreter does not wait at exit.
+
+    Each of the first `num_threads` calls to `submit` starts a thread. The threads end after
+    `close`, or after the pool is garbage-collected.
+    """
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._num_threads, self._name = num_threads, name
+        self._calls: _Calls = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        weakref.finalize(self, _end, self._calls, self._threads).atexit = False
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run a call in a thread, and return its future. Calls start in the order submitted."""
+        future: Future[T] = Future()
+        if len(self._threads) < self._num_threads:
+            self._threads.append(_start(self._calls, self._name))
+        self._calls.put((future, function, arguments))  # only now, because a start may fail
+        return future
+
+    def close(self, timeout_s: float) -> None:
+        """Cancel calls that have not started, and wait at most `timeout_s` for running calls."""
+        while not self._calls.empty():
+            if (call := self._calls.get()) is not None:
+                call[0].cancel()
+        _end(self._calls, self._threads)
+        for thread in self._threads:
+            thread.join(timeout_s / len(self._threads))
+
+
+def _start(calls: _Calls, name: str) -> threading.Thread:
+    """Start a thread. It has the calls but not the pool, so that the pool can be collected."""
+    thread = threading.Thread(target=_work, args=(calls,), name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _work(calls: _Calls) -> None:
+    while (call := calls.get()) is not None:
+        if call[0].set_running_or_notify_cancel():
+            settle(*call)
+        del call  # an idle thread must not keep arguments or results alive
+
+
+def _end(calls: _Calls, threads: Sequence[threading.Thread]) -> None:
+    """Let the threads of a pool end after the calls submitted so far."""
+    for _ in threads:
+        calls.put(None)
+
+
+def await_unless_failed(future: Future[T] | None) -> T | None:
+    """Wait for a call's result. Returns None if it has failed already.
+
+    The cause may be over by now, so the caller should make the call again.
+    """
+    if future is None or (future.done() and future.exception() is not None):
+        return None
+    return future.result()
+
+
+def settle(future: Future[T], function: Callable[..., T], arguments: tuple[Any, ...] = ()) -> None:
+    """Call `function`, and set its result or its exception on `future`."""
+    try:
+        result = function(*arguments)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def run_in_order(
+    submit: Callable[[Item], Future[Result]], items: Iterable[Item], ahead: int
+) -> Iterator[tuple[Item, Result]]:
+    """Yield (item, result) in the order of `items`.
+
+    While one result is awaited, up to `ahead` further items are already submitted.
+
+    Raises the error of the first item whose task fails.
+    """
+    waiting: deque[tuple[Item, Future[Result]]] = deque()
+    for item in items:
+        waiting.append((item, submit(item)))
+        if len(waiting) > ahead:
+            yield _take(waiting)
+    while waiting:
+        yield _take(waiting)
+
+
+def _take(waiting: deque[tuple[Item, Future[Result]]]) -> tuple[Item, Result]:
+    item, future = waiting.popleft()
+    return item, future.result()
+
+
+class Spares(Generic[T]):
+    """Lends objects that `make` creates. Can be pickled if both functions can, without objects."""
+
+    def __init__(self, make: Callable[[], T], close: Callable[[T], object]) -> None:
+        self._make, self._close = make, close
+        self._idle: list[T] = []
+        self._process = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Spares, (self._make, self._close)
+
+    @contextmanager
+    def lend(self) -> Iterator[T]:
+        """Lend an object for the `with` block, which is then its only user."""
+        lent = self._take()
+        lent = self._make() if lent is None else lent
+        try:
+            yield lent
+        except BaseException:
+            self._close(lent)
+            raise
+        self._idle.append(lent)
+
+    def _take(self) -> T | None:
+        if self._process != os.getpid():  # a fork copies objects, but not their threads
+            self._idle, self._process = [], os.getpid()
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return None
+
+    def close(self) -> None:
+        """Close the objects that nobody uses. `lend` still works, and makes new ones."""
+        while (spare := self._take()) is not None:
+            self._close(spare)

@@ -1,0 +1,154 @@
+"""A table of the inputs of a conversion, by format.
+
+format            files          bytes
+jsonl (gz)           12      1,234,567
+parquet               3    987,654,321
+total                15    988,888,888
+left out: 2 hidden or uncommitted files and folders: _SUCCESS, _temporary/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cloudload.data.storage.redaction import redact
+from cloudload.system.reports import to_json
+from cloudload.tools.convert.input_files import InputFile
+from cloudload.tools.convert.inputs import FolderFiles, list_hidden, list_inputs, list_units
+from cloudload.tools.convert.records import DEFAULT_BLOCK_BYTES, InputUnit, sum_bytes
+from cloudload.tools.convert.segments import DEFAULT_SEGMENT_BYTES, Segments, count_bytes
+
+_ROWS = "datasets and iterators"
+_MOST_HIDDEN = 5
+
+
+def describe_hidden(count: int, names: Sequence[str]) -> str:
+    """Describe the hidden files and folders that are left out. `names` has the first of them."""
+    noun = "file or folder" if count == 1 else "files and folders"
+    shown = ", ".join(map(redact, names[:_MOST_HIDDEN]))
+    more = f", and {count - _MOST_HIDDEN:,} more" if count > _MOST_HIDDEN else ""
+    return f"{count:,} hidden or uncommitted {noun}: {shown}{more}"
+
+
+def list_left_out(hidden: Sequence[str]) -> list[str]:
+    """Return the line of the table about hidden files, if there are any."""
+    return [f"left out: {describe_hidden(len(hidden), hidden)}"] if hidden else []
+
+
+def describe_inputs(units: Iterable[InputUnit]) -> list[str]:
+    """Return the lines of the table: the files and stored bytes of each format and compression.
+
+    Formats are sorted by name. If there are several, a line with the total of all files follows.
+    Inputs that are not files are counted in the last line. Stdin counts as a file of unknown size.
+    """
+    groups: dict[str, list[InputFile]] = {}
+    others = 0
+    for unit in units:
+        for file in unit.files:
+            groups.setdefault(_kind(file), []).append(file)
+        others += not unit.files
+    rows = [(kind, f"{len(files):,}", _bytes(files)) for kind, files in sorted(groups.items())]
+    if len(rows) > 1:
+        every = [file for files in groups.values() for file in files]
+        rows.append(("total", f"{len(every):,}", _bytes(every)))
+    if others:
+        rows.append((_ROWS, f"{others:,}", "unknown"))
+    rows.insert(0, ("format", "files", "bytes"))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [
+        f"{kind:<{widths[0]}}  {count:>{widths[1]}}  {size:>{widths[2]}}"
+        for kind, count, size in rows
+    ]
+
+
+def describe_mixture(units: Iterable[InputUnit]) -> str | None:
+    """Return a warning about text files among files of records, such as a README, or None."""
+    files = [file for unit in units for file in unit.files]
+    texts = [file for file in files if file.format == "text"]
+    records = [file for file in files if file.format != "text"]
+    if not texts or not records:
+        return None
+    others = f" and {len(texts) - 1:,} more" if len(texts) > 1 else ""
+    verb = "become plain-text documents" if len(texts) > 1 else "becomes a plain-text document"
+    noun = "file is" if len(records) == 1 else "files are"
+    return (
+        f"{texts[0].name}{others} {verb}, although the other {len(records):,} {noun} "
+        f"{', '.join(sorted({_kind(file) for file in records}))}. To leave files out, pass a glob "
+        "such as 'corpus/**/*.jsonl.gz'"
+    )
+
+
+def _kind(file: InputFile) -> str:
+    return f"{file.format} ({file.compression})" if file.compression else file.format
+
+
+def _bytes(files: Iterable[InputFile]) -> str:
+    known = list(files)
+    if any(file.bytes is None for file in known):
+        return "unknown"
+    return f"{sum_bytes(known):,}"
+
+
+_CORE_BYTES_PER_S = {None: 60e6, "gz": 15e6, "zstd": 15e6, "bz2": 8e6, "xz": 8e6, "parquet": 20e6}
+"""Approximate stored input bytes that a server core converts per second, by compression."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The input and the segments of a conversion, and estimates of the time that it takes."""
+
+    table: tuple[str, ...]
+    """The lines of a table that lists the inputs by format, and what is left out."""
+    files: int
+    bytes: int
+    """Stored bytes of the input files."""
+    segments: int
+    largest_segment_bytes: int
+    """Stored bytes of the largest segment. One large compressed file can exceed `segment_bytes`."""
+    core_seconds: float
+    """A rough estimate of the seconds that one core needs for all segments."""
+    largest_segment_seconds: float
+    """A rough estimate of the seconds that the largest segment needs, with any number of cores."""
+
+    def to_json(self) -> str:
+        """Return the outline as indented JSON."""
+        return to_json(self)
+
+
+def outline_conversion(
+    inputs: Any,
+    *,
+    format: str = "auto",
+    split: str | None = None,
+    segment_bytes: int = DEFAULT_SEGMENT_BYTES,
+) -> Outline:
+    """List the inputs, and outline the conversion that `convert_to_mds` would run.
+
+    Raises the same errors as `convert_to_mds` for inputs that are invalid or not found. Rows of
+    datasets and iterators are not counted.
+    """
+    listed = list_inputs(inputs, format, split)
+    files = [file for item in listed if isinstance(item, FolderFiles) for file in item.files]
+    segments = Segments(files, segment_bytes)
+    seconds = [
+        sum(count_bytes(part) / _bytes_per_s(part.file) for part in segment) for segment in segments
+    ]
+    return Outline(
+        (
+            *describe_inputs(list_units(listed, DEFAULT_BLOCK_BYTES)),
+            *list_left_out(list_hidden(listed)),
+        ),
+        len(files),
+        sum_bytes(files),
+        max(1, len(segments)),
+        max(segments.sizes, default=0),
+        round(sum(seconds), 1),
+        round(max(seconds, default=0.0), 1),
+    )
+
+
+def _bytes_per_s(file: InputFile) -> float:
+    key = "parquet" if file.format == "parquet" else file.compression
+    return _CORE_BYTES_PER_S.get(key, 20e6)

@@ -1,0 +1,176 @@
+"""The documents that a run reads, and the nodes that read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from cloudload.data.mds.dataset import Corpus
+from cloudload.order.mixture_counts import count_rows
+from cloudload.order.uneven_deal import Dealing
+from cloudload.rows.packing.tables import CURSOR_OFFSET, CURSOR_ORDINAL
+from cloudload.rows.packing.tail import Tail
+from cloudload.run.components import Component
+from cloudload.run.lengths.run_lengths import RunLengths
+from cloudload.run.position import Position
+from cloudload.run.recipe import Recipe
+from cloudload.system.arrays import NEVER, Flags, Ints
+
+_ROWS_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ReadingWorld:
+    """The nodes that read a run."""
+
+    node_of_lane: Ints
+    """The node that owns each lane: int64 [lanes]."""
+    dealing: Dealing | None
+    """The assignment of rows to ranks; None if the world size divides `num_lanes`."""
+    batch_size: int
+    """Rows per rank and step."""
+
+    @property
+    def num_nodes(self) -> int:
+        """The number of nodes that own lanes."""
+        return int(self.node_of_lane.max()) + 1
+
+    def nodes_of(self, lanes: Ints, rows: Ints) -> Ints:
+        """Return the node that computes each row: int64 [rows]. `lanes` are the rows' lanes."""
+        found = self.node_of_lane[lanes]
+        if self.dealing is None or not len(rows):
+            return found
+        global_batch = len(self.dealing.hosts) * self.batch_size
+        starts = np.unique(rows // global_batch) * global_batch
+        nodes = np.repeat(self.dealing.hosts, self.batch_size)
+        by_batch = np.empty((len(starts), global_batch), np.int64)
+        for place, start in enumerate(starts.tolist()):
+            by_batch[place, self.dealing.deal(start, self.batch_size).ravel() - start] = nodes
+        dealt: Ints = by_batch[
+            np.searchsorted(starts, rows // global_batch * global_batch), rows % global_batch
+        ]
+        return dealt
+
+    def find_sharers(self, num_rows: int) -> Flags | None:
+        """Find which nodes make the first `num_rows` rows of each lane: bool [lanes, nodes].
+
+        All of these nodes may fetch the lane's next documents ahead. Returns None if each lane has
+        only one node.
+        """
+        if self.dealing is None:
+            return None
+        num_lanes = len(self.node_of_lane)
+        found = np.zeros((num_lanes, int(self.dealing.hosts.max()) + 1), np.bool_)
+        found[np.arange(num_lanes), self.node_of_lane] = True
+        for start in range(0, num_rows, _ROWS_AT_ONCE):
+            rows = np.arange(start, min(num_rows, start + _ROWS_AT_ONCE))
+            found[rows % num_lanes, self.nodes_of(rows % num_lanes, rows)] = True
+        return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The documents that a run reads."""
+
+    lengths: RunLengths
+    num_rows: int
+    """Number of rows of the run."""
+    rows_ahead: int
+    """Number of rows after the run that workers may read ahead."""
+    documents_ahead: tuple[int, ...]
+    """For each component, the documents per lane that are fetched ahead beyond `rows_ahead`."""
+    world: ReadingWorld
+    is_whole: bool
+    """Whether the run reads all documents of all epochs, so that nothing is read ahead."""
+    measures_rest: bool = False
+    """Whether, at the end of a finite run, ranks read the documents left in their lanes to learn
+    their sizes, because there are no token lengths."""
+
+    @property
+    def corpus(self) -> Corpus:
+        """The corpus of the run."""
+        return self.lengths.recipe.corpus
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe of the run. Its mixture includes the ends of the streams."""
+        return self.lengths.settle(self.start)
+
+    @cached_property
+    def start(self) -> Position:
+        """The position at the start of the run."""
+        return Position.start(self.lengths.recipe)
+
+    @property
+    def last_row(self) -> int:
+        """One past the last row that workers may read, including read-ahead."""
+        return self.num_rows + self.rows_ahead
+
+    @cached_property
+    def sharers(self) -> Flags | None:
+        """Which nodes make rows of each lane: bool [lanes, nodes]; None with one node per lane."""
+        return self.world.find_sharers(self.last_row)
+
+    def find(self, row: int) -> Ints | None:
+        """Return the cursors at a row: int64 [components, lanes, 3]; None if a lane has ended."""
+        found = self.lengths.advance(self.start, row)
+        return None if found is None or found.tail is not None else found.cursors
+
+    @cached_property
+    def tail_starts(self) -> tuple[int, ...]:
+        """The first row of each component's tail; `NEVER` if its lanes do not end in the run."""
+        if self.recipe.has_stream_ends:
+            ending = self.lengths.find_tails(self.start).ending
+            ends = zip(ending.lane_ends, ending.stream_ends, strict=True)
+            return tuple(
+                first if first < ending.end or end <= ending.end else NEVER for first, end in ends
+            )
+        if self.recipe.has_tails:
+            return (self.lengths.find_ending(self.start).start,)
+        return (NEVER,) * len(self.recipe.components)
+
+    def find_tail(self, place: int) -> tuple[Tail, Ints] | None:
+        """Return a component's tail and its rows in the run, int64 [rows]; None if no row is read.
+
+        The lanes of its remnants are flat lanes. In a mixture, omits rows from `last_row` on.
+        """
+        start = self.tail_starts[place]
+        if start > self.last_row or (start == self.last_row and not self.is_whole):
+            return None
+        if not self.recipe.has_stream_ends:
+            tail = self.lengths.pack_tail(self.lengths.find_ending(self.start))
+            return tail, np.arange(tail.first_row, tail.end)
+        tail = self.lengths.find_tails(self.start).tail(place)
+        rows = np.arange(start, self.last_row)
+        return tail, rows[self.recipe.components_of(rows) == place][: tail.num_rows]
+
+    @cached_property
+    def stops(self) -> Ints:
+        """The ordinal after the last document that each lane may read: int64 [components, lanes].
+
+        Documents that are only fetched ahead do not count as read.
+        """
+        recipe = self.recipe
+        rows = count_rows(recipe.mixture, recipe.num_lanes, 0, self.last_row)
+        return np.stack([self._find_stops(place, own) for place, own in enumerate(rows)])
+
+    def _find_stops(self, place: int, rows: Ints) -> Ints:
+        """Return the `stops` of a component after `rows` rows of each lane (int64 [lanes])."""
+        ends = list_ends(self.recipe.components[place])
+        if self.is_whole or self.tail_starts[place] < self.last_row:
+            return ends
+        start, walker = self.start, self.lengths.walkers[place]
+        residues = None if start.residues is None else start.residues[place]
+        found = walker.advance(start.cursors[place], rows, residues)
+        if found.is_dry.any():
+            return ends
+        stops: Ints = found.cursors[:, CURSOR_ORDINAL] + (found.cursors[:, CURSOR_OFFSET] > 0)
+        return stops
+
+
+def list_ends(component: Component) -> Ints:
+    """Return the ordinal at which each lane ends: int64 [lanes]; `NEVER` if it is endless."""
+    ends = [component.lanes.end(lane) for lane in range(component.lanes.num_lanes)]
+    return np.array([NEVER if end is None else end for end in ends], np.int64)

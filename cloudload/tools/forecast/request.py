@@ -1,0 +1,243 @@
+"""The run to forecast, and its cases.
+
+The price of requests and egress, from a table that users can edit.
+
+    currency: USD
+    stores:
+      s3: {per_1000_requests: 0.0004, per_gb: {internet: 0.09}}
+
+The name of a store is the scheme of its URLs. Local folders are free.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cloudload.data.storage.redaction import explain
+from cloudload.loading.delivery.world import World, default_num_workers
+from cloudload.loading.session.preparation import is_worker_fast
+from cloudload.loading.workers.lane_reader import MOST_EAGERNESS
+from cloudload.loading.workers.prefetch import count_documents_ahead
+from cloudload.loading.workers.worker_plan import Plan
+from cloudload.order.uneven_deal import deal_lanes, find_lane_hosts
+from cloudload.run.lengths.run_lengths import RunLengths
+from cloudload.stats import READ
+from cloudload.tools.forecast.budget import Extent, find_extent
+from cloudload.tools.forecast.cases import Cases
+from cloudload.tools.forecast.node_reads import Reading, ReadingWorld
+from cloudload.tools.forecast.shard_uses import FoundUses, find_uses
+
+_GB = 1 << 30
+_REQUESTS, _PER_GB = "per_1000_requests", "per_gb"
+
+
+@dataclass(frozen=True)
+class StorePrices:
+    """The prices of requests to a store and of egress from it."""
+
+    per_1000_requests: float
+    """Price of 1,000 GET requests."""
+    per_gb: Mapping[str, float]
+    """Price of 2^30 bytes of egress by route, such as `internet`."""
+
+    def cost(self, requests: float, size: float) -> dict[str, float]:
+        """Return the cost of requests and of `size` bytes of egress, by route."""
+        of_requests = requests / 1000 * self.per_1000_requests
+        return {route: of_requests + size / _GB * price for route, price in self.per_gb.items()}
+
+
+@dataclass(frozen=True)
+class Prices:
+    """A table of store prices in one currency."""
+
+    currency: str
+    stores: Mapping[str, StorePrices]
+    """The prices of each store, by the scheme of its URLs."""
+
+
+def read_prices(path: str | os.PathLike[str] | None = None) -> Prices:
+    """Read a price table; by default, the built-in one.
+
+    The file is YAML or JSON. Raises `ValueError` for a file that is not a table, and `OSError` if
+    it cannot be read.
+    """
+    import yaml
+
+    if path is None:
+        text, name = (
+            (files("cloudload.tools.forecast") / "prices.yaml").read_text("utf-8"),
+            "prices.yaml",
+        )
+    else:
+        text, name = Path(path).read_text("utf-8"), os.fspath(path)
+    try:
+        table = yaml.safe_load(text)
+        stores = {scheme: _read_store(store) for scheme, store in table["stores"].items()}
+        return Prices(str(table.get("currency", "USD")), stores)
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{name} is not a price table ({_explain(error)}). For each store, set {_REQUESTS!r} "
+            f"and {_PER_GB!r}, as in {{stores: {{s3: {{{_REQUESTS}: 0.0004, {_PER_GB}: {{internet: "
+            "0.09}}}}"
+        ) from error
+
+
+def _explain(error: Exception) -> str:
+    import yaml
+
+    from cloudload.run.streaming.training_yaml import explain_yaml_error
+
+    return explain_yaml_error(error) if isinstance(error, yaml.YAMLError) else explain(error)
+
+
+def _read_store(store: Mapping[str, Any]) -> StorePrices:
+    per_gb = {str(route): _read_price(price) for route, price in store[_PER_GB].items()}
+    return StorePrices(_read_price(store[_REQUESTS]), per_gb)
+
+
+def _read_price(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        raise ValueError(f"{value!r} is not a price")
+    return float(value)
+
+
+_ENOUGH_CORES = 1 << 20
+_MOST_EPOCHS_AHEAD = 16  # reading further ahead adds almost no new shards to a node
+_MOST_PACKED = 1 << 24  # documents, which take about two minutes to pack
+
+
+@dataclass(frozen=True)
+class Case:
+    """The length of the run and its shard uses, in one case of the forecast."""
+
+    extent: Extent
+    uses: FoundUses
+
+    def of_node(self, node: int) -> FoundUses:
+        """Return the shard uses of one node."""
+        return FoundUses(*(each.take(each.nodes == node) for each in self.uses))
+
+
+@dataclass(frozen=True)
+class AskedRun:
+    """The run to forecast: its plan, world, cache limit, requested length, and prices."""
+
+    plan: Plan
+    world: World
+    limit: int | None
+    """The cache limit in bytes."""
+    tokens: int | None
+    steps: int | None
+    prices: Prices
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of machines."""
+        return self.world.size // self.world.ranks_per_node
+
+    @property
+    def has_full_rows(self) -> bool:
+        """Whether all rows are full, regardless of the documents' lengths."""
+        recipe = self.plan.recipe
+        return recipe.packing.name == "concat" and not recipe.has_tails
+
+    @property
+    def rows_of_lane(self) -> int | None:
+        """The approximate number of rows per lane, or None if it is unknown."""
+        if self.tokens is not None:
+            return self.tokens // self.plan.recipe.config.seq_len // self.plan.num_lanes + 1
+        if self.steps is not None:
+            return self.steps * self.plan.global_batch // self.plan.num_lanes + 1
+        return None
+
+    def choose(self, cases: Cases) -> Cases:
+        """Decide whether to play a `best_fit` run, or to approximate it with `concat` runs.
+
+        Returns the run itself if it reads at most 2^24 documents, and otherwise `cases`. Raises the
+        errors of `find_extent`.
+        """
+        if cases.packed is None:
+            return cases
+        read = self._find_extent(cases.runs[0]).beginning.counts[:, list(READ)].sum()
+        return cases.pack() if read <= _MOST_PACKED else cases
+
+    def follow(self, cases: Cases) -> list[Case]:
+        """Find the run length and the shard uses in each case.
+
+        Raises the errors of `find_extent` and `find_uses`.
+        """
+        found = []
+        for run in cases.runs:
+            extent = self._find_extent(run)
+            is_whole = extent.is_whole and None not in extent.stream_ends
+            reading = Reading(
+                lengths=run,
+                num_rows=extent.beginning.rows,
+                rows_ahead=0 if is_whole else self.limit_ahead(extent),
+                documents_ahead=self.documents_ahead,
+                world=self.open_world(),
+                is_whole=is_whole,
+                measures_rest=self.plan.lengths is None,
+            )
+            found.append(Case(extent, find_uses(reading)))
+        return found
+
+    def _find_extent(self, run: RunLengths) -> Extent:
+        return find_extent(
+            run,
+            self.plan.global_batch,
+            tokens=self.tokens,
+            steps=self.steps,
+            drops_tail=self.plan.delivery.tail == "drop",
+        )
+
+    @property
+    def rows_ahead(self) -> int:
+        """The maximum number of rows that all ranks' workers prepare ahead of the training loop."""
+        block, ahead = self.plan.batches_at_once, self.plan.delivery.prefetch_batches
+        eager = min(block, int(MOST_EAGERNESS)) - 1  # blocks that a lane may read ahead
+        rows = (2 + max(2, -(-ahead // block)) + eager) * block * self.plan.global_batch
+        packing = self.plan.recipe.packing
+        # best_fit lanes also read the documents of their open rows before they emit these rows
+        return rows + packing.has_residue * packing.open_rows * self.plan.num_lanes
+
+    def limit_ahead(self, extent: Extent) -> int:
+        """Return `rows_ahead`, but at most the number of rows in 16 epochs."""
+        most = 0
+        for each in self.plan.recipe.components:
+            read = int(extent.counts[each.streams.start : each.streams.stop, list(READ)].sum())
+            most = max(
+                most, -(-_MOST_EPOCHS_AHEAD * extent.rows * each.num_positions // max(1, read))
+            )
+        return min(self.rows_ahead, most)
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers per rank, assuming that each node has enough cores."""
+        plan = self.plan
+        number = plan.delivery.num_workers
+        if number is None:
+            is_fast = is_worker_fast(plan.recipe, plan.backend)
+            number = default_num_workers(1, _ENOUGH_CORES, _ENOUGH_CORES, is_fast=is_fast)
+        return min(max(1, number), max(1, plan.num_lanes // self.world.size))
+
+    @property
+    def documents_ahead(self) -> tuple[int, ...]:
+        """For each component, the number of documents per lane whose shards are fetched ahead."""
+        own = max(1, self.plan.num_lanes // (self.world.size * self.num_workers))
+        number = len(self.plan.recipe.components)
+        return tuple(count_documents_ahead(self.plan, place, own) for place in range(number))
+
+    def open_world(self) -> ReadingWorld:
+        """Return the nodes that read the run, and how rows are dealt to their ranks."""
+        hosts = np.array(self.world.hosts)
+        dealing = deal_lanes([each.lanes for each in self.plan.recipe.components], hosts)
+        nodes = find_lane_hosts(self.plan.num_lanes, hosts, dealing)
+        return ReadingWorld(nodes, dealing, self.plan.delivery.batch_size)
