@@ -20,14 +20,13 @@ import random
 import sys
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stress.campaign import Failures, make_parser, run_in_folder
+from stress.campaign import Report, make_parser, run_in_folder
 from testkit.interrupted import KINDS, Check, Subject, list_reads, open_subject, read_rows
 
 BATCHES, SWITCH_S = 30, 1e-5
@@ -38,15 +37,14 @@ OPTIONS = {
 }
 
 
-class Campaign(Failures):
+class Campaign:
     """Interrupts operations and runs threads, and counts both."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        super().__init__()
-        self._options, self.counts = options, Counter[str]()
+        self._options, self._report = options, Report()
 
-    def run(self, folder: Path) -> dict[str, Any]:
-        """Run the campaign in a folder, and return its summary."""
+    def run(self, folder: Path) -> Report:
+        """Run the campaign in a folder, and report everything."""
         with ExitStack() as stack:
             subjects = {
                 name(*kind): stack.enter_context(open_subject(folder / name(*kind), *kind))
@@ -56,17 +54,7 @@ class Campaign(Failures):
             sys.setswitchinterval(SWITCH_S)
             for kind, subject in subjects.items():
                 self._read_in_threads(kind, subject)
-        return {
-            "interrupts": self._total(" interrupted"),
-            "handlers": self._total(" handled"),
-            "reads from threads": self._total(" read"),
-            "threads": self._options.threads,
-            "failures": self.failures,
-            "counts": dict(sorted(self.counts.items())),
-        }
-
-    def _total(self, suffix: str) -> int:
-        return sum(number for what, number in self.counts.items() if what.endswith(suffix))
+        return self._report
 
     def _interrupt(self, subjects: dict[str, Subject]) -> None:
         checks = {
@@ -78,15 +66,17 @@ class Campaign(Failures):
         for number in range(self._options.interrupts):
             what = min(spent_s, key=lambda each: spent_s[each])
             began, check = time.process_time(), checks[what]
-            self._note(f"{what} interrupted", check.find_fault(check.choose(choices)))
+            self._note("interrupts", what, check.find_fault(check.choose(choices)))
             if number % 3 == 0:
-                self._note(f"{what} handled", check.find_fault_of_handler(check.choose(choices)))
+                fault = check.find_fault_of_handler(check.choose(choices))
+                self._note("handlers", what, fault)
             spent_s[what] += time.process_time() - began
 
-    def _note(self, what: str, fault: str | None) -> None:
-        self.counts[what] += 1
+    def _note(self, kind: str, what: str, fault: str | None) -> None:
+        self._report.numbers[kind] += 1
+        self._report.counts[f"{kind} by operation"][what] += 1
         if fault is not None:
-            self.fail(f"{what}: {fault}")
+            self._report.fail(f"{what}: {fault}")
 
     def _read_in_threads(self, kind: str, subject: Subject) -> None:
         number = self._options.threads
@@ -110,7 +100,8 @@ class Campaign(Failures):
         for state in (state for each in watching for state in each.result()):
             self._note_read(f"{kind}: state_dict while training", state in states)
         self._read_rows(kind, subject)
-        print(f"{kind}: {self._total(' read'):,} reads from threads so far", flush=True)
+        total = self._report.numbers["reads from threads"]
+        print(f"{kind}: {total:,} reads from threads so far", flush=True)
 
     def _train(self, subject: Subject) -> list[Any]:
         """Read batches from the first row, and return the state before and after each of them."""
@@ -135,7 +126,7 @@ class Campaign(Failures):
             self._note_read(f"{kind}: rows[]", tokens == expected[row])
 
     def _note_read(self, what: str, is_right: bool) -> None:
-        self._note(f"{what} read", None if is_right else "wrong in a thread")
+        self._note("reads from threads", what, None if is_right else "wrong in a thread")
 
 
 def name(kind: str, has_lengths: bool) -> str:

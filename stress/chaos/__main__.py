@@ -42,7 +42,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stress.campaign import make_parser, run_in_folder
+from stress.campaign import Report, make_parser, run_in_folder
 from stress.chaos.campaign import Campaign
 from stress.chaos.monitor import MARK
 from stress.chaos.storage import enter_namespace, start_stores
@@ -68,7 +68,7 @@ def main() -> int:
     return run_in_folder("chaos", lambda folder: _run(args, folder))
 
 
-def _run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def _run(args: argparse.Namespace, folder: Path) -> Report:
     with start_stores() as stores:
         return Campaign(args, folder, stores).run()
 

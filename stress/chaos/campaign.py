@@ -7,17 +7,15 @@ import contextlib
 import json
 import random
 import shutil
-import time
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from cloudload import convert_to_mds, count_tokens
+from stress.campaign import Report
 from stress.chaos.job import JobRunner
 from stress.chaos.monitor import ProcessTree
 from stress.chaos.rank import count_small_groups, hash_rows, write_json
-from stress.chaos.report import Report
 from stress.chaos.scenario import MAX_GLOBAL_BATCH, RUN_KINDS, Job, TrainingRun, draw_job
 from stress.chaos.storage import (
     Store,
@@ -42,30 +40,26 @@ class Campaign:
         texts = (text[:2_000] for text in islice(standard_library_texts(), 100))
         save_tokenizer(train_tokenizer(texts, 600), folder / "tokenizer")
         self._has_disks = can_mount(folder)
-        self._began = time.monotonic()
 
-    def run(self) -> dict[str, Any]:
-        """Run until there are enough jobs and faults, and return a summary."""
+    def run(self) -> Report:
+        """Run until there are enough jobs and faults, and report everything."""
         with self._tree.started():
             while not self._is_over():
-                self._train(self._args.seed + self._report.runs)
-                self._report.runs += 1
-        return self._summarize()
-
-    def _summarize(self) -> dict[str, Any]:
-        return self._report.summary((time.monotonic() - self._began) / 60)
+                self._train(self._args.seed + self._report.numbers["runs"])
+                self._report.numbers["runs"] += 1
+        return self._report
 
     def _is_over(self) -> bool:
-        report, args = self._report, self._args
-        is_enough: bool = report.jobs >= args.restarts and report.faults.total() >= args.faults
-        return is_enough or time.monotonic() > self._began + 60.0 * args.minutes
+        numbers, args = self._report.numbers, self._args
+        is_enough: bool = numbers["restarts"] >= args.restarts and numbers["faults"] >= args.faults
+        return is_enough or self._report.minutes > args.minutes
 
     def _train(self, number: int) -> None:
         store = self._draw.choice(self._stores)
         run = self._make_run(number, store)
         try:
             trained, stop = self._run_jobs(run, store)
-            self._report.rows += compare(run, trained, stop, self._report)
+            self._report.numbers["rows"] += compare(run, trained, stop, self._report)
         finally:
             for cache in run.folder.glob("cache-*"):
                 unmount(cache)
@@ -109,14 +103,14 @@ class Campaign:
             found = _rows_of(job)
             self._check_rows(f"{run.kind.name}, job {job.number}", found, seen, range(start, stop))
             trained.update({row: found[row] for row in range(start, stop) if row in found})
-            self._report.rows_again += sum(row >= stop for row in found)
+            self._report.numbers["rows read again"] += sum(row >= stop for row in found)
             print(
                 f"{run.kind.name} on {store.scheme}, job {job.number}: rows {start:,} to "
-                f"{stop:,}, {outcome}, {self._report.faults.total():,} faults so far",
+                f"{stop:,}, {outcome}, {self._report.numbers['faults']:,} faults so far",
                 flush=True,
             )
             if self._args.summary:
-                write_json(Path(self._args.summary), self._summarize())
+                write_json(Path(self._args.summary), self._report.summary())
             start = stop
             if run.end_file.exists() or self._is_over():
                 break
@@ -128,8 +122,8 @@ class Campaign:
             resize(cache, None)
         damage_caches(caches, self._draw, self._args.wipe)
         store.set_faults(self._draw, self._args.share)
-        self._report.jobs += 1
-        job = draw_job(self._draw, self._report.jobs, run)
+        self._report.numbers["restarts"] += 1
+        job = draw_job(self._draw, self._report.numbers["restarts"], run)
         runner = JobRunner(
             job, store, self._tree, self._report, self._draw, max_delay_s=self._args.max_delay
         )

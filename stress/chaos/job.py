@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from stress.campaign import Report
 from stress.chaos.monitor import Monitor, ProcessTree, kill
-from stress.chaos.report import Report
 from stress.chaos.scenario import CONNECTING, NUM_LANES, Job, Pause
 from stress.chaos.storage import AMPLE, Store, left_overs, resize
 from testkit.disks import mount
@@ -107,7 +107,7 @@ class JobRunner:
         if pause is None or self._monitor.has_lost_a_rank():
             yield
             return
-        self.report.pauses[pause.describe()] += 1
+        self.report.counts["pauses"][pause.describe()] += 1
         pids = self._choose_pids(pause.of)
         try:
             kill(*pids, number=signal.SIGSTOP)
@@ -176,7 +176,7 @@ class JobRunner:
         ):
             self._fail_hung(f"did not exit (end: {end})")
         elif not monitor.has_ended():
-            self.report.errors["waits for torch's process group"] += 1
+            self.report.counts["errors"]["waits for torch's process group"] += 1
         if monitor.has_ended() and not soon(lambda: not self.tree.pids()):
             running = [command_of(pid) for pid in self.tree.pids()]
             self._fail(f"left processes running (end: {end}): {running}")
@@ -194,24 +194,26 @@ class JobRunner:
     def _count(self, exit_s: float) -> None:
         report, scenario, job = self.report, self.job.scenario, self.job
         end = f"{scenario.end}, before the first step" if scenario.is_early else scenario.end
-        report.ends[end] += 1
         if scenario.end != "none":
-            report.max_exit_s[end] = max(report.max_exit_s[end], round(exit_s, 1))
+            kind = f"from {end} to the last exit"
+            report.max_seconds[kind] = max(report.max_seconds[kind], round(exit_s, 1))
+        faults, options = self.store.count_faults(), job.options
+        report.numbers["faults"] += faults.total()
+        report.counts["injected"].update(faults)
         if job.run.has_disks:
-            report.disks[scenario.disk or "ample"] += 1
-        report.faults.update(self.store.count_faults())
+            report.counts["disks"][scenario.disk or "ample"] += 1
         evenly = "lanes divided evenly" if NUM_LANES % job.ranks == 0 else "lanes divided unevenly"
         counted = "counted" if job.run.has_lengths else "no lengths"
-        method = job.options["start_method"] if job.options["num_workers"] else "no workers"
         for name, value in {
-            "store": self.store.scheme,
-            "run": job.run.kind.name,
-            "lengths": f"{counted}, lengths={job.options['lengths']}",
-            "start method": method,
+            "ends": end,
+            "stores": self.store.scheme,
+            "kinds of runs": job.run.kind.name,
+            "lengths": f"{counted}, lengths={options['lengths']}",
+            "start methods": options["start_method"] if options["num_workers"] else "no workers",
             "ranks": f"{job.ranks}, {evenly}",
             "nodes": str(job.nodes),
         }.items():
-            report.options[name][value] += 1
+            report.counts[name][value] += 1
 
     # ------------------------------------------------------------ errors
 
@@ -242,7 +244,7 @@ class JobRunner:
                 "had ranks that lost the connection to another rank, but no rank was killed or "
                 f"failed first\n{self._last_lines()}"
             )
-        self.report.errors.update(found)
+        self.report.counts["errors"].update(found)
         return ", ".join(f"{times} {error}" for error, times in found.items()) or "no error"
 
     def _explains(self, error: str) -> bool:

@@ -31,15 +31,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cloudload.data.storage.objects import read_object, write_object
 from cloudload.tools.convert.output import list_sizes_at
-from stress.campaign import Failures, make_parser, run_in_folder
+from stress.campaign import Report, make_parser, run_in_folder
 from stress.conversions.cluster import Cluster
 from stress.conversions.job import SPLITS, convert
 from testkit import ROOT
@@ -83,17 +81,6 @@ MODES: dict[str, list[list[str]]] = {
 """The commands of each mode. They run at the same time, each with `python -m`."""
 
 
-@dataclass
-class Report(Failures):
-    """The counts and failures of all conversions."""
-
-    conversions: int = 0
-    starts: int = 0
-    requests: int = 0
-    kills: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-
-
 class Campaign:
     """A series of conversions in all modes, with and without faults, which it kills at random."""
 
@@ -104,27 +91,16 @@ class Campaign:
         self.draw, self.report = random.Random(args.seed), Report()
         proxy.set_faults(FAULTS)
 
-    def run(self) -> dict[str, Any]:
-        """Run the conversions, and return a summary."""
-        began, report = time.monotonic(), self.report
-        expected = self._convert_undisturbed()
+    def run(self) -> Report:
+        """Run the conversions, and report everything."""
+        numbers, expected = self.report.numbers, self._convert_undisturbed()
+        numbers["objects"] = len(expected)
         turns = [(mode, fails) for mode in self.args.modes for fails in (False, True)]
-        while report.kills.total() < self.args.kills:
-            mode, fails = turns[report.conversions % len(turns)]
-            left = max(1, len(turns) - report.conversions)
-            wanted = -(-(self.args.kills - report.kills.total()) // left)
-            self._convert(mode, fails, wanted, expected)
-        return {
-            "objects": len(expected),
-            "conversions": report.conversions,
-            "starts": report.starts,
-            "killed": report.kills,
-            "kills": report.kills.total(),
-            "requests through the proxy": report.requests,
-            "faults": report.faults,
-            "minutes": round((time.monotonic() - began) / 60, 1),
-            "failures": report.failures,
-        }
+        while numbers["kills"] < self.args.kills:
+            mode, fails = turns[numbers["conversions"] % len(turns)]
+            left = max(1, len(turns) - numbers["conversions"])
+            self._convert(mode, fails, -(-(self.args.kills - numbers["kills"]) // left), expected)
+        return self.report
 
     def _convert_undisturbed(self) -> dict[str, str]:
         """Store the input, convert it without kills or faults, and return the objects' hashes."""
@@ -142,10 +118,11 @@ class Campaign:
 
     def _convert(self, mode: str, fails: bool, kills: int, expected: dict[str, str]) -> None:
         """Convert to a new folder with at most `kills` kills, and compare the objects."""
-        report, began, before = self.report, time.monotonic(), self.report.kills.copy()
-        folder = f"s3://{BUCKET}/{report.conversions}"
+        report, began = self.report, time.monotonic()
+        before = report.counts["killed"].copy()
+        folder = f"s3://{BUCKET}/{report.numbers['conversions']}"
         names = {"out": f"{folder}/out", "rejects": f"{folder}/rejects.jsonl"}
-        report.conversions += 1
+        report.numbers["conversions"] += 1
         variables = os.environ | {"PYTHONPATH": str(ROOT)}
         if fails:
             variables |= self._server.environment(self._proxy.endpoint)
@@ -167,9 +144,10 @@ class Campaign:
             )
         requests = self._proxy.requests()
         self._proxy.set_faults(FAULTS)  # also clears the recorded requests
-        report.requests += len(requests)
-        report.faults.update(each.action for each in requests if each.action)
-        killed = ", ".join(f"{number} {name}" for name, number in (report.kills - before).items())
+        report.numbers["requests through the proxy"] += len(requests)
+        report.counts["faults"].update(each.action for each in requests if each.action)
+        new = report.counts["killed"] - before
+        killed = ", ".join(f"{number} {name}" for name, number in new.items())
         store, seconds = "failing store" if fails else "store", time.monotonic() - began
         print(f"{mode}, {store}, {seconds:.0f} s, kills: {killed or 'none'}", flush=True)
 
@@ -208,7 +186,7 @@ class _Jobs:
             )
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        self.campaign.report.starts += 1
+        self.campaign.report.numbers["starts"] += 1
         return subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=ROOT,
@@ -249,7 +227,9 @@ class _Jobs:
                 os.kill(victim, signal.SIGKILL)
             except ProcessLookupError:
                 return set()
-        self.campaign.report.kills[f"{kind} of Ray" if self.cluster else kind] += 1
+        report, name = self.campaign.report, f"{kind} of Ray" if self.cluster else kind
+        report.numbers["kills"] += 1
+        report.counts["killed"][name] += 1
         return harmed
 
     def _collect(self, running: Sequence[subprocess.Popen[bytes]], harmed: set[int]) -> None:
@@ -286,7 +266,7 @@ def main() -> int:
     )
     args = parser.parse_args()
 
-    def run(folder: Path) -> dict[str, Any]:
+    def run(folder: Path) -> Report:
         with start_s3() as server, start_fault_proxy(server.endpoint) as proxy:
             os.environ.update(server.environment())
             return Campaign(args, folder, server, proxy).run()

@@ -8,7 +8,7 @@
 Each turn converts another format to a local folder, in one segment or in several, in one process or
 in two. Its processes receive SIGKILL at random moments, and are started again. In every third turn,
 a file is changed after a kill, so the next run must refuse it, and then restored. In every third
-turn, another conversion runs to the same place at the same time; one of the two must fail. In the
+turn, another conversion runs to the same folder at the same time; one of the two must fail. In the
 end, each document must be equal to the source's. Prints a line for each failure, and a summary as
 JSON. The exit status is 1 if anything failed.
 """
@@ -24,7 +24,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.context import ForkProcess as Run
 from pathlib import Path
@@ -35,7 +34,7 @@ from tqdm import tqdm
 from cloudload.cli import main as main_of_cli
 from cloudload.tools.check import check_dataset
 from cloudload.tools.convert.output import list_sizes_at
-from stress.campaign import Failures, make_parser, run_in_folder
+from stress.campaign import Report, make_parser, run_in_folder
 from testkit.conversions import documents, make_input, texts
 from testkit.input_kinds import INPUT_KINDS
 
@@ -48,14 +47,6 @@ OPTIONS: dict[str, tuple[Any, str]] = {
 }
 METADATA = ("index.json", "state.json", "dataset_info.json", "dataset_dict.json")
 TIMEOUT_S = 120.0
-
-
-class Report(Failures):
-    """The counts and failures of all conversions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts = Counter[str]()
 
 
 def _convert(arguments: Sequence[str], log: Path) -> None:
@@ -125,9 +116,9 @@ class Conversion:
         return folder
 
     def _start(self, source: Path) -> Run:
-        self._report.counts["starts"] += 1
+        self._report.numbers["starts"] += 1
         arguments = ["convert", *self._options, str(source), str(self._out)]
-        log = self._folder / f"log {self._report.counts['starts']}"
+        log = self._folder / f"log {self._report.numbers['starts']}"
         run = Run(target=_convert, args=(arguments, log))
         run.start()
         self._logs[run.pid or 0] = log
@@ -161,7 +152,7 @@ class Conversion:
             self._finish(run)
             return False
         self._kill(run)
-        self._report.counts["kills"] += 1
+        self._report.numbers["kills"] += 1
         return True
 
     def _change_and_restore(self) -> None:
@@ -174,7 +165,7 @@ class Conversion:
             self._fail(f"a changed file was not refused: {code} {errors}")
         path.write_bytes(data)
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-        self._report.counts["changed inputs"] += 1
+        self._report.numbers["changed inputs"] += 1
 
     def _start_another(self) -> None:
         """Start two conversions at once. Only one may succeed, and the turn continues with it."""
@@ -183,27 +174,26 @@ class Conversion:
         both = [self._start(each) for each in (self._source, other)]
         codes = [self._finish(each)[0] for each in both]
         if 0 not in codes or codes == [0, 0]:
-            self._fail(f"the exit statuses of two conversions to one place were {codes}")
+            self._fail(f"the exit statuses of two conversions to one folder were {codes}")
         if codes[1] == 0:
             self._source, self._documents = other, upper
-        self._report.counts["two at once"] += 1
+        self._report.numbers["two at once"] += 1
 
     def _fail(self, what: str) -> None:
         self._report.fail(f"{self.form}, {self.name}, {self.kind}, {self._options}: {what}")
 
 
-def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run conversions of every format in turn, and return a summary."""
-    draw, report, began = random.Random(args.seed), Report(), time.monotonic()
-    counts = report.counts
-    while counts["kills"] < args.kills and time.monotonic() < began + 60 * args.minutes:
-        own = folder / str(counts["turns"])
+def run(args: argparse.Namespace, folder: Path) -> Report:
+    """Run conversions of every format in turn, and report everything."""
+    draw, report = random.Random(args.seed), Report()
+    while report.numbers["kills"] < args.kills and report.minutes < args.minutes:
+        number = report.numbers["turns"]
+        own = folder / str(number)
         own.mkdir()
-        Conversion(counts["turns"], own, draw, report).run(draw.randint(3, 7))
-        counts["turns"] += 1
+        Conversion(number, own, draw, report).run(draw.randint(3, 7))
+        report.numbers["turns"] += 1
         shutil.rmtree(own)
-    minutes = round((time.monotonic() - began) / 60, 1)
-    return {**counts, "minutes": minutes, "failures": report.failures}
+    return report
 
 
 def main() -> int:

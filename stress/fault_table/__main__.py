@@ -16,26 +16,24 @@ needs root to mount small file systems.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stress.fault_table import cache, data, processes, state, store
+from stress.campaign import make_parser
+from stress.fault_table import cache, data, processes, store
 from stress.fault_table.reads import measure_reads
 from testkit import ROOT
 
-READS = {"cache": cache.CASES, "data": data.CASES, "state": state.CASES}
+READS = {"cache": cache.CASES, "data": data.DATA, "state": data.STATE}
 SECTIONS = ("store", "cache", "processes", "data", "state")
 
 
 def main() -> None:
     """Measure the chosen sections, and print a table for each."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, {})
     parser.add_argument(
         "names",
         nargs="*",

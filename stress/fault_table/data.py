@@ -1,18 +1,22 @@
-"""The faults of the section `data`, which are hostile and damaged datasets."""
+"""The sections `data` and `state`: hostile and damaged datasets, and damaged states."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cloudload.data.mds.codecs import compress
 from cloudload.data.mds.index import INDEX_NAME, Column
 from cloudload.data.mds.writer import ShardFormat, encode_sample
-from stress.fault_table.reads import Case, Outcome, Workspace, change, zipped_name
+from stress.fault_table.reads import OTHERS, Case, Outcome, State, Workspace, change, zipped_name
 from testkit.corpora import encode_shard, write_mds
 from testkit.damaged_datasets import Damage, edit_entry, patch
 
@@ -107,7 +111,7 @@ def bomb(work: Workspace) -> Outcome:
     return work.read(data)
 
 
-CASES: dict[str, Case] = {
+DATA: dict[str, Case] = {
     "text column missing in one stream of two": streams("body"),
     "text column of type int": streams("text", "int", (1,)),
     "empty stream next to a stream with documents": empty_stream,
@@ -136,4 +140,48 @@ CASES: dict[str, Case] = {
     "index nested 100,000 deep": index_of(b"[" * 100_000),
     "FIFO as index": fifo("index.json"),
     "FIFO as shard": fifo("shard.00002.mds"),
+}
+
+
+# ---------------------------------------------------------------- states
+
+
+def changed_state(edit: Callable[[State], State], **settings: Any) -> Case:
+    """Return a fault that loads a state with changed fields. `settings` are loader options."""
+
+    def act(work: Workspace) -> Outcome:
+        data = work.data()
+        state = work.state(data, **settings)
+        return work.read(data, state={**state, **edit(state)}, **settings)
+
+    return act
+
+
+def other_dataset(work: Workspace) -> Outcome:
+    """Load the state of a run over a different dataset."""
+    return work.read(work.data(), state=work.state(work.data(OTHERS)))
+
+
+def _cursors(ordinal: int, offset: int, width: str = "<i4") -> str:
+    return base64.b64encode(np.array([(ordinal, offset)] * 12, width).tobytes()).decode()
+
+
+STATE: dict[str, Case] = {
+    "truncated base64": changed_state(lambda state: {"cursors": state["cursors"][:-3]}),
+    "truncated to valid base64": changed_state(lambda state: {"cursors": state["cursors"][:-32]}),
+    "edited field (seed)": changed_state(lambda _: {"seed": 18}),
+    "edited field (rows: -4)": changed_state(lambda _: {"rows": -4}),
+    "field missing": lambda work: work.read(
+        data := work.data(), state={"version": work.state(data)["version"]}
+    ),
+    "newer version": changed_state(
+        lambda state: {"version": state["version"] + 1, "cloudload": "9.0"}
+    ),
+    "another dataset": other_dataset,
+    "cursor beyond any run": changed_state(lambda _: {"cursors": _cursors(1 << 39, 0, "<i8")}),
+    "cursor beyond its document": changed_state(lambda _: {"cursors": _cursors(0, 10**6)}),
+    "zlib bomb in residues": changed_state(
+        lambda _: {"residues": base64.b64encode(zlib.compress(bytes(1 << 26))).decode()},
+        packing="best_fit",
+    ),
 }

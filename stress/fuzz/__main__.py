@@ -67,17 +67,13 @@ def main() -> int:
         check(TARGETS[names[0]], options.replay.read_bytes())
         print("no finding")
         return 0
-    print(
-        f"Fuzzing each target for {options.seconds} s with the engine {options.engine!r}: "
-        f"{', '.join(names)}",
-        flush=True,
-    )
-    summary = [_fuzz_and_report(name, options) for name in names]
-    print("\n".join(["", *(line for line, _ in summary)]))
-    return int(any(is_finding for _, is_finding in summary))
+    shown = ", ".join(names)
+    print(f"Fuzzing for {options.seconds} s each, with the engine {options.engine!r}: {shown}")
+    return max([_fuzz_and_report(name, options) for name in names])
 
 
-def _fuzz_and_report(name: str, options: argparse.Namespace) -> tuple[str, bool]:
+def _fuzz_and_report(name: str, options: argparse.Namespace) -> int:
+    """Fuzz a target, print what was found, and return 1 if there is a finding."""
     options.findings.mkdir(parents=True, exist_ok=True)
     started, target = time.monotonic(), TARGETS[name]
     if options.engine == "atheris":
@@ -88,9 +84,9 @@ def _fuzz_and_report(name: str, options: argparse.Namespace) -> tuple[str, bool]
         if data is not None:
             found.write_bytes(data)
     verdict = f"FINDING {found}: {why}" if why else "no finding"
-    line = f"{name:18} {tried:>12,} inputs in {time.monotonic() - started:.0f} s  {verdict}"
-    print(line, flush=True)
-    return line, bool(why)
+    seconds = time.monotonic() - started
+    print(f"{name:18} {tried:>12,} inputs in {seconds:.0f} s  {verdict}", flush=True)
+    return 1 if why else 0
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from stress.campaign import Report
 from stress.chaos import monitor
 from stress.chaos.campaign import compare
 from stress.chaos.rank import hash_rows
-from stress.chaos.report import Report
 from stress.chaos.scenario import (
     CONNECTING,
     ENDS,
