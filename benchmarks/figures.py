@@ -1,11 +1,21 @@
-"""Format a benchmark's figures as spreads and as Markdown tables."""
+"""Format a benchmark's figures as spreads and Markdown tables, and name their conditions."""
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import platform
+import shlex
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks.harness import ROOT
 
 
 class Spread(NamedTuple):
@@ -70,3 +80,49 @@ def print_tables(
             print(f"\n**{title}**\n\n{table(rows, forms)}", flush=True)
     if as_json:
         print(json.dumps(found))
+
+
+# ---------------------------------------------------------------- facts about the measurement
+
+
+def _hardware() -> str:
+    """The processor, available cores, memory and kernel of this machine."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return (
+        f"{[*models, platform.machine()][0]}, {len(os.sched_getaffinity(0))} cores, "
+        f"{memory:.0f} GB of memory, Linux {platform.release().split('-')[0]}"
+    )
+
+
+def _commit() -> str:
+    """The measured commit, with a note if the package `cloudload` has uncommitted changes."""
+    head, changes = (
+        subprocess.run(
+            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False
+        ).stdout.strip()
+        for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "cloudload"])
+    )
+    return f"{head or 'unknown'}{' with uncommitted changes' if changes else ''}"
+
+
+def facts() -> dict[str, str]:
+    """The date, command, commit, and hardware of a report, by name."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "command": _shown_command(),
+        "cloudload": f"{metadata.version('cloudload')}, commit {_commit()}",
+        "hardware": _hardware(),
+    }
+
+
+def _shown_command() -> str:
+    """The command line as Markdown, with only the last component of each path."""
+    words = [
+        Path(word).name.split(".")[0] if word.startswith(("/", "..")) else word
+        for word in sys.argv[1:]
+    ]
+    spec = sys.modules["__main__"].__spec__
+    module = spec.name.removesuffix(".__main__") if spec else "benchmarks"
+    return f"`{shlex.join(['python', '-m', module, *words])}`"

@@ -1,7 +1,7 @@
 """Measure fairly on a machine that also does other work, with short turns and CPU time.
 
     benchmark                                       side: a separate process group
-    Side("benchmarks.packing.speed", ...)       ->  python -m benchmarks.packing.speed
+    Side("benchmarks.peers.litdata", ...)       ->  python -m benchmarks.peers.litdata
     side.start(request)                         ->  serve(): builds and warms up its loader
                                                 <-  {"versions": {...}}
     side.take_turn(question)    SIGCONT         ->  works
@@ -9,30 +9,36 @@
     side.close()                end of stdin    ->  exits
 
 During a side's turn, all other sides and their workers are stopped. Because turns are short and
-interleaved, other work on the machine slows all sides alike. Messages are JSON objects, one per
+interleaved, other work on the machine slows all sides alike.
+
+    benchmark                                       child: one function in a new process
+    Child(read_rank, rank=0)                    ->  python -m benchmarks.harness MODULE read_rank …
+    child.answer()                              <-  the value that the function returns or yields
+    child.close()               end of stdin    ->  a generator continues after its `yield`
+
+A child does not share caches, memory, or imports with the benchmark. Messages are JSON, one per
 line. This module needs only the standard library, because sides also run in the environments of
 other loaders.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
+import importlib
+import inspect
 import json
 import os
-import platform
 import resource
 import select
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S, TURN_TIMEOUT_S = 900.0, 600.0
@@ -198,9 +204,7 @@ def serve(start: Callable[[Message], Take], packages: Sequence[str] = ()) -> Non
 
     The side reports the versions of `packages`.
     """
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the benchmark
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # libraries print to stdout, which is only for answers
+    answers = _open_answers()
     try:
         take = start(json.loads(sys.stdin.readline()))
         versions = {name: metadata.version(name) for name in packages}
@@ -210,6 +214,14 @@ def serve(start: Callable[[Message], Take], packages: Sequence[str] = ()) -> Non
     except UnavailableError as error:
         print(json.dumps({"unavailable": str(error)}), file=answers)
     exit_within(10)
+
+
+def _open_answers() -> TextIO:
+    """Die with the benchmark, and keep what libraries print out of the answers on stdout."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return answers
 
 
 def exit_within(seconds: int) -> None:
@@ -242,83 +254,94 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-# ---------------------------------------------------------------- the command line
+def memory_of(field: str, pid: int | None = None) -> int:
+    """Return the bytes of a field of a process's memory, or 0 if the process has exited.
+
+    Examples are `VmHWM`, the peak resident set; `RssAnon`; and `Pss`, in which a shared page is
+    divided among the processes that share it. `pid` None means this process.
+    """
+    file = Path("/proc", str(pid or "self"), "smaps_rollup" if field == "Pss" else "status")
+    with contextlib.suppress(OSError):
+        for line in file.read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return 1024 * int(line.split()[1])
+    return 0
 
 
-class Options(argparse.ArgumentParser):
-    """The command-line parser of a benchmark, with `--quick`, and `--json` if `has_json`."""
+# ---------------------------------------------------------------- children
 
-    def __init__(self, description: str | None, *, has_json: bool = True) -> None:
-        super().__init__(
-            description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+
+class Child:
+    """A process that calls one function of a benchmark, with arguments that travel as JSON."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        variables: Mapping[str, str] | None = None,
+        /,
+        **arguments: Any,
+    ) -> None:
+        """Start the process with additional environment variables."""
+        module = function.__module__
+        if module == "__main__":
+            module = sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]
+        self._name = f"{module}.{function.__name__}"
+        words = [module, function.__name__, json.dumps(arguments)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.harness", *words],
+            cwd=ROOT,
+            env=os.environ | (variables or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        self._amounts: dict[str, tuple[float, float]] = {}
-        self.add_argument(
-            "--quick", action="store_true", help="run a small version that takes seconds"
-        )
-        if has_json:
-            text = "print one JSON object instead of tables"
-            self.add_argument("--json", action="store_true", help=text)
 
-    def add_folders(self) -> None:
-        """Add `--corpus`, `--tokenizers` and `--output`, the folder for the results."""
-        for name, text in {
-            "corpus": "folder of *.jsonl or *.jsonl.gz files with a `text` field",
-            "tokenizers": "folder with a subfolder for each tokenizer",
-        }.items():
-            self.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=text)
-        self.add_argument(
-            "--output",
-            type=Path,
-            default=ROOT / "benchmarks",
-            metavar="FOLDER",
-            help="folder for the results (default: benchmarks)",
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def answer(self) -> Any:
+        """Wait for the function's value. Raises `SystemExit` if the process exits without it."""
+        assert self._process.stdout
+        if line := self._process.stdout.readline():
+            return json.loads(line)
+        raise SystemExit(
+            f"{self._name} exited with status {self._process.wait()} before it answered. See its "
+            "output above"
         )
 
-    def add_amount(self, name: str, full: float, quick: float, what: str) -> None:
-        """Add a numeric option whose default is `full`, or `quick` if `--quick` is given."""
-        text = f"{what} (default: {full:g}; with --quick: {quick:g})"
-        self.add_argument(f"--{name}", type=type(full), help=text)
-        self._amounts[name.replace("-", "_")] = full, quick
-
-    def parse(self) -> argparse.Namespace:
-        """Parse the command line, and fill in the defaults of the amounts."""
-        args = self.parse_args()
-        for name, amounts in self._amounts.items():
-            if getattr(args, name) is None:
-                setattr(args, name, amounts[args.quick])
-        return args
+    def close(self) -> None:
+        """Close the child's stdin, and wait until it exits."""
+        self._process.communicate()
 
 
-# ---------------------------------------------------------------- facts about the measurement
+def run_child(
+    function: Callable[..., Any], variables: Mapping[str, str] | None = None, /, **arguments: Any
+) -> Any:
+    """Call a function in a new process, and return its value."""
+    with Child(function, variables, **arguments) as child:
+        return child.answer()
 
 
-def hardware() -> str:
-    """The processor, available cores, memory and kernel of this machine."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return (
-        f"{[*models, platform.machine()][0]}, {len(os.sched_getaffinity(0))} cores, "
-        f"{memory:.0f} GB of memory, Linux {platform.release().split('-')[0]}"
-    )
+def _answer(module: str, function: str, arguments: str) -> None:
+    """Call the function, and print its value. A generator continues when stdin is closed."""
+    answers = _open_answers()
+    found = getattr(importlib.import_module(module), function)(**json.loads(arguments))
+    if inspect.isgenerator(found):
+        print(json.dumps(next(found)), file=answers)
+        sys.stdin.read()
+        exit_within(20)
+        next(found, None)
+    else:
+        print(json.dumps(found), file=answers)
+        exit_within(20)
 
 
-def commit() -> str:
-    """The measured commit, with a note if the package `cloudload` has uncommitted changes."""
-    head, changes = (
-        subprocess.run(
-            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False
-        ).stdout.strip()
-        for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "cloudload"])
-    )
-    return f"{head or 'unknown'}{' with uncommitted changes' if changes else ''}"
-
-
-def shown_command(module: str) -> str:
-    """The command line as Markdown, with only the last component of each path."""
-    words = [
-        Path(word).name.split(".")[0] if word.startswith(("/", "..")) else word
-        for word in sys.argv[1:]
-    ]
-    return f"`{shlex.join(['python', '-m', module, *words])}`"
+if __name__ == "__main__":
+    _answer(*sys.argv[1:])

@@ -96,7 +96,7 @@ def stand_in(address: str = "") -> list[str]:
 
     The program is a fork of the server at `address`, by default of the test run's server.
     """
-    script = ROOT / "tests" / "support" / "warm_stand_in.py"
+    script = ROOT / "testkit" / "warm_stand_in.py"
     return [sys.executable, "-I", "-S", str(script), address or _server_address()]
 
 

@@ -16,19 +16,18 @@ plans     cost of opening a dataset of --planned-shards shards, of planning `clo
           sending the plan to a spawned worker, and of `cloudload plan`
 
 `plans` reads from a simulated store, in which the index is real and all shards have the same bytes.
-Memory is in MB of 10^6 bytes. `benchmarks.exchange` measures the exchange between ranks, and
-`benchmarks.convert_scale` the converter.
+Memory is in MB of 10^6 bytes. The other
+modules of this folder have a command of their own.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from benchmarks.figures import Row, print_tables
-from benchmarks.harness import Options, exit_on_sigterm
+from benchmarks.figures import Row
+from benchmarks.options import Options
 from benchmarks.scale.downloads import count_downloads
 from benchmarks.scale.hub import count_hub_requests
 from benchmarks.scale.opening import count_requests
@@ -39,14 +38,14 @@ from benchmarks.scale.parts import (
     measure_plans,
     measure_states,
 )
-from benchmarks.simulated_store import write_dataset
+from benchmarks.scale.simulated_store import write_index_of_many
 
 PARTS = ("opening", "hub", "downloads", "order", "lengths", "cache", "states", "plans")
 
 
 def main() -> None:
     options = Options(__doc__)
-    options.add_argument("--only", nargs="+", choices=PARTS, help="run only these parts")
+    options.add_parts(PARTS)
     options.add_amount("documents", 10_000_000_000, 20_000, "number of documents in the dataset")
     options.add_amount("shards", 1_000_000, 200, "number of shards in the dataset")
     options.add_amount("ranks", 8, 2, "number of ranks per node")
@@ -56,10 +55,7 @@ def main() -> None:
     options.add_amount("steps", 100, 5, "number of steps in the run of `plans`")
     options.add_amount("fits", 100_000_000, 100_000, "number of documents measured in `lengths`")
     options.add_amount("cached", 100_000, 1_000, "number of shards in the largest cache of `cache`")
-    args = options.parse()
-    exit_on_sigterm()
-    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
-        print_tables(measure(args, Path(folder)), as_json=args.json)
+    options.run(measure)
 
 
 def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Row]]]:
@@ -74,11 +70,10 @@ def measure(args: argparse.Namespace, work: Path) -> Iterator[tuple[str, list[Ro
         "states": lambda: measure_states(args.lanes),
         "plans": lambda: measure_plans(work / "many", args.ranks, args.steps),
     }
-    chosen = args.only or PARTS
-    if "plans" in chosen:
+    if "plans" in args.only:
         (work / "many").mkdir()
-        write_dataset(work / "many", args.planned_shards, args.documents // args.shards)
-    for name in chosen:
+        write_index_of_many(work / "many", args.planned_shards, args.documents // args.shards)
+    for name in args.only:
         yield name, list(parts[name]())
 
 

@@ -1,22 +1,17 @@
-"""Count the requests of a rank that loads a tokenizer by name from a simulated Hugging Face Hub.
-
-If run as a program, this module is that rank.
-"""
+"""Count the requests of a rank that loads a tokenizer by name from a simulated Hugging Face Hub."""
 
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from benchmarks.documents import TOKENIZER
 from benchmarks.figures import Row
-from benchmarks.harness import ONE_THREAD, ROOT
-from benchmarks.simulated_store import TOKENIZER, short_texts
+from benchmarks.harness import ONE_THREAD, run_child
+from benchmarks.scale.simulated_store import short_texts
 
 _NAME = "some/tokenizer"
 
@@ -60,35 +55,27 @@ def count_hub_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
     convert_to_mds(texts, work / "named", progress=False)
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    environment = os.environ | ONE_THREAD | {"HF_HUB_OFFLINE": "0", "HF_HOME": str(work / "hub")}
-    environment["HF_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
+    variables = ONE_THREAD | {"HF_HUB_OFFLINE": "0", "HF_HOME": str(work / "hub")}
+    variables["HF_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
     for hub_cache in ("empty", "filled"):
         _Hub.requests = 0
-        subprocess.run(
-            [sys.executable, "-m", "benchmarks.scale.hub", str(work)],
-            cwd=ROOT,
-            env=environment,
-            check=True,
-        )
+        run_child(read_a_batch, variables, work=str(work))
         found = {"of a rank": _Hub.requests, f"{nodes:,} nodes": nodes * ranks * _Hub.requests}
         yield {"Hub cache": hub_cache, **found}
     server.shutdown()
     server.server_close()
 
 
-def main(work: Path) -> None:
+def read_a_batch(work: str) -> None:
+    """Run the rank until its first batch."""
     from cloudload import CloudLoader
 
     with CloudLoader(
-        str(work / "named"),
+        f"{work}/named",
         tokenizer=_NAME,
         seq_len=256,
         batch_size=1,
-        local=work / "cache",
+        local=f"{work}/cache",
         tokenizer_backend="hf",
     ) as loader:
         next(iter(loader))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

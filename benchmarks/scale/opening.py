@@ -1,23 +1,18 @@
-"""Count the requests of a node to a real S3 server until all its ranks have a first batch.
-
-If run as a program, this module is a rank, which prints a line after its first batch and then waits
-until its stdin is closed.
-"""
+"""Count the requests of a node to a real S3 server until all its ranks have a first batch."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.documents import TOKENIZER
 from benchmarks.figures import Row
-from benchmarks.harness import ONE_THREAD, ROOT, exit_within
-from benchmarks.simulated_store import TOKENIZER, short_texts
+from benchmarks.harness import ONE_THREAD, Child
+from benchmarks.scale.simulated_store import short_texts
 from testkit.fault_proxy import FaultProxy, start_fault_proxy
 from testkit.servers import BUCKET, start_s3
 
@@ -41,11 +36,11 @@ def count_requests(work: Path, ranks: int, nodes: int) -> Iterator[Row]:
         convert_to_mds(texts, URL, shard_bytes=_SHARD_BYTES, progress=False)
         count_tokens(URL, tokenizer=str(TOKENIZER), processes=1, progress=False)
         environment = server.environment(proxy.endpoint)
-        _start_ranks(work / "other", 1, environment, work / "state")
+        start_ranks(work / "other", 1, environment, work / "state")
         for start in ("first", "later", "resume"):
             proxy.set_faults([])
             state = work / "state" if start == "resume" else None
-            _start_ranks(work / "cache", ranks, environment, state)
+            start_ranks(work / "cache", ranks, environment, state)
             found = _sum(proxy)
             everywhere = {f"{name}, {nodes:,} nodes": nodes * found[name] for name in _KINDS}
             yield {"start": start, "ranks": ranks, **found, **everywhere}
@@ -66,38 +61,18 @@ def _sum(proxy: FaultProxy) -> dict[str, int]:
     }
 
 
-def _start_ranks(cache: Path, ranks: int, environment: dict[str, str], state: Path | None) -> None:
+def start_ranks(cache: Path, ranks: int, environment: dict[str, str], state: Path | None) -> None:
     """Run the ranks of a node until each has its first batch."""
     variables = ONE_THREAD | environment | {"LOCAL_WORLD_SIZE": str(ranks)}
     request = {"cache": str(cache), "size": ranks, "state": state and str(state)}
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.scale.opening",
-                json.dumps(request | {"rank": rank}),
-            ],
-            cwd=ROOT,
-            env=os.environ | variables,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    for process in processes:
-        assert process.stdout
-        if not process.stdout.readline():
-            raise SystemExit(
-                f"a rank exited with status {process.wait()} before its first batch. See its "
-                "output above"
-            )
-    for process in processes:
-        process.communicate()
+    children = [Child(read_a_batch, variables, **request, rank=rank) for rank in range(ranks)]
+    for child in children:
+        child.answer()
+    for child in children:
+        child.close()
 
 
-def serve(*, cache: str, rank: int, size: int, state: str | None) -> None:
+def read_a_batch(cache: str, rank: int, size: int, state: str | None) -> Iterator[str]:
     """Run one rank until its first batch.
 
     A single rank saves its state to the file `state`. Several ranks resume from that file.
@@ -114,10 +89,4 @@ def serve(*, cache: str, rank: int, size: int, state: str | None) -> None:
         next(batches)
         if state and size == 1:
             Path(state).write_text(json.dumps(loader.state_dict()))
-        print("first batch", flush=True)
-        sys.stdin.read()
-        exit_within(10)
-
-
-if __name__ == "__main__":
-    serve(**json.loads(sys.argv[1]))
+        yield "first batch"

@@ -1,51 +1,26 @@
-"""Measure the work of a node that grows with documents, shards and lanes, each in a new process.
-
-If run as a program, this module measures one part, and prints its figures as JSON.
-"""
+"""Measure the work of a node that grows with documents, shards and lanes, each in a new process."""
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from benchmarks.convert.sampling import high_water_mark
 from benchmarks.figures import Row
-from benchmarks.harness import ONE_THREAD, ROOT
-from benchmarks.length_tables import measure as measure_tables
-from benchmarks.order.scale import build_ours
-from benchmarks.simulated_store import URL, loader_options, short_texts, use_store
+from benchmarks.harness import ONE_THREAD, memory_of, run_child
+from benchmarks.options import temporary_folder
+from benchmarks.scale.lengths import measure_tables
+from benchmarks.scale.order import build_order
+from benchmarks.scale.simulated_store import URL, loader_options, short_texts, use_store
 from cloudload.data.cache.fetch import publish, reserve
 from cloudload.data.cache.folder import sweep
-from cloudload.order.spec import OrderConfig
 from cloudload.system.temp_files import make_folder
 
-NODES, SHARDS_OF_BLOCK, SEED = 64, 4, 17
+NODES, SHARDS_OF_BLOCK = 64, 4
 LANES = 3_840
 _LOOKUPS = 20
-_NODES_OF_PLANS = 1, 4
-
-
-def in_process(part: str, **arguments: Any) -> dict[str, Any]:
-    """Measure a part in a new process, and return its figures."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.scale.parts", part, json.dumps(arguments)],
-        cwd=ROOT,
-        env=os.environ | ONE_THREAD,
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 def measure_orders(shards: int, documents: int) -> Iterator[Row]:
@@ -53,10 +28,9 @@ def measure_orders(shards: int, documents: int) -> Iterator[Row]:
 
     For py1e, measures at most 10^8 documents, and predicts the cost of all documents.
     """
-    yield in_process("order", algorithm="seekable", shards=shards, documents=documents)
+    yield _build("seekable", shards, documents)
     fits = min(documents, 100_000_000)
-    fewer = max(1, shards * fits // documents)
-    small = in_process("order", algorithm="py1e", shards=fewer, documents=fits)
+    small = _build("py1e", max(1, shards * fits // documents), fits)
     yield small
     yield {
         **dict.fromkeys(small),
@@ -65,7 +39,21 @@ def measure_orders(shards: int, documents: int) -> Iterator[Row]:
         "shards": shards,
         "how": "predicted",
         "GB of its file": _gigabytes(documents),
-        "CPU, s": small["CPU, s"] * documents / fits,
+        "CPU, s": float(str(small["CPU, s"])) * documents / fits,
+    }
+
+
+def _build(algorithm: str, shards: int, documents: int) -> Row:
+    shape = {"shards": shards, "documents": documents}
+    block = SHARDS_OF_BLOCK * documents // shards
+    found = run_child(
+        build_order, ONE_THREAD, algorithm=algorithm, **shape, nodes=NODES, block=block
+    )
+    return {
+        "order": algorithm,
+        **{"documents": documents, "shards": shards, "how": "measured"},
+        "GB of its file": 0.0 if algorithm == "seekable" else _gigabytes(documents),
+        **found,
     }
 
 
@@ -79,7 +67,7 @@ def measure_lengths(documents: int, fits: int) -> Iterator[Row]:
 
     Time and bytes are assumed to grow linearly.
     """
-    found = in_process("lengths", documents=fits)
+    found = run_child(measure_tables, ONE_THREAD, documents=fits, shuffle_algo="seekable")
     for number, how in ((fits, "measured"), (documents, "predicted")):
         yield {
             "documents": number,
@@ -96,52 +84,31 @@ def measure_cache(most: int) -> Iterator[Row]:
     """Yield the cost of reserving the bytes of a shard, by the number of shards in the cache."""
     files = 1_000
     while files <= most:
-        yield in_process("cache", files=files)
+        yield run_child(fill_cache, ONE_THREAD, files=files)
         files *= 10
 
 
 def measure_states(most_lanes: int) -> Iterator[Row]:
     """Yield the size of a state, by the number of lanes."""
-    for lanes in (960, most_lanes // 2, most_lanes):
-        yield in_process("state", lanes=lanes)
+    for lanes in (64, 960, 8_192, 10_000, 20_000):
+        if lanes <= most_lanes:
+            yield run_child(weigh_state, ONE_THREAD, lanes=lanes)
 
 
 def measure_plans(folder: Path, ranks: int, steps: int) -> Iterator[Row]:
-    """Yield the cost of opening a dataset, and of each kind of plan for it."""
-    for part in ("opening", "count", "pickle"):
-        yield in_process(part, folder=str(folder))
-    for nodes in _NODES_OF_PLANS:
-        yield in_process("plan", folder=str(folder), nodes=nodes, ranks=ranks, steps=steps)
+    """Yield the cost of each kind of plan for a dataset."""
+    yield run_child(plan_count, ONE_THREAD, folder=str(folder))
+    yield run_child(pickle_plan, ONE_THREAD, folder=str(folder))
+    yield run_child(forecast, ONE_THREAD, folder=str(folder), ranks=ranks, steps=steps)
 
 
 # ---------------------------------------------------------------- one part
 
 
-def order(algorithm: str, shards: int, documents: int) -> Row:
-    sizes = np.full(shards, documents // shards)
-    block = SHARDS_OF_BLOCK * documents // shards
-    found = build_ours(sizes, OrderConfig(True, algorithm, block, NODES, SEED))
-    return {
-        "order": algorithm,
-        "documents": documents,
-        "shards": shards,
-        "how": "measured",
-        "GB of its file": 0.0 if algorithm == "seekable" else _gigabytes(documents),
-        **found,
-    }
-
-
-def lengths(documents: int) -> Row:
-    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
-        found: Row = measure_tables(documents, Path(folder), "seekable")
-    return found
-
-
-def cache(files: int) -> Row:
+def fill_cache(files: int) -> Row:
     """Time reservations in a cache without a limit, below its limit, and at its limit."""
-    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as name:
-        root, size = Path(name), 4096
-        folder = root / "dataset"
+    with temporary_folder() as root:
+        folder, size = root / "dataset", 4096
         make_folder(folder)
         for number in range(files):
             part = folder / f"{number // 1000:05}"
@@ -169,25 +136,15 @@ def cache(files: int) -> Row:
         }
 
 
-def opening(folder: str) -> Row:
-    from cloudload import CloudLoader
-
-    use_store(Path(folder))
-    cpu, wall = time.process_time(), time.perf_counter()
-    with CloudLoader(URL, **loader_options(Path(folder))):
-        row = _figures("opening a dataset, each rank", cpu, wall)
-    return row | {"size": f"{(Path(folder) / 'index.json').stat().st_size / 1e6:.1f} MB"}
-
-
-def state(lanes: int) -> Row:
+def weigh_state(lanes: int) -> Row:
     """Measure the size of a state after three batches of short documents."""
     from cloudload import CloudLoader, convert_to_mds
 
-    with tempfile.TemporaryDirectory(prefix="cloudload-bench-") as folder:
+    with temporary_folder() as folder:
         texts = ({"text": text} for text in short_texts(3 * lanes))
         convert_to_mds(texts, f"{folder}/data", progress=False)
-        options = loader_options(Path(folder)) | {"seq_len": 16, "batch_size": lanes // 2}
-        options |= {"num_workers": 0, "num_lanes": lanes, "num_canonical_nodes": 10}
+        options = loader_options(folder) | {"seq_len": 16, "batch_size": lanes // 2}
+        options |= {"num_workers": 0, "num_lanes": lanes, "num_canonical_nodes": 2}
         with CloudLoader(f"{folder}/data", **options) as loader:
             batches = iter(loader)
             for _ in range(3):
@@ -195,7 +152,7 @@ def state(lanes: int) -> Row:
             return {"lanes": lanes, "bytes of JSON": len(json.dumps(loader.state_dict()))}
 
 
-def plan(folder: str, nodes: int, ranks: int, steps: int) -> Row:
+def forecast(folder: str, ranks: int, steps: int) -> Row:
     from cloudload.forecast import plan_run
 
     use_store(Path(folder))
@@ -204,16 +161,16 @@ def plan(folder: str, nodes: int, ranks: int, steps: int) -> Row:
         URL,
         **loader_options(Path(folder)),
         steps=steps,
-        nodes=nodes,
+        nodes=1,
         ranks_per_node=ranks,
         num_lanes=LANES,
         measure=False,
         sample=1e-6,
     )
-    return _figures(f"cloudload plan, {nodes} nodes", cpu, wall)
+    return _figures("cloudload plan, 1 node", cpu, wall)
 
 
-def count(folder: str) -> Row:
+def plan_count(folder: str) -> Row:
     from cloudload.config.rows import RowsConfig
     from cloudload.config.stream import Stream
     from cloudload.data.storage.base import Retry
@@ -250,26 +207,6 @@ def _figures(what: str, cpu: float, wall: float) -> Row:
         "what": what,
         "CPU s": time.process_time() - cpu,
         "wall s": time.perf_counter() - wall,
-        "peak RSS, MB": high_water_mark(os.getpid()) / 1e6,
+        "peak RSS, MB": memory_of("VmHWM") / 1e6,
         "size": None,
     }
-
-
-PARTS: dict[str, Callable[..., Row]] = {
-    "order": order,
-    "lengths": lengths,
-    "cache": cache,
-    "opening": opening,
-    "plan": plan,
-    "state": state,
-    "count": count,
-    "pickle": pickle_plan,
-}
-
-
-def main(part: str, arguments: str) -> None:
-    print(json.dumps(PARTS[part](**json.loads(arguments))))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.figures import Spread, print_tables, spread_of, table
-from benchmarks.harness import Options, Side, SideFailedError, descendants, family_cpu
+from benchmarks.harness import Child, Side, SideFailedError, descendants, family_cpu, run_child
+from benchmarks.options import Options
 from testkit.patience import soon
 
 COUNTING = """
@@ -63,6 +65,37 @@ def test_a_side_that_fails_is_reported_with_its_last_line(counting: Side) -> Non
 def test_a_side_that_cannot_run_says_why(counting: Side) -> None:
     with counting as side, pytest.raises(SideFailedError, match="there is no such start"):
         side.start({"start": -1})
+
+
+def add(one: int, other: int) -> int:
+    print("what libraries print is not an answer")
+    return one + other
+
+
+def note_when_closed(path: str) -> Iterator[str]:
+    yield "ready"
+    Path(path).write_text("closed")
+
+
+def fail() -> None:
+    raise ValueError
+
+
+def test_a_child_answers_with_what_its_function_returns() -> None:
+    assert run_child(add, one=2, other=3) == 5
+
+
+def test_a_child_that_yields_continues_when_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "note"
+    with Child(note_when_closed, path=str(path)) as child:
+        assert child.answer() == "ready"
+        assert not path.exists()
+    assert path.read_text() == "closed"
+
+
+def test_a_child_that_fails_is_named() -> None:
+    with pytest.raises(SystemExit, match=r"test_harness\.fail exited with status 1 before"):
+        run_child(fail)
 
 
 def test_a_spread_has_deciles_of_ten_values_and_extremes_of_fewer() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.plan import read_run
 from cloudload import CloudLoader, Stream, count_tokens
 from cloudload.cli import main
 from cloudload.errors import CacheError
@@ -20,7 +19,7 @@ from cloudload.tools.forecast.page import render_plan
 from cloudload.tools.forecast.request import read_prices
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
 from testkit.loaders import make_loader
-from testkit.plans import check_figures
+from testkit.plans import check_figures, read_run
 
 WORLDS = [(1, 2), (2, 2), (2, 4)]  # (nodes, ranks per node); 8 ranks cannot share 12 lanes
 SAMPLES = 240

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.plan import read_run
 from cloudload import CloudLoader, Stream, count_tokens
 from cloudload.forecast import RunPlan, plan_run
 from cloudload.run.state import read_state
 from cloudload.tools.cli.plan import describe_plan
 from cloudload.tools.forecast.page import draw_plan, render_plan
 from testkit.corpora import EOS, byte_tokenizer, random_documents, write_mds
-from testkit.plans import check_figures
+from testkit.plans import check_figures, read_run
 from testkit.servers import BUCKET, S3Server
 
 TEXTS = {"web": (72, 30, 9), "code": (72, 8, 6), "books": (72, 60, 12), "archive": (300, 60, 100)}

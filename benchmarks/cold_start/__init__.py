@@ -1,1 +1,0 @@
-"""Measure how loaders start with an empty cache: `python -m benchmarks.cold_start`."""

@@ -1,1 +1,0 @@
-"""Compare the converter with other ways to write MDS: `python -m benchmarks.convert`."""

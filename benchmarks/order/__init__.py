@@ -1,1 +1,0 @@
-"""Measure the cost of orders and how well they shuffle: `python -m benchmarks.order`."""

@@ -1,1 +1,0 @@
-"""Measure how full each packing's rows are, and its speed: `python -m benchmarks.packing`."""

@@ -1,0 +1,1 @@
+"""The sides of comparisons, each of which runs in its own process."""

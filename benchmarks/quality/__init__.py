@@ -1,0 +1,1 @@
+"""How good the rows, the order, and the forecasts are."""

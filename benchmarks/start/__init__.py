@@ -1,0 +1,1 @@
+"""How long one waits for a batch."""
