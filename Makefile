@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 
-BENCH_ARGS = $(if $(CORPUS),--corpus $(CORPUS)) $(if $(TOKENIZERS),--tokenizers $(TOKENIZERS)) $(ARGS)
+BENCH_ARGS = $(if $(CORPUS),--corpus $(CORPUS)) $(if $(TOKENIZERS),--tokenizer $(TOKENIZERS)/gpt2 $(TOKENIZERS)/llama3) $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help try demo bench bench-cold quick docs test test-long test-frameworks test-wheel chaos fuzz clean
@@ -19,10 +19,10 @@ demo: .venv/.installed-demo  ## stream from a local S3 server, kill the run, and
 	.venv/bin/python -m examples.demo
 
 bench: .venv/.installed-bench  ## compare the throughput of loaders on the same documents; takes about 40 minutes (CORPUS=FOLDER TOKENIZERS=FOLDER ARGS=--quick)
-	.venv/bin/python -m benchmarks.run $(BENCH_ARGS)
+	.venv/bin/python -m benchmarks.throughput.race $(BENCH_ARGS)
 
 bench-cold: .venv/.installed-bench  ## measure the time to the first batch and the bytes per epoch with a local S3 server; takes about 10 minutes
-	.venv/bin/python -m benchmarks.cold_start $(BENCH_ARGS)
+	.venv/bin/python -m benchmarks.start.cold $(BENCH_ARGS)
 
 quick: .venv/.installed-dev  ## run the fast tests, which start no servers and no other processes; takes about a minute
 	scripts/test --quick

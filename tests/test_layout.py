@@ -52,11 +52,11 @@ FLOORS = {
 DISKS = {"order": "order_cache", "rows/packing": None}
 """For each package of pure arithmetic, the only module that may access files, or None."""
 FOLDERS = {
-    "testkit": "benchmarks",
+    "testkit": "",
     "scripts": "testkit",
     "examples": "testkit",
     "stress": "testkit",
-    "benchmarks": "testkit scripts examples",
+    "benchmarks": "testkit",
     "tests": "testkit scripts examples stress benchmarks",
 }
 """The folders beside the package, and those that each may import. All may import `cloudload`."""

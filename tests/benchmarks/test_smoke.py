@@ -79,12 +79,6 @@ def test_the_table_of_benchmarks_lists_each_command() -> None:
     assert sorted(listed) == sorted(commands())
 
 
-def test_a_benchmark_imports_only_the_package_the_test_kit_and_benchmarks() -> None:
-    for path in (ROOT / "benchmarks").rglob("*.py"):
-        found = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
-        assert not {"tests", "scripts", "examples", "stress"} & set(found), path
-
-
 @pytest.mark.long
 def test_packing_reports_fill(corpus: Path) -> None:
     drawn, of_corpus = run_json("quality.fill", "--corpus", str(corpus)).values()
